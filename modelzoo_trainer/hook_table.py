@@ -1,0 +1,126 @@
+"""All callbacks of a run, called as if they were one."""
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from modelzoo_trainer.callback import Callback, hook_names
+from modelzoo_trainer.errors import HookError
+from modelzoo_trainer.hooks import HOOKS, HookFn, fan_out, fan_out_all, near_miss
+
+# Everybody is told, whatever one of them raises.
+_ALL_RUN: Final = frozenset(
+    {"finalize", "on_fit_exception", "on_train_exception", "on_validate_exception"}
+)
+Event = Callable[..., None]
+
+
+class HookTable(Callback):
+    """The composite: each hook calls the callbacks that override it, in order.
+
+    A hook that nobody overrides is the empty method that the table inherits.
+
+    Args:
+        callbacks: In the order in which they are called.
+    """
+
+    def __init__(self, callbacks: Iterable[Any] = ()) -> None:
+        self.callbacks: Final = tuple(callbacks)
+        self._events: dict[str, Event | None] = {}
+        listeners: dict[str, list[tuple[str, HookFn]]] = {}
+        for callback in self.callbacks:
+            for name in hook_names(callback):
+                listeners.setdefault(name, []).append(
+                    (type(callback).__name__, getattr(callback, name))
+                )
+        for name, calls in listeners.items():
+            make = fan_out_all if name in _ALL_RUN else fan_out
+            setattr(self, name, make(name, calls))
+
+    def call(self, trainer: Any, name: str, *args: Any, **kwargs: Any) -> None:
+        """Fire a hook by its name.
+
+        Args:
+            trainer: Goes first to a declared hook, and to a listener of an undeclared event
+                whose first parameter is called `trainer`.
+            name: A declared hook, or any event of one's own.
+            args: Passed as they are.
+            kwargs: For an undeclared event, each listener gets those that it names.
+
+        Raises:
+            HookError: If nobody listens and the name is nearly that of a declared hook, or a
+                listener requires a parameter that the call does not give.
+        """
+        declared = HOOKS.get(name)
+        if declared is not None:
+            first = (trainer,) if "trainer" in declared.parameters[:1] else ()
+            fire = getattr(self, name, _nobody)
+            fire(*first, *_ordered(name, declared.parameters[len(first) :], args, kwargs))
+            return
+        if name not in self._events:
+            self._events[name] = self._listeners_of(name)
+        event = self._events[name]
+        if event is not None:
+            event(trainer, args, kwargs)
+
+    def _listeners_of(self, name: str) -> Event | None:
+        calls = []
+        for callback in self.callbacks:
+            method = getattr(callback, name, None)
+            if callable(method):
+                call = _filtered(type(callback).__name__, name, method)
+                calls.append((type(callback).__name__, call))
+        if calls:
+            return fan_out(name, calls)
+        meant = near_miss(name)
+        if meant is not None:
+            raise HookError(f"{name!r} is not a hook. Did you mean {meant!r}?")
+        return None
+
+
+def _ordered(
+    name: str, parameters: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    """Return the arguments of a declared hook in their order."""
+    if not kwargs and len(args) == len(parameters):
+        return args
+    given = dict(zip(parameters, args, strict=False)) | kwargs
+    if len(args) + len(kwargs) != len(parameters) or given.keys() != set(parameters):
+        passed = ", ".join([*map(repr, args), *kwargs])
+        raise HookError(f"call({name!r}) got ({passed}), but takes ({', '.join(parameters)}).")
+    return tuple(given[key] for key in parameters)
+
+
+def _nobody(*args: Any) -> None:
+    """Do nothing: a hook that a third party declared and no callback overrides."""
+
+
+def _filtered(owner: str, name: str, method: HookFn) -> Event:
+    """Return `method` as a function of (trainer, args, kwargs) that passes on what it names."""
+    parameters = inspect.signature(method).parameters
+    names = list(parameters)
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    trainer_first = names[:1] == ["trainer"]
+    required = {
+        p.name
+        for p in parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    }
+
+    def call(trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        positional = (trainer, *args) if trainer_first else args
+        given = names[: len(positional)]
+        wanted = (
+            kwargs
+            if takes_all
+            else {k: v for k, v in kwargs.items() if k in parameters and k not in given}
+        )
+        missing = required - set(given) - wanted.keys()
+        if missing:
+            raise HookError(
+                f"{owner}.{name} requires {min(missing)!r}, but the call passes "
+                f"({', '.join([*map(repr, args), *kwargs])})."
+            )
+        method(*positional, **wanted)
+
+    return call

@@ -1,0 +1,227 @@
+"""Declared hooks: what one is, what fits one, and how one call reaches many listeners."""
+
+import difflib
+import enum
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from modelzoo_trainer.errors import HookError
+
+HookFn = Callable[..., None]
+_F = TypeVar("_F", bound=HookFn)
+
+# Similarity (difflib ratio) from which an undeclared name counts as a misspelt hook. Measured on
+# pairs: 'on_train_batch_edn' 0.94, 'on_fit_strat' 0.92; a different event such as
+# 'on_test_start' (0.81 of 'on_train_start') stays free.
+NEAR_MISS: Final = 0.9
+# Methods with other beginnings are the callback's own and are never taken for a misspelt hook.
+_HOOKLIKE: Final = ("on_", "pre", "post", "run_val")
+
+
+class Phase(enum.Enum):
+    """Where a hook is called, and so what it may do."""
+
+    RUN = "run"  # around a run or a stage: anything goes
+    BATCH = "batch"  # on the host, between two steps
+    STEP = "step"  # inside the traced step: no host read, no I/O, no branch on a value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HookSpec:
+    """One declared hook.
+
+    Args:
+        name: The method's name.
+        phase: Where it is called.
+        parameters: The names after `self`, in order.
+        default: The method as declared; a class that still has it does not listen.
+        doc: First paragraph of the declaration's docstring.
+    """
+
+    name: str
+    phase: Phase
+    parameters: tuple[str, ...]
+    default: HookFn
+    doc: str
+
+
+HOOKS: Final[dict[str, HookSpec]] = {}
+
+
+def hook(phase: Phase) -> Callable[[_F], _F]:
+    """Mark a method as the declaration of a hook.
+
+    Args:
+        phase: Where the hook is called.
+
+    Returns:
+        A decorator that leaves the method as it is. The class that holds it registers it
+        (`register_hooks`).
+    """
+
+    def mark(method: _F) -> _F:
+        method.__hook_phase__ = phase  # type: ignore[attr-defined]  # read by register_hooks
+        return method
+
+    return mark
+
+
+def register_hooks(cls: type) -> None:
+    """Add the hooks that `cls` itself declares to `HOOKS`.
+
+    Args:
+        cls: A class with methods marked by `hook`.
+
+    Raises:
+        HookError: If another class has declared the same name before.
+    """
+    for name, method in vars(cls).items():
+        phase = getattr(method, "__hook_phase__", None)
+        if phase is None:
+            continue
+        parameters = tuple(inspect.signature(method).parameters)[1:]
+        known = HOOKS.get(name)
+        if known is not None and known.parameters != parameters:
+            raise HookError(
+                f"{cls.__name__}.{name} declares ({', '.join(parameters)}), but the hook is "
+                f"declared with ({', '.join(known.parameters)}) already. Use another name."
+            )
+        doc = inspect.cleandoc(method.__doc__ or "").split("\n\n")[0]
+        HOOKS[name] = HookSpec(
+            name=name, phase=phase, parameters=parameters, default=method, doc=doc
+        )
+
+
+def near_miss(name: str) -> str | None:
+    """Return the declared hook that `name` seems to be a misspelling of, or None."""
+    if name in HOOKS or not name.startswith(_HOOKLIKE):
+        return None
+    near = difflib.get_close_matches(name, HOOKS, n=1, cutoff=NEAR_MISS)
+    return near[0] if near else None
+
+
+def check_listener(owner: str, methods: Mapping[str, Any]) -> None:
+    """Check the names and parameters of methods that may be hooks.
+
+    Args:
+        owner: The class's name, for the message.
+        methods: Functions as a class holds them: with `self` first.
+
+    Raises:
+        HookError: If a name is nearly that of a hook, or a hook takes other parameters than it is
+            called with.
+    """
+    for name, method in methods.items():
+        if not callable(method):
+            continue
+        declared = HOOKS.get(name)
+        if declared is None:
+            meant = near_miss(name)
+            if meant is not None:
+                raise HookError(f"{owner}.{name} is not a hook. Did you mean {meant!r}?")
+        elif method is not declared.default:
+            _check_parameters(owner, declared, method)
+
+
+def _check_parameters(owner: str, declared: HookSpec, method: HookFn) -> None:
+    signature = inspect.signature(method)
+    try:
+        bound = signature.bind(None, *declared.parameters)
+    except TypeError:
+        fits = False
+    else:
+        # A declared name in another place would receive another argument.
+        fits = all(
+            name == value or name not in declared.parameters
+            for name, value in list(bound.arguments.items())[1:]
+        )
+    if not fits:
+        takes = ", ".join(list(signature.parameters)[1:])
+        passes = ", ".join(declared.parameters)
+        raise HookError(
+            f"{owner}.{declared.name} takes ({takes}), but the hook passes ({passes})."
+        )
+
+
+def add_hook_note(error: BaseException, owner: str, name: str, args: tuple[Any, ...]) -> None:
+    """Add to `error` where it was raised: callback, hook and global step.
+
+    Args:
+        error: What the listener raised.
+        owner: The callback's class name.
+        name: The hook.
+        args: What the hook was called with; the trainer is first, if there is one.
+    """
+    step = getattr(args[0], "global_step", None) if args else None
+    at = "" if step is None else f" at global_step {step}"
+    error.add_note(f"raised in {owner}.{name}{at}")
+
+
+def fan_out(name: str, listeners: Iterable[tuple[str, HookFn]]) -> HookFn:
+    """Return one function that calls every listener, in order.
+
+    Args:
+        name: The hook, for the note on an exception.
+        listeners: Pairs of the owner's class name and its method.
+
+    Returns:
+        A function of the hook's positional arguments. What a listener raises goes through with
+        its type and traceback, and a note that names the listener.
+    """
+    calls = tuple(listeners)
+    if len(calls) == 1:
+        [(owner, only)] = calls
+
+        def fire_one(*args: Any) -> None:
+            try:
+                only(*args)
+            except BaseException as error:
+                add_hook_note(error, owner, name, args)
+                raise
+
+        return fire_one
+
+    def fire(*args: Any) -> None:
+        for owner, listener in calls:
+            try:
+                listener(*args)
+            except BaseException as error:
+                add_hook_note(error, owner, name, args)
+                raise
+
+    return fire
+
+
+def fan_out_all(name: str, listeners: Iterable[tuple[str, HookFn]]) -> HookFn:
+    """Return a function that calls every listener, even when one before it has failed.
+
+    Args:
+        name: A `finalize` or exception hook: everybody gets to know.
+        listeners: Pairs of the owner's class name and its method.
+
+    Returns:
+        A function of the hook's positional arguments. If the last one is an exception, failures
+        become notes on it; otherwise the first failure is raised when all have been called.
+    """
+    calls = tuple(listeners)
+
+    def fire(*args: Any) -> None:
+        original = args[-1] if args and isinstance(args[-1], BaseException) else None
+        failures: list[Exception] = []
+        for owner, listener in calls:
+            try:
+                listener(*args)
+            except Exception as error:  # noqa: BLE001  # noted below: the first error must win
+                add_hook_note(error, owner, name, args)
+                failures.append(error)
+        if original is None and failures:
+            raise failures[0]
+        for failure in failures:
+            original.add_note(  # type: ignore[union-attr]  # not None if there are failures here
+                f"{name} failed as well: {type(failure).__name__}: {failure} "
+                f"({'; '.join(failure.__notes__)})"
+            )
+
+    return fire
