@@ -1,0 +1,232 @@
+"""Every device that torch.accelerator knows."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Final
+
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from .backend import Backend, Caps
+from .deferred import DeferredReads, HostCopies
+from .errors import BackendUnavailable
+from .fused import fuse_optimizer
+from .prefetch import Lane, LookAhead, PlainLane, StreamLane, has_streams
+
+# What a device's module calls its figures (mps has its own words).
+_FIGURES: Final[dict[str, tuple[str, ...]]] = {
+    "device_allocated_bytes": ("memory_allocated", "current_allocated_memory"),
+    "device_peak_bytes": ("max_memory_allocated",),
+    "device_reserved_bytes": ("memory_reserved", "driver_allocated_memory"),
+}
+
+
+class AcceleratorBackend(Backend):
+    """A device that works asynchronously: nothing in a step waits for it.
+
+    Weights are initialised on the host, so that they are the same on every device. torch's Adam,
+    AdamW, SGD and Adagrad become fused where the user has not chosen.
+
+    Args:
+        kind: torch's name of the device.
+        index: Which one; None = the environment variable LOCAL_RANK, else 0.
+        look_ahead: Ask the loader for the next batch before a step, so that its copy runs beside
+            the step. False = only when it is needed, for a dataset that draws from torch's
+            generator in this process and is to resume with the same draws.
+        **options: Those of `Backend`.
+
+    Raises:
+        BackendUnavailable: In `open`, if there is no such device.
+    """
+
+    name = "accelerator"
+    default_lag: ClassVar[int] = 2
+    caps = Caps(
+        autocast_dtypes=frozenset({torch.bfloat16, torch.float16}),
+        needs_scaler=frozenset({torch.float16}),
+    )
+
+    def __init__(
+        self, *, kind: str, index: int | None = None, look_ahead: bool = True, **options: Any
+    ) -> None:
+        self._from_local_rank = index is None and "LOCAL_RANK" in os.environ
+        if index is None:
+            index = int(os.environ.get("LOCAL_RANK", "0"))
+        self._device = torch.device(kind, index)
+        self._look_ahead = look_ahead
+        self._lane: Lane | None = None
+        self._has_sparse_gradients = False
+        super().__init__(**options)
+
+    # ---- life
+
+    @staticmethod
+    @override
+    def is_available(kind: str | None = None) -> bool:
+        """Return whether torch finds an accelerator, of a kind if one is given."""
+        found = torch.accelerator.current_accelerator(check_available=True)
+        return found is not None and kind in (None, found.type)
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        """The device, with its index."""
+        return self._device
+
+    @property
+    def module(self) -> Any:
+        """torch's module for the kind, such as `torch.xpu`."""
+        return torch.get_device_module(self._device)
+
+    @override
+    def open(self) -> None:
+        self.select_device()
+        super().open()
+        self._lane = self.make_lane()
+        self.caps = dataclasses.replace(
+            type(self).caps,
+            autocast_dtypes=type(self).caps.autocast_dtypes & self._autocast_dtypes(),
+            float64=self._has_float64(),
+        )
+        if hasattr(self.module, "reset_peak_memory_stats"):
+            self.module.reset_peak_memory_stats(self._device)
+
+    def select_device(self) -> None:
+        """Make the device the current one.
+
+        Raises:
+            BackendUnavailable: If it is not there.
+        """
+        kind, index = self._device.type, self._device.index
+        if not self.is_available(kind):
+            raise BackendUnavailable(
+                f"device: {kind!r} was asked for, but torch {torch.__version__} finds none. Use "
+                f"device: cpu or auto, or install a torch build for it."
+            )
+        count = torch.accelerator.device_count()
+        if not 0 <= index < count:
+            given = "LOCAL_RANK" if self._from_local_rank else "backend.index"
+            raise BackendUnavailable(
+                f"{given} is {index}, but this process sees {count} {kind} devices "
+                f"(0-{count - 1}). Start at most {count} processes per node, make more devices "
+                f"visible, or set backend.index."
+            )
+        torch.accelerator.set_device_index(index)
+
+    def make_lane(self) -> Lane:
+        """Return how batches get to the device."""
+        return StreamLane(self._device) if has_streams(self._device) else PlainLane(self.to_device)
+
+    def _autocast_dtypes(self) -> frozenset[torch.dtype]:
+        if not torch.amp.is_autocast_available(self._device.type):
+            return frozenset()
+        supported = getattr(self.module, "get_amp_supported_dtype", None)
+        return type(self).caps.autocast_dtypes if supported is None else frozenset(supported())
+
+    def _has_float64(self) -> bool:
+        try:
+            torch.empty(1, dtype=torch.float64, device=self._device)
+        except (TypeError, RuntimeError):
+            return False
+        return True
+
+    # ---- model, optimizer, data
+
+    @override
+    def prepare_model(self, model: Module) -> Module:
+        self._has_sparse_gradients = any(
+            getattr(module, "sparse", False) is True for module in model.modules()
+        )
+        return super().prepare_model(model)
+
+    @override
+    def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        if not self._has_sparse_gradients:  # no fused kernel takes those
+            fuse_optimizer(optimizer, self._device)
+        return optimizer
+
+    @override
+    def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
+        if not self._look_ahead:
+            return map(self.to_device, batches)
+        return LookAhead(batches, self._lane or self.make_lane())
+
+    # ---- the step
+
+    @override
+    def seed_device(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed)
+        self._seed_generator(seed)
+
+    def _seed_generator(self, seed: int) -> None:
+        generator = self._generator()
+        if generator is not None:
+            generator.manual_seed(seed)
+        elif hasattr(self.module, "manual_seed"):
+            self.module.manual_seed(seed)
+
+    def _generator(self) -> torch.Generator | None:
+        generators = getattr(self.module, "default_generators", ())
+        index = self._device.index
+        return generators[index] if index < len(generators) else None
+
+    @override
+    def grad_scaler(self, **options: Any) -> torch.amp.GradScaler | None:
+        return torch.amp.GradScaler(self._device.type, **options)
+
+    # ---- values
+
+    @override
+    def make_reads(self) -> DeferredReads:
+        return DeferredReads(self.lag, HostCopies(self._device))
+
+    # ---- state
+
+    @override
+    def rng_state(self) -> dict[str, Any]:
+        state = super().rng_state()
+        generator = self._generator()
+        if generator is not None:
+            state["device"] = generator.get_state()
+        elif hasattr(self.module, "get_rng_state"):
+            state["device"] = self.module.get_rng_state()
+        state["device_kind"] = self._device.type
+        return state
+
+    @override
+    def set_rng_state(self, state: Mapping[str, Any]) -> None:
+        super().set_rng_state(state)
+        if "device" not in state or state.get("device_kind") != self._device.type:
+            return  # another device's; steps are seeded anyway
+        generator = self._generator()
+        if generator is not None:
+            generator.set_state(state["device"])
+        else:
+            self.module.set_rng_state(state["device"])
+
+    # ---- facts
+
+    @override
+    def counters(self) -> dict[str, int]:
+        reads = self.reads
+        assert isinstance(reads, DeferredReads)
+        return {"reads": reads.num_reads, "transfers": reads.copies.num_transfers}
+
+    @override
+    def memory(self) -> dict[str, int]:
+        figures = super().memory()
+        for figure, names in _FIGURES.items():
+            for name in names:
+                if hasattr(self.module, name):
+                    figures[figure] = int(getattr(self.module, name)())
+                    break
+        return figures
+
+    @override
+    def synchronize(self) -> None:
+        torch.accelerator.synchronize(self._device)

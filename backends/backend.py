@@ -1,0 +1,361 @@
+"""The contract between the trainer and a device, with the host's behaviour as default."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from .compile import CompileOptions, compile_model
+from .errors import BackendError
+from .oom import OUT_OF_MEMORY_ADVICE, is_out_of_memory
+from .placement import move_model
+from .reads import Deliver, HostReads, Reads
+from .seeds import GAMMA, MASK, Stream, step_seed, stream_base
+from .trees import map_tensors
+
+Precision = Literal["highest", "high", "medium"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caps:
+    """What a backend can do: facts to ask for, instead of its name.
+
+    Args:
+        lazy: Operations are recorded and run at the step boundary.
+        static_shapes: A new shape costs a compilation.
+        holds_values: Tensors have values that can be read (not so on `meta`).
+        autocast_dtypes: Types that `autocast` takes.
+        needs_scaler: Types under which gradients need a loss scaler.
+        float64: Double precision exists.
+        sharded_state: One process holds only a part of the state.
+        collectives: More than one process takes part.
+    """
+
+    lazy: bool = False
+    static_shapes: bool = False
+    holds_values: bool = True
+    autocast_dtypes: frozenset[torch.dtype] = frozenset({torch.bfloat16})
+    needs_scaler: frozenset[torch.dtype] = frozenset()
+    float64: bool = True
+    sharded_state: bool = False
+    collectives: bool = False
+
+
+class Region:
+    """The traced step: `with backend.step(index)`. One object a backend, entered each step."""
+
+    __slots__ = ("backend", "seed")
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.seed = 0
+
+    def __enter__(self) -> None:
+        self.backend.enter_step(self.seed)
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self.backend.exit_step(ok=kind is None)
+
+
+class Backend(ABC):
+    """One device and all that depends on it.
+
+    Each method says whether it waits for the device and whether it is collective; one that says
+    nothing does neither. A new backend overrides what differs from the host.
+
+    Args:
+        compile: Compile the model; None = run it as it is.
+        matmul_precision: Internal precision of float32 matrix products, as in
+            `torch.set_float32_matmul_precision`; None = leave it.
+        deterministic: Only algorithms that give the same bits each time; an operation without
+            one raises.
+        lag: Steps between a value's read and its delivery; None = the backend's own.
+
+    Raises:
+        BackendUnavailable: In `open`, if the device is not there.
+    """
+
+    name: ClassVar[str]
+    caps: Caps = Caps()
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    default_lag: ClassVar[int] = 0
+
+    def __init__(
+        self,
+        *,
+        compile: CompileOptions | bool | None = None,  # noqa: A002  # the YAML's word
+        matmul_precision: Precision | None = None,
+        deterministic: bool = False,
+        lag: int | None = None,
+    ) -> None:
+        self.compile = CompileOptions() if compile is True else compile or None
+        self.matmul_precision = matmul_precision
+        self.deterministic = deterministic
+        self.lag = self.default_lag if lag is None else lag
+        self.seed = 0
+        self.in_step = False
+        self.reads = self.make_reads()
+        self._region = self.make_region()
+        self._nothing = nullcontext()
+        self._undo: list[Callable[[], None]] = []
+
+    @property
+    def seed(self) -> int:
+        """The run's seed, from which those of steps and passes are derived."""
+        return self._seed
+
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        self._seed = seed
+        place = self.data_shard[0]
+        self._bases = tuple(stream_base(seed, stream, place) for stream in Stream)
+
+    # ---- life
+
+    @staticmethod
+    @abstractmethod
+    def is_available() -> bool:
+        """Return whether the device is there; never raises."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the model and its batches are."""
+
+    def open(self) -> None:
+        """Start the runtime and set the process-wide switches that the options ask for.
+
+        Raises:
+            BackendUnavailable: If the device is not there.
+        """
+        if self.matmul_precision is not None:
+            before = torch.get_float32_matmul_precision()
+            self._undo.append(lambda: torch.set_float32_matmul_precision(before))
+            torch.set_float32_matmul_precision(self.matmul_precision)
+        if self.deterministic:
+            was = torch.are_deterministic_algorithms_enabled()
+            self._undo.append(lambda: torch.use_deterministic_algorithms(was))
+            torch.use_deterministic_algorithms(True)
+
+    def close(self, *, ok: bool = True) -> None:
+        """Undo what `open` has set; a second call does nothing.
+
+        Args:
+            ok: Whether the run ended well; if not, nothing collective may happen.
+        """
+        while self._undo:
+            self._undo.pop()()
+
+    # ---- place among processes
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes what is written once."""
+        return self.rank == 0
+
+    @property
+    def data_shard(self) -> tuple[int, int]:
+        """Which part of the data this process reads, and of how many."""
+        return (0, 1)
+
+    def reduce(self, tensor: Tensor, op: Literal["sum", "mean", "max"] = "sum") -> Tensor:
+        """Combine a tensor over the processes that have different data. Collective."""
+        return tensor
+
+    def agree(self, flag: bool) -> bool:
+        """Return whether any process says yes; on the host, without the device. Collective."""
+        return flag
+
+    def barrier(self, name: str) -> None:
+        """Wait until every process is here. Collective."""
+
+    def broadcast_object(self, value: Any) -> Any:
+        """Return the main process's value. Collective."""
+        return value
+
+    # ---- model, optimizer, data
+
+    def building(self) -> AbstractContextManager[Any]:
+        """Return the context in which modules are built."""
+        return self._nothing
+
+    def prepare_model(self, model: Module) -> Module:
+        """Move a model to the device, keeping tied parameters tied, and compile it if asked.
+
+        Returns:
+            The module to call. The names of its parameters are the model's own.
+        """
+        move_model(model, self.device)
+        if self.compile is not None:
+            compile_model(model, self.compile)
+        return model
+
+    def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Return an optimizer that fits the device; its parameters are there already."""
+        return optimizer
+
+    def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches on the device, in order; their loader's errors come through."""
+        return map(self.to_device, batches)
+
+    def to_device(self, batch: Any) -> Any:
+        """Return a batch with its tensors on the device."""
+        device = self.device
+        return map_tensors(batch, lambda tensor: tensor.to(device), lambda item: item.to(device))
+
+    # ---- the step
+
+    def step(self, index: int, stream: int = 0) -> Region:
+        """Return the step's region: seeded on entry, launched and its reads delivered on exit.
+
+        Args:
+            index: Number of the batch within the stream; with the run's seed and this process's
+                place among the data it decides every random number of the step.
+            stream: A `Stream`; 0 = training.
+        """
+        region = self._region
+        region.seed = (self._bases[stream] + GAMMA * index) & MASK
+        return region
+
+    def make_region(self) -> Region:
+        """Return the context manager that `step` hands out."""
+        return Region(self)
+
+    def enter_step(self, seed: int) -> None:
+        """Seed the generators; forbid host reads where the backend can."""
+        self.seed_device(seed)
+        self.in_step = True
+
+    def exit_step(self, *, ok: bool) -> None:
+        """Launch the step, allow host reads, deliver what is due."""
+        self.in_step = False
+        if ok:
+            self.reads.end_group()
+
+    def seed_device(self, seed: int) -> None:
+        """Seed the generators that the step's operations draw from."""
+        torch.default_generator.manual_seed(seed)
+
+    def seed_host(self, index: int, stream: Stream) -> None:
+        """Seed torch's host generator, from which shuffles draw."""
+        torch.default_generator.manual_seed(step_seed(self.seed, index, stream))
+
+    def accumulating(self) -> AbstractContextManager[Any]:
+        """Return the context of a batch after which the optimizer does not step yet.
+
+        Gradients are not exchanged between processes inside.
+        """
+        return self._nothing
+
+    def autocast(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
+        """Return the context that computes in `dtype` where that is safe."""
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    def inference(self) -> AbstractContextManager[Any]:
+        """Return the context of a pass without gradients.
+
+        `no_grad`: tensors that a model keeps from a validation may be used in training.
+        """
+        return torch.no_grad()
+
+    def grad_scaler(self, **options: Any) -> torch.amp.GradScaler | None:
+        """Return a loss scaler, or None where the device has no use for one."""
+        return None
+
+    def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
+        """Scale gradients down to a joint 2-norm of at most `max_norm`.
+
+        Returns:
+            The norm before, (), on the device. Not finite gradients do not raise.
+        """
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    def clip_grad_value(self, parameters: Sequence[Tensor], max_value: float) -> None:
+        """Limit each gradient's elements to [-max_value, max_value]."""
+        torch.nn.utils.clip_grad_value_(parameters, max_value)
+
+    def optimizer_step(self, optimizer: Optimizer) -> None:
+        """Update the parameters."""
+        optimizer.step()
+
+    # ---- values
+
+    def make_reads(self) -> Reads:
+        """Return the queue of deferred reads."""
+        return HostReads(self.lag)
+
+    def read(self, tensors: Sequence[Tensor], deliver: Deliver) -> None:
+        """Have `deliver` called with the values, in order, at most `lag` steps later.
+
+        Args:
+            tensors: What to read, as it is now.
+            deliver: Gets a list: a number for each tensor without dimensions, else a CPU tensor.
+        """
+        self.reads.put(tensors, deliver)
+        if not self.in_step and self.lag == 0:
+            self.reads.flush()
+
+    def flush(self) -> None:
+        """Deliver all that was read. Waits for the device."""
+        self.reads.flush()
+
+    # ---- state
+
+    def host_state(self, tree: Any) -> Any:
+        """Return a copy of the structure with whole tensors in host memory. Waits."""
+        return map_tensors(tree, lambda tensor: tensor.detach().to("cpu", copy=True))
+
+    def rng_state(self) -> dict[str, Any]:
+        """Return the state of all generators of this process. Waits for the device."""
+        return {
+            "python": random.getstate(),
+            "numpy": np.random.get_state(legacy=False),
+            "torch": torch.get_rng_state(),
+        }
+
+    def set_rng_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `rng_state` returned."""
+        version, internal, gauss = state["python"]
+        random.setstate((version, tuple(internal), gauss))
+        np.random.set_state(state["numpy"])
+        torch.set_rng_state(state["torch"])
+
+    # ---- facts
+
+    def counters(self) -> dict[str, int]:
+        """Return counts since the start: compilations, host reads, ... as the backend has them."""
+        return {}
+
+    def memory(self) -> dict[str, int]:
+        """Return bytes: `host_peak_bytes`, and on a device with memory of its own its figures."""
+        import resource
+        import sys
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return {"host_peak_bytes": peak * (1 if sys.platform == "darwin" else 1024)}
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+
+    def explain(self, error: BaseException) -> None:
+        """Add to an error what this backend knows of its cause: what to lower on out of memory."""
+        if is_out_of_memory(error):
+            figures = ", ".join(f"{k} {v / 2**30:.2f} GiB" for k, v in self.memory().items())
+            error.add_note(f"Out of memory on {self.device} ({figures}). {OUT_OF_MEMORY_ADVICE}")
+
+    def require(self, condition: bool, message: str) -> None:
+        """Raise a `BackendError` with `message` unless the condition holds."""
+        if not condition:
+            raise BackendError(f"{self.name}: {message}")

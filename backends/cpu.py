@@ -1,0 +1,54 @@
+"""The host itself."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import torch
+
+from .backend import Backend, Region
+
+_DEVICE: Final = torch.device("cpu")
+
+
+class _HostRegion(Region):
+    """The same as `Region`, in as few calls as can be: it is entered for every batch."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        torch.default_generator.manual_seed(self.seed)
+        self.backend.in_step = True
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        backend = self.backend
+        backend.in_step = False
+        if kind is None and not backend.reads.is_empty:
+            backend.reads.end_group()
+
+
+class CpuBackend(Backend):
+    """The CPU: values are there at once, so nothing is deferred beyond the step's end."""
+
+    name = "cpu"
+
+    @staticmethod
+    def is_available() -> bool:
+        """Return True."""
+        return True
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return _DEVICE
+
+    def make_region(self) -> Region:
+        """Return the host's own region."""
+        return _HostRegion(self)
+
+    def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches as they are."""
+        return iter(batches)
+
+    def to_device(self, batch: Any) -> Any:
+        """Return the batch as it is."""
+        return batch

@@ -1,0 +1,103 @@
+"""NVIDIA's devices, and AMD's under ROCm, which torch calls by the same name."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any, ClassVar, Final, Literal
+
+import torch
+from typing_extensions import override
+
+from .accelerator import AcceleratorBackend
+from .errors import BackendError
+
+Guard = Literal["off", "warn", "error"]
+
+_GUARDS: Final = ("off", "warn", "error")
+_WORKSPACE: Final = "CUBLAS_WORKSPACE_CONFIG"
+# The two under which cuBLAS gives the same bits each time:
+# https://docs.nvidia.com/cuda/cublas/#results-reproducibility
+_REPRODUCIBLE: Final = (":4096:8", ":16:8")
+
+
+class CudaBackend(AcceleratorBackend):
+    """CUDA and ROCm.
+
+    Args:
+        guard: What happens when a step waits for the device: "off", "warn" or "error". torch
+            notices most reads on the host, but no collectives.
+        **options: Those of `AcceleratorBackend`, without `kind`.
+
+    Raises:
+        BackendError: If `guard` is none of the three; in `open`, if `deterministic` is asked for
+            too late for cuBLAS.
+        BackendUnavailable: In `open`, if the device is not there.
+    """
+
+    name: ClassVar[str] = "cuda"
+
+    def __init__(self, *, guard: Guard = "warn", **options: Any) -> None:
+        if guard not in _GUARDS:
+            raise BackendError(f"backend.guard is {guard!r}. Use 'off', 'warn' or 'error'.")
+        self.guard = guard
+        self._guard_level = _GUARDS.index(guard)
+        self._level_before: int | None = None
+        super().__init__(kind="cuda", **options)
+
+    @staticmethod
+    @override
+    def is_available(kind: str | None = None) -> bool:
+        """Return whether torch finds a CUDA or ROCm device."""
+        return kind in (None, "cuda") and torch.cuda.is_available()
+
+    @override
+    def open(self) -> None:
+        if self.deterministic:
+            _make_cublas_reproducible()
+        super().open()
+        if self.deterministic:
+            before = torch.backends.cudnn.benchmark
+            self._undo.append(lambda: setattr(torch.backends.cudnn, "benchmark", before))
+            torch.backends.cudnn.benchmark = False
+        if self._guard_level:
+            with warnings.catch_warnings():  # torch says once that this is a prototype
+                warnings.simplefilter("ignore")
+                torch.cuda.set_sync_debug_mode(torch.cuda.get_sync_debug_mode())
+
+    @override
+    def close(self, *, ok: bool = True) -> None:
+        self._disarm()
+        super().close(ok=ok)
+
+    @override
+    def enter_step(self, seed: int) -> None:
+        super().enter_step(seed)
+        if self._guard_level and self._level_before is None:
+            self._level_before = torch.cuda.get_sync_debug_mode()
+            torch.cuda.set_sync_debug_mode(self._guard_level)
+
+    @override
+    def exit_step(self, *, ok: bool) -> None:
+        self._disarm()
+        super().exit_step(ok=ok)
+
+    def _disarm(self) -> None:
+        if self._level_before is not None:
+            torch.cuda.set_sync_debug_mode(self._level_before)
+            self._level_before = None
+
+
+def _make_cublas_reproducible() -> None:
+    """Set cuBLAS's workspace before CUDA starts; it stays set, as cuBLAS reads it once."""
+    given = os.environ.get(_WORKSPACE)
+    if torch.version.hip is not None or given in _REPRODUCIBLE:
+        return
+    has_started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's
+    if given is not None or has_started:
+        state = f"is {given!r}" if given is not None else "is not set and CUDA has started"
+        raise BackendError(
+            f"backend.deterministic is true, but the environment variable {_WORKSPACE} {state}. "
+            f"Start the program with {_WORKSPACE}={_REPRODUCIBLE[0]}."
+        )
+    os.environ[_WORKSPACE] = _REPRODUCIBLE[0]

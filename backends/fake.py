@@ -1,0 +1,164 @@
+"""A device for tests: the CPU, with the manners of an accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from .backend import Backend, Caps
+from .deferred import DeferredReads, HostCopies
+from .host_reads import HostReadGuard
+from .prefetch import LookAhead, PlainLane
+from .trees import map_tensors
+
+_DEVICE: Final = torch.device("cpu")
+
+
+class FakeBackend(Backend):
+    """The CPU, held to what holds on a device: for tests of models, callbacks and the trainer.
+
+    The numbers are the CPU's. What differs is when they can be had:
+
+    * a read inside the step (`loss.item()`, `if loss > 1`, `print(loss)`, `x[mask]`, ...) raises
+      `HostReadError` with the line that did it; see `HostReadGuard` for what it cannot see;
+    * `read` takes a snapshot, all of a step's go in one transfer, and are delivered `lag` steps
+      later, or at a `flush`;
+    * batches are copies, and the loader is asked for one more than was taken;
+    * float16 needs a loss scaler.
+
+    `counters()` says how many reads were refused (`host_reads`), deferred (`reads`), and how many
+    transfers brought their values (`transfers`: one a step and dtype).
+
+    Args:
+        look_ahead: Ask the loader for a batch before it is needed.
+        **options: Those of `Backend`.
+
+    Example:
+        >>> backend = FakeBackend()
+        >>> loss = torch.tensor(0.5)
+        >>> with backend.step(0):
+        ...     backend.read([loss], print)
+        >>> backend.flush()
+        [0.5]
+    """
+
+    name = "fake"
+    default_lag: ClassVar[int] = 2
+    caps = Caps(
+        autocast_dtypes=frozenset({torch.bfloat16, torch.float16}),
+        needs_scaler=frozenset({torch.float16}),
+    )
+
+    def __init__(self, *, look_ahead: bool = True, **options: Any) -> None:
+        self._look_ahead = look_ahead
+        self._guard = HostReadGuard()
+        super().__init__(**options)
+
+    @staticmethod
+    @override
+    def is_available() -> bool:
+        """Return True."""
+        return True
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        """The CPU."""
+        return _DEVICE
+
+    # ---- model, data
+
+    @override
+    def prepare_model(self, model: Module) -> Module:
+        prepared = super().prepare_model(model)
+        for module in model.modules():
+            compiled = module._compiled_call_impl
+            if compiled is not None:  # the compiler would trace the guard
+                module._compiled_call_impl = self._guard.outside(compiled)
+        return prepared
+
+    @override
+    def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
+        if not self._look_ahead:
+            return map(self.to_device, batches)
+        return LookAhead(batches, PlainLane(self.to_device))
+
+    @override
+    def to_device(self, batch: Any) -> Any:
+        return map_tensors(batch, torch.clone)
+
+    # ---- the step
+
+    @override
+    def enter_step(self, seed: int) -> None:
+        super().enter_step(seed)
+        self._guard.arm()
+
+    @override
+    def exit_step(self, *, ok: bool) -> None:
+        self._guard.disarm()
+        super().exit_step(ok=ok)
+
+    @override
+    def grad_scaler(self, **options: Any) -> torch.amp.GradScaler | None:
+        return _PausingScaler(self._guard, **options)
+
+    @override
+    def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
+        with self._guard.paused():
+            return super().clip_grad_norm(parameters, max_norm)
+
+    @override
+    def clip_grad_value(self, parameters: Sequence[Tensor], max_value: float) -> None:
+        with self._guard.paused():
+            super().clip_grad_value(parameters, max_value)
+
+    @override
+    def optimizer_step(self, optimizer: Optimizer) -> None:
+        with self._guard.paused():
+            super().optimizer_step(optimizer)
+
+    # ---- values, facts
+
+    @override
+    def make_reads(self) -> DeferredReads:
+        return DeferredReads(self.lag, HostCopies(_DEVICE))
+
+    @override
+    def counters(self) -> dict[str, int]:
+        reads = self.reads
+        assert isinstance(reads, DeferredReads)
+        return {
+            "host_reads": self._guard.num_refused,
+            "reads": reads.num_reads,
+            "transfers": reads.copies.num_transfers,
+        }
+
+
+class _PausingScaler(torch.amp.GradScaler):
+    """A loss scaler that may read, as torch's does where an optimizer is not fused."""
+
+    def __init__(self, guard: HostReadGuard, **options: Any) -> None:
+        super().__init__("cpu", **options)
+        self._guard = guard
+
+    @override
+    def unscale_(self, optimizer: Optimizer) -> None:
+        with self._guard.paused():
+            super().unscale_(optimizer)
+
+    @override
+    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        with self._guard.paused():
+            return super().step(optimizer, *args, **kwargs)
+
+    @override
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        with self._guard.paused():
+            super().update(new_scale)

@@ -1,0 +1,96 @@
+"""A dry run: shapes and dtypes without values, memory or time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from .backend import Backend, Caps
+from .deferred import DeferredReads, HostCopies, Wait
+
+_DEVICE: Final = torch.device("meta")
+_READ: Final = (
+    "On the meta device tensors have no values, and this line asks for one: read on the host "
+    "inside the step, it makes an accelerator wait. Defer it (backend.read, a step closure), or "
+    "keep it on the device (torch.where instead of a boolean mask or an if)."
+)
+_MIXED: Final = (
+    "A tensor that was made on the host meets one of the model. Make it where the others are: "
+    "torch.arange(n, device=x.device), or a buffer of the module."
+)
+_MENTIONS_META: Final = re.compile(r"(?<![a-z])meta(?![a-z])", re.IGNORECASE)
+_MENTIONS_MIXTURE: Final = re.compile(r"expected device|same device")
+
+
+class MetaBackend(Backend):
+    """The `meta` device: a whole run in which every tensor has a shape and none has a value.
+
+    It finds wrong shapes, devices mixed up, and reads on the host inside the step, without the
+    memory that the model needs: each such read raises, and `explain` says what to do. Values that
+    are read through the backend are zero. Autocast changes nothing, since torch has none for it.
+    """
+
+    name = "meta"
+    caps = Caps(static_shapes=True, holds_values=False)
+
+    @staticmethod
+    @override
+    def is_available() -> bool:
+        """Return True."""
+        return True
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        """The meta device."""
+        return _DEVICE
+
+    @override
+    def building(self) -> AbstractContextManager[Any]:
+        return torch.device("meta")
+
+    @override
+    def autocast(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
+        return self._nothing
+
+    @override
+    def make_reads(self) -> DeferredReads:
+        return DeferredReads(self.lag, _ZeroCopies(_DEVICE))
+
+    @override
+    def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
+        return map(self.to_device, batches)
+
+    @override
+    def host_state(self, tree: Any) -> Any:
+        """Return the structure as it is: there is nothing to copy."""
+        return tree
+
+    @override
+    def explain(self, error: BaseException) -> None:
+        super().explain(error)
+        message = str(error)
+        if not isinstance(error, (RuntimeError, TypeError)) or not _MENTIONS_META.search(message):
+            return
+        note = _MIXED if _MENTIONS_MIXTURE.search(message) else _READ
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+
+
+class _ZeroCopies(HostCopies):
+    """Zeros in the place of what is not there."""
+
+    @override
+    def start(self, tensor: Tensor) -> tuple[Tensor, Wait]:
+        self.num_transfers += 1
+        return torch.zeros(tensor.shape, dtype=tensor.dtype), _no_wait
+
+
+def _no_wait() -> None:
+    pass

@@ -1,0 +1,17 @@
+"""Out of memory: how to know it, and what to lower."""
+
+from typing import Final
+
+import torch
+
+OUT_OF_MEMORY_ADVICE: Final = (
+    "Lower batch_size and raise loop.grad_accum_steps by the same factor (the update stays the "
+    "same), shorten the sequences, use precision: {fp16_type: bfloat16}, or a smaller model."
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out, on a device or on the host."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -1,0 +1,159 @@
+"""Batches on the device before they are needed: one ahead, their errors at their place."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .deferred import can_pin, has_events
+from .trees import map_tensors
+
+
+class Lane(ABC):
+    """How batches get to the device."""
+
+    @abstractmethod
+    def start(self, batch: Any) -> Any:
+        """Start to copy a batch; return a handle."""
+
+    @abstractmethod
+    def finish(self, copying: Any) -> Any:
+        """Return the batch, for use by what is computed from now on."""
+
+    @abstractmethod
+    def settle(self, copying: Any) -> None:
+        """Wait until the batch's source may be changed."""
+
+
+class PlainLane(Lane):
+    """Copies that are done when `start` returns.
+
+    Args:
+        place: Returns a batch on the device.
+    """
+
+    def __init__(self, place: Callable[[Any], Any]) -> None:
+        self._place = place
+
+    def start(self, batch: Any) -> Any:
+        """Return the batch on the device."""
+        return self._place(batch)
+
+    def finish(self, copying: Any) -> Any:
+        """Return the batch."""
+        return copying
+
+    def settle(self, copying: Any) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Copying:
+    batch: Any
+    copied: torch.Event
+    sources: list[Tensor]  # pinned memory that is being copied from
+
+
+class StreamLane(Lane):
+    """Copies from pinned memory in a stream of their own, beside what is computed.
+
+    Args:
+        device: An accelerator for which `has_streams` holds.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.Stream(device)
+
+    def start(self, batch: Any) -> _Copying:
+        """Pin the batch's tensors and queue their copies."""
+        sources: list[Tensor] = []
+
+        def copy(tensor: Tensor) -> Tensor:
+            if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+                return tensor  # `finish` takes it
+            source = tensor if tensor.is_pinned() else tensor.pin_memory()
+            sources.append(source)
+            return source.to(self._device, non_blocking=True)
+
+        before = torch.accelerator.current_stream(self._device)
+        torch.accelerator.set_stream(self._stream)
+        try:
+            return _Copying(map_tensors(batch, copy), self._stream.record_event(), sources)
+        finally:
+            torch.accelerator.set_stream(before)
+
+    def finish(self, copying: _Copying) -> Any:
+        """Let the current stream wait for the copies; copy what they left out."""
+        current = torch.accelerator.current_stream(self._device)
+        current.wait_event(copying.copied)
+
+        def take(tensor: Tensor) -> Tensor:
+            if tensor.device != self._device:
+                return tensor.to(self._device)
+            # Its memory is the copying stream's: it must not be reused before this one is done.
+            tensor.record_stream(current)
+            return tensor
+
+        return map_tensors(copying.batch, take, lambda item: item.to(self._device))
+
+    def settle(self, copying: _Copying) -> None:
+        """Wait for the copies; not for what is computed."""
+        copying.copied.synchronize()
+        copying.sources.clear()
+
+
+def has_streams(device: torch.device) -> bool:
+    """Return whether copies can run beside computations on a device."""
+    if device.type == "cpu" or not can_pin() or not has_events(device):
+        return False
+    try:
+        torch.empty(1, device=device).record_stream(torch.Stream(device))
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    copying: Any = None
+    error: Exception | None = None
+
+
+class LookAhead(Iterator[Any]):
+    """Batches on the device, of which the next is being copied while one is in use.
+
+    The loader is asked for one batch more than was taken, never for two. What it raises, its end
+    too, is raised when the batch that it concerns is asked for. It may fill the memory of a batch
+    anew as soon as it is asked for the next.
+
+    Args:
+        batches: The loader.
+        lane: How batches get to the device.
+    """
+
+    def __init__(self, batches: Iterable[Any], lane: Lane) -> None:
+        self._batches = iter(batches)
+        self._lane = lane
+        self._ahead: _Fetched | None = None
+
+    def __next__(self) -> Any:
+        current = self._ahead or self._fetch()
+        self._ahead = None
+        if current.error is not None:
+            raise current.error
+        batch = self._lane.finish(current.copying)
+        self._lane.settle(current.copying)
+        self._ahead = self._fetch()
+        return batch
+
+    def _fetch(self) -> _Fetched:
+        try:
+            return _Fetched(self._lane.start(next(self._batches)))
+        except Exception as error:  # noqa: BLE001  # raised at its place by __next__
+            return _Fetched(error=error)

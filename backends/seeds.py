@@ -1,0 +1,52 @@
+"""Seeds of steps: random numbers that depend on (seed, step, place) and on nothing before."""
+
+import enum
+from typing import Final
+
+MASK: Final = (1 << 62) - 1
+GAMMA: Final = 0x9E3779B1  # 2**32 / golden ratio, odd: different low words for 2**32 steps
+_ALL: Final = (1 << 64) - 1
+
+
+class Stream(enum.IntEnum):
+    """What a seed is for; different streams never share numbers."""
+
+    TRAIN = 0
+    VALIDATE = 1
+    EPOCH = 2
+
+
+def stream_base(seed: int, stream: int = 0, place: int = 0) -> int:
+    """Return what the seeds of a stream's steps are counted from.
+
+    Mixed by the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
+    generators, OOPSLA 2014), so that streams, places and neighbouring seeds are far apart.
+
+    Args:
+        seed: The run's seed.
+        stream: What it is for, see `Stream`.
+        place: Which part of the data this process has; equal for those that share it.
+
+    Returns:
+        62 bits, unsigned.
+    """
+    x = seed + 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03 * stream + 0xABC98388FB8FAC03 * place
+    x &= _ALL
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _ALL
+    return (x ^ (x >> 31)) & MASK
+
+
+def step_seed(seed: int, index: int, stream: int = 0, place: int = 0) -> int:
+    """Return the seed of one step: the stream's base plus `index` golden-ratio steps.
+
+    Args:
+        seed: The run's seed.
+        index: Number of the step within its stream, >= 0.
+        stream: What it is for, see `Stream`.
+        place: Which part of the data this process has; equal for those that share it.
+
+    Returns:
+        62 bits, unsigned; different for each index.
+    """
+    return (stream_base(seed, stream, place) + GAMMA * index) & MASK

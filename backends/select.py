@@ -1,0 +1,123 @@
+"""From a device's name to its backend."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any, Final
+
+from .backend import Backend
+from .compile import CompileOptions
+from .errors import BackendError, BackendUnavailable
+
+# name -> module and class; a module is imported only when its name is asked for.
+_KNOWN: Final[dict[str, tuple[str, str]]] = {
+    "cpu": (".cpu", "CpuBackend"),
+    "cuda": (".cuda", "CudaBackend"),
+    "fake": (".fake", "FakeBackend"),
+    "meta": (".meta", "MetaBackend"),
+}
+_ALIASES: Final = {"gpu": "cuda"}
+# Kinds of torch.accelerator that one class serves; which of them are there, `auto` finds out.
+_ACCELERATORS: Final = frozenset({"xpu", "mps", "hpu", "npu", "tpu", "neuron"})
+
+
+def backend_names() -> list[str]:
+    """Return the names that `make_backend` takes."""
+    return sorted({*_KNOWN, *_ALIASES, *_ACCELERATORS, "auto"})
+
+
+def make_backend(device: str, options: Mapping[str, Any] | None = None) -> Backend:
+    """Make the backend of a device; nothing is started before its `open`.
+
+    Args:
+        device: One of `backend_names`, in any case; "auto" = the accelerator that torch finds,
+            else the CPU.
+        options: The backend's own arguments.
+
+    Raises:
+        BackendError: If the name or an option is unknown.
+        BackendUnavailable: If the device is not there.
+    """
+    name = device.lower()
+    name = _ALIASES.get(name, name)
+    if name == "auto":
+        name = _find()
+    if name in _KNOWN:
+        module, cls_name = _KNOWN[name]
+        cls: type[Backend] = getattr(importlib.import_module(module, __package__), cls_name)
+        arguments: dict[str, Any] = {}
+    elif name in _ACCELERATORS:
+        cls = importlib.import_module(".accelerator", __package__).AcceleratorBackend
+        arguments = {"kind": name}
+    else:
+        raise BackendUnavailable(f"device: {device!r} is not a backend. {_nearest(name)}")
+    given = _checked(cls, dict(options or {}))
+    if not (cls.is_available() if not arguments else cls.is_available(name)):  # type: ignore[call-arg]
+        raise BackendUnavailable(
+            f"device: {device!r} was asked for, but torch {_torch_version()} finds {_found()}. "
+            f"Use device: cpu or auto, or install a torch build for it."
+        )
+    return cls(**arguments, **given)
+
+
+def _checked(cls: type[Backend], options: dict[str, Any]) -> dict[str, Any]:
+    known = _option_names(cls)
+    for key in options:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(sorted(known))}."
+            raise BackendError(f"backend.{key}: no such option of {cls.name}. {hint}")
+    chosen = options.get("compile")
+    if isinstance(chosen, str):
+        options["compile"] = CompileOptions(target=chosen)  # type: ignore[arg-type]
+    elif isinstance(chosen, Mapping):
+        try:
+            options["compile"] = CompileOptions(**chosen)
+        except TypeError as error:
+            raise BackendError(f"backend.compile: {error}") from None
+    if isinstance(options.get("compile"), CompileOptions):
+        target = options["compile"].target
+        if target not in ("model", "blocks"):
+            raise BackendError(f"backend.compile: target is {target!r}; use 'model' or 'blocks'.")
+    return options
+
+
+def _option_names(cls: type[Backend]) -> set[str]:
+    names: set[str] = set()
+    for base in cls.__mro__:
+        init = vars(base).get("__init__")
+        if init is not None and base is not object:
+            parameters = inspect.signature(init).parameters.values()
+            names |= {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return names - {"kind"}
+
+
+def _find() -> str:
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return "cpu" if accelerator is None else accelerator.type
+
+
+def _found() -> str:
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return "no accelerator (CPU only)"
+    return f"{torch.accelerator.device_count()} x {accelerator.type}"
+
+
+def _torch_version() -> str:
+    import torch
+
+    return torch.__version__
+
+
+def _nearest(name: str) -> str:
+    near = difflib.get_close_matches(name, backend_names(), n=1)
+    known = f"Known: {', '.join(backend_names())}."
+    return f"Did you mean {near[0]!r}? {known}" if near else known
