@@ -1,0 +1,83 @@
+"""Handwritten digits that come with scikit-learn: 1797 images of 8 x 8, no download."""
+
+from importlib import import_module
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DataLoader
+
+from modelzoo_trainer.data.arrays import TensorRows
+from modelzoo_trainer.data.loading import LoadingOptions, make_dataloader
+from modelzoo_trainer.errors import ConfigError
+
+
+class DigitsProcessor:
+    """Batches `(inputs, labels)` of the digits of scikit-learn.
+
+    Args:
+        batch_size: Samples a batch, >= 1.
+        split: `train` or `val`; the two have nothing in common.
+        val_fraction: Share of the images in `val`, between 0 and 1.
+        split_seed: Determines which images these are.
+        shuffle: Whether the order is random.
+        shuffle_seed: Determines that order.
+        num_workers: Processes that load; 0 loads in this one.
+        drop_last: Whether a smaller last batch is left out.
+        prefetch_factor: Batches that each worker holds ready.
+        persistent_workers: Whether workers live on between passes.
+
+    Shapes:
+        inputs: (B, 8, 8), float32, 0 to 1. labels: (B,), int64, 0 to 9.
+
+    Raises:
+        ConfigError: If a number is out of range, or scikit-learn is missing.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        split: Literal["train", "val"] = "train",
+        val_fraction: float = 0.2,
+        split_seed: int = 0,
+        shuffle: bool = True,
+        shuffle_seed: int = 0,
+        num_workers: int = 0,
+        drop_last: bool = False,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+    ) -> None:
+        if not 0 < val_fraction < 1:
+            raise ConfigError(f"val_fraction is {val_fraction}; it must be between 0 and 1.")
+        self.options = LoadingOptions(
+            batch_size=batch_size,
+            shuffle=shuffle,
+            shuffle_seed=shuffle_seed,
+            reshuffle=split == "train",
+            num_workers=num_workers,
+            drop_last=drop_last,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+        )
+        images, labels = _load_digits()
+        generator = torch.Generator().manual_seed(split_seed)
+        order = torch.randperm(len(images), generator=generator)
+        num_val = max(1, round(val_fraction * len(images)))
+        chosen = order[:num_val] if split == "val" else order[num_val:]
+        self.dataset = TensorRows((images[chosen], labels[chosen]))
+
+    def create_dataloader(self) -> DataLoader[Any]:
+        """Return a loader of the chosen split."""
+        return make_dataloader(self.dataset, self.options)
+
+
+def _load_digits() -> tuple[torch.Tensor, torch.Tensor]:
+    try:
+        datasets = import_module("sklearn.datasets")
+    except ImportError as error:
+        raise ConfigError(
+            "DigitsProcessor needs scikit-learn, which is not installed: pip install scikit-learn"
+        ) from error
+    digits = datasets.load_digits()
+    images = torch.from_numpy(digits.images).float() / 16  # pixels count to 16
+    return images, torch.from_numpy(digits.target).long()

@@ -1,0 +1,106 @@
+"""From a data set to a `DataLoader`: the options that all data processors share."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sized
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
+
+from modelzoo_trainer.data.sampler import SeededSampler
+from modelzoo_trainer.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadingOptions:
+    """How samples become batches.
+
+    Args:
+        batch_size: Samples a batch, >= 1.
+        shuffle: Whether the order is random.
+        shuffle_seed: Determines that order.
+        reshuffle: Whether every pass has its own order.
+        num_workers: Processes that load; 0 loads in this one.
+        drop_last: Whether a smaller last batch is left out, so that all have one shape.
+        prefetch_factor: Batches that each worker holds ready; without workers of no effect.
+        persistent_workers: Whether workers live on between passes; without any of no effect.
+
+    Raises:
+        ConfigError: If a number is out of range.
+    """
+
+    batch_size: int
+    shuffle: bool = False
+    shuffle_seed: int = 0
+    reshuffle: bool = True
+    num_workers: int = 0
+    drop_last: bool = False
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size is {self.batch_size}; it must be at least 1.")
+        if self.num_workers < 0:
+            raise ConfigError(f"num_workers is {self.num_workers}; it must be at least 0.")
+        if self.prefetch_factor is not None and self.prefetch_factor < 1:
+            raise ConfigError(f"prefetch_factor is {self.prefetch_factor}; it must be at least 1.")
+
+
+class BatchDataset(Dataset[Any], ABC):
+    """A data set that returns whole batches: `__getitems__` takes all indices at once."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> Any:
+        """Return one sample."""
+
+    @abstractmethod
+    def __getitems__(self, indices: list[int]) -> Any:
+        """Return the batch of these samples."""
+
+
+def make_dataloader(dataset: BatchDataset, options: LoadingOptions) -> DataLoader[Any]:
+    """Return a loader of whole batches.
+
+    Args:
+        dataset: Whose batches need no collation.
+        options: How to load.
+
+    Raises:
+        ConfigError: If there is not one full batch, and smaller ones are left out.
+    """
+    num_samples = len(dataset)
+    if options.drop_last and num_samples < options.batch_size:
+        raise ConfigError(
+            f"batch_size is {options.batch_size}, but there are only {num_samples} samples, and "
+            "drop_last leaves the smaller batch out. Lower batch_size, or set drop_last: false."
+        )
+    has_workers = options.num_workers > 0
+    return DataLoader(
+        dataset,
+        batch_size=options.batch_size,
+        sampler=_sampler(dataset, options),
+        num_workers=options.num_workers,
+        drop_last=options.drop_last,
+        collate_fn=already_a_batch,
+        prefetch_factor=options.prefetch_factor if has_workers else None,
+        persistent_workers=options.persistent_workers and has_workers,
+        # Not the global generator: an iterator draws from it, and dropout must not depend on that.
+        generator=torch.Generator().manual_seed(options.shuffle_seed),
+    )
+
+
+def already_a_batch(batch: Any) -> Any:
+    """Return the batch: the data set has put it together."""
+    return batch
+
+
+def _sampler(dataset: Sized, options: LoadingOptions) -> Sampler[int]:
+    if not options.shuffle:
+        return SequentialSampler(dataset)
+    return SeededSampler(len(dataset), seed=options.shuffle_seed, reshuffle=options.reshuffle)

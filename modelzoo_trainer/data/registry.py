@@ -1,0 +1,38 @@
+"""The shipped data processors by their class names; nothing is imported early."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+from modelzoo_trainer.errors import ConfigError, suggest
+
+PROCESSORS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "DigitsProcessor": "modelzoo_trainer.data.digits:DigitsProcessor",
+        "SyntheticProcessor": "modelzoo_trainer.data.synthetic:SyntheticProcessor",
+        "TextFileProcessor": "modelzoo_trainer.data.text_files:TextFileProcessor",
+    }
+)
+"""Name to `module:class`. The constructor of the class is the schema of a dataloader section."""
+
+
+def processor_class(name: str) -> type[Any]:
+    """Return the class of a shipped data processor; this imports its module.
+
+    Args:
+        name: A key of `PROCESSORS`, in any case.
+
+    Raises:
+        ConfigError: If no shipped data processor has this name.
+    """
+    by_lower_name = {known.lower(): place for known, place in PROCESSORS.items()}
+    place = by_lower_name.get(name.lower())
+    if place is None:
+        raise ConfigError(
+            f"data_processor {name!r} is not a shipped data processor. "
+            f"{suggest(name, PROCESSORS)} Shipped: {', '.join(sorted(PROCESSORS))}. "
+            "For a class of your own write its dotted path: 'mypackage.mymodule.MyProcessor'."
+        )
+    module, _, attribute = place.partition(":")
+    return cast(type[Any], getattr(import_module(module), attribute))

@@ -1,0 +1,111 @@
+"""Data made of random numbers that a model can learn: for tests and measurements."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Generator, Tensor
+from torch.utils.data import DataLoader
+
+from modelzoo_trainer.data.arrays import TensorRows
+from modelzoo_trainer.data.loading import LoadingOptions, make_dataloader
+from modelzoo_trainer.errors import ConfigError
+
+
+class SyntheticProcessor:
+    """Batches of one of two kinds; the same arguments give the same data everywhere.
+
+    `classification`: `(inputs, labels)`, points around one centre for each class.
+    `tokens`: `input_ids` and `labels`, where each token is one of two that its predecessor
+    determines; the best loss is ln 2.
+
+    Args:
+        batch_size: Samples a batch, >= 1.
+        kind: Which one.
+        num_samples: Number of samples in a pass, >= 1.
+        seed: Determines all values. The classes and the rule of the tokens are the same for
+            every seed, so that another seed is data for validation.
+        num_features: `classification`: values in a sample.
+        num_classes: `classification`: number of classes.
+        max_sequence_length: `tokens`: tokens in a sample.
+        vocab_size: `tokens`: number of different ones, >= 2.
+        shuffle: Whether the order is random.
+        shuffle_seed: Determines that order.
+        num_workers: Processes that load; 0 loads in this one.
+        drop_last: Whether a smaller last batch is left out.
+        prefetch_factor: Batches that each worker holds ready.
+        persistent_workers: Whether workers live on between passes.
+
+    Shapes:
+        inputs: (B, num_features), float32. labels: (B,), int64; of tokens
+        (B, max_sequence_length), int32, as input_ids.
+
+    Raises:
+        ConfigError: If a number is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        kind: Literal["classification", "tokens"] = "classification",
+        num_samples: int = 1024,
+        seed: int = 0,
+        num_features: int = 16,
+        num_classes: int = 4,
+        max_sequence_length: int = 32,
+        vocab_size: int = 64,
+        shuffle: bool = False,
+        shuffle_seed: int = 0,
+        num_workers: int = 0,
+        drop_last: bool = False,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+    ) -> None:
+        self.options = LoadingOptions(
+            batch_size=batch_size,
+            shuffle=shuffle,
+            shuffle_seed=shuffle_seed,
+            num_workers=num_workers,
+            drop_last=drop_last,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+        )
+        _require("num_samples", num_samples, 1)
+        generator = Generator().manual_seed(seed)
+        if kind == "classification":
+            _require("num_features", num_features, 1)
+            _require("num_classes", num_classes, 1)
+            points = _points(generator, num_samples, num_features, num_classes)
+            self.dataset = TensorRows(points)
+        else:
+            _require("max_sequence_length", max_sequence_length, 1)
+            _require("vocab_size", vocab_size, 2)
+            tokens = _tokens(generator, num_samples, max_sequence_length + 1, vocab_size)
+            pairs = {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
+            self.dataset = TensorRows(pairs)
+
+    def create_dataloader(self) -> DataLoader[Any]:
+        """Return a loader of these samples."""
+        return make_dataloader(self.dataset, self.options)
+
+
+def _points(
+    generator: Generator, num_samples: int, num_features: int, num_classes: int
+) -> tuple[Tensor, Tensor]:
+    centres = 2 * torch.randn(num_classes, num_features, generator=Generator().manual_seed(0))
+    labels = torch.randint(num_classes, (num_samples,), generator=generator)
+    noise = torch.randn(num_samples, num_features, generator=generator)
+    return centres[labels] + noise, labels
+
+
+def _tokens(generator: Generator, num_samples: int, length: int, vocab_size: int) -> Tensor:
+    tokens = torch.randint(vocab_size, (num_samples, length), generator=generator)
+    coins = torch.randint(2, (num_samples, length), generator=generator)
+    for place in range(1, length):
+        tokens[:, place] = (tokens[:, place - 1] * 5 + 1 + coins[:, place]) % vocab_size
+    return tokens.int()
+
+
+def _require(argument: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{argument} is {value}; it must be at least {least}.")

@@ -1,0 +1,100 @@
+"""Language modelling on text files."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from torch.utils.data import DataLoader
+
+from modelzoo_trainer.data.corpus import find_documents
+from modelzoo_trainer.data.loading import LoadingOptions, make_dataloader
+from modelzoo_trainer.data.token_cache import cached_tokens, default_cache_dir
+from modelzoo_trainer.data.token_windows import TokenWindows
+from modelzoo_trainer.data.tokenization import make_tokenization
+from modelzoo_trainer.errors import ConfigError
+
+
+class TextFileProcessor:
+    """Batches of token windows from text files; tokens are made once and kept on disk.
+
+    Documents are split by their names. If there is only one, its end is for validation.
+
+    Args:
+        data_dir: Folders, files or glob patterns, one or a list; `stdlib` is the Python code of
+            the running Python's own library, which every machine has.
+        batch_size: Sequences a batch, >= 1.
+        max_sequence_length: Tokens in a sequence, >= 1.
+        split: `train`, `val`, or `all` documents.
+        val_fraction: Share of the documents in `val`, between 0 and 1.
+        pattern: Which files of a folder, as a glob; not set, `**/*.txt`.
+        tokenizer_file_path: A file of the `tokenizers` library; not set, bytes are the tokens
+            (`vocab_size: 256`).
+        eos_token: The token of that file that ends a document; not set, none.
+        cache_dir: Where tokens are kept; not set, `.cache/modelzoo_trainer/tokens` in the home
+            folder.
+        shuffle: Whether the order is random, for `train` another one every pass.
+        shuffle_seed: Determines that order.
+        num_workers: Processes that load; 0 loads in this one.
+        drop_last: Whether a smaller last batch is left out.
+        prefetch_factor: Batches that each worker holds ready.
+        persistent_workers: Whether workers live on between passes.
+
+    Shapes:
+        A batch: input_ids and labels (B, max_sequence_length), int32. All labels count.
+
+    Raises:
+        ConfigError: If files are missing, a number is out of range, or there is too little text.
+    """
+
+    def __init__(
+        self,
+        *,
+        data_dir: str | list[str],
+        batch_size: int,
+        max_sequence_length: int,
+        split: Literal["train", "val", "all"] = "train",
+        val_fraction: float = 0.1,
+        pattern: str | None = None,
+        tokenizer_file_path: str | None = None,
+        eos_token: str | None = None,
+        cache_dir: str | None = None,
+        shuffle: bool = True,
+        shuffle_seed: int = 0,
+        num_workers: int = 0,
+        drop_last: bool = True,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+    ) -> None:
+        if max_sequence_length < 1:
+            raise ConfigError(
+                f"max_sequence_length is {max_sequence_length}; it must be at least 1."
+            )
+        if not 0 < val_fraction < 1:
+            raise ConfigError(f"val_fraction is {val_fraction}; it must be between 0 and 1.")
+        self.options = LoadingOptions(
+            batch_size=batch_size,
+            shuffle=shuffle,
+            shuffle_seed=shuffle_seed,
+            reshuffle=split == "train",
+            num_workers=num_workers,
+            drop_last=drop_last,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+        )
+        self.tokenization = make_tokenization(tokenizer_file_path, eos_token)
+        tokens = cached_tokens(
+            find_documents(data_dir, pattern),
+            self.tokenization,
+            split=split,
+            val_fraction=val_fraction,
+            cache_dir=Path(cache_dir).expanduser() if cache_dir else default_cache_dir(),
+        )
+        self.dataset = TokenWindows(tokens, max_sequence_length)
+        if not len(self.dataset):
+            raise ConfigError(
+                f"max_sequence_length is {max_sequence_length}, but split {split!r} has only "
+                f"{self.dataset.num_tokens} tokens. Lower it, or give data_dir more text."
+            )
+
+    def create_dataloader(self) -> DataLoader[Any]:
+        """Return a loader of the chosen split."""
+        return make_dataloader(self.dataset, self.options)

@@ -1,0 +1,111 @@
+"""From bytes of text to tokens: one for each byte, or those of a `tokenizers` file."""
+
+import hashlib
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from modelzoo_trainer.errors import ConfigError
+
+Tokens = npt.NDArray[Any]
+
+END_OF_TEXT: Final = 0
+"""The byte that ends a document; text does not have it."""
+
+
+class Tokenization(Protocol):
+    """Turns documents into tokens."""
+
+    @property
+    def identity(self) -> str:
+        """Differs for any two that give different tokens."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest token."""
+
+    def encode(self, text: bytes) -> Tokens:
+        """Return the tokens of a document, with the one that ends it."""
+
+
+class ByteTokenization:
+    """Every byte is a token; any file will do."""
+
+    identity: Final = "bytes"
+    vocab_size: Final = 256
+
+    def encode(self, text: bytes) -> Tokens:
+        """Return the bytes of a document and a zero."""
+        return np.frombuffer(text + bytes([END_OF_TEXT]), dtype=np.uint8)
+
+
+class FileTokenization:
+    """The tokenizer of a file that the `tokenizers` library wrote.
+
+    Args:
+        path: The file, usually `tokenizer.json`.
+        eos_token: The token that ends a document; not given, nothing does.
+
+    Raises:
+        ConfigError: If the library or file is missing, or has no such token.
+    """
+
+    def __init__(self, path: str, eos_token: str | None) -> None:
+        self._tokenizer = _load(Path(path).expanduser())
+        self._end: list[int] = []
+        if eos_token is not None:
+            number = self._tokenizer.token_to_id(eos_token)
+            if number is None:
+                raise ConfigError(f"eos_token {eos_token!r} is not a token of {path!r}.")
+            self._end = [number]
+        content = self._tokenizer.to_str() + repr(self._end)
+        self.identity = hashlib.sha256(content.encode()).hexdigest()
+        self.vocab_size: int = max(self._tokenizer.get_vocab().values(), default=0) + 1
+
+    def encode(self, text: bytes) -> Tokens:
+        """Return the tokens of a document; what is not UTF-8 becomes a replacement character."""
+        encoding = self._tokenizer.encode(
+            text.decode("utf-8", errors="replace"), add_special_tokens=False
+        )
+        return np.array(encoding.ids + self._end, dtype=np.uint32)
+
+
+def make_tokenization(tokenizer_file_path: str | None, eos_token: str | None) -> Tokenization:
+    """Return the tokenization that the arguments ask for.
+
+    Args:
+        tokenizer_file_path: Of the `tokenizers` library; not given, tokens are bytes.
+        eos_token: Of that file: what ends a document.
+
+    Raises:
+        ConfigError: If it cannot be had.
+    """
+    if tokenizer_file_path is not None:
+        return FileTokenization(tokenizer_file_path, eos_token)
+    if eos_token is not None:
+        raise ConfigError(
+            f"eos_token ({eos_token!r}) is for a tokenizer_file_path; without one, tokens are "
+            f"bytes and a document ends with byte {END_OF_TEXT}."
+        )
+    return ByteTokenization()
+
+
+def _load(path: Path) -> Any:
+    if not path.is_file():
+        raise ConfigError(f"tokenizer_file_path {str(path)!r} does not exist.")
+    try:
+        tokenizers = import_module("tokenizers")
+    except ImportError as error:
+        raise ConfigError(
+            "tokenizer_file_path needs the tokenizers library, which is not installed: "
+            "pip install tokenizers"
+        ) from error
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(
+            f"tokenizer_file_path {str(path)!r} is no file of the tokenizers library: {error}"
+        ) from error

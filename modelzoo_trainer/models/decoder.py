@@ -1,0 +1,214 @@
+"""A decoder-only transformer; `gpt2`, `gpt3` and `llama` are this with other defaults.
+
+Dimension letters: B batch, T positions, H hidden size, V tokens of the vocabulary.
+
+    tokens -> embedding (+ learned positions) -> layers -> norm -> logits
+    layer:  h = h + attention(norm(h));  h = h + ffn(norm(h))
+"""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.models.attention import Attention
+from modelzoo_trainer.models.decoder_settings import DecoderSettings
+from modelzoo_trainer.models.feed_forward import FeedForward
+from modelzoo_trainer.models.generation import check_generation, draw_next
+from modelzoo_trainer.models.language_loss import language_loss, token_accuracy
+from modelzoo_trainer.models.norms import make_norm
+from modelzoo_trainer.models.parametrization import (
+    DecoderInitializers,
+    LrAdjustmentGroup,
+    logits_scale,
+    lr_adjustment_groups,
+    make_initializers,
+)
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then a feed-forward network, each normalised before and added to its input."""
+
+    def __init__(self, settings: DecoderSettings) -> None:
+        super().__init__()
+        size, epsilon = settings.hidden_size, settings.layer_norm_epsilon
+        self.attention_norm = make_norm(settings.norm_type, size, epsilon)
+        self.attention = Attention(settings)
+        self.ffn_norm = make_norm(settings.norm_type, size, epsilon)
+        self.ffn = FeedForward(
+            size, settings.filter_size, settings.nonlinearity, settings.use_ffn_bias
+        )
+        self.dropout = nn.Dropout(settings.dropout_rate)
+
+    def reset_parameters(self, start: DecoderInitializers) -> None:
+        """Draw the weights of the projections; norms and biases are the model's."""
+        inputs = (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj)
+        for projection in (*inputs, self.ffn.up_proj, self.ffn.gate_proj):
+            if projection is not None:
+                start.projection(projection.weight)
+        start.attention_output(self.attention.o_proj.weight)
+        start.ffn_output(self.ffn.down_proj.weight)
+
+    def forward(self, hidden: Tensor, angles: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Return the states after this layer, of the same shape."""
+        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), angles))
+        output: Tensor = hidden + self.dropout(self.ffn(self.ffn_norm(hidden)))
+        return output
+
+
+class Decoder(DecoderSettings, nn.Module):
+    """A language model; its constructor is that of the settings, and it is built from them."""
+
+    token_embeddings: nn.Embedding
+    lm_head: nn.Linear
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        nn.Module.__init__(self)
+        if self.loss_weight != 1 and self.loss_scaling == "num_tokens":
+            warnings.warn(
+                f"loss_weight ({self.loss_weight}) has no effect with loss_scaling 'num_tokens', "
+                "which is a mean. Set loss_scaling: batch_size, or loss_weight: 1.0.",
+                stacklevel=3,
+            )
+        self._build()
+        self.reset_parameters()
+
+    def _build(self) -> None:
+        size, rate = self.hidden_size, self.embedding_dropout_rate
+        self.token_embeddings = nn.Embedding(self.vocab_size, size)
+        self.position_embeddings: nn.Embedding | None = None
+        if self.position_embedding_type == "learned":
+            self.position_embeddings = nn.Embedding(self.max_position_embeddings, size)
+        self.embedding_norm: nn.Module | None = None
+        if self.embedding_layer_norm:
+            self.embedding_norm = make_norm(self.norm_type, size, self.layer_norm_epsilon)
+        self.embedding_dropout = nn.Dropout(self.dropout_rate if rate is None else rate)
+        self.layers = nn.ModuleList(DecoderLayer(self) for _ in range(self.num_hidden_layers))
+        self.final_norm = make_norm(self.norm_type, size, self.layer_norm_epsilon)
+        self.lm_head = nn.Linear(size, self.vocab_size, bias=self.use_bias_in_output)
+        self._rotary = self.rotary()
+        self._logits_scale = logits_scale(self)
+
+    @property
+    def lr_adjustment_groups(self) -> Mapping[str, LrAdjustmentGroup]:
+        """Groups of parameters with a factor on their learning rate, by name; 1 without muP."""
+        return lr_adjustment_groups(self)
+
+    def reset_parameters(self) -> None:
+        """Draw all weights, and share what is shared; also for one that came from `to_empty`."""
+        if self.share_embedding_weights:
+            self.lm_head.weight = self.token_embeddings.weight
+        start = make_initializers(self)
+        for module in self.modules():
+            if isinstance(module, DecoderLayer):
+                module.reset_parameters(start)
+            elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+                module.reset_parameters()
+            elif isinstance(module, nn.Embedding):
+                start.embedding(module.weight)
+            elif isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        if not self.share_embedding_weights:
+            start.lm_head(self.lm_head.weight)
+
+    def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return the loss, the logits and what the loss is a mean over.
+
+        Args:
+            batch: `input_ids`, `labels` and, if not every position counts for the loss,
+                `attention_mask` with 1 for those that do. Attention itself is only causal.
+
+        Returns:
+            `loss`, `logits`, `num_items`; in eval mode also `accuracy`.
+
+        Shapes:
+            In batch: (B, T) integer, T at most `max_position_embeddings`.
+            loss, accuracy: (), float32. logits: (B, T, V). num_items: () float32, or an int.
+
+        Cost:
+            No host read, no shape that depends on data.
+        """
+        if "input_ids" not in batch or "labels" not in batch:
+            raise ConfigError(
+                f"the model got a batch with {sorted(batch)}; it needs 'input_ids' and 'labels'. "
+                "Choose another data processor or model."
+            )
+        labels, attention_mask = batch["labels"], batch.get("attention_mask")
+        logits = self.logits(batch["input_ids"])
+        loss, num_items = language_loss(
+            logits,
+            labels,
+            attention_mask,
+            loss_scaling=self.loss_scaling,
+            loss_weight=self.loss_weight,
+        )
+        outputs = {"loss": loss, "logits": logits, "num_items": num_items}
+        if self.compute_eval_metrics and not self.training:
+            outputs["accuracy"] = token_accuracy(logits, labels, attention_mask)
+        return outputs
+
+    def logits(self, input_ids: Tensor) -> Tensor:
+        """Return the scores of the next token at every position.
+
+        Shapes:
+            input_ids: (B, T) integer. Returns: (B, T, V).
+        """
+        length, device = input_ids.shape[1], input_ids.device
+        if length > self.max_position_embeddings:
+            raise ConfigError(
+                f"max_position_embeddings is {self.max_position_embeddings}, but a sequence has "
+                f"{length} tokens. Raise it, or lower max_sequence_length of the data."
+            )
+        hidden = self.token_embeddings(input_ids)
+        if self.position_embeddings is not None:
+            hidden = hidden + self.position_embeddings(torch.arange(length, device=device))
+        if self.embedding_norm is not None:
+            hidden = self.embedding_norm(hidden)
+        if self.embeddings_scale != 1:
+            hidden = hidden * self.embeddings_scale
+        hidden = self.embedding_dropout(hidden)
+        angles = None if self._rotary is None else self._rotary.angles(length, device)
+        for layer in self.layers:
+            hidden = layer(hidden, angles)
+        scores: Tensor = self.lm_head(self.final_norm(hidden))
+        return scores if self._logits_scale == 1 else scores * self._logits_scale
+
+    @torch.no_grad()
+    def generate(
+        self,
+        input_ids: Tensor,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        generator: Generator | None = None,
+    ) -> Tensor:
+        """Return the given tokens with new ones after them, drawn in eval mode.
+
+        Args:
+            input_ids: The beginning; only the last `max_position_embeddings` tokens are seen.
+            max_new_tokens: Number of tokens to add.
+            temperature: Below 1 likelier tokens are preferred; 0 always takes the likeliest.
+            top_k: Draw only among so many of the likeliest.
+            generator: Random numbers, on the device of `input_ids`; not given, the global ones.
+
+        Shapes:
+            input_ids: (B, T) integer. Returns: (B, T + max_new_tokens), same type.
+
+        Raises:
+            ConfigError: If an argument is out of range.
+        """
+        check_generation(input_ids, max_new_tokens, temperature, top_k)
+        tokens, was_training = input_ids, self.training
+        self.eval()
+        try:
+            for _ in range(max_new_tokens):
+                scores = self.logits(tokens[:, -self.max_position_embeddings :])[:, -1]
+                drawn = draw_next(scores, temperature, top_k, generator)
+                tokens = torch.cat((tokens, drawn.to(tokens.dtype)), dim=1)
+        finally:
+            self.train(was_training)
+        return tokens

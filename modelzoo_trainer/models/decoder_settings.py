@@ -1,0 +1,214 @@
+"""What a decoder is made of, under the names that Cerebras configurations use."""
+
+# Annotations are evaluated here: the fields are a constructor's parameters, and so its schema.
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.models.checks import require_positive, require_rates
+from modelzoo_trainer.models.feed_forward import Nonlinearity
+from modelzoo_trainer.models.initializers import InitializerSetting
+from modelzoo_trainer.models.norms import NormType
+from modelzoo_trainer.models.rotary import Rotary, ScalingType
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class DecoderSettings:
+    """The settings of a decoder; the defaults are those of the smallest GPT-2.
+
+    Args:
+        vocab_size: Number of different tokens.
+        hidden_size: Width of the model; a multiple of `num_heads`.
+        max_position_embeddings: Longest sequence.
+        position_embedding_type: `learned`, `rotary`, or not set for none.
+        rotary_dim: Dimensions of a head that turn, even; not set, all of them.
+        rope_theta: Base of the rotary wavelengths, > 0.
+        pos_scaling_type: How rotary positions are stretched, see `Rotary`.
+        pos_scaling_factor: By how much, >= 1.
+        pos_scaling_extra_args: For `llama3`: `low_freq_factor`, `high_freq_factor`,
+            `original_max_position_embeddings`.
+        share_embedding_weights: Whether the output layer uses the weights of the embedding.
+        embedding_layer_norm: Whether embeddings are normalised.
+        num_hidden_layers: Number of layers.
+        norm_type: Of all normalisation layers.
+        layer_norm_epsilon: Added to variances, > 0.
+        dropout_rate: After attention and feed-forward, before they are added.
+        embedding_dropout_rate: Of the embeddings; not set, `dropout_rate`.
+        attention_dropout_rate: Of the attention weights; not set, `dropout_rate`.
+        num_heads: Number of attention heads.
+        attention_type: Products of queries and keys are divided by the root of the head
+            dimension if scaled.
+        attention_module: `multiquery_attention` shares keys and values among heads.
+        extra_attention_params: For that: `num_kv_groups`, which divides `num_heads`; not
+            set, 1.
+        use_projection_bias_in_attention: Whether queries, keys and values have a bias.
+        use_ffn_bias_in_attention: Whether the output of attention has one.
+        filter_size: Width inside the feed-forward layers.
+        nonlinearity: In there.
+        use_ffn_bias: Whether they have biases.
+        use_bias_in_output: Whether the output layer has one.
+        initializer_range: Standard deviation of the default initializer, a normal
+            distribution cut at two deviations.
+        embedding_initializer: Of the embeddings.
+        initializer: Of all projections.
+        output_layer_initializer: Of the projections that are added to the residual; by
+            default those of `initializer`, or if that is not set, the default initializer
+            times (2 * layers) ** -0.5.
+        mup_base_hidden_size: Turns muP on, with the next: width of the tuned model.
+        mup_base_filter_size: Its `filter_size`.
+        embeddings_scale: Factor on the embeddings.
+        scale_qk_dot_by_d: Divide scaled products by the head dimension, not by its root.
+        attention_logits_alpha: Another factor on them.
+        scale_output_logits_by_d: In muP divide logits by the width ratio, not by its root.
+        output_logits_alpha: Factor on the logits; not set, 1.
+        loss_scaling: The loss is the mean over counted tokens, or the sum over the number of
+            sequences.
+        loss_weight: Factor on the loss with `loss_scaling: batch_size`.
+        compute_eval_metrics: Whether the output has `accuracy` in eval mode.
+        attention_softmax_fp32: Accepted without a meaning here.
+        attention_kernel: Accepted without a meaning here.
+        fold_rope_consts: Accepted without a meaning here.
+        mixed_precision: Accepted without a meaning here: see the section `precision`.
+        fp16_type: Accepted without a meaning here: see the section `precision`.
+
+    Raises:
+        ConfigError: For the first setting that is out of range or does not fit the others.
+    """
+
+    vocab_size: int = 50257
+    hidden_size: int = 768
+    max_position_embeddings: int = 1024
+    position_embedding_type: Literal["learned", "rotary"] | None = "learned"
+    rotary_dim: int | None = None
+    rope_theta: float = 10000.0
+    pos_scaling_type: ScalingType = "linear"
+    pos_scaling_factor: float = 1.0
+    pos_scaling_extra_args: dict[str, float] | None = None
+    share_embedding_weights: bool = True
+    embedding_layer_norm: bool = False
+    num_hidden_layers: int = 12
+    norm_type: NormType = "layernorm"
+    layer_norm_epsilon: float = 1e-5
+    dropout_rate: float = 0.1
+    embedding_dropout_rate: float | None = None
+    attention_dropout_rate: float | None = None
+    num_heads: int = 12
+    attention_type: Literal["scaled_dot_product", "dot_product"] = "scaled_dot_product"
+    attention_module: Literal["aiayn_attention", "multiquery_attention"] = "aiayn_attention"
+    extra_attention_params: dict[str, int] | None = None
+    use_projection_bias_in_attention: bool = True
+    use_ffn_bias_in_attention: bool = True
+    filter_size: int = 3072
+    nonlinearity: Nonlinearity = "gelu"
+    use_ffn_bias: bool = True
+    use_bias_in_output: bool = False
+    initializer_range: float = 0.02
+    embedding_initializer: InitializerSetting | None = None
+    initializer: InitializerSetting | None = None
+    output_layer_initializer: InitializerSetting | None = None
+    mup_base_hidden_size: float | None = None
+    mup_base_filter_size: float | None = None
+    embeddings_scale: float = 1.0
+    scale_qk_dot_by_d: bool = False
+    attention_logits_alpha: float = 1.0
+    scale_output_logits_by_d: bool = True
+    output_logits_alpha: float | None = None
+    loss_scaling: Literal["num_tokens", "batch_size"] = "num_tokens"
+    loss_weight: float = 1.0
+    compute_eval_metrics: bool = True
+    attention_softmax_fp32: bool = True
+    attention_kernel: str | None = None
+    fold_rope_consts: bool = False
+    mixed_precision: bool | None = None
+    fp16_type: str | None = None
+
+    @property
+    def head_dim(self) -> int:
+        """The number of dimensions of one attention head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def num_kv_groups(self) -> int:
+        """The number of heads that keys and values have."""
+        if self.attention_module == "aiayn_attention":
+            return self.num_heads
+        return (self.extra_attention_params or {}).get("num_kv_groups", 1)
+
+    def rotary(self) -> Rotary | None:
+        """Return the angles of rotary positions, if positions are rotary."""
+        if self.position_embedding_type != "rotary":
+            return None
+        extra = dict(self.pos_scaling_extra_args or {})
+        if "original_max_position_embeddings" in extra:
+            extra["original_length"] = extra.pop("original_max_position_embeddings")
+        return Rotary(
+            rotary_dim=self.head_dim if self.rotary_dim is None else self.rotary_dim,
+            theta=self.rope_theta,
+            scaling_type=self.pos_scaling_type,
+            scaling_factor=self.pos_scaling_factor,
+            **extra,  # type: ignore[arg-type]  # lengths are numbers like the others
+        )
+
+    def __post_init__(self) -> None:
+        require_positive(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            max_position_embeddings=self.max_position_embeddings,
+            num_hidden_layers=self.num_hidden_layers,
+            num_heads=self.num_heads,
+            filter_size=self.filter_size,
+        )
+        require_rates(
+            dropout_rate=self.dropout_rate,
+            embedding_dropout_rate=self.embedding_dropout_rate or 0.0,
+            attention_dropout_rate=self.attention_dropout_rate or 0.0,
+        )
+        self._check_heads()
+        self._check_positions()
+        if (self.mup_base_hidden_size is None) != (self.mup_base_filter_size is None):
+            raise ConfigError(
+                f"mup_base_hidden_size is {self.mup_base_hidden_size} and mup_base_filter_size is "
+                f"{self.mup_base_filter_size}: muP needs both, or neither."
+            )
+
+    def _check_heads(self) -> None:
+        if self.hidden_size % self.num_heads:
+            raise ConfigError(
+                f"hidden_size ({self.hidden_size}) is not a multiple of num_heads "
+                f"({self.num_heads})."
+            )
+        extra = self.extra_attention_params or {}
+        _check_keys("extra_attention_params", extra, ("num_kv_groups",))
+        if extra and self.attention_module == "aiayn_attention":
+            raise ConfigError(
+                f"extra_attention_params ({extra}) belong to another attention_module: set "
+                "attention_module: multiquery_attention, or leave them out."
+            )
+        if self.num_kv_groups < 1 or self.num_heads % self.num_kv_groups:
+            raise ConfigError(
+                f"extra_attention_params.num_kv_groups ({self.num_kv_groups}) does not divide "
+                f"num_heads ({self.num_heads})."
+            )
+
+    def _check_positions(self) -> None:
+        rotary_dim = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        fits = 2 <= rotary_dim <= self.head_dim and rotary_dim % 2 == 0
+        if self.position_embedding_type == "rotary" and not fits:
+            raise ConfigError(
+                f"rotary_dim is {rotary_dim}; it must be even, at least 2 and at most "
+                f"{self.head_dim} (hidden_size / num_heads)."
+            )
+        if self.rope_theta <= 0:
+            raise ConfigError(f"rope_theta is {self.rope_theta}; it must be above 0.")
+        if self.pos_scaling_factor < 1:
+            raise ConfigError(
+                f"pos_scaling_factor is {self.pos_scaling_factor}; it must be at least 1."
+            )
+        known = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        _check_keys("pos_scaling_extra_args", self.pos_scaling_extra_args or {}, known)
+
+
+def _check_keys(argument: str, given: dict[str, Any], known: tuple[str, ...]) -> None:
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"{argument}.{key}: no such setting. {suggest(key, known)}")

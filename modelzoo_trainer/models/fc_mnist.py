@@ -1,0 +1,119 @@
+"""A multilayer perceptron for small images: `fc_mnist`."""
+
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.models.checks import require_positive, require_rates
+
+
+class FcMnist(nn.Module):
+    """Fully connected layers on flattened inputs, with cross entropy over classes.
+
+    Args:
+        hidden_sizes: Width of each hidden layer; excludes `depth` and `hidden_size`.
+        depth: Number of hidden layers of width `hidden_size`.
+        hidden_size: Width of all hidden layers.
+        input_size: Number of values in one sample, after flattening.
+        num_classes: Number of classes; labels are 0 to `num_classes` - 1.
+        activation_fn: After each hidden layer; not set, the network is linear.
+        dropout: Rate after each hidden layer, at least 0 and below 1.
+        use_bias: Whether the layers have a bias.
+        compute_eval_metrics: Whether the output has `accuracy` in eval mode.
+        to_float16: Only false; 16-bit training is the section `precision`.
+
+    Raises:
+        ConfigError: If sizes are missing, exclude each other or are out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        hidden_sizes: list[int] | None = None,
+        depth: int | None = None,
+        hidden_size: int | None = None,
+        input_size: int = 784,
+        num_classes: int = 10,
+        activation_fn: Literal["relu", "gelu", "tanh"] | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        compute_eval_metrics: bool = True,
+        to_float16: bool = False,
+    ) -> None:
+        super().__init__()
+        if to_float16:
+            raise ConfigError(
+                "to_float16 is true, but weights stay in 32 bits. Set to_float16: false, and in "
+                "the section precision enabled: true."
+            )
+        widths = _hidden_widths(hidden_sizes, depth, hidden_size)
+        require_positive(input_size=input_size, num_classes=num_classes)
+        require_rates(dropout=dropout)
+        layers: list[nn.Module] = [nn.Flatten()]
+        for fan_in, fan_out in zip([input_size, *widths], widths, strict=False):
+            layers.append(nn.Linear(fan_in, fan_out, bias=use_bias))
+            if activation_fn is not None:
+                layers.append(_ACTIVATIONS[activation_fn]())
+            if dropout > 0:
+                layers.append(nn.Dropout(dropout))
+        layers.append(nn.Linear(widths[-1], num_classes, bias=use_bias))
+        self.layers = nn.Sequential(*layers)
+        self.compute_eval_metrics = compute_eval_metrics
+
+    def forward(self, batch: Any) -> dict[str, Tensor]:
+        """Return the mean loss and the logits, in eval mode also the accuracy.
+
+        Args:
+            batch: `(inputs, labels)`, or a mapping with these two keys.
+
+        Shapes:
+            inputs: (B, ...) floating, `input_size` values a sample. labels: (B,) integer.
+            Returns: loss and accuracy (), float32; logits (B, num_classes).
+        """
+        inputs, labels = _unpack(batch)
+        logits = self.layers(inputs)
+        outputs = {"loss": functional.cross_entropy(logits.float(), labels.long())}
+        outputs["logits"] = logits
+        if self.compute_eval_metrics and not self.training:
+            outputs["accuracy"] = (logits.argmax(dim=-1) == labels).float().mean()
+        return outputs
+
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
+
+
+def _hidden_widths(sizes: list[int] | None, depth: int | None, width: int | None) -> list[int]:
+    if sizes is not None and (depth is not None or width is not None):
+        raise ConfigError(
+            f"hidden_sizes ({sizes}) excludes depth ({depth}) and hidden_size ({width}): "
+            "give the list, or the two numbers."
+        )
+    if sizes is None:
+        if depth is None or width is None:
+            raise ConfigError(
+                f"hidden layers are not given: depth is {depth}, hidden_size is {width}. Give "
+                "both, or the list hidden_sizes, for example hidden_sizes: [64, 32]."
+            )
+        require_positive(depth=depth, hidden_size=width)
+        return [width] * depth
+    if not sizes:
+        raise ConfigError("hidden_sizes is empty; it must have at least one size.")
+    for size in sizes:
+        require_positive(hidden_sizes=size)
+    return sizes
+
+
+def _unpack(batch: Any) -> tuple[Tensor, Tensor]:
+    parts: Any = batch
+    if isinstance(batch, dict):
+        parts = (batch.get("inputs"), batch.get("labels"))
+    match parts:
+        case (Tensor() as inputs, Tensor() as labels):
+            return inputs, labels
+    what = sorted(map(str, batch)) if isinstance(batch, dict) else type(batch).__name__
+    raise ConfigError(
+        f"fc_mnist got a batch of {what}; it needs the pair (inputs, labels) or a mapping with "
+        "'inputs' and 'labels'. Choose another data processor or model."
+    )

@@ -1,0 +1,81 @@
+"""The feed-forward half of a decoder layer, plain or gated."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Final, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Nonlinearity = Literal[
+    "gelu",
+    "gelu_new",
+    "quick_gelu",
+    "relu",
+    "squared_relu",
+    "silu",
+    "swish",
+    "tanh",
+    "swiglu",
+    "geglu",
+    "reglu",
+]
+
+
+def _quick_gelu(values: Tensor) -> Tensor:
+    return values * torch.sigmoid(1.702 * values)
+
+
+def _squared_relu(values: Tensor) -> Tensor:
+    return functional.relu(values).square()
+
+
+_PLAIN: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
+    {
+        "gelu": functional.gelu,
+        "gelu_new": partial(functional.gelu, approximate="tanh"),
+        "quick_gelu": _quick_gelu,
+        "relu": functional.relu,
+        "squared_relu": _squared_relu,
+        "silu": functional.silu,
+        "swish": functional.silu,
+        "tanh": torch.tanh,
+    }
+)
+_GATED: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
+    {"swiglu": functional.silu, "geglu": functional.gelu, "reglu": functional.relu}
+)
+
+
+class FeedForward(nn.Module):
+    """Widen, apply a nonlinearity, narrow; a gated one multiplies by a second projection.
+
+    Args:
+        hidden_size: Of the input and output.
+        filter_size: In between.
+        nonlinearity: Its name; `swiglu`, `geglu` and `reglu` are gated.
+        use_bias: Whether the projections have one.
+    """
+
+    def __init__(
+        self, hidden_size: int, filter_size: int, nonlinearity: Nonlinearity, use_bias: bool
+    ) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(hidden_size, filter_size, bias=use_bias)
+        self.gate_proj: nn.Linear | None = None
+        if nonlinearity in _GATED:
+            self.gate_proj = nn.Linear(hidden_size, filter_size, bias=use_bias)
+        self.down_proj = nn.Linear(filter_size, hidden_size, bias=use_bias)
+        self.activation = _GATED.get(nonlinearity) or _PLAIN[nonlinearity]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the transformed states, of the same shape."""
+        wide: Tensor = self.up_proj(hidden)
+        if self.gate_proj is None:
+            wide = self.activation(wide)
+        else:
+            wide = wide * self.activation(self.gate_proj(hidden))
+        narrow: Tensor = self.down_proj(wide)
+        return narrow

@@ -1,0 +1,110 @@
+"""Weight initializers as configurations write them: a name, or a mapping with `name`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Final
+
+from torch import Tensor
+from torch.nn import init
+
+from modelzoo_trainer.errors import ConfigError, suggest
+
+InitializerSetting = str | dict[str, Any]
+"""`truncated_normal`, or `{name: truncated_normal, std: 0.02, ...}`."""
+
+_FUNCTIONS: Final[Mapping[str, tuple[Callable[..., Tensor], Mapping[str, Any]]]] = MappingProxyType(
+    {
+        "constant": (init.constant_, {"val": 0.0}),
+        "zeros": (init.zeros_, {}),
+        "ones": (init.ones_, {}),
+        "uniform": (init.uniform_, {"a": -0.05, "b": 0.05}),
+        "normal": (init.normal_, {"mean": 0.0, "std": 0.05}),
+        "truncated_normal": (
+            init.trunc_normal_,
+            {"mean": 0.0, "std": 0.05, "a": None, "b": None},
+        ),
+        "xavier_normal": (init.xavier_normal_, {"gain": 1.0}),
+        "glorot_normal": (init.xavier_normal_, {"gain": 1.0}),
+        "xavier_uniform": (init.xavier_uniform_, {"gain": 1.0}),
+        "glorot_uniform": (init.xavier_uniform_, {"gain": 1.0}),
+        "kaiming_normal": (
+            init.kaiming_normal_,
+            {"a": 0.0, "mode": "fan_in", "nonlinearity": "leaky_relu"},
+        ),
+        "kaiming_uniform": (
+            init.kaiming_uniform_,
+            {"a": 0.0, "mode": "fan_in", "nonlinearity": "leaky_relu"},
+        ),
+    }
+)
+_SCALABLE: Final = ("normal", "truncated_normal")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Initializer:
+    """A function of `torch.nn.init` with its arguments.
+
+    Args:
+        name: As a configuration says it.
+        options: All arguments of the function, after the tensor.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+
+    def __call__(self, tensor: Tensor) -> None:
+        """Fill the tensor in place."""
+        _FUNCTIONS[self.name][0](tensor, **self.options)
+
+    def scaled(self, factor: float) -> "Initializer":
+        """Return the same with its spread, and the bounds of it, times `factor`.
+
+        Raises:
+            ConfigError: If this initializer has no standard deviation.
+        """
+        if factor == 1:
+            return self
+        if self.name not in _SCALABLE:
+            raise ConfigError(
+                f"initializer {self.name!r} cannot be scaled, which muP needs; "
+                f"use one of {', '.join(_SCALABLE)}."
+            )
+        scaled = {key: value * factor for key, value in self.options.items() if key != "mean"}
+        return replace(self, options={**self.options, **scaled})
+
+
+def truncated_normal(std: float) -> Initializer:
+    """Return the normal distribution around 0, cut at two standard deviations."""
+    options = {"mean": 0.0, "std": std, "a": -2 * std, "b": 2 * std}
+    return Initializer(name="truncated_normal", options=options)
+
+
+def read_initializer(argument: str, setting: InitializerSetting) -> Initializer:
+    """Return what a setting describes.
+
+    Args:
+        argument: Where the setting was given; messages start with it.
+        setting: A name, or a mapping with `name` and the arguments of that initializer.
+
+    Raises:
+        ConfigError: If the name is unknown, or an argument is none of that initializer's.
+    """
+    given = {"name": setting} if isinstance(setting, str) else dict(setting)
+    name = str(given.pop("name", "")).lower()
+    if name not in _FUNCTIONS:
+        raise ConfigError(
+            f"{argument}.name: {name!r} is not an initializer. {suggest(name, _FUNCTIONS)}"
+        )
+    defaults = _FUNCTIONS[name][1]
+    for key in given:
+        if key not in defaults:
+            raise ConfigError(
+                f"{argument}.{key}: no such argument of {name!r}. {suggest(key, defaults)}"
+            )
+    options = {**defaults, **{key: value for key, value in given.items() if value is not None}}
+    if name == "truncated_normal":
+        for key, bound in (("a", -2), ("b", 2)):
+            if options[key] is None:
+                options[key] = bound * options["std"]
+    return Initializer(name=name, options=options)

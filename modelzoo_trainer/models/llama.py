@@ -1,0 +1,32 @@
+"""Llama: `llama`."""
+
+# Annotations are evaluated here: the fields are a constructor's parameters, and so its schema.
+from dataclasses import dataclass
+from typing import Literal
+
+from modelzoo_trainer.models.decoder import Decoder
+from modelzoo_trainer.models.feed_forward import Nonlinearity
+from modelzoo_trainer.models.norms import NormType
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Llama(Decoder):
+    """A decoder with the defaults of Llama: rotary positions, RMSNorm, SwiGLU, no biases.
+
+    The arguments are described in `DecoderSettings`. The sizes are those of Llama 2 7B.
+    """
+
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    max_position_embeddings: int = 4096
+    position_embedding_type: Literal["learned", "rotary"] | None = "rotary"
+    share_embedding_weights: bool = False
+    num_hidden_layers: int = 32
+    norm_type: NormType = "rmsnorm"
+    dropout_rate: float = 0.0
+    num_heads: int = 32
+    use_projection_bias_in_attention: bool = False
+    use_ffn_bias_in_attention: bool = False
+    filter_size: int = 11008
+    nonlinearity: Nonlinearity = "swiglu"
+    use_ffn_bias: bool = False

@@ -1,0 +1,120 @@
+"""How the weights of a decoder start and how its signals are scaled: standard, or muP.
+
+muP (maximal update parametrization) makes the best learning rate of a narrow model the best one
+of a wide model. With m = hidden_size / mup_base_hidden_size and f the same ratio of filter sizes:
+
+                       initial std of weights     learning rate   logits
+    queries, keys, values, up      m ** -0.5          1 / m
+    output of attention    m ** -0.5 * (2L) ** -0.5   1 / m
+    output of feed-forward f ** -0.5 * (2L) ** -0.5   1 / f
+    output layer                                                  alpha / m
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from modelzoo_trainer.models.decoder_settings import DecoderSettings
+from modelzoo_trainer.models.initializers import (
+    Initializer,
+    InitializerSetting,
+    read_initializer,
+    truncated_normal,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LrAdjustmentGroup:
+    """Parameters whose learning rate is multiplied by a factor.
+
+    Args:
+        param_filter_patterns: Globs on parameter names.
+        scale: The factor.
+    """
+
+    param_filter_patterns: tuple[str, ...]
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderInitializers:
+    """The initializers of a decoder's weights; biases start at 0."""
+
+    embedding: Initializer
+    projection: Initializer
+    attention_output: Initializer
+    ffn_output: Initializer
+    lm_head: Initializer
+
+
+def make_initializers(settings: DecoderSettings) -> DecoderInitializers:
+    """Return the initializers that the settings ask for.
+
+    Raises:
+        ConfigError: If one is unknown, or muP cannot scale it.
+    """
+    default = truncated_normal(settings.initializer_range)
+
+    def read(argument: str, setting: InitializerSetting | None) -> Initializer | None:
+        return None if setting is None else read_initializer(argument, setting)
+
+    projection = read("initializer", settings.initializer)
+    output = read("output_layer_initializer", settings.output_layer_initializer) or projection
+    depth = (2 * settings.num_hidden_layers) ** -0.5
+    width, filter_width = _width_ratio(settings), _filter_ratio(settings)
+    if settings.mup_base_hidden_size is None:  # an initializer that was given is taken as it is
+        output = output or default.scaled(depth)
+    else:
+        output = (output or default).scaled(depth)
+    embedding = read("embedding_initializer", settings.embedding_initializer)
+    return DecoderInitializers(
+        embedding=embedding or default,
+        projection=(projection or default).scaled(width**-0.5),
+        attention_output=output.scaled(width**-0.5),
+        ffn_output=output.scaled(filter_width**-0.5),
+        lm_head=default,
+    )
+
+
+def attention_scale(settings: DecoderSettings) -> float:
+    """Return the factor on the products of queries and keys."""
+    if settings.attention_type == "dot_product":
+        return settings.attention_logits_alpha
+    power = -1.0 if settings.scale_qk_dot_by_d else -0.5
+    return settings.attention_logits_alpha * float(settings.head_dim**power)
+
+
+def logits_scale(settings: DecoderSettings) -> float:
+    """Return the factor on the logits."""
+    alpha = 1.0 if settings.output_logits_alpha is None else settings.output_logits_alpha
+    power = 1.0 if settings.scale_output_logits_by_d else 0.5
+    return float(alpha / _width_ratio(settings) ** power)
+
+
+def lr_adjustment_groups(settings: DecoderSettings) -> Mapping[str, LrAdjustmentGroup]:
+    """Return the groups of parameters whose learning rate muP adjusts.
+
+    `embedding` and `decoder_kernel` (all of the following) are there to be set by hand.
+    """
+    attention = ("*layers.*.attention.*_proj.weight",)
+    ffn_input = ("*layers.*.ffn.up_proj.weight", "*layers.*.ffn.gate_proj.weight")
+    ffn_output = ("*layers.*.ffn.down_proj.weight",)
+    by_width, by_filter = 1 / _width_ratio(settings), 1 / _filter_ratio(settings)
+
+    def group(patterns: tuple[str, ...], scale: float = 1.0) -> LrAdjustmentGroup:
+        return LrAdjustmentGroup(param_filter_patterns=patterns, scale=scale)
+
+    return {
+        "embedding": group(("*_embeddings.weight",)),
+        "decoder_kernel": group(attention + ffn_input + ffn_output),
+        "decoder_attention": group(attention, by_width),
+        "decoder_input_ffn": group(ffn_input, by_width),
+        "decoder_output_ffn": group(ffn_output, by_filter),
+    }
+
+
+def _width_ratio(settings: DecoderSettings) -> float:
+    return settings.hidden_size / (settings.mup_base_hidden_size or settings.hidden_size)
+
+
+def _filter_ratio(settings: DecoderSettings) -> float:
+    return settings.filter_size / (settings.mup_base_filter_size or settings.filter_size)

@@ -1,0 +1,71 @@
+"""Data made of random numbers."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from modelzoo_trainer.data.synthetic import SyntheticProcessor
+from modelzoo_trainer.errors import ConfigError
+
+
+def first(**arguments: Any) -> Any:
+    return next(iter(SyntheticProcessor(batch_size=64, **arguments).create_dataloader()))
+
+
+def test_classification_has_points_and_labels() -> None:
+    inputs, labels = first(num_features=5, num_classes=3)
+
+    assert inputs.shape == (64, 5)
+    assert labels.unique().tolist() == [0, 1, 2]
+
+
+def test_points_lie_around_the_centre_of_their_class_whatever_the_seed() -> None:
+    inputs, labels = first(seed=1, num_samples=64)
+    others, other_labels = first(seed=2, num_samples=64)
+    centres = torch.stack([inputs[labels == label].mean(dim=0) for label in range(4)])
+
+    nearest = torch.cdist(others, centres).argmin(dim=1)
+
+    assert not torch.equal(inputs, others)
+    assert (nearest == other_labels).float().mean() > 0.95
+
+
+def test_a_token_is_one_of_two_that_its_predecessor_determines() -> None:
+    batch = first(kind="tokens", max_sequence_length=9, vocab_size=32)
+
+    rule = (batch["labels"] - batch["input_ids"] * 5 - 1) % 32
+
+    assert batch["input_ids"].shape == (64, 9)
+    assert batch["input_ids"].dtype == torch.int32
+    assert rule.unique().tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["classification", "tokens"])
+def test_the_same_seed_gives_the_same_data(kind: str) -> None:
+    one, same = (
+        SyntheticProcessor(batch_size=8, kind=kind, seed=3).dataset[5]  # type: ignore[arg-type]
+        for _ in range(2)
+    )
+
+    assert str(one) == str(same)
+
+
+def test_the_order_can_be_shuffled() -> None:
+    assert not torch.equal(first(shuffle=True)[0], first()[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_samples": 0}, "num_samples is 0; it must be at least 1"),
+        ({"num_features": 0}, "num_features is 0; it must be at least 1"),
+        ({"num_classes": -1}, "num_classes is -1; it must be at least 1"),
+        ({"kind": "tokens", "vocab_size": 1}, "vocab_size is 1; it must be at least 2"),
+        ({"kind": "tokens", "max_sequence_length": 0}, "max_sequence_length is 0"),
+        ({"num_samples": 3, "drop_last": True}, "batch_size is 64, but there are only 3 samples"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        first(**arguments)

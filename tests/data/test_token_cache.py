@@ -1,0 +1,139 @@
+"""Tokens on disk: made once, made anew when something changes, whole or not there."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from modelzoo_trainer.data.corpus import find_documents
+from modelzoo_trainer.data.token_cache import cached_tokens, default_cache_dir
+from modelzoo_trainer.data.tokenization import ByteTokenization, Tokens
+from modelzoo_trainer.errors import ConfigError
+
+
+class CountingTokenization(ByteTokenization):
+    """Counts the documents it has seen; fails on the word "bad"."""
+
+    def __init__(self) -> None:
+        self.num_encoded = 0
+
+    def encode(self, text: bytes) -> Tokens:
+        self.num_encoded += 1
+        if text == b"bad":
+            raise RuntimeError("cannot be encoded")
+        return super().encode(text)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for number in range(10):
+        (folder / f"{number}.txt").write_text(f"document {number}")
+    return folder
+
+
+def build(corpus: Path, tokenization: CountingTokenization | None = None) -> Path:
+    return cached_tokens(
+        find_documents(str(corpus), None),
+        tokenization or CountingTokenization(),
+        split="all",
+        val_fraction=0.1,
+        cache_dir=corpus.parent / "cache",
+    )
+
+
+def cached(corpus: Path) -> Iterator[Path]:
+    return (corpus.parent / "cache").iterdir()
+
+
+def test_the_second_use_encodes_nothing(corpus: Path) -> None:
+    tokenization = CountingTokenization()
+
+    first = build(corpus, tokenization)
+    second = build(corpus, tokenization)
+
+    assert first == second
+    assert tokenization.num_encoded == 10
+    assert len(np.load(first, mmap_mode="r")) == 10 * len("document 0.")
+
+
+def test_byte_tokens_take_one_byte_on_disk(corpus: Path) -> None:
+    assert np.load(build(corpus), mmap_mode="r").dtype == np.uint8
+
+
+def test_a_changed_file_is_encoded_anew(corpus: Path) -> None:
+    before = build(corpus)
+    changed = corpus / "3.txt"
+    changed.write_text("document X")
+    os.utime(changed, ns=(1, 1))
+
+    after = build(corpus)
+
+    assert after != before
+    assert b"document X" in np.load(after).tobytes()
+
+
+def test_a_new_file_is_encoded(corpus: Path) -> None:
+    before = build(corpus)
+    (corpus / "new.txt").write_text("one more")
+
+    assert build(corpus) != before
+
+
+def test_another_tokenization_has_another_file(corpus: Path) -> None:
+    other = CountingTokenization()
+    other.identity = "other"  # type: ignore[misc]  # as another tokenizer file would
+
+    assert build(corpus, other) != build(corpus)
+
+
+def test_a_failure_leaves_nothing_behind(corpus: Path) -> None:
+    (corpus / "5.txt").write_text("bad")
+
+    with pytest.raises(RuntimeError, match="cannot be encoded"):
+        build(corpus)
+
+    assert list(cached(corpus)) == []
+
+
+def test_two_processes_that_build_at_once_make_one_whole_file(corpus: Path) -> None:
+    for number in range(200):
+        (corpus / f"more{number}.txt").write_text(f"document {number}" * 200)
+
+    with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
+        paths = list(pool.map(build, [corpus] * 6))
+
+    assert list(cached(corpus)) == [paths[0]]
+    assert set(paths) == {paths[0]}
+    assert np.load(paths[0]).tobytes().count(b"\0") == 210
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_way_out(corpus: Path) -> None:
+    in_the_way = corpus.parent / "cache"
+    in_the_way.write_text("a file")
+
+    with pytest.raises(ConfigError, match=r"cache_dir '.*cache' cannot be written .*Set cache_dir"):
+        build(corpus)
+
+
+def test_a_document_that_cannot_be_read_is_named(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+
+    with pytest.raises(ConfigError, match=r"data_dir: '.*txt' cannot be read \(Permission denied"):
+        build(corpus)
+
+
+def test_the_default_folder_is_below_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "home", lambda: Path("/somewhere"))
+
+    assert default_cache_dir() == Path("/somewhere/.cache/modelzoo_trainer/tokens")

@@ -1,0 +1,77 @@
+"""Settings that do not fit are refused by name."""
+
+import inspect
+import typing
+from typing import Any
+
+import pytest
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.models.decoder_settings import DecoderSettings
+from modelzoo_trainer.models.gpt2 import Gpt2
+from modelzoo_trainer.models.llama import Llama
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"vocab_size": 0}, "vocab_size is 0; it must be at least 1"),
+        ({"num_hidden_layers": -2}, "num_hidden_layers is -2; it must be at least 1"),
+        ({"dropout_rate": 1.0}, "dropout_rate is 1.0; it must be at least 0 and below 1"),
+        ({"attention_dropout_rate": -0.1}, "attention_dropout_rate is -0.1"),
+        ({"hidden_size": 30}, r"hidden_size \(30\) is not a multiple of num_heads \(12\)"),
+        (
+            {"extra_attention_params": {"num_kv_groups": 4}},
+            "set attention_module: multiquery_attention",
+        ),
+        (
+            {
+                "attention_module": "multiquery_attention",
+                "extra_attention_params": {"num_kv_groups": 5},
+            },
+            r"num_kv_groups \(5\) does not divide num_heads \(12\)",
+        ),
+        (
+            {
+                "attention_module": "multiquery_attention",
+                "extra_attention_params": {"num_kv_group": 4},
+            },
+            "extra_attention_params.num_kv_group: no such setting. Did you mean 'num_kv_groups'?",
+        ),
+        (
+            {"position_embedding_type": "rotary", "rotary_dim": 7},
+            "rotary_dim is 7; it must be even, at least 2 and at most 64",
+        ),
+        ({"position_embedding_type": "rotary", "rotary_dim": 66}, "rotary_dim is 66"),
+        ({"rope_theta": 0.0}, "rope_theta is 0.0; it must be above 0"),
+        ({"pos_scaling_factor": 0.5}, "pos_scaling_factor is 0.5; it must be at least 1"),
+        (
+            {"pos_scaling_extra_args": {"low_freq": 1.0}},
+            "pos_scaling_extra_args.low_freq: no such setting. Did you mean 'low_freq_factor'?",
+        ),
+        ({"mup_base_hidden_size": 256}, "mup_base_filter_size is None: muP needs both"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DecoderSettings(**settings)
+
+
+@pytest.mark.parametrize("model", [Gpt2, Llama])
+def test_the_constructor_is_a_schema(model: type) -> None:
+    signature = inspect.signature(model)
+    annotations = typing.get_type_hints(model.__init__)  # type: ignore[misc]  # of the class, not an instance
+
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+
+    assert kinds == {inspect.Parameter.KEYWORD_ONLY}
+    assert signature.parameters.keys() <= annotations.keys()
+    assert not any(isinstance(annotation, str) for annotation in annotations.values())
+
+
+def test_a_llama_differs_in_defaults_only() -> None:
+    gpt2, llama = inspect.signature(Gpt2).parameters, inspect.signature(Llama).parameters
+
+    assert llama.keys() == gpt2.keys()
+    assert llama["norm_type"].default == "rmsnorm"
+    assert gpt2["norm_type"].default == "layernorm"
