@@ -373,6 +373,9 @@ register_hooks(Callback)
 class CoreCallback(Callback):
     """Base class of the callbacks that own a part of the trainer's state."""
 
+    idle_hooks: frozenset[str] = frozenset()
+    """Hooks that this instance, as it was configured, has no use for: they are not called."""
+
 
 class ValidationCallback(Callback, ABC):
     """Base class of validations that are more than a pass over a dataloader."""
@@ -478,7 +481,10 @@ def _notify() -> None:
 
 def hook_names(callback: Any) -> Iterator[str]:
     """Yield the names of the declared hooks that `callback` listens to."""
+    idle = callback.idle_hooks if isinstance(callback, CoreCallback) else ()
     for name, declared in HOOKS.items():
+        if name in idle:
+            continue
         if getattr(type(callback), name, declared.default) is not declared.default or (
             not isinstance(callback, Callback) and callable(getattr(callback, name, None))
         ):

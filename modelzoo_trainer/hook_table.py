@@ -18,7 +18,8 @@ Event = Callable[..., None]
 class HookTable(Callback):
     """The composite: each hook calls the callbacks that override it, in order.
 
-    A hook that nobody overrides is the empty method that the table inherits.
+    A hook that nobody overrides is one and the same empty function, which stays in the
+    processor's caches.
 
     Args:
         callbacks: In the order in which they are called.
@@ -27,15 +28,17 @@ class HookTable(Callback):
     def __init__(self, callbacks: Iterable[Any] = ()) -> None:
         self.callbacks: Final = tuple(callbacks)
         self._events: dict[str, Event | None] = {}
-        listeners: dict[str, list[tuple[str, HookFn]]] = {}
+        listeners: dict[str, list[HookFn]] = {}
         for callback in self.callbacks:
             for name in hook_names(callback):
-                listeners.setdefault(name, []).append(
-                    (type(callback).__name__, getattr(callback, name))
-                )
-        for name, calls in listeners.items():
-            make = fan_out_all if name in _ALL_RUN else fan_out
-            setattr(self, name, make(name, calls))
+                listeners.setdefault(name, []).append(getattr(callback, name))
+        for name in HOOKS:
+            calls = listeners.get(name)
+            if calls is None:
+                fire: HookFn = _nobody
+            else:
+                fire = fan_out_all(name, calls) if name in _ALL_RUN else fan_out(calls)
+            setattr(self, name, fire)
 
     def call(self, trainer: Any, name: str, *args: Any, **kwargs: Any) -> None:
         """Fire a hook by its name.
@@ -68,10 +71,9 @@ class HookTable(Callback):
         for callback in self.callbacks:
             method = getattr(callback, name, None)
             if callable(method):
-                call = _filtered(type(callback).__name__, name, method)
-                calls.append((type(callback).__name__, call))
+                calls.append(_filtered(type(callback).__name__, name, method))
         if calls:
-            return fan_out(name, calls)
+            return fan_out(calls)
         meant = near_miss(name)
         if meant is not None:
             raise HookError(f"{name!r} is not a hook. Did you mean {meant!r}?")
@@ -92,7 +94,7 @@ def _ordered(
 
 
 def _nobody(*args: Any) -> None:
-    """Do nothing: a hook that a third party declared and no callback overrides."""
+    """Do nothing: the hook that no callback overrides."""
 
 
 def _filtered(owner: str, name: str, method: HookFn) -> Event:

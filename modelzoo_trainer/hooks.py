@@ -3,7 +3,7 @@
 import difflib
 import enum
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -145,83 +145,86 @@ def _check_parameters(owner: str, declared: HookSpec, method: HookFn) -> None:
         )
 
 
-def add_hook_note(error: BaseException, owner: str, name: str, args: tuple[Any, ...]) -> None:
-    """Add to `error` where it was raised: callback, hook and global step.
-
-    Args:
-        error: What the listener raised.
-        owner: The callback's class name.
-        name: The hook.
-        args: What the hook was called with; the trainer is first, if there is one.
-    """
-    step = getattr(args[0], "global_step", None) if args else None
-    at = "" if step is None else f" at global_step {step}"
-    error.add_note(f"raised in {owner}.{name}{at}")
-
-
-def fan_out(name: str, listeners: Iterable[tuple[str, HookFn]]) -> HookFn:
+def fan_out(calls: Sequence[HookFn]) -> HookFn:
     """Return one function that calls every listener, in order.
 
+    There is nothing around the calls: what a listener raises goes through, and
+    `note_origin` finds out later whose it was.
+
     Args:
-        name: The hook, for the note on an exception.
-        listeners: Pairs of the owner's class name and its method.
-
-    Returns:
-        A function of the hook's positional arguments. What a listener raises goes through with
-        its type and traceback, and a note that names the listener.
+        calls: The listeners' bound methods; at least one.
     """
-    calls = tuple(listeners)
     if len(calls) == 1:
-        [(owner, only)] = calls
+        return calls[0]
+    if len(calls) == 2:
+        first, second = calls
 
-        def fire_one(*args: Any) -> None:
-            try:
-                only(*args)
-            except BaseException as error:
-                add_hook_note(error, owner, name, args)
-                raise
+        def fire_two(*args: Any) -> None:
+            first(*args)
+            second(*args)
 
-        return fire_one
+        return fire_two
+    every = tuple(calls)
 
     def fire(*args: Any) -> None:
-        for owner, listener in calls:
-            try:
-                listener(*args)
-            except BaseException as error:
-                add_hook_note(error, owner, name, args)
-                raise
+        for listener in every:
+            listener(*args)
 
     return fire
 
 
-def fan_out_all(name: str, listeners: Iterable[tuple[str, HookFn]]) -> HookFn:
+def note_origin(error: BaseException, callbacks: Iterable[Any], step: int | None) -> None:
+    """Add to an exception which callback's hook raised it; once, however often it is called.
+
+    Args:
+        error: With the traceback of the hook.
+        callbacks: Those that may have raised it.
+        step: The global step, if there is one yet.
+    """
+    known = {id(callback): type(callback).__name__ for callback in callbacks}
+    at = "" if step is None else f" at global_step {step}"
+    trace = error.__traceback__
+    origin = ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_argcount:
+            owner = trace.tb_frame.f_locals.get(code.co_varnames[0])
+            if id(owner) in known and (code.co_name in HOOKS or code.co_name.startswith("on_")):
+                origin = f"raised in {known[id(owner)]}.{code.co_name}"
+        trace = trace.tb_next
+    noted = getattr(error, "__notes__", [])
+    if origin and not any(note.startswith(origin) for note in noted):
+        error.add_note(origin + at)
+
+
+def fan_out_all(name: str, calls: Sequence[HookFn]) -> HookFn:
     """Return a function that calls every listener, even when one before it has failed.
 
     Args:
         name: A `finalize` or exception hook: everybody gets to know.
-        listeners: Pairs of the owner's class name and its method.
+        calls: The listeners' bound methods.
 
     Returns:
         A function of the hook's positional arguments. If the last one is an exception, failures
         become notes on it; otherwise the first failure is raised when all have been called.
     """
-    calls = tuple(listeners)
+    every = tuple(calls)
 
     def fire(*args: Any) -> None:
         original = args[-1] if args and isinstance(args[-1], BaseException) else None
         failures: list[Exception] = []
-        for owner, listener in calls:
+        for listener in every:
             try:
                 listener(*args)
-            except Exception as error:  # noqa: BLE001  # noted below: the first error must win
-                add_hook_note(error, owner, name, args)
+            except Exception as error:  # noqa: BLE001, PERF203  # the first error must win
+                owner = type(getattr(listener, "__self__", listener)).__name__
+                error.add_note(f"raised in {owner}.{name}")
                 failures.append(error)
         if original is None and failures:
             raise failures[0]
         for failure in failures:
             original.add_note(  # type: ignore[union-attr]  # not None if there are failures here
-                f"{name} failed as well: {type(failure).__name__}: {failure} "
-                f"({'; '.join(failure.__notes__)})"
+                f"{failure.__notes__[-1]} as well: {type(failure).__name__}: {failure}"
             )
 
     return fire

@@ -1,0 +1,99 @@
+"""A trainer for PyTorch models that is only a sequence of hook calls.
+
+The names below are imported when they are first used, so that the command line answers at once.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.callback import (
+        HOOKS,
+        Callback,
+        CoreCallback,
+        ValidationCallback,
+        register_global_callback,
+    )
+    from modelzoo_trainer.closures import step_closure
+    from modelzoo_trainer.core import (
+        AutoRestart,
+        Checkpoint,
+        Logging,
+        MixedPrecision,
+        Precision,
+        TrainingLoop,
+        ValidationLoop,
+    )
+    from modelzoo_trainer.errors import (
+        CheckpointError,
+        CheckpointMismatch,
+        ConfigError,
+        HookError,
+        ModelZooError,
+    )
+    from modelzoo_trainer.loggers.logger import Logger
+    from modelzoo_trainer.trainer import Trainer
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "callback": (
+        "HOOKS",
+        "Callback",
+        "CoreCallback",
+        "ValidationCallback",
+        "register_global_callback",
+    ),
+    "closures": ("step_closure",),
+    "core": (
+        "AutoRestart",
+        "Checkpoint",
+        "Logging",
+        "MixedPrecision",
+        "Precision",
+        "TrainingLoop",
+        "ValidationLoop",
+    ),
+    "errors": (
+        "CheckpointError",
+        "CheckpointMismatch",
+        "ConfigError",
+        "HookError",
+        "ModelZooError",
+    ),
+    "loggers.logger": ("Logger",),
+    "trainer": ("Trainer",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "HOOKS",
+    "AutoRestart",
+    "Callback",
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointMismatch",
+    "ConfigError",
+    "CoreCallback",
+    "HookError",
+    "Logger",
+    "Logging",
+    "MixedPrecision",
+    "ModelZooError",
+    "Precision",
+    "Trainer",
+    "TrainingLoop",
+    "ValidationCallback",
+    "ValidationLoop",
+    "register_global_callback",
+    "step_closure",
+]
+
+
+if not TYPE_CHECKING:  # else a checker would accept any name
+
+    def __getattr__(name: str) -> Any:
+        home = _HOME_OF.get(name)
+        if home is None:
+            raise AttributeError(f"module 'modelzoo_trainer' has no attribute {name!r}")
+        return getattr(import_module(f"modelzoo_trainer.{home}"), name)

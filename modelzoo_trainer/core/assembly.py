@@ -1,0 +1,132 @@
+"""The callbacks of a trainer, in the order in which they are called."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch.nn import Module
+
+from modelzoo_trainer.callback import CoreCallback, check_callback
+from modelzoo_trainer.core.artifact_dir import ArtifactDir
+from modelzoo_trainer.core.autorestart import AutoRestart
+from modelzoo_trainer.core.backend import BackendCallback
+from modelzoo_trainer.core.checkpoint import Checkpoint
+from modelzoo_trainer.core.dataloader import DataLoaderCallback
+from modelzoo_trainer.core.early_exit import EarlyExit
+from modelzoo_trainer.core.grad_accum import GradientAccumulation
+from modelzoo_trainer.core.interrupt import Interrupt
+from modelzoo_trainer.core.logging import Logging
+from modelzoo_trainer.core.loop import LoopCallback, TrainingLoop
+from modelzoo_trainer.core.loss_accum import LossAccumulation
+from modelzoo_trainer.core.model import ModelCallback
+from modelzoo_trainer.core.optimizer import OptimizerCallback
+from modelzoo_trainer.core.precision import Precision
+from modelzoo_trainer.core.reproducibility import Reproducibility
+from modelzoo_trainer.core.run_schedule import RunSchedule
+from modelzoo_trainer.core.schedulers import SchedulersCallback
+from modelzoo_trainer.core.sparsity import Sparsity
+from modelzoo_trainer.errors import ConfigError, HookError
+
+
+def core_callbacks(parts: Mapping[str, Any]) -> OrderedDict[str, CoreCallback]:
+    """Return the core callbacks, in order.
+
+    What can be refused without touching anything comes first: device and precision before the
+    folders are made.
+
+    Args:
+        parts: The trainer's arguments by name.
+
+    Raises:
+        ConfigError: If one of them does not fit.
+    """
+    model = parts["model"]
+    own = {
+        name: _own_part(name, parts[name], kind, default)
+        for name, kind, default in (
+            ("autorestart", AutoRestart, AutoRestart),
+            ("precision", Precision, Precision),
+            ("loop", LoopCallback, TrainingLoop),
+            ("logging", Logging, Logging),
+            ("checkpoint", Checkpoint, Checkpoint),
+        )
+    }
+    return OrderedDict(
+        autorestart=own["autorestart"],
+        reproducibility=Reproducibility(parts["seed"]),
+        backend=BackendCallback(parts["backend"], parts["device"]),
+        precision=own["precision"],
+        artifact_dir=ArtifactDir(),
+        model=ModelCallback(model),
+        dataloader=DataLoaderCallback(),
+        optimizer=OptimizerCallback(parts["optimizer"], model_is_built=isinstance(model, Module)),
+        schedulers=SchedulersCallback(parts["schedulers"]),
+        sparsity=Sparsity(parts["sparsity"]),
+        loop=own["loop"],
+        grad_accum=GradientAccumulation(getattr(own["loop"], "grad_accum_steps", 1)),
+        run_schedule=RunSchedule(),
+        logging=own["logging"],
+        loss_accum=LossAccumulation(),
+        interrupt=Interrupt(),
+        early_exit=EarlyExit(),
+        checkpoint=own["checkpoint"],
+    )
+
+
+def _own_part(name: str, given: Any, kind: type, default: type) -> Any:
+    if given is None:
+        return default()
+    if not isinstance(given, kind):
+        raise ConfigError(f"{name} got {given!r}. Pass an instance of {kind.__name__}.")
+    return given
+
+
+def checked_callbacks(callbacks: Iterable[Any] | Any) -> list[Any]:
+    """Return a list of the callbacks that a user gave.
+
+    Args:
+        callbacks: An iterable of them, or a single one.
+
+    Returns:
+        A copy; an object that was given twice is in it once, with a warning.
+
+    Raises:
+        HookError: If one is none, or is a core callback.
+    """
+    if isinstance(callbacks, Iterable) and not isinstance(callbacks, (str, Mapping)):
+        given = list(callbacks)
+    else:
+        given = [callbacks]
+    checked: list[Any] = []
+    for callback in given:
+        if isinstance(callback, CoreCallback):
+            kind = type(callback).__name__
+            raise HookError(
+                f"callbacks got a {kind}, which is a core callback. Pass it by its own "
+                f"argument (loop, checkpoint, logging, precision, autorestart)."
+            )
+        check_callback(callback)
+        if any(callback is known for known in checked):
+            warnings.warn(
+                f"{type(callback).__name__} was given twice as the same object; it runs once.",
+                stacklevel=4,
+            )
+            continue
+        checked.append(callback)
+    return checked
+
+
+def named(callbacks: Iterable[Any]) -> dict[str, Any]:
+    """Return callbacks by class name; a repeat gets `_2`, `_3`, ..."""
+    names: dict[str, Any] = {}
+    for callback in callbacks:
+        name = kind = type(callback).__name__
+        number = 1
+        while name in names:
+            number += 1
+            name = f"{kind}_{number}"
+        names[name] = callback
+    return names

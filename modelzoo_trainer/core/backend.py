@@ -1,0 +1,80 @@
+"""The device: the only module that knows `backends` at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from backends import Backend, BackendError, BackendUnavailable, Stream, make_backend, map_tensors
+from modelzoo_trainer.callback import CoreCallback
+from modelzoo_trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+__all__ = [
+    "Backend",
+    "BackendCallback",
+    "BackendError",
+    "BackendUnavailable",
+    "Stream",
+    "map_tensors",
+]
+
+
+class BackendCallback(CoreCallback):
+    """Makes and opens the backend before anything touches a device.
+
+    Args:
+        backend: A backend, or options for the one that `device` names.
+        device: A device's name, in any case; "auto" = the accelerator that is there, else the
+            CPU. None = "cpu", unless `backend` says more.
+
+    Raises:
+        ConfigError: If both a backend and a device are given, or neither fits.
+    """
+
+    def __init__(
+        self, backend: Backend | Mapping[str, Any] | None = None, device: str | None = None
+    ) -> None:
+        if isinstance(backend, Backend):
+            if device is not None:
+                raise ConfigError(
+                    f"device ({device!r}) and a backend are both given; they exclude each other."
+                )
+        elif backend is not None and not isinstance(backend, Mapping):
+            raise ConfigError(
+                f"backend got {backend!r}. Pass a Backend, or a mapping of options with "
+                f"device='cpu'."
+            )
+        if device is not None and not isinstance(device, str):
+            raise ConfigError(f"device got {device!r}. Pass a name such as 'cpu' or 'auto'.")
+        self._backend = backend
+        self._device = device
+        self._opened: Backend | None = None
+
+    @override
+    def pre_setup(self, trainer: Trainer) -> None:
+        if isinstance(self._backend, Backend):
+            backend = self._backend
+        else:
+            options = dict(self._backend or {})
+            named = options.pop("backend_type", None)
+            try:
+                backend = make_backend(self._device or named or "cpu", options)
+            except BackendUnavailable:
+                raise
+            except BackendError as error:
+                raise ConfigError(str(error)) from None
+        backend.seed = trainer.reproducibility.step_seed
+        backend.open()
+        self._opened = backend
+        trainer.backend = backend
+
+    @override
+    def finalize(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None

@@ -1,0 +1,143 @@
+"""Ending a run before its time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from modelzoo_trainer.callback import CoreCallback, Loader
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+
+class ExitHandle:
+    """What takes a registered condition back."""
+
+    def __init__(self, conditions: list[Callable[[], bool]], condition: Callable[[], bool]) -> None:
+        self._conditions = conditions
+        self._condition = condition
+
+    def remove(self) -> None:
+        """Take the condition back; a second call does nothing."""
+        if self._condition in self._conditions:
+            self._conditions.remove(self._condition)
+
+
+class EarlyExit(CoreCallback):
+    """Ends a run at a step boundary when somebody, or a signal, has asked for it.
+
+    The run ends in order: its end hooks are called and the final checkpoint is written. The next
+    run of the trainer starts unasked; registered conditions stay. If it was a signal,
+    `trainer.interrupted` is its name, and `on_interrupt` is called.
+    """
+
+    def __init__(self) -> None:
+        self.should_exit = False
+        self.reason = ""
+        self._asked = ""
+        self._signal: str | None = None
+        self._conditions: list[Callable[[], bool]] = []
+        self._depth = 0
+
+    def register(self, condition: Callable[..., bool], *args: Any, **kwargs: Any) -> ExitHandle:
+        """Have a condition asked at each step boundary.
+
+        Args:
+            condition: Returns whether the run should end; called with `args` and `kwargs`.
+            args: Positional arguments of it.
+            kwargs: Keyword arguments of it.
+
+        Returns:
+            A handle whose `remove` takes the condition back.
+
+        Raises:
+            TypeError: If it cannot be called.
+        """
+        if not callable(condition):
+            raise TypeError(f"early_exit.register got {condition!r}, which cannot be called.")
+
+        def ask() -> bool:
+            return condition(*args, **kwargs)
+
+        self._conditions.append(ask)
+        return ExitHandle(self._conditions, ask)
+
+    def stop(self, reason: str) -> None:
+        """Ask for the run to end at the next step boundary.
+
+        Args:
+            reason: Why, for the log.
+        """
+        self._asked = self._asked or reason
+
+    def interrupt(self, name: str) -> None:
+        """Ask for the run to end because of a signal; safe in a signal handler.
+
+        Args:
+            name: The signal's name, such as "SIGINT".
+        """
+        self._signal = name
+        self.stop(name)
+
+    @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        trainer.interrupted = self._signal = None
+        self._enter(stack)
+
+    @override
+    def on_enter_validate(
+        self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
+    ) -> None:
+        self._enter(stack)
+
+    @override
+    def on_enter_validate_all(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        val_dataloaders: list[Loader],
+        loop: Any,
+        ckpt_paths: list[Any],
+    ) -> None:
+        self._enter(stack)
+
+    def _enter(self, stack: ExitStack) -> None:
+        if self._depth == 0:
+            self.should_exit = False
+            self.reason = self._asked = ""
+        self._depth += 1
+        stack.callback(self._leave)
+
+    def _leave(self) -> None:
+        self._depth -= 1
+
+    @override
+    def on_step_boundary(self, trainer: Trainer) -> None:
+        if self._asked or self._conditions:
+            self.check()
+            if self._signal is not None and trainer.interrupted is None:
+                trainer.interrupted = self._signal
+                trainer.hooks.on_interrupt(trainer, self._signal)
+
+    def check(self) -> bool:
+        """Ask all conditions; return whether the run should end."""
+        if not self._asked:
+            for condition in self._conditions:
+                if condition():
+                    self._asked = "a registered condition holds"
+                    break
+        if self._asked and not self.should_exit:
+            self.should_exit = True
+            self.reason = self._asked
+        return self.should_exit

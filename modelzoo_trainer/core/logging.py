@@ -1,0 +1,187 @@
+"""Which steps are logged, where messages go, and how metrics reach the loggers."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from torch import Tensor
+from torch.nn import Module
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Metrics
+from modelzoo_trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+Level = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
+_PACKAGE: Final = logging.getLogger("modelzoo_trainer")
+_FORMAT: Final = "%(asctime)s %(levelname)s: %(message)s"
+
+
+class Logging(CoreCallback):
+    """Decides which steps are logged; collects their metrics; hands them to the loggers.
+
+    The metrics of a step are collected until its boundary, read from the device at once, and
+    delivered as one mapping: to each logger's `log_metrics`, then to the hook `on_metrics`.
+
+    During a run the messages of `modelzoo_trainer` go to `run.log` in the run's folder, and to
+    standard error if the program has set up no logging of its own.
+
+    Args:
+        log_steps: Log every so many steps, and the last one of the run; 0 = only the last one.
+        log_level: Least level of the messages.
+        wsc_log_level: Accepted for the format's sake; without meaning on this hardware.
+        enable_act_frequency: Likewise.
+
+    Raises:
+        ConfigError: If `log_steps` is negative, or the level is unknown.
+    """
+
+    def __init__(
+        self,
+        log_steps: int = 1,
+        log_level: str = "INFO",
+        wsc_log_level: dict[str, Any] | None = None,
+        enable_act_frequency: bool = False,
+    ) -> None:
+        if isinstance(log_steps, bool) or not isinstance(log_steps, int) or log_steps < 0:
+            raise ConfigError(
+                f"logging.log_steps is {log_steps!r}; it must be a whole number >= 0."
+            )
+        if str(log_level).upper() not in LEVELS:
+            raise ConfigError(
+                f"logging.log_level is {log_level!r}; known: {', '.join(LEVELS)}."
+            )
+        self.log_steps = log_steps
+        self.log_level = log_level.upper()
+        self.step = 0
+        self.in_batch = False
+        self.is_log_window = True
+        self.is_log_step = True
+        self._collected: Metrics = {}
+        self._collected_step = 0
+
+    # ---- messages
+
+    @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        self._open_handlers(trainer, stack)
+        stack.callback(self._leave, trainer)
+
+    @override
+    def on_enter_validate(
+        self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
+    ) -> None:
+        self._open_handlers(trainer, stack)
+        self._open_gate()
+        stack.callback(self._open_gate)
+
+    def _open_gate(self) -> None:
+        self.in_batch = False
+        self.is_log_step = self.is_log_window = True
+
+    def _leave(self, trainer: Trainer) -> None:
+        self._open_gate()
+        self._collected = {}
+        for logger in trainer.loggers:
+            logger.flush()
+
+    def _open_handlers(self, trainer: Trainer, stack: ExitStack) -> None:
+        path = trainer.artifact_dir / "run.log"
+        names = [getattr(handler, "baseFilename", None) for handler in _PACKAGE.handlers]
+        if str(path.absolute()) in names or not trainer.backend.is_main:
+            return
+        handlers: list[logging.Handler] = []
+        if not _PACKAGE.hasHandlers():
+            handlers.append(logging.StreamHandler(sys.stderr))
+        handlers.append(logging.FileHandler(path, delay=True))
+        level = _PACKAGE.level
+        _PACKAGE.setLevel(self.log_level)
+        stack.callback(_PACKAGE.setLevel, level)
+        for handler in handlers:
+            handler.setFormatter(logging.Formatter(_FORMAT))
+            _PACKAGE.addHandler(handler)
+            stack.callback(_close, handler)
+
+    # ---- which steps
+
+    @override
+    def on_train_batch_start(
+        self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
+    ) -> None:
+        if self._collected:
+            self.deliver(trainer)
+        self.in_batch = True
+        self.step = step = trainer.global_step + 1
+        every = self.log_steps
+        self.is_log_window = (every and step % every == 0) or trainer.schedule.is_final(trainer)
+        self.is_log_step = self.is_log_window and trainer.grad_accum.should_run_optimizer_step
+
+    @override
+    def on_step_boundary(self, trainer: Trainer) -> None:
+        if self._collected:
+            self.deliver(trainer)
+
+    @override
+    def on_train_end(self, trainer: Trainer, model: Module, loop: Any, loop_idx: int) -> None:
+        self._open_gate()
+
+    def gate_validation(self, batch_idx: int, *, is_last: bool) -> None:
+        """Decide whether metrics of a validation's batch are logged."""
+        every = self.log_steps
+        self.is_log_step = is_last or (every != 0 and (batch_idx + 1) % every == 0)
+
+    # ---- metrics
+
+    def collect(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
+        """Add to the metrics of a step."""
+        if self._collected and step != self._collected_step:
+            self.deliver(trainer)
+        self._collected_step = step
+        self._collected.update(metrics)
+
+    def deliver(self, trainer: Trainer) -> None:
+        """Read what was collected, in one go, and have it handed over when it is there."""
+        metrics, self._collected = self._collected, {}
+        if not metrics:
+            return
+        names = [name for name, value in metrics.items() if isinstance(value, Tensor)]
+        tensors = [metrics[name].detach() for name in names]
+        step = self._collected_step
+        trainer.read(tensors, partial(self._arrive, trainer, metrics, names, step), step=step)
+
+    def _arrive(
+        self,
+        trainer: Trainer,
+        metrics: Metrics,
+        names: list[str],
+        step: int,
+        values: list[Any],
+    ) -> None:
+        metrics.update(zip(names, values, strict=True))
+        self.hand_over(trainer, metrics, step)
+
+    def hand_over(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
+        """Give host values to the loggers, then to `on_metrics`."""
+        if trainer.backend.is_main:
+            for logger in trainer.loggers:
+                logger.log_metrics(metrics, step)
+        trainer.hooks.on_metrics(trainer, metrics, step)
+
+
+def _close(handler: logging.Handler) -> None:
+    _PACKAGE.removeHandler(handler)
+    handler.close()

@@ -1,0 +1,136 @@
+"""How long to train and how much to validate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.nn import Module
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Batch, CoreCallback, Outputs, StateDict
+from modelzoo_trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+
+class LoopCallback(CoreCallback):
+    """Counts optimizer steps.
+
+    State: `global_step`.
+    """
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        trainer.global_step = 0
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
+    ) -> None:
+        if trainer.should_run_optimizer_step:
+            trainer.global_step += 1
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        state_dict["global_step"] = trainer.global_step
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        trainer.global_step = state_dict.get("global_step", trainer.global_step)
+
+
+class ValidationLoop(LoopCallback):
+    """One pass of validation.
+
+    Args:
+        eval_steps: Batches of it, > 0; None = all of the dataloader.
+        hook: Names the six hooks that are called: `on_{hook}_{start,end}`,
+            `on_{hook}_batch_{start,end}`, `on_{hook}_step_{start,end}`.
+
+    Raises:
+        ConfigError: If `eval_steps` is not positive.
+    """
+
+    def __init__(self, eval_steps: int | None = None, hook: str = "validate") -> None:
+        require_positive("eval_steps", eval_steps)
+        self.eval_steps = eval_steps
+        self.hook = hook
+        self.on_start_hook = f"on_{hook}_start"
+        self.on_end_hook = f"on_{hook}_end"
+        self.on_batch_start_hook = f"on_{hook}_batch_start"
+        self.on_batch_end_hook = f"on_{hook}_batch_end"
+        self.on_step_start_hook = f"on_{hook}_step_start"
+        self.on_step_end_hook = f"on_{hook}_step_end"
+
+
+class TrainingLoop(LoopCallback):
+    """How long to train, and when to validate. A step is one update of the parameters.
+
+    Args:
+        num_steps: Train this many more steps; excludes `num_epochs`, goes before `max_steps`.
+        max_steps: Train until `global_step` is this, steps before a restart counted.
+        num_epochs: Train this many passes over the data, those before a restart counted. With
+            none of the three: one.
+        steps_per_epoch: End a pass after this many steps; None = with the data.
+        eval_frequency: Validate every so many steps (int), or after each such fraction of the
+            run (float in (0, 1]; 1.0 = once, at the end); None or 0 = never. Always also at
+            the end.
+        eval_steps: Batches of a validation; None = all.
+        grad_accum_steps: Batches per step.
+
+    Raises:
+        ConfigError: If a number is not positive, or both `num_steps` and `num_epochs` are given.
+    """
+
+    def __init__(  # noqa: PLR0913  # the YAML section's keys
+        self,
+        num_steps: int | None = None,
+        max_steps: int | None = None,
+        num_epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        eval_frequency: int | float | None = 1.0,
+        eval_steps: int | None = None,
+        grad_accum_steps: int = 1,
+    ) -> None:
+        require_positive("loop.num_steps", num_steps)
+        require_positive("loop.max_steps", max_steps)
+        require_positive("loop.num_epochs", num_epochs)
+        require_positive("loop.steps_per_epoch", steps_per_epoch)
+        require_positive("loop.eval_steps", eval_steps)
+        require_positive("loop.grad_accum_steps", grad_accum_steps)
+        if num_steps is not None and num_epochs is not None:
+            raise ConfigError(
+                f"loop: num_steps ({num_steps}) and num_epochs ({num_epochs}) are both given; "
+                f"they exclude each other."
+            )
+        _check_frequency(eval_frequency)
+        if num_steps is None and max_steps is None and num_epochs is None:
+            num_epochs = 1
+        self.num_steps = num_steps
+        self.max_steps = max_steps
+        self.num_epochs = num_epochs
+        self.steps_per_epoch = steps_per_epoch
+        self.eval_frequency = eval_frequency
+        self.eval_steps = eval_steps
+        self.grad_accum_steps = grad_accum_steps
+        self.val_loop = ValidationLoop(eval_steps=eval_steps)
+
+
+def require_positive(name: str, value: int | None) -> None:
+    """Raise a `ConfigError` unless a count is None or a whole number > 0."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number > 0.")
+
+
+def _check_frequency(value: int | float | None) -> None:
+    if value is None or value == 0:
+        return
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not value > 0 or (isinstance(value, float) and value > 1):
+        raise ConfigError(
+            f"loop.eval_frequency is {value!r}; it must be a whole number of steps, a fraction "
+            f"of the run in (0.0, 1.0], or null."
+        )

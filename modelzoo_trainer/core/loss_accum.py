@@ -1,0 +1,99 @@
+"""The loss as it is logged: unscaled, averaged over what it stands for."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs
+from modelzoo_trainer.core.grad_accum import weight_of
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+
+class Mean:
+    """A weighted mean on the device, in double precision where the device has it."""
+
+    def __init__(self, *, double: bool) -> None:
+        self._dtype = torch.float64 if double else torch.float32
+        self._sum: Tensor | None = None
+        self._weight: Any = 0
+
+    def add(self, value: Tensor, weight: Any) -> None:
+        """Add a value without dimensions, with its weight."""
+        term = value.detach().to(self._dtype) * weight
+        self._sum = term if self._sum is None else self._sum + term
+        self._weight = self._weight + weight
+
+    def take(self) -> Tensor | None:
+        """Return the mean and start anew; None if nothing was added."""
+        mean = None if self._sum is None else self._sum / self._weight
+        self._sum, self._weight = None, 0
+        return mean
+
+
+class LossAccumulation(CoreCallback):
+    """Logs `loss`: of each logged step, and of a validation as a whole.
+
+    The average over the batches of a step and over a validation is weighted by samples, or by
+    `num_items` if the model's output has it.
+    """
+
+    def __init__(self) -> None:
+        self._train = Mean(double=True)
+        self._val = Mean(double=True)
+
+    @override
+    def pre_setup(self, trainer: Trainer) -> None:
+        double = trainer.backend.caps.float64
+        self._train, self._val = Mean(double=double), Mean(double=double)
+
+    @override
+    def on_enter_train(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        loop: Any,
+        loop_idx: int,
+    ) -> None:
+        stack.callback(self._train.take)
+
+    @override
+    def on_train_step_end(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
+    ) -> None:
+        logging = trainer.logging
+        if not logging.is_log_window:
+            return
+        if trainer.grad_accum.num == 1:
+            trainer.log_metrics(loss=outputs["loss"].detach())
+            return
+        self._train.add(outputs["loss"], trainer.grad_accum.weight)
+        if trainer.should_run_optimizer_step:
+            trainer.log_metrics(loss=self._train.take())
+
+    @override
+    def on_enter_validate(
+        self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
+    ) -> None:
+        stack.callback(self._val.take)
+
+    @override
+    def on_validate_step_end(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
+    ) -> None:
+        if "loss" in outputs:
+            self._val.add(outputs["loss"], weight_of(outputs, batch))
+
+    @override
+    def on_validate_end(self, trainer: Trainer, model: Module, loop: Any) -> None:
+        mean = self._val.take()
+        if mean is not None:
+            trainer.log_metrics(loss=mean)

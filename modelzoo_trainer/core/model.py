@@ -1,0 +1,150 @@
+"""The model: built, moved, called, put in the right mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.nn import Module
+from typing_extensions import override
+
+from modelzoo_trainer.callback import CoreCallback, Loader, Outputs, StateDict
+from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+ModelFactory = Callable[[], Module]
+
+
+class ModelCallback(CoreCallback):
+    """Owns `trainer.model` and `trainer.compiled_model`.
+
+    Args:
+        model: A module, or a callable without arguments that returns one. Callbacks that change
+            how the model is made replace this attribute in `pre_setup`.
+
+    State: `model`, the module's state dict under its own names.
+
+    Raises:
+        ConfigError: If it is neither.
+    """
+
+    def __init__(self, model: Module | ModelFactory | None) -> None:
+        if not isinstance(model, Module) and not callable(model):
+            given = "nothing" if model is None else repr(model)
+            raise ConfigError(
+                f"model got {given}. Pass a torch.nn.Module, or a callable that returns one."
+            )
+        self.model: Module | ModelFactory = model
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        model = self.model
+        if not isinstance(model, Module):
+            with trainer.backend.building():
+                model = model()
+            if not isinstance(model, Module):
+                raise ConfigError(
+                    f"model: the callable returned {model!r}. Return a torch.nn.Module."
+                )
+        trainer.model = model
+        trainer.compiled_model = trainer.backend.prepare_model(model)
+
+    @override
+    def on_train_start(
+        self,
+        trainer: Trainer,
+        model: Module,
+        train_dataloader: Loader,
+        loop: Any,
+        loop_idx: int,
+    ) -> None:
+        model.train()
+
+    @override
+    def on_enter_validate(
+        self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
+    ) -> None:
+        stack.callback(_restore_modes, [(part, part.training) for part in trainer.model.modules()])
+        trainer.model.eval()
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        state_dict["model"] = trainer.backend.host_state(dict(trainer.model.state_dict()))
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        if "model" not in state_dict:
+            return
+        strict = not trainer.checkpoint.disable_strict_checkpoint_loading
+        found = state_dict["model"]
+        if strict:
+            _check_names(trainer.model.state_dict(), found)
+        trainer.model.load_state_dict(found, strict=strict)
+
+
+def to_outputs(raw: Any) -> Outputs:
+    """Return a model's output as a mapping that callbacks may change.
+
+    Args:
+        raw: A tensor with one element (the loss), another tensor (`output`), a pair
+            (loss, logits), or a mapping.
+
+    Raises:
+        ConfigError: If it is none of these.
+    """
+    if type(raw) is dict:
+        return raw
+    if isinstance(raw, Tensor):
+        return {"loss" if raw.numel() == 1 else "output": raw}
+    if isinstance(raw, Mapping):
+        return dict(raw)
+    if isinstance(raw, (tuple, list)) and len(raw) == 2:
+        return {"loss": raw[0], "logits": raw[1]}
+    size = f" of length {len(raw)}" if isinstance(raw, (tuple, list)) else ""
+    raise ConfigError(
+        f"the model returned a {type(raw).__name__}{size}. Return the loss, (loss, logits), or a "
+        f"mapping with 'loss'."
+    )
+
+
+def no_loss(model: Module, outputs: Outputs) -> ConfigError:
+    """Return the error of a model's output that has no loss to train on."""
+    loss = outputs.get("loss")
+    name = type(model).__name__
+    if loss is None:
+        return ConfigError(
+            f"{name} returned no 'loss' to train on (it has: {', '.join(outputs) or 'nothing'}). "
+            f"Return the loss, (loss, logits), or a mapping with 'loss'."
+        )
+    what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{loss!r}"
+    return ConfigError(
+        f"{name} returned a 'loss' of {what}; it must be a tensor with one element."
+    )
+
+
+def _restore_modes(modes: list[tuple[Module, bool]]) -> None:
+    for part, training in modes:
+        part.training = training
+
+
+def _check_names(expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    rows = [f"  missing      {name}" for name in expected if name not in found]
+    rows += [f"  unexpected   {name}" for name in found if name not in expected]
+    rows += [
+        f"  other shape  {name}: {tuple(found[name].shape)}, the model has {tuple(value.shape)}"
+        for name, value in expected.items()
+        if isinstance(value, Tensor)
+        and name in found
+        and found[name].shape != value.shape
+    ]
+    if rows:
+        raise CheckpointMismatch(
+            "the checkpoint's model does not fit this one:\n"
+            + "\n".join(rows)
+            + "\nUse the configuration that it was made with, or "
+            "checkpoint.disable_strict_checkpoint_loading: true."
+        )

@@ -1,0 +1,98 @@
+"""The optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from torch.nn import Module
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
+from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+OptimizerFactory = Callable[[Module], Optimizer]
+
+
+class OptimizerCallback(CoreCallback):
+    """Owns `trainer.optimizer`.
+
+    Args:
+        optimizer: An optimizer over the model's parameters, a callable `model -> optimizer`, or
+            None (validation only).
+        model_is_built: Whether the trainer was given a module; an optimizer cannot know the
+            parameters of a module that a callable has yet to make.
+
+    State: `optimizer`, its state dict.
+
+    Raises:
+        ConfigError: If it is none of these, or an optimizer is given with a model to be made.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer | OptimizerFactory | None, *, model_is_built: bool
+    ) -> None:
+        if isinstance(optimizer, Optimizer):
+            if not model_is_built:
+                raise ConfigError(
+                    "optimizer is an instance, but model is a callable, so the optimizer cannot "
+                    "have its parameters. Pass optimizer=lambda model: ..., or the model itself."
+                )
+        elif optimizer is not None and not callable(optimizer):
+            raise ConfigError(
+                f"optimizer got {optimizer!r}. Pass a torch.optim.Optimizer, a callable "
+                f"model -> optimizer, or None to validate only."
+            )
+        self._optimizer = optimizer
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        optimizer = self._optimizer
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            optimizer = optimizer(trainer.model)
+            if not isinstance(optimizer, Optimizer):
+                raise ConfigError(
+                    f"optimizer: the callable returned {optimizer!r}. Return a "
+                    f"torch.optim.Optimizer."
+                )
+        if optimizer is not None:
+            optimizer = trainer.backend.prepare_optimizer(optimizer)
+        trainer.optimizer = optimizer
+
+    @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        if trainer.optimizer is None:
+            raise ConfigError(
+                "fit needs an optimizer, and the trainer has none. Pass Trainer(optimizer=...), "
+                "or trainer.init.optimizer in the YAML file."
+            )
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        if trainer.optimizer is not None:
+            state_dict["optimizer"] = trainer.backend.host_state(trainer.optimizer.state_dict())
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        if trainer.optimizer is None or "optimizer" not in state_dict:
+            return
+        try:
+            trainer.optimizer.load_state_dict(state_dict["optimizer"])
+        except ValueError as error:
+            raise CheckpointMismatch(
+                f"the checkpoint's optimizer does not fit {type(trainer.optimizer).__name__}: "
+                f"{error}. Load the model alone with LoadCheckpointStates, or use the optimizer "
+                f"and parameter groups that it was made with."
+            ) from None

@@ -1,0 +1,151 @@
+"""How many stages, steps and validations a run has."""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
+from modelzoo_trainer.core.loop import TrainingLoop
+from modelzoo_trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.schedule")
+
+
+class RunSchedule(CoreCallback):
+    """Divides a fit into train stages; a validation follows each stage, if there is any.
+
+    All positions are functions of `global_step` and the epoch, so that a resumed run validates
+    and ends where the uninterrupted one does.
+
+    State: `schedule`: the step and the epoch at which the fit began, and whether it was complete.
+    """
+
+    def __init__(self) -> None:
+        self.loop: TrainingLoop | None = None
+        self.end_step: float = math.inf
+        self.end_epoch: float = math.inf
+        self.total_steps: int | None = None
+        self.batches_per_epoch: int | None = None
+        self.stage_end: float = math.inf
+        self._every: int | None = None
+        self._origin: tuple[int, int] | None = None
+
+    @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        self.loop = loop
+        self._origin = None
+        stack.callback(self._leave)
+
+    def _leave(self) -> None:
+        self.stage_end = math.inf
+
+    @override
+    def on_fit_start(
+        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: TrainingLoop
+    ) -> None:
+        if self._origin is None:
+            self._origin = (trainer.global_step, trainer.data.epoch)
+        origin_step, origin_epoch = self._origin
+        self.batches_per_epoch = (
+            None if loop.steps_per_epoch is None else loop.steps_per_epoch * loop.grad_accum_steps
+        )
+        steps_per_epoch = self._steps_per_epoch(trainer, loop)
+        self.end_epoch = math.inf
+        self.end_step = math.inf
+        if loop.num_steps is not None:
+            self.end_step = trainer.global_step + loop.num_steps
+        elif loop.max_steps is not None:
+            self.end_step = loop.max_steps
+        if loop.num_epochs is not None:
+            self.end_epoch = origin_epoch + loop.num_epochs
+            if steps_per_epoch is not None:
+                by_epochs = origin_step + loop.num_epochs * steps_per_epoch
+                self.end_step = min(self.end_step, by_epochs)
+        self.total_steps = None if math.isinf(self.end_step) else int(self.end_step)
+        self._every = self._stage_length(loop, origin_step)
+        if not self.has_steps_left(trainer):
+            log.info("Nothing to do: the run is complete at step %d.", trainer.global_step)
+
+    def _steps_per_epoch(self, trainer: Trainer, loop: TrainingLoop) -> int | None:
+        num = trainer.data.num_batches_per_pass()
+        steps = None if num is None else math.ceil(num / loop.grad_accum_steps)
+        if loop.steps_per_epoch is None:
+            return steps
+        return loop.steps_per_epoch if steps is None else min(steps, loop.steps_per_epoch)
+
+    def _stage_length(self, loop: TrainingLoop, origin_step: int) -> int | None:
+        frequency = loop.eval_frequency
+        if not frequency or (isinstance(frequency, float) and frequency == 1.0):
+            return None
+        if not isinstance(frequency, float):
+            return frequency
+        if math.isinf(self.end_step):
+            raise ConfigError(
+                f"loop.eval_frequency is {frequency}, a fraction of a run whose length is not "
+                f"known: train_dataloader has no len(). Give a number of steps, or max_steps."
+            )
+        begin = 0 if loop.max_steps is not None and loop.num_steps is None else origin_step
+        return max(1, math.ceil(frequency * (self.end_step - begin)))
+
+    # ---- asked by the trainer
+
+    @property
+    def validates(self) -> bool:
+        """Whether validations follow the train stages."""
+        return self.loop is not None and bool(self.loop.eval_frequency)
+
+    def has_steps_left(self, trainer: Trainer) -> bool:
+        """Return whether another train stage follows."""
+        return (
+            trainer.global_step < self.end_step
+            and trainer.data.epoch < self.end_epoch
+            and not trainer.early_exit.should_exit
+        )
+
+    def begin_stage(self, trainer: Trainer) -> None:
+        """Fix where the stage that begins will end."""
+        self.stage_end = self.end_step
+        if self._every is not None:
+            due = (trainer.global_step // self._every + 1) * self._every
+            self.stage_end = min(self.end_step, due)
+
+    def stage_continues(self, trainer: Trainer) -> bool:
+        """Return whether the stage has another batch."""
+        return (
+            trainer.global_step < self.stage_end
+            and trainer.data.epoch < self.end_epoch
+            and not trainer.early_exit.should_exit
+        )
+
+    def is_final(self, trainer: Trainer) -> bool:
+        """Return whether the step of the batch at hand is the last one of the fit."""
+        return trainer.global_step + 1 >= self.end_step or (
+            trainer.data.is_last and trainer.data.epoch + 1 >= self.end_epoch
+        )
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        if self._origin is not None:
+            step, epoch = self._origin
+            state_dict["schedule"] = {"origin_step": step, "origin_epoch": epoch}
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        state = state_dict.get("schedule")
+        if state is not None:
+            self._origin = (state["origin_step"], state["origin_epoch"])

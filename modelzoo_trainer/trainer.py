@@ -1,0 +1,386 @@
+"""The Trainer: a fixed sequence of hook calls, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import EllipsisType
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from modelzoo_trainer.callback import Batch, Loader, Outputs
+from modelzoo_trainer.core import (
+    AutoRestart,
+    Checkpoint,
+    Logging,
+    LoopCallback,
+    Precision,
+    TrainingLoop,
+    ValidationLoop,
+)
+from modelzoo_trainer.core.backend import Backend, Stream
+from modelzoo_trainer.core.model import ModelFactory, no_loss, to_outputs
+from modelzoo_trainer.core.optimizer import OptimizerFactory
+from modelzoo_trainer.core.passes import Pass, as_loaders, resolve_loader
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hooks import note_origin
+from modelzoo_trainer.loggers.logger import Logger
+from modelzoo_trainer.trainer_parts import TrainerParts
+
+CkptPath = str | Path | EllipsisType | None
+
+
+class Trainer(TrainerParts):
+    """Trains and validates a model by calling the hooks of its callbacks in a fixed order.
+
+    Args:
+        device: "cpu", "cuda" (or "gpu"), "auto", ..., in any case; excludes a `backend` object.
+        backend: A `backends.Backend`, or options for that of `device`.
+        model_dir: Where everything is written.
+        model: A module, or a callable that returns one.
+        optimizer: An optimizer, a callable `model -> optimizer`, or None to validate only.
+        schedulers: One or several schedulers, or callables `optimizer -> scheduler`.
+        precision: None = full precision.
+        sparsity: None; sparse training is not part of this version.
+        loop: None = one pass over the data, validated at its end.
+        checkpoint: None = none is written; the newest one of `model_dir` is loaded.
+        logging: None = every step.
+        callbacks: Called after the core ones, in this order.
+        loggers: Receive metrics; called after `callbacks`.
+        seed: Seeds everything; None = whatever torch was seeded with.
+        autorestart: None; restarts are not part of this version.
+
+    Raises:
+        ConfigError: If something does not fit.
+        HookError: If a callback does not fit.
+    """
+
+    def __init__(  # noqa: PLR0913  # one parameter for each exchangeable part
+        self,
+        *,
+        device: str | None = None,
+        backend: Backend | Mapping[str, Any] | None = None,
+        model_dir: str | Path = "model_dir",
+        model: Module | ModelFactory | None = None,
+        optimizer: Optimizer | OptimizerFactory | None = None,
+        schedulers: Any = None,
+        precision: Precision | None = None,
+        sparsity: object = None,
+        loop: LoopCallback | None = None,
+        checkpoint: Checkpoint | None = None,
+        logging: Logging | None = None,
+        callbacks: Iterable[Any] | Any = (),
+        loggers: Iterable[Logger] | Logger = (),
+        seed: int | None = None,
+        autorestart: AutoRestart | None = None,
+    ) -> None:
+        super().__init__(
+            model_dir,
+            callbacks,
+            loggers,
+            core={
+                "device": device,
+                "backend": backend,
+                "model": model,
+                "optimizer": optimizer,
+                "schedulers": schedulers,
+                "precision": precision,
+                "sparsity": sparsity,
+                "loop": loop,
+                "checkpoint": checkpoint,
+                "logging": logging,
+                "seed": seed,
+                "autorestart": autorestart,
+            },
+        )
+
+    # ---- fit
+
+    def fit(
+        self,
+        train_dataloader: Loader,
+        val_dataloader: Loader | Sequence[Loader] | None = None,
+        ckpt_path: CkptPath = ...,
+    ) -> None:
+        """Train, and validate as the loop says.
+
+        Args:
+            train_dataloader: An iterable of batches, or a callable that returns one.
+            val_dataloader: One or several likewise; None = no validation.
+            ckpt_path: Start from this checkpoint; left out = from the newest one of `model_dir`
+                if this trainer has not trained yet; None = from the weights as they are.
+
+        Raises:
+            ConfigError: If there is no optimizer, the loop is none for training, or a dataloader
+                cannot be used.
+            CheckpointError: If the checkpoint cannot be used.
+        """
+        loop = self._training_loop()
+        with ExitStack() as stack, self.on_exception("fit"):
+            self.hooks.on_enter_fit(self, stack, train_dataloader, val_dataloader, loop)
+            self.load_checkpoint(ckpt_path)
+            self.hooks.on_fit_start(self, train_dataloader, val_dataloader, loop)
+            val_dataloaders = self.number_val_dataloaders(as_loaders(val_dataloader))
+            loop_idx = 0
+            while self.schedule.has_steps_left(self):
+                self._run_train(train_dataloader, loop, loop_idx)
+                if self.schedule.validates and not self.early_exit.should_exit:
+                    is_last = not self.schedule.has_steps_left(self)
+                    self._validate_all(val_dataloaders, [None], loop.val_loop, loop_idx, is_last)
+                loop_idx += 1
+            self.hooks.on_fit_end(self, loop)
+            self.drain()
+
+    def _run_train(self, train_dataloader: Loader, loop: TrainingLoop, loop_idx: int) -> None:
+        with ExitStack() as stack, self.on_exception("train"):
+            self.schedule.begin_stage(self)
+            self.hooks.on_enter_train(self, stack, train_dataloader, loop, loop_idx)
+            self.hooks.on_train_start(self, self.model, train_dataloader, loop, loop_idx)
+            while self.schedule.stage_continues(self):
+                self._train_batch()
+            self.drain()
+            self.hooks.on_train_end(self, self.model, loop, loop_idx)
+
+    def _train_batch(self) -> None:
+        data = self.data
+        if data.begins_epoch:
+            self.hooks.on_train_epoch_start(self, data.epoch)
+        batch_idx = data.batch_idx
+        batch = data.next_batch(self)
+        self.hooks.on_train_batch_start(self, self.model, batch, batch_idx)
+        outputs = self.training_step(batch)
+        self.hooks.on_train_batch_end(self, self.model, outputs, batch, batch_idx)
+        if self.grad_accum.should_run_optimizer_step:
+            self.hooks.on_step_boundary(self)
+        if data.is_last:
+            self.hooks.on_train_epoch_end(self, data.epoch)
+            data.end_epoch()
+
+    def training_step(self, batch: Batch) -> Outputs:
+        """Run one batch forward and backward, and the optimizer when its window is complete."""
+        with self.backend.step(self.data.num_batches):
+            self.hooks.on_train_step_start(self, self.model, batch)
+            if self.grad_accum.should_run_optimizer_step:
+                outputs = self.forward(batch)
+                self.backward(outputs, batch)
+                self.optimizer_step()
+                self.optimizer_zero_grad()
+                self.schedulers_step()
+            else:
+                with self.backend.accumulating():
+                    outputs = self.forward(batch)
+                    self.backward(outputs, batch)
+            self.hooks.on_train_step_end(self, self.model, outputs, batch)
+        return outputs
+
+    def forward(self, batch: Batch) -> Outputs:
+        """Call the model and return its output as a mapping."""
+        if self.precision.autocast is None:
+            return self._call_model(batch)
+        with self.precision.autocast:
+            return self._call_model(batch)
+
+    def _call_model(self, batch: Batch) -> Outputs:
+        args: list[Any] = [batch]
+        kwargs: dict[str, Any] = {}
+        self.hooks.on_before_forward(self, self.model, batch, args, kwargs)
+        outputs = to_outputs(self.compiled_model(*args, **kwargs))
+        self.hooks.on_after_forward(self, self.model, outputs, batch)
+        return outputs
+
+    def backward(self, outputs: Outputs, batch: Batch) -> None:
+        """Add the gradients of `outputs["loss"]`."""
+        self.hooks.on_before_backward(self, self.model, outputs)
+        loss = outputs.get("loss")
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise no_loss(self.model, outputs)
+        if self.grad_accum.num > 1:
+            loss = self.grad_accum.scale(loss, outputs, batch)
+        self.precision.backward(loss)
+        self.hooks.on_after_backward(self, self.model, outputs)
+
+    def optimizer_step(self) -> None:
+        """Clip the gradients and update the parameters."""
+        self.hooks.on_before_optimizer_step(self, self.model, self.optimizer)
+        self.precision.clip_gradients(self.optimizer)
+        self.precision.optimizer_step(self.optimizer)
+        self.hooks.on_after_optimizer_step(self, self.model, self.optimizer)
+
+    def optimizer_zero_grad(self) -> None:
+        """Drop the gradients."""
+        self.hooks.on_before_optimizer_zero_grad(self, self.model, self.optimizer)
+        self.optimizer.zero_grad()
+        self.hooks.on_after_optimizer_zero_grad(self, self.model, self.optimizer)
+
+    def schedulers_step(self) -> None:
+        """Step every scheduler once."""
+        for scheduler in self.schedulers:
+            self.hooks.on_before_scheduler_step(self, self.model, self.optimizer, scheduler)
+            scheduler.step()
+            self.hooks.on_after_scheduler_step(self, self.model, self.optimizer, scheduler)
+
+    # ---- validate
+
+    def validate(
+        self,
+        val_dataloader: Loader | None = None,
+        ckpt_path: CkptPath = ...,
+        loop: ValidationLoop | None = None,
+    ) -> None:
+        """Validate over one dataloader.
+
+        Args:
+            val_dataloader: An iterable of batches, or a callable that returns one.
+            ckpt_path: As in `fit`.
+            loop: None = the trainer's own.
+
+        Raises:
+            ConfigError: If the dataloader cannot be used or has no batch.
+            CheckpointError: If the checkpoint cannot be used.
+        """
+        loop = self._validation_loop(loop)
+        with ExitStack() as stack, self.on_exception("validate"):
+            stack.enter_context(self.name_scope(self.get_val_dataloader_scope(val_dataloader)))
+            self.hooks.on_enter_validate(self, stack, val_dataloader, loop)
+            self.load_checkpoint(ckpt_path)
+            self.call(loop.on_start_hook, self.model, val_dataloader, loop)
+            loader = resolve_loader(val_dataloader, "val_dataloader")
+            batches = Pass(loader, self.backend.batches, limit=loop.eval_steps)
+            self._validate_batches(batches, loop)
+            self.logging.gate_validation(0, is_last=True)
+            self.call(loop.on_end_hook, self.model, loop)
+            self.drain()
+
+    def _validate_batches(self, batches: Pass, loop: ValidationLoop) -> None:
+        while not batches.is_last and not self.early_exit.check():
+            batch_idx = batches.num_yielded
+            batch = next(batches, None)
+            if batches.num_yielded == 0:
+                raise ConfigError("val_dataloader yields no batch. Check the data and the split.")
+            self.logging.gate_validation(batch_idx, is_last=batches.is_last)
+            self.call(loop.on_batch_start_hook, self.model, batch, batch_idx)
+            outputs = self.validation_step(batch, loop, batch_idx)
+            self.call(loop.on_batch_end_hook, self.model, outputs, batch, batch_idx)
+
+    def validation_step(self, batch: Batch, loop: ValidationLoop, batch_idx: int = 0) -> Outputs:
+        """Run one batch forward, without gradients."""
+        with self.backend.inference(), self.backend.step(batch_idx, Stream.VALIDATE):
+            self.call(loop.on_step_start_hook, self.model, batch)
+            outputs = self.forward(batch)
+            self.call(loop.on_step_end_hook, self.model, outputs, batch)
+        return outputs
+
+    def validate_all(
+        self,
+        val_dataloaders: Loader | Sequence[Loader] | None = None,
+        ckpt_paths: CkptPath | Sequence[str | Path] = ...,
+        loop: ValidationLoop | None = None,
+    ) -> None:
+        """Validate several checkpoints over several dataloaders, then run validations of one's own.
+
+        Args:
+            val_dataloaders: One or several.
+            ckpt_paths: One or several paths or globs; otherwise as in `fit`.
+            loop: None = the trainer's own.
+
+        Raises:
+            ConfigError: If a dataloader cannot be used, or a glob matches nothing.
+            CheckpointError: If a checkpoint cannot be used.
+        """
+        paths = self.checkpoint.expand(ckpt_paths)
+        loaders = self.number_val_dataloaders(as_loaders(val_dataloaders))
+        self._validate_all(loaders, paths, self._validation_loop(loop), None, True)
+
+    def _validate_all(
+        self,
+        val_dataloaders: list[Loader],
+        ckpt_paths: list[CkptPath],
+        loop: ValidationLoop,
+        loop_idx: int | None,
+        is_last: bool,
+    ) -> None:
+        with ExitStack() as stack:
+            self.hooks.on_enter_validate_all(self, stack, val_dataloaders, loop, ckpt_paths)
+            for ckpt_path in ckpt_paths:
+                self.load_checkpoint(ckpt_path)
+                for val_dataloader in val_dataloaders:
+                    if self.early_exit.should_exit:
+                        return
+                    self.validate(val_dataloader, ckpt_path=None, loop=loop)
+                self.hooks.run_validation(self, loop_idx, is_last)
+
+    # ---- checkpoints
+
+    def save_checkpoint(self) -> Path:
+        """Write a checkpoint of the current state and return its path.
+
+        Raises:
+            CheckpointError: If it cannot be written; there is none then, not half of one.
+        """
+        self.drain()
+        state: dict[str, Any] = {}
+        self.hooks.on_save_checkpoint(self, state)
+        self.hooks.postprocess_checkpoint(self, state)
+        path = self.checkpoint.write(self, state)
+        self.hooks.on_after_save_checkpoint(self, path)
+        return path
+
+    def load_checkpoint(self, ckpt_path: CkptPath = None) -> None:
+        """Restore the state of a checkpoint.
+
+        Args:
+            ckpt_path: A path; Ellipsis = the newest one, if autoload is on and this trainer has
+                not trained yet; None = nothing.
+
+        Raises:
+            CheckpointError: If it is not there, not intact, or belongs to something else.
+        """
+        path = self.checkpoint.choose(self, ckpt_path)
+        self.hooks.on_before_load_checkpoint(self, path)
+        if path is None:
+            return
+        state = self.checkpoint.read(self, path)
+        self.hooks.preprocess_checkpoint(self, state)
+        self.hooks.on_load_checkpoint(self, state)
+
+    # ---- which loop, and what happens on an error
+
+    def _training_loop(self) -> TrainingLoop:
+        if not isinstance(self.loop, TrainingLoop):
+            raise ConfigError(
+                f"fit needs a TrainingLoop, and the trainer has a {type(self.loop).__name__}. "
+                f"Pass Trainer(loop=TrainingLoop(...))."
+            )
+        return self.loop
+
+    def _validation_loop(self, loop: ValidationLoop | None) -> ValidationLoop:
+        if loop is None:
+            loop = self.loop.val_loop if isinstance(self.loop, TrainingLoop) else self.loop  # type: ignore[assignment]  # checked below
+        if not isinstance(loop, ValidationLoop):
+            raise ConfigError(
+                f"validate needs a ValidationLoop, and got a {type(loop).__name__}."
+            )
+        return loop
+
+    @contextmanager
+    def on_exception(self, hook: str) -> Iterator[None]:
+        """Call `on_{hook}_exception` of every callback when an exception leaves the block.
+
+        Args:
+            hook: "fit", "train" or "validate".
+        """
+        try:
+            yield
+        except BaseException as error:
+            try:
+                self.drain()
+            except Exception as late:  # noqa: BLE001  # the first error must win
+                error.add_note(f"values that were under way: {type(late).__name__}: {late}")
+            self.backend.explain(error)
+            note_origin(error, self.all_callbacks, self.global_step)
+            getattr(self.hooks, f"on_{hook}_exception")(self, error)
+            raise

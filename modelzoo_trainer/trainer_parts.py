@@ -1,0 +1,373 @@
+"""What a trainer consists of: its callbacks, their hook table, the way of values and metrics."""
+
+from __future__ import annotations
+
+import atexit
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
+from weakref import WeakSet
+
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from modelzoo_trainer.callback import (
+    Loader,
+    Metrics,
+    ValidationCallback,
+    global_callbacks,
+    watch_global_callbacks,
+)
+from modelzoo_trainer.core import (
+    AutoRestart,
+    Checkpoint,
+    DataLoaderCallback,
+    EarlyExit,
+    GradientAccumulation,
+    Logging,
+    LoopCallback,
+    Precision,
+    Reproducibility,
+    RunSchedule,
+)
+from modelzoo_trainer.core.assembly import checked_callbacks, core_callbacks, named
+from modelzoo_trainer.core.backend import Backend
+from modelzoo_trainer.hook_table import HookTable
+from modelzoo_trainer.hooks import note_origin
+from modelzoo_trainer.loggers.logger import Logger
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+T = TypeVar("T")
+
+_SET_BY: Final = {
+    "backend": "BackendCallback in pre_setup",
+    "artifact_dir": "ArtifactDir in pre_setup",
+    "summary_dir": "ArtifactDir in pre_setup",
+    "model": "ModelCallback in setup",
+    "compiled_model": "ModelCallback in setup",
+    "optimizer": "OptimizerCallback in setup",
+    "schedulers": "SchedulersCallback in setup",
+    "global_step": "the loop in setup",
+}
+_ALIVE: WeakSet[TrainerParts] = WeakSet()
+
+
+class CallbackHandle:
+    """What takes an added callback out of its trainer again."""
+
+    def __init__(self, parts: TrainerParts, callback: Any) -> None:
+        self._parts = parts
+        self._callback = callback
+
+    def remove(self) -> None:
+        """Take the callback out; a second call does nothing."""
+        self._parts.remove_callback(self._callback)
+
+
+class TrainerParts:
+    """Everything of a trainer but the sequence.
+
+    Args:
+        model_dir: Where everything is written.
+        callbacks: The user's.
+        loggers: Those that receive metrics.
+        core: The arguments of the core callbacks, by name.
+    """
+
+    # Set by core callbacks; see _SET_BY.
+    backend: Backend
+    artifact_dir: Path
+    summary_dir: Path
+    model: Module
+    compiled_model: Module
+    optimizer: Optimizer
+    schedulers: list[Any]
+    global_step: int
+    interrupted: str | None = None
+
+    def __init__(
+        self, model_dir: str | Path, callbacks: Any, loggers: Any, core: Mapping[str, Any]
+    ) -> None:
+        self.model_dir = Path(model_dir)
+        self.callbacks: OrderedDict[str, Any] = OrderedDict(core_callbacks(core))
+        own = checked_callbacks(callbacks)
+        self._user = [callback for callback in own if not isinstance(callback, Logger)]
+        self.loggers: list[Logger] = [callback for callback in own if isinstance(callback, Logger)]
+        self.loggers += [cb for cb in checked_callbacks(loggers) if cb not in self.loggers]
+        self._name_scopes: list[str] = []
+        self._val_loaders: list[Loader] = []
+        self._is_delivering = False
+        self._is_closed = False
+        self._num_core = len(self.callbacks)
+        self._bind_core()
+        self.rebuild_hooks()
+        watch_global_callbacks(self)
+        this = cast("Trainer", self)
+        try:
+            self.hooks.pre_setup(this)
+            self.hooks.setup(this)
+            self.hooks.post_setup(this)
+        except BaseException as error:
+            note_origin(error, self.all_callbacks, step=None)
+            self.close()
+            raise
+        if not _ALIVE:
+            atexit.register(_close_all)
+        _ALIVE.add(self)
+
+    def _bind_core(self) -> None:
+        core = self.callbacks
+        self.reproducibility: Reproducibility = core["reproducibility"]
+        self.precision: Precision = core["precision"]
+        self.data: DataLoaderCallback = core["dataloader"]
+        self.loop: LoopCallback = core["loop"]
+        self.logging: Logging = core["logging"]
+        self.grad_accum: GradientAccumulation = core["grad_accum"]
+        self.schedule: RunSchedule = core["run_schedule"]
+        self.checkpoint: Checkpoint = core["checkpoint"]
+        self.early_exit: EarlyExit = core["early_exit"]
+        self.autorestart: AutoRestart = core["autorestart"]
+
+    if not TYPE_CHECKING:  # else a checker would accept any attribute name
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _SET_BY:
+                raise AttributeError(f"trainer.{name} is not set yet: {_SET_BY[name]} sets it.")
+            raise AttributeError(f"Trainer has no attribute {name!r}.")
+
+    # ---- hooks and callbacks
+
+    def call(self, hook_name: str, *args: Any, **kwargs: Any) -> None:
+        """Fire a hook by name, declared or one's own.
+
+        Args:
+            hook_name: The hook; this trainer goes first to a declared one, and to listeners of
+                one's own event whose first parameter is called `trainer`.
+            args: The hook's arguments after the trainer.
+            kwargs: Likewise by name; of one's own event each listener gets those that it names.
+
+        Raises:
+            HookError: If the name is nearly that of a declared hook and nobody has it, or the
+                arguments do not fit.
+        """
+        self.hooks.call(self, hook_name, *args, **kwargs)
+
+    def rebuild_hooks(self) -> None:
+        """Make the hook table anew: core, user's, loggers, global."""
+        core = list(self.callbacks.values())[: self._num_core]
+        self.callbacks = OrderedDict(list(self.callbacks.items())[: self._num_core])
+        self.callbacks.update(named([*self._user, *self.loggers]))
+        everybody = [*core, *self._user, *self.loggers, *global_callbacks()]
+        self.hooks = HookTable({id(callback): callback for callback in everybody}.values())
+
+    def add_callback(self, callback: Any) -> CallbackHandle:
+        """Add a callback after those of its kind, and set it up.
+
+        Args:
+            callback: A callback or a logger.
+
+        Returns:
+            A handle whose `remove` takes it out again.
+
+        Raises:
+            HookError: If it does not fit.
+        """
+        [added] = checked_callbacks([callback])
+        group: list[Any] = self.loggers if isinstance(added, Logger) else self._user
+        if not any(added is known for known in group):
+            group.append(added)
+            self.rebuild_hooks()
+            alone = HookTable([added])
+            for hook in (alone.pre_setup, alone.setup, alone.post_setup):
+                hook(cast("Trainer", self))
+        return CallbackHandle(self, added)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Take a callback or logger of this trainer out; nothing happens if it has it not."""
+        self._user = [known for known in self._user if known is not callback]
+        self.loggers = [known for known in self.loggers if known is not callback]
+        self.rebuild_hooks()
+
+    @property
+    def all_callbacks(self) -> Iterator[Any]:
+        """All callbacks in the order in which they are called."""
+        return iter(self.hooks.callbacks)
+
+    @property
+    def validation_callbacks(self) -> list[ValidationCallback]:
+        """The callbacks that run validations of their own."""
+        return self.get_callbacks(ValidationCallback)  # type: ignore[type-abstract]  # a filter
+
+    def get_callbacks(self, kind: type[T]) -> list[T]:
+        """Return all callbacks of a type, global ones included."""
+        return [callback for callback in self.all_callbacks if isinstance(callback, kind)]
+
+    def get_callback(self, kind: type[T]) -> T | None:
+        """Return the first callback of a type, or None."""
+        return next(iter(self.get_callbacks(kind)), None)
+
+    def get_callback_name(self, callback: Any) -> str:
+        """Return the name of one of this trainer's callbacks.
+
+        Raises:
+            ValueError: If it is not one of them.
+        """
+        for name, known in self.callbacks.items():
+            if known is callback:
+                return name
+        raise ValueError(f"{callback!r} is not a callback of this trainer.")
+
+    def stateful_callbacks(self) -> list[tuple[str, Any]]:
+        """Return those with state of their own, with their names in a checkpoint."""
+        core = set(map(id, list(self.callbacks.values())[: self._num_core]))
+        own = [callback for callback in self.all_callbacks if id(callback) not in core]
+        return [
+            (name, callback)
+            for name, callback in named(own).items()
+            if hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict")
+        ]
+
+    # ---- where the run is
+
+    @property
+    def should_run_optimizer_step(self) -> bool:
+        """Whether the batch at hand completes a window of accumulation."""
+        return self.grad_accum.should_run_optimizer_step
+
+    @property
+    def is_log_step(self) -> bool:
+        """Whether metrics that are logged now reach the loggers."""
+        return self.logging.is_log_step
+
+    @property
+    def is_tracing(self) -> bool:
+        """Whether a traced step is under way."""
+        return self.backend.in_step
+
+    # ---- values and metrics
+
+    def read(
+        self,
+        tensors: Sequence[Tensor],
+        deliver: Callable[[list[Any]], None],
+        step: int | None = None,
+    ) -> None:
+        """Have values read on the host as soon as that costs nothing.
+
+        Args:
+            tensors: What to read, as it is now.
+            deliver: Called with the values: numbers, or CPU tensors if they have dimensions.
+            step: The `global_step` during the delivery; None = that of the batch at hand.
+        """
+        made_at = self._metric_step() if step is None else step
+
+        def at_its_step(values: list[Any]) -> None:
+            now, delivering = self.global_step, self._is_delivering
+            self.global_step, self._is_delivering = made_at, True
+            try:
+                deliver(values)
+            except BaseException as error:
+                error.add_note(f"found when the values of global_step {made_at} arrived")
+                raise
+            finally:
+                self.global_step, self._is_delivering = now, delivering
+
+        self.backend.read(tensors, at_its_step)
+
+    def drain(self) -> None:
+        """Deliver all values that are under way. Waits for the device."""
+        self.logging.deliver(cast("Trainer", self))
+        self.backend.flush()
+
+    def _metric_step(self) -> int:
+        if self.logging.in_batch and not self._is_delivering:
+            return self.logging.step
+        return self.global_step
+
+    def log_metrics(self, **metrics: Any) -> None:
+        """Log metrics by name; see `log_metrics_dict`."""
+        self.log_metrics_dict(metrics)
+
+    def log_metrics_dict(self, metrics: Metrics, step: int | None = None) -> None:
+        """Log metrics: to all loggers, and to `on_metrics`.
+
+        Inside the batches of a loop only log steps are logged. Names get the prefix of the name
+        scopes that are open.
+
+        Args:
+            metrics: Names and values; tensors are read later, without waiting.
+            step: None = the step at hand.
+        """
+        if not self.logging.is_log_step and not self._is_delivering:
+            return
+        if self._name_scopes:
+            prefix = self.name_scope_path
+            metrics = {prefix + name: value for name, value in metrics.items()}
+        trainer = cast("Trainer", self)
+        made_at = self._metric_step() if step is None else step
+        if self._is_delivering:
+            self.logging.hand_over(trainer, dict(metrics), made_at)
+        else:
+            self.logging.collect(trainer, metrics, made_at)
+
+    @contextmanager
+    def name_scope(self, name: str) -> Iterator[None]:
+        """Put a prefix before the names of all metrics logged inside.
+
+        Args:
+            name: One part of the path.
+        """
+        self._name_scopes.append(name)
+        try:
+            yield
+        finally:
+            self._name_scopes.pop()
+
+    @property
+    def name_scope_path(self) -> str:
+        """The open name scopes, joined and closed by "/"; "" if there is none."""
+        return "".join(f"{name}/" for name in self._name_scopes)
+
+    def number_val_dataloaders(self, val_dataloaders: list[Loader]) -> list[Loader]:
+        """Fix the name scopes of dataloaders by their order, and return them."""
+        self._val_loaders = list(val_dataloaders)
+        return val_dataloaders
+
+    def get_val_dataloader_scope(self, val_dataloader: Loader) -> str:
+        """Return the name scope of a validation dataloader: numbered as they are first seen."""
+        for number, known in enumerate(self._val_loaders):
+            if known is val_dataloader:
+                return f"validate_{number}"
+        self._val_loaders.append(val_dataloader)
+        return f"validate_{len(self._val_loaders) - 1}"
+
+    # ---- end
+
+    def close(self) -> None:
+        """Call `finalize` of every callback; a second call does nothing.
+
+        Also done when the trainer is collected, when the process ends, and on leaving `with`.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            self.hooks.finalize()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if "hooks" in self.__dict__:
+            self.close()
+
+
+def _close_all() -> None:
+    for parts in tuple(_ALIVE):
+        parts.close()
