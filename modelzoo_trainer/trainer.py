@@ -8,7 +8,6 @@ from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
-from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
@@ -23,7 +22,7 @@ from modelzoo_trainer.core import (
     ValidationLoop,
 )
 from modelzoo_trainer.core.backend import Backend, Stream
-from modelzoo_trainer.core.model import ModelFactory, no_loss, to_outputs
+from modelzoo_trainer.core.model import ModelFactory, require_loss, to_outputs
 from modelzoo_trainer.core.optimizer import OptimizerFactory
 from modelzoo_trainer.core.passes import Pass, as_loaders, resolve_loader
 from modelzoo_trainer.errors import ConfigError
@@ -156,6 +155,8 @@ class Trainer(TrainerParts):
         self.hooks.on_train_batch_end(self, self.model, outputs, batch, batch_idx)
         if self.grad_accum.should_run_optimizer_step:
             self.hooks.on_step_boundary(self)
+            if self.early_exit.is_asked:
+                self.early_exit.check(self)
         if data.is_last:
             self.hooks.on_train_epoch_end(self, data.epoch)
             data.end_epoch()
@@ -169,7 +170,8 @@ class Trainer(TrainerParts):
                 self.backward(outputs, batch)
                 self.optimizer_step()
                 self.optimizer_zero_grad()
-                self.schedulers_step()
+                if self.schedulers:
+                    self.schedulers_step()
             else:
                 with self.backend.accumulating():
                     outputs = self.forward(batch)
@@ -195,25 +197,26 @@ class Trainer(TrainerParts):
     def backward(self, outputs: Outputs, batch: Batch) -> None:
         """Add the gradients of `outputs["loss"]`."""
         self.hooks.on_before_backward(self, self.model, outputs)
-        loss = outputs.get("loss")
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise no_loss(self.model, outputs)
-        if self.grad_accum.num > 1:
-            loss = self.grad_accum.scale(loss, outputs, batch)
-        self.precision.backward(loss)
+        try:
+            loss = outputs["loss"]
+            if self.grad_accum.num > 1:
+                loss = self.grad_accum.scale(loss, outputs, batch)
+            self.precision.backward(loss)
+        except (KeyError, TypeError, AttributeError, RuntimeError):
+            require_loss(self.model, outputs)
+            raise
         self.hooks.on_after_backward(self, self.model, outputs)
 
     def optimizer_step(self) -> None:
         """Clip the gradients and update the parameters."""
         self.hooks.on_before_optimizer_step(self, self.model, self.optimizer)
-        self.precision.clip_gradients(self.optimizer)
         self.precision.optimizer_step(self.optimizer)
         self.hooks.on_after_optimizer_step(self, self.model, self.optimizer)
 
     def optimizer_zero_grad(self) -> None:
         """Drop the gradients."""
         self.hooks.on_before_optimizer_zero_grad(self, self.model, self.optimizer)
-        self.optimizer.zero_grad()
+        self.backend.zero_grad(self.optimizer)
         self.hooks.on_after_optimizer_zero_grad(self, self.model, self.optimizer)
 
     def schedulers_step(self) -> None:
@@ -256,7 +259,7 @@ class Trainer(TrainerParts):
             self.drain()
 
     def _validate_batches(self, batches: Pass, loop: ValidationLoop) -> None:
-        while not batches.is_last and not self.early_exit.check():
+        while not batches.is_last and not self.early_exit.check(self):
             batch_idx = batches.num_yielded
             batch = next(batches, None)
             if batches.num_yielded == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ from modelzoo_trainer.callback import CoreCallback, Loader
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.early_exit")
 
 
 class ExitHandle:
@@ -32,11 +35,13 @@ class EarlyExit(CoreCallback):
 
     The run ends in order: its end hooks are called and the final checkpoint is written. The next
     run of the trainer starts unasked; registered conditions stay. If it was a signal,
-    `trainer.interrupted` is its name, and `on_interrupt` is called.
+    `trainer.interrupted` is its name, and `on_interrupt` is called. `is_asked` says whether there
+    is anything to check.
     """
 
     def __init__(self) -> None:
         self.should_exit = False
+        self.is_asked = False
         self.reason = ""
         self._asked = ""
         self._signal: str | None = None
@@ -64,6 +69,7 @@ class EarlyExit(CoreCallback):
             return condition(*args, **kwargs)
 
         self._conditions.append(ask)
+        self.is_asked = True
         return ExitHandle(self._conditions, ask)
 
     def stop(self, reason: str) -> None:
@@ -73,6 +79,7 @@ class EarlyExit(CoreCallback):
             reason: Why, for the log.
         """
         self._asked = self._asked or reason
+        self.is_asked = True
 
     def interrupt(self, name: str) -> None:
         """Ask for the run to end because of a signal; safe in a signal handler.
@@ -116,22 +123,15 @@ class EarlyExit(CoreCallback):
         if self._depth == 0:
             self.should_exit = False
             self.reason = self._asked = ""
+            self.is_asked = bool(self._conditions)
         self._depth += 1
         stack.callback(self._leave)
 
     def _leave(self) -> None:
         self._depth -= 1
 
-    @override
-    def on_step_boundary(self, trainer: Trainer) -> None:
-        if self._asked or self._conditions:
-            self.check()
-            if self._signal is not None and trainer.interrupted is None:
-                trainer.interrupted = self._signal
-                trainer.hooks.on_interrupt(trainer, self._signal)
-
-    def check(self) -> bool:
-        """Ask all conditions; return whether the run should end."""
+    def check(self, trainer: Trainer) -> bool:
+        """Ask all conditions, at a step boundary; return whether the run should end."""
         if not self._asked:
             for condition in self._conditions:
                 if condition():
@@ -140,4 +140,8 @@ class EarlyExit(CoreCallback):
         if self._asked and not self.should_exit:
             self.should_exit = True
             self.reason = self._asked
+            log.info("The run ends at step %d: %s.", trainer.global_step, self.reason)
+        if self._signal is not None and trainer.interrupted is None:
+            trainer.interrupted = self._signal
+            trainer.hooks.on_interrupt(trainer, self._signal)
         return self.should_exit

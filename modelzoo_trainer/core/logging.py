@@ -127,7 +127,12 @@ class Logging(CoreCallback):
         self.in_batch = True
         self.step = step = trainer.global_step + 1
         every = self.log_steps
-        self.is_log_window = (every and step % every == 0) or trainer.schedule.is_final(trainer)
+        schedule, data = trainer.schedule, trainer.data
+        self.is_log_window = (
+            (every != 0 and step % every == 0)
+            or step >= schedule.end_step
+            or (data.is_last and data.epoch + 1 >= schedule.end_epoch)
+        )
         self.is_log_step = self.is_log_window and trainer.grad_accum.should_run_optimizer_step
 
     @override

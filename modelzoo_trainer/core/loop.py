@@ -28,7 +28,7 @@ class LoopCallback(CoreCallback):
     def on_train_batch_end(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
     ) -> None:
-        if trainer.should_run_optimizer_step:
+        if trainer.grad_accum.should_run_optimizer_step:
             trainer.global_step += 1
 
     @override

@@ -148,8 +148,8 @@ class MixedPrecision(Precision):
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
 
-    @override
     def clip_gradients(self, optimizer: Optimizer) -> None:
+        """Limit the gradients, in place."""
         if self.max_gradient_norm is not None:
             self._backend.clip_grad_norm(_parameters(optimizer), self.max_gradient_norm)
         elif self.max_gradient_value is not None:
@@ -157,6 +157,7 @@ class MixedPrecision(Precision):
 
     @override
     def optimizer_step(self, optimizer: Optimizer) -> None:
+        self.clip_gradients(optimizer)
         if self.scaler is None:
             self._backend.optimizer_step(optimizer)
             return

@@ -111,17 +111,19 @@ def to_outputs(raw: Any) -> Outputs:
     )
 
 
-def no_loss(model: Module, outputs: Outputs) -> ConfigError:
-    """Return the error of a model's output that has no loss to train on."""
+def require_loss(model: Module, outputs: Outputs) -> None:
+    """Raise a `ConfigError` if a model's output has no loss to train on."""
     loss = outputs.get("loss")
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return
     name = type(model).__name__
     if loss is None:
-        return ConfigError(
+        raise ConfigError(
             f"{name} returned no 'loss' to train on (it has: {', '.join(outputs) or 'nothing'}). "
             f"Return the loss, (loss, logits), or a mapping with 'loss'."
         )
     what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{loss!r}"
-    return ConfigError(
+    raise ConfigError(
         f"{name} returned a 'loss' of {what}; it must be a tensor with one element."
     )
 

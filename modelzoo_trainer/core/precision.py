@@ -35,9 +35,6 @@ class Precision(CoreCallback):
         """Add the loss's gradients."""
         loss.backward()
 
-    def clip_gradients(self, optimizer: Optimizer) -> None:
-        """Limit the gradients, in place."""
-
     def optimizer_step(self, optimizer: Optimizer) -> None:
-        """Update the parameters."""
+        """Clip the gradients if asked for, and update the parameters."""
         self._backend.optimizer_step(optimizer)

@@ -132,12 +132,6 @@ class RunSchedule(CoreCallback):
             and not trainer.early_exit.should_exit
         )
 
-    def is_final(self, trainer: Trainer) -> bool:
-        """Return whether the step of the batch at hand is the last one of the fit."""
-        return trainer.global_step + 1 >= self.end_step or (
-            trainer.data.is_last and trainer.data.epoch + 1 >= self.end_epoch
-        )
-
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         if self._origin is not None:
