@@ -253,6 +253,8 @@ class Trainer(TrainerParts):
             self.call(loop.on_start_hook, self.model, val_dataloader, loop)
             loader = resolve_loader(val_dataloader, "val_dataloader")
             batches = Pass(loader, self.backend.batches, limit=loop.eval_steps)
+            stack.callback(setattr, self, "val_pass", self.val_pass)
+            self.val_pass = batches
             self._validate_batches(batches, loop)
             self.logging.gate_validation(0, is_last=True)
             self.call(loop.on_end_hook, self.model, loop)

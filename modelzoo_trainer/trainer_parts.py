@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from modelzoo_trainer.core import (
 )
 from modelzoo_trainer.core.assembly import checked_callbacks, core_callbacks, named
 from modelzoo_trainer.core.backend import Backend
+from modelzoo_trainer.core.passes import Pass
 from modelzoo_trainer.hook_table import HookTable
 from modelzoo_trainer.hooks import note_origin
 from modelzoo_trainer.loggers.logger import Logger
@@ -101,6 +103,7 @@ class TrainerParts:
         self.loggers += [cb for cb in checked_callbacks(loggers) if cb not in self.loggers]
         self._name_scopes: list[str] = []
         self._val_loaders: list[Loader] = []
+        self.val_pass: Pass | None = None
         self._is_delivering = False
         self._is_closed = False
         self._num_core = len(self.callbacks)
@@ -245,6 +248,27 @@ class TrainerParts:
         return self.logging.is_log_step
 
     @property
+    def is_first_iteration(self) -> bool:
+        """Whether the batch at hand is the first one of its pass."""
+        if self.val_pass is not None:
+            return self.val_pass.num_yielded <= 1
+        return self.data.batch_idx <= 1
+
+    @property
+    def is_final_iteration(self) -> bool:
+        """Whether the batch at hand is the last one of its validation or train stage."""
+        if self.val_pass is not None:
+            return self.val_pass.is_last
+        ends = self.global_step + (1 if self.is_tracing else 0) >= self.schedule.stage_end
+        is_last = self.data.is_last and self.data.epoch + 1 >= self.schedule.end_epoch
+        return self.should_run_optimizer_step and (ends or is_last)
+
+    @property
+    def logger(self) -> logging.Logger:
+        """The Python logger that messages of a run go to."""
+        return logging.getLogger("modelzoo_trainer")
+
+    @property
     def is_tracing(self) -> bool:
         """Whether a traced step is under way."""
         return self.backend.in_step
@@ -293,7 +317,16 @@ class TrainerParts:
         """Log metrics by name; see `log_metrics_dict`."""
         self.log_metrics_dict(metrics)
 
-    def log_metrics_dict(self, metrics: Metrics, step: int | None = None) -> None:
+    def remove_logger_destination(self, name: str) -> None:
+        """Send no more metrics to the loggers of a name, unless `dest` asks for them."""
+        self.logging.removed_destinations.add(name)
+
+    def log_metrics_dict(
+        self,
+        metrics: Metrics,
+        step: int | None = None,
+        dest: str | Sequence[str] | None = None,
+    ) -> None:
         """Log metrics: to all loggers, and to `on_metrics`.
 
         Inside the batches of a loop only log steps are logged. Names get the prefix of the name
@@ -302,6 +335,10 @@ class TrainerParts:
         Args:
             metrics: Names and values; tensors are read later, without waiting.
             step: None = the step at hand.
+            dest: Names of loggers; these alone get them, and `on_metrics` does not. None = all.
+
+        Raises:
+            ValueError: If there is no logger of a name.
         """
         if not self.logging.is_log_step and not self._is_delivering:
             return
@@ -310,7 +347,9 @@ class TrainerParts:
             metrics = {prefix + name: value for name, value in metrics.items()}
         trainer = cast("Trainer", self)
         made_at = self._metric_step() if step is None else step
-        if self._is_delivering:
+        if dest is not None:
+            self.logging.send(trainer, metrics, made_at, [dest] if isinstance(dest, str) else dest)
+        elif self._is_delivering:
             self.logging.hand_over(trainer, dict(metrics), made_at)
         else:
             self.logging.collect(trainer, metrics, made_at)

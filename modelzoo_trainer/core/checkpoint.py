@@ -141,18 +141,22 @@ class Checkpoint(CoreCallback):
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
         if self.save_initial_checkpoint and self._is_fresh:
-            trainer.save_checkpoint()
+            self._save(trainer)
         self._is_fresh = False
         self._saved_step = trainer.global_step
 
     @override
     def on_step_boundary(self, trainer: Trainer) -> None:
         if self.steps is not None and trainer.global_step % self.steps == 0:
-            trainer.save_checkpoint()
+            self._save(trainer)
 
     @override
     def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
         if self.steps is not None and self._saved_step != trainer.global_step:
+            self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        if trainer.backend.caps.holds_values:  # a dry run has nothing to save
             trainer.save_checkpoint()
 
     # ---- what

@@ -28,7 +28,7 @@ class DataLoaderCallback(CoreCallback):
     `is_last` whether the batch at hand is the last of one.
 
     State: `dataloader`: `epoch`, `batch_idx` (batches of the pass consumed), `num_batches`
-        (consumed since the start), and the loader's own state if it has a `state_dict`.
+        (consumed since the start).
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,6 @@ class DataLoaderCallback(CoreCallback):
         self.begins_epoch = True
         self._pass: Pass | None = None
         self._was_loaded = False
-        self._loader_state: dict[str, Any] | None = None
 
     @override
     def on_enter_fit(
@@ -102,10 +101,6 @@ class DataLoaderCallback(CoreCallback):
             if hasattr(owner, "set_epoch"):
                 owner.set_epoch(self.epoch)
         skip = self.batch_idx
-        if self._loader_state is not None:
-            loader.load_state_dict(self._loader_state)  # type: ignore[attr-defined]  # it saved one
-            self._loader_state = None
-            skip = 0
         limit = trainer.schedule.batches_per_epoch
         num = exact_length(loader)
         if num is not None and 0 < num <= skip:
@@ -132,15 +127,11 @@ class DataLoaderCallback(CoreCallback):
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        state: StateDict = {
+        state_dict["dataloader"] = {
             "epoch": self.epoch,
             "batch_idx": self.batch_idx,
             "num_batches": self.num_batches,
         }
-        own_state = getattr(self.loader, "state_dict", None)
-        if own_state is not None and self._pass is not None:
-            state["loader"] = own_state()
-        state_dict["dataloader"] = state
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
@@ -152,5 +143,3 @@ class DataLoaderCallback(CoreCallback):
         self.num_batches = state["num_batches"]
         self._forget_pass()
         self._was_loaded = True
-        if hasattr(self.loader, "load_state_dict"):
-            self._loader_state = state.get("loader")

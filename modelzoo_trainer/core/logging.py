@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -64,6 +65,7 @@ class Logging(CoreCallback):
         self.in_batch = False
         self.is_log_window = True
         self.is_log_step = True
+        self.removed_destinations: set[str] = set()
         self._collected: Metrics = {}
         self._collected_step = 0
 
@@ -163,27 +165,50 @@ class Logging(CoreCallback):
         metrics, self._collected = self._collected, {}
         if not metrics:
             return
-        names = [name for name, value in metrics.items() if isinstance(value, Tensor)]
-        tensors = [metrics[name].detach() for name in names]
         step = self._collected_step
-        trainer.read(tensors, partial(self._arrive, trainer, metrics, names, step), step=step)
+        self._read(trainer, metrics, step, partial(self.hand_over, trainer, metrics, step))
 
-    def _arrive(
-        self,
-        trainer: Trainer,
-        metrics: Metrics,
-        names: list[str],
-        step: int,
-        values: list[Any],
+    def send(
+        self, trainer: Trainer, metrics: Metrics, step: int, dest: Sequence[str]
     ) -> None:
-        metrics.update(zip(names, values, strict=True))
-        self.hand_over(trainer, metrics, step)
+        """Have metrics handed over to the loggers of these names alone.
+
+        Raises:
+            ValueError: If there is no logger of a name.
+        """
+        known = {logger.name: logger for logger in trainer.loggers}
+        for name in dest:
+            if name not in known:
+                raise ValueError(
+                    f"dest: there is no logger {name!r}. Known: {', '.join(known) or 'none'}."
+                )
+        chosen = [known[name] for name in dest]
+        sent = dict(metrics)
+
+        def hand_over() -> None:
+            for logger in chosen:
+                logger.log_metrics(sent, step)
+
+        self._read(trainer, sent, step, hand_over)
+
+    def _read(
+        self, trainer: Trainer, metrics: Metrics, step: int, then: Callable[[], None]
+    ) -> None:
+        """Replace the tensors of `metrics` by host values when they are there, then go on."""
+        names = [name for name, value in metrics.items() if isinstance(value, Tensor)]
+
+        def arrive(values: list[Any]) -> None:
+            metrics.update(zip(names, values, strict=True))
+            then()
+
+        trainer.read([metrics[name].detach() for name in names], arrive, step=step)
 
     def hand_over(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
         """Give host values to the loggers, then to `on_metrics`."""
         if trainer.backend.is_main:
             for logger in trainer.loggers:
-                logger.log_metrics(metrics, step)
+                if logger.name not in self.removed_destinations:
+                    logger.log_metrics(metrics, step)
         trainer.hooks.on_metrics(trainer, metrics, step)
 
 
