@@ -80,7 +80,7 @@ class AcceleratorBackend(Backend):
 
     @property
     def module(self) -> Any:
-        """torch's module for the kind, such as `torch.xpu`."""
+        """Torch's module for the kind, such as `torch.xpu`."""
         return torch.get_device_module(self._device)
 
     @override

@@ -95,7 +95,7 @@ class Backend(ABC):
     def __init__(
         self,
         *,
-        compile: CompileOptions | bool | None = None,  # noqa: A002  # the YAML's word
+        compile: CompileOptions | bool | None = None,  # the YAML's word
         matmul_precision: Precision | None = None,
         deterministic: bool = False,
         lag: int | None = None,
@@ -178,7 +178,7 @@ class Backend(ABC):
         """Return whether any process says yes; on the host, without the device. Collective."""
         return flag
 
-    def barrier(self, name: str) -> None:
+    def barrier(self, name: str) -> None:  # noqa: B027  # right for one process
         """Wait until every process is here. Collective."""
 
     def broadcast_object(self, value: Any) -> Any:
@@ -359,7 +359,7 @@ class Backend(ABC):
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return {"host_peak_bytes": peak * (1 if sys.platform == "darwin" else 1024)}
 
-    def synchronize(self) -> None:
+    def synchronize(self) -> None:  # noqa: B027  # right for the host
         """Wait for the device."""
 
     def explain(self, error: BaseException) -> None:

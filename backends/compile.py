@@ -39,10 +39,7 @@ def compile_model(model: Module, options: CompileOptions) -> None:
         model.compile(**arguments)
         return
     blocks = [
-        block
-        for owner in model.modules()
-        if isinstance(owner, ModuleList)
-        for block in owner
+        block for owner in model.modules() if isinstance(owner, ModuleList) for block in owner
     ]
     if not blocks:
         raise BackendError(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from modelzoo_trainer.callback import (
-        HOOKS,
         Callback,
         CoreCallback,
         ValidationCallback,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
         HookError,
         ModelZooError,
     )
+    from modelzoo_trainer.hooks import HOOKS
     from modelzoo_trainer.loggers.logger import Logger
     from modelzoo_trainer.trainer import Trainer
 

@@ -407,7 +407,7 @@ class ValidationCallback(Callback, ABC):
 
 
 C = TypeVar("C", bound=type)
-_REGISTRY: dict[int, tuple[Any, list["GlobalHandle"]]] = {}
+_REGISTRY: dict[int, tuple[Any, list[GlobalHandle]]] = {}
 _WATCHERS: WeakSet[Watcher] = WeakSet()
 
 

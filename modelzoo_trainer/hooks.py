@@ -140,9 +140,7 @@ def _check_parameters(owner: str, declared: HookSpec, method: HookFn) -> None:
     if not fits:
         takes = ", ".join(list(signature.parameters)[1:])
         passes = ", ".join(declared.parameters)
-        raise HookError(
-            f"{owner}.{declared.name} takes ({takes}), but the hook passes ({passes})."
-        )
+        raise HookError(f"{owner}.{declared.name} takes ({takes}), but the hook passes ({passes}).")
 
 
 def fan_out(calls: Sequence[HookFn]) -> HookFn:
@@ -216,7 +214,7 @@ def fan_out_all(name: str, calls: Sequence[HookFn]) -> HookFn:
         for listener in every:
             try:
                 listener(*args)
-            except Exception as error:  # noqa: BLE001, PERF203  # the first error must win
+            except Exception as error:  # noqa: BLE001  # the first error must win
                 owner = type(getattr(listener, "__self__", listener)).__name__
                 error.add_note(f"raised in {owner}.{name}")
                 failures.append(error)

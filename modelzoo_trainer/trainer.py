@@ -366,9 +366,7 @@ class Trainer(TrainerParts):
         if loop is None:
             loop = self.loop.val_loop if isinstance(self.loop, TrainingLoop) else self.loop  # type: ignore[assignment]  # checked below
         if not isinstance(loop, ValidationLoop):
-            raise ConfigError(
-                f"validate needs a ValidationLoop, and got a {type(loop).__name__}."
-            )
+            raise ConfigError(f"validate needs a ValidationLoop, and got a {type(loop).__name__}.")
         return loop
 
     @contextmanager

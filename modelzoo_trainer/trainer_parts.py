@@ -238,6 +238,11 @@ class TrainerParts:
     # ---- where the run is
 
     @property
+    def has_optimizer(self) -> bool:
+        """Whether the trainer can train; one without an optimizer can only validate."""
+        return "optimizer" in self.__dict__
+
+    @property
     def should_run_optimizer_step(self) -> bool:
         """Whether the batch at hand completes a window of accumulation."""
         return self.grad_accum.should_run_optimizer_step

@@ -53,7 +53,7 @@ class Checkpoint(CoreCallback):
         is_count = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0
         if steps is not None and not is_count:
             raise ConfigError(f"checkpoint.steps is {steps!r}; it must be a whole number or null.")
-        fields = [field for _, field, _, _ in Formatter().parse(checkpoint_name) if field is not None]
+        fields = [part[1] for part in Formatter().parse(checkpoint_name) if part[1] is not None]
         if fields != ["step"] or "/" in checkpoint_name:
             raise ConfigError(
                 f"checkpoint.checkpoint_name is {checkpoint_name!r}; it must be a file name with "

@@ -98,7 +98,7 @@ class DataLoaderCallback(CoreCallback):
         assert loader is not None  # set for the length of a fit
         trainer.backend.seed_host(self.epoch, Stream.EPOCH)
         for owner in (loader, getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
-            if hasattr(owner, "set_epoch"):
+            if owner is not None and hasattr(owner, "set_epoch"):
                 owner.set_epoch(self.epoch)
         skip = self.batch_idx
         limit = trainer.schedule.batches_per_epoch

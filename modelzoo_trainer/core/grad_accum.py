@@ -121,7 +121,7 @@ def weight_of(outputs: Outputs, batch: Batch) -> Weight:
     items = outputs.get("num_items")
     if items is None:
         return batch_size_of(batch)
-    return items.detach() if isinstance(items, Tensor) else items  # type: ignore[no-any-return]
+    return items.detach() if isinstance(items, Tensor) else items
 
 
 def _at_least_one(weight: Weight) -> Weight:

@@ -56,9 +56,7 @@ class Logging(CoreCallback):
                 f"logging.log_steps is {log_steps!r}; it must be a whole number >= 0."
             )
         if str(log_level).upper() not in LEVELS:
-            raise ConfigError(
-                f"logging.log_level is {log_level!r}; known: {', '.join(LEVELS)}."
-            )
+            raise ConfigError(f"logging.log_level is {log_level!r}; known: {', '.join(LEVELS)}.")
         self.log_steps = log_steps
         self.log_level = log_level.upper()
         self.step = 0
@@ -168,9 +166,7 @@ class Logging(CoreCallback):
         step = self._collected_step
         self._read(trainer, metrics, step, partial(self.hand_over, trainer, metrics, step))
 
-    def send(
-        self, trainer: Trainer, metrics: Metrics, step: int, dest: Sequence[str]
-    ) -> None:
+    def send(self, trainer: Trainer, metrics: Metrics, step: int, dest: Sequence[str]) -> None:
         """Have metrics handed over to the loggers of these names alone.
 
         Raises:

@@ -87,12 +87,12 @@ class MixedPrecision(Precision):
         ):
             if value is not None and not value > 0:
                 raise ConfigError(f"precision.{name} is {value}; it must be > 0.")
-        if loss_scaling_factor != "dynamic" and loss_scaling_factor is not None:
-            if isinstance(loss_scaling_factor, str) or not loss_scaling_factor > 0:
-                raise ConfigError(
-                    f"precision.loss_scaling_factor is {loss_scaling_factor!r}; it must be a "
-                    f"number > 0 or 'dynamic'."
-                )
+        factor: Any = loss_scaling_factor
+        if factor not in ("dynamic", None) and (isinstance(factor, str) or not factor > 0):
+            raise ConfigError(
+                f"precision.loss_scaling_factor is {factor!r}; it must be a number > 0 or "
+                f"'dynamic'."
+            )
         self.enabled = enabled
         self.fp16_type = fp16_type
         self.precision_opt_level = precision_opt_level
@@ -136,10 +136,7 @@ class MixedPrecision(Precision):
 
     @override
     def backward(self, loss: Tensor) -> None:
-        if self.scaler is None:
-            loss.backward()
-        else:
-            self.scaler.scale(loss).backward()
+        super().backward(loss if self.scaler is None else self.scaler.scale(loss))
 
     @override
     def on_before_optimizer_step(
@@ -168,7 +165,9 @@ class MixedPrecision(Precision):
 
     def _scale(self) -> Tensor:
         # The public get_scale reads the value on the host.
-        return self.scaler._get_scale_async()  # type: ignore[union-attr,no-any-return]
+        scale = None if self.scaler is None else self.scaler._get_scale_async()
+        assert scale is not None  # it exists from the first scaled loss on
+        return scale
 
     @override
     def on_train_step_end(

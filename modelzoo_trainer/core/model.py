@@ -123,9 +123,7 @@ def require_loss(model: Module, outputs: Outputs) -> None:
             f"Return the loss, (loss, logits), or a mapping with 'loss'."
         )
     what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{loss!r}"
-    raise ConfigError(
-        f"{name} returned a 'loss' of {what}; it must be a tensor with one element."
-    )
+    raise ConfigError(f"{name} returned a 'loss' of {what}; it must be a tensor with one element.")
 
 
 def _restore_modes(modes: list[tuple[Module, bool]]) -> None:
@@ -139,9 +137,7 @@ def _check_names(expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     rows += [
         f"  other shape  {name}: {tuple(found[name].shape)}, the model has {tuple(value.shape)}"
         for name, value in expected.items()
-        if isinstance(value, Tensor)
-        and name in found
-        and found[name].shape != value.shape
+        if isinstance(value, Tensor) and name in found and found[name].shape != value.shape
     ]
     if rows:
         raise CheckpointMismatch(

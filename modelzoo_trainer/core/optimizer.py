@@ -61,8 +61,7 @@ class OptimizerCallback(CoreCallback):
                     f"torch.optim.Optimizer."
                 )
         if optimizer is not None:
-            optimizer = trainer.backend.prepare_optimizer(optimizer)
-        trainer.optimizer = optimizer
+            trainer.optimizer = trainer.backend.prepare_optimizer(optimizer)
 
     @override
     def on_enter_fit(
@@ -73,7 +72,7 @@ class OptimizerCallback(CoreCallback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        if trainer.optimizer is None:
+        if not trainer.has_optimizer:
             raise ConfigError(
                 "fit needs an optimizer, and the trainer has none. Pass Trainer(optimizer=...), "
                 "or trainer.init.optimizer in the YAML file."
@@ -81,12 +80,12 @@ class OptimizerCallback(CoreCallback):
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        if trainer.optimizer is not None:
+        if trainer.has_optimizer:
             state_dict["optimizer"] = trainer.backend.host_state(trainer.optimizer.state_dict())
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        if trainer.optimizer is None or "optimizer" not in state_dict:
+        if not trainer.has_optimizer or "optimizer" not in state_dict:
             return
         try:
             trainer.optimizer.load_state_dict(state_dict["optimizer"])

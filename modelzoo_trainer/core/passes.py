@@ -109,7 +109,7 @@ class Pass:
 
 def _counted(batches: Iterator[Batch], num: int) -> Iterator[tuple[Batch, bool]]:
     idx = 0
-    for idx, batch in enumerate(batches, 1):  # noqa: B007  # idx is used after the loop
+    for idx, batch in enumerate(batches, 1):
         yield batch, idx == num
         if idx == num:
             return

@@ -33,7 +33,7 @@ class Precision(CoreCallback):
 
     def backward(self, loss: Tensor) -> None:
         """Add the loss's gradients."""
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def optimizer_step(self, optimizer: Optimizer) -> None:
         """Clip the gradients if asked for, and update the parameters."""

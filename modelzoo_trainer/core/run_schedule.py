@@ -56,7 +56,7 @@ class RunSchedule(CoreCallback):
 
     @override
     def on_fit_start(
-        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: TrainingLoop
+        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
         if self._origin is None:
             self._origin = (trainer.global_step, trainer.data.epoch)

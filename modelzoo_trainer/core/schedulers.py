@@ -43,7 +43,7 @@ class SchedulersCallback(CoreCallback):
     @override
     def setup(self, trainer: Trainer) -> None:
         trainer.schedulers = []
-        if trainer.optimizer is None:
+        if not trainer.has_optimizer:
             return
         for idx, scheduler in enumerate(self._schedulers):
             made = scheduler if hasattr(scheduler, "step") else scheduler(trainer.optimizer)
