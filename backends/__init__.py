@@ -7,6 +7,7 @@ device for tests that forbids host reads inside a step.
 from .backend import Backend, Caps
 from .compile import CompileOptions
 from .errors import BackendError, BackendUnavailable, HostReadError
+from .reads import host_value
 from .seeds import Stream, step_seed
 from .select import backend_names, make_backend
 from .trees import map_tensors
@@ -20,6 +21,7 @@ __all__ = [
     "HostReadError",
     "Stream",
     "backend_names",
+    "host_value",
     "make_backend",
     "map_tensors",
     "step_seed",

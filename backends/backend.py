@@ -305,6 +305,11 @@ class Backend(ABC):
 
     # ---- values
 
+    @property
+    def reads_at_once(self) -> bool:
+        """Whether a value can be read here and now without waiting or overtaking another read."""
+        return False
+
     def make_reads(self) -> Reads:
         """Return the queue of deferred reads."""
         return HostReads(self.lag)

@@ -42,6 +42,9 @@ class Callback:
                 check_listener(cls.__name__, vars(base))
         cls._hooks_checked = True
 
+    log_step_hooks: frozenset[str] = frozenset()
+    """Hooks of this callback that have nothing to do but on log steps: called on those only."""
+
     _hooks_checked: ClassVar[bool] = True
     _entered: ClassVar[dict[int, list[GlobalHandle]]] = {}
 
@@ -479,9 +482,18 @@ def _notify() -> None:
         watcher.rebuild_hooks()
 
 
-def hook_names(callback: Any) -> Iterator[str]:
-    """Yield the names of the declared hooks that `callback` listens to."""
-    idle = callback.idle_hooks if isinstance(callback, CoreCallback) else ()
+def hook_names(callback: Any, *, is_log_step: bool = True) -> Iterator[str]:
+    """Yield the names of the declared hooks that `callback` listens to.
+
+    Args:
+        callback: The callback.
+        is_log_step: Whether to include those that are for log steps only.
+    """
+    idle: frozenset[str] = frozenset()
+    if isinstance(callback, CoreCallback):
+        idle = callback.idle_hooks
+    if not is_log_step:
+        idle |= getattr(callback, "log_step_hooks", frozenset())
     for name, declared in HOOKS.items():
         if name in idle:
             continue

@@ -23,14 +23,15 @@ class HookTable(Callback):
 
     Args:
         callbacks: In the order in which they are called.
+        is_log_step: Whether to include hooks that are for log steps only.
     """
 
-    def __init__(self, callbacks: Iterable[Any] = ()) -> None:
+    def __init__(self, callbacks: Iterable[Any] = (), *, is_log_step: bool = True) -> None:
         self.callbacks: Final = tuple(callbacks)
         self._events: dict[str, Event | None] = {}
         listeners: dict[str, list[HookFn]] = {}
         for callback in self.callbacks:
-            for name in hook_names(callback):
+            for name in hook_names(callback, is_log_step=is_log_step):
                 listeners.setdefault(name, []).append(getattr(callback, name))
         for name in HOOKS:
             calls = listeners.get(name)

@@ -256,7 +256,7 @@ class Trainer(TrainerParts):
             stack.callback(setattr, self, "val_pass", self.val_pass)
             self.val_pass = batches
             self._validate_batches(batches, loop)
-            self.logging.gate_validation(0, is_last=True)
+            self.logging.gate_validation(self, 0, is_last=True)
             self.call(loop.on_end_hook, self.model, loop)
             self.drain()
 
@@ -266,7 +266,7 @@ class Trainer(TrainerParts):
             batch = next(batches, None)
             if batches.num_yielded == 0:
                 raise ConfigError("val_dataloader yields no batch. Check the data and the split.")
-            self.logging.gate_validation(batch_idx, is_last=batches.is_last)
+            self.logging.gate_validation(self, batch_idx, is_last=batches.is_last)
             self.call(loop.on_batch_start_hook, self.model, batch, batch_idx)
             outputs = self.validation_step(batch, loop, batch_idx)
             self.call(loop.on_batch_end_hook, self.model, outputs, batch, batch_idx)

@@ -35,7 +35,7 @@ from modelzoo_trainer.core import (
     RunSchedule,
 )
 from modelzoo_trainer.core.assembly import checked_callbacks, core_callbacks, named
-from modelzoo_trainer.core.backend import Backend
+from modelzoo_trainer.core.backend import Backend, host_value
 from modelzoo_trainer.core.passes import Pass
 from modelzoo_trainer.hook_table import HookTable
 from modelzoo_trainer.hooks import note_origin
@@ -91,6 +91,8 @@ class TrainerParts:
     schedulers: list[Any]
     global_step: int
     interrupted: str | None = None
+    is_log_step: bool = True
+    """Whether metrics that are logged now reach the loggers. Set by Logging."""
 
     def __init__(
         self, model_dir: str | Path, callbacks: Any, loggers: Any, core: Mapping[str, Any]
@@ -104,7 +106,7 @@ class TrainerParts:
         self._name_scopes: list[str] = []
         self._val_loaders: list[Loader] = []
         self.val_pass: Pass | None = None
-        self._is_delivering = False
+        self.is_delivering = False
         self._is_closed = False
         self._num_core = len(self.callbacks)
         self._bind_core()
@@ -166,7 +168,10 @@ class TrainerParts:
         self.callbacks = OrderedDict(list(self.callbacks.items())[: self._num_core])
         self.callbacks.update(named([*self._user, *self.loggers]))
         everybody = [*core, *self._user, *self.loggers, *global_callbacks()]
-        self.hooks = HookTable({id(callback): callback for callback in everybody}.values())
+        unique = {id(callback): callback for callback in everybody}.values()
+        self.log_hooks = HookTable(unique)
+        self.quiet_hooks = HookTable(unique, is_log_step=False)
+        self.hooks = self.log_hooks
 
     def add_callback(self, callback: Any) -> CallbackHandle:
         """Add a callback after those of its kind, and set it up.
@@ -248,11 +253,6 @@ class TrainerParts:
         return self.grad_accum.should_run_optimizer_step
 
     @property
-    def is_log_step(self) -> bool:
-        """Whether metrics that are logged now reach the loggers."""
-        return self.logging.is_log_step
-
-    @property
     def is_first_iteration(self) -> bool:
         """Whether the batch at hand is the first one of its pass."""
         if self.val_pass is not None:
@@ -294,19 +294,35 @@ class TrainerParts:
             step: The `global_step` during the delivery; None = that of the batch at hand.
         """
         made_at = self._metric_step() if step is None else step
+        if made_at == self.global_step and self.backend.reads_at_once:
+            self._hand_values(tensors, deliver)
+            return
 
         def at_its_step(values: list[Any]) -> None:
-            now, delivering = self.global_step, self._is_delivering
-            self.global_step, self._is_delivering = made_at, True
+            now, delivering = self.global_step, self.is_delivering
+            self.global_step, self.is_delivering = made_at, True
             try:
                 deliver(values)
             except BaseException as error:
                 error.add_note(f"found when the values of global_step {made_at} arrived")
                 raise
             finally:
-                self.global_step, self._is_delivering = now, delivering
+                self.global_step, self.is_delivering = now, delivering
 
         self.backend.read(tensors, at_its_step)
+
+    def _hand_values(
+        self, tensors: Sequence[Tensor], deliver: Callable[[list[Any]], None]
+    ) -> None:
+        """Deliver at once, where values are at hand and nothing else is under way."""
+        delivering, self.is_delivering = self.is_delivering, True
+        try:
+            deliver([host_value(tensor) for tensor in tensors])
+        except BaseException as error:
+            error.add_note(f"found when the values of global_step {self.global_step} arrived")
+            raise
+        finally:
+            self.is_delivering = delivering
 
     def drain(self) -> None:
         """Deliver all values that are under way. Waits for the device."""
@@ -314,7 +330,7 @@ class TrainerParts:
         self.backend.flush()
 
     def _metric_step(self) -> int:
-        if self.logging.in_batch and not self._is_delivering:
+        if self.logging.in_batch and not self.is_delivering:
             return self.logging.step
         return self.global_step
 
@@ -345,8 +361,12 @@ class TrainerParts:
         Raises:
             ValueError: If there is no logger of a name.
         """
-        if not self.logging.is_log_step and not self._is_delivering:
-            return
+        if not self.is_delivering:
+            if not self.is_log_step:
+                return
+            if self.logging.in_batch and not self._name_scopes and step is None and dest is None:
+                self.logging.collected.update(metrics)
+                return
         if self._name_scopes:
             prefix = self.name_scope_path
             metrics = {prefix + name: value for name, value in metrics.items()}
@@ -354,7 +374,7 @@ class TrainerParts:
         made_at = self._metric_step() if step is None else step
         if dest is not None:
             self.logging.send(trainer, metrics, made_at, [dest] if isinstance(dest, str) else dest)
-        elif self._is_delivering:
+        elif self.is_delivering:
             self.logging.hand_over(trainer, dict(metrics), made_at)
         else:
             self.logging.collect(trainer, metrics, made_at)

@@ -54,6 +54,7 @@ def core_callbacks(parts: Mapping[str, Any]) -> OrderedDict[str, CoreCallback]:
             ("checkpoint", Checkpoint, Checkpoint),
         )
     }
+    num = getattr(own["loop"], "grad_accum_steps", 1)
     return OrderedDict(
         autorestart=own["autorestart"],
         reproducibility=Reproducibility(parts["seed"]),
@@ -66,10 +67,10 @@ def core_callbacks(parts: Mapping[str, Any]) -> OrderedDict[str, CoreCallback]:
         schedulers=SchedulersCallback(parts["schedulers"]),
         sparsity=Sparsity(parts["sparsity"]),
         loop=own["loop"],
-        grad_accum=GradientAccumulation(getattr(own["loop"], "grad_accum_steps", 1)),
+        grad_accum=GradientAccumulation(num),
         run_schedule=RunSchedule(),
         logging=own["logging"],
-        loss_accum=LossAccumulation(),
+        loss_accum=LossAccumulation(num),
         interrupt=Interrupt(),
         early_exit=EarlyExit(),
         checkpoint=own["checkpoint"],

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from backends import Backend, BackendError, BackendUnavailable, Stream, make_backend, map_tensors
+from backends import (
+    Backend,
+    BackendError,
+    BackendUnavailable,
+    Stream,
+    host_value,
+    make_backend,
+    map_tensors,
+)
 from modelzoo_trainer.callback import CoreCallback
 from modelzoo_trainer.errors import ConfigError
 
@@ -20,6 +28,7 @@ __all__ = [
     "BackendError",
     "BackendUnavailable",
     "Stream",
+    "host_value",
     "map_tensors",
 ]
 

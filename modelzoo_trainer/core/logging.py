@@ -14,6 +14,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Metrics
+from modelzoo_trainer.core.backend import host_value
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,9 +63,8 @@ class Logging(CoreCallback):
         self.step = 0
         self.in_batch = False
         self.is_log_window = True
-        self.is_log_step = True
         self.removed_destinations: set[str] = set()
-        self._collected: Metrics = {}
+        self.collected: Metrics = {}
         self._collected_step = 0
 
     # ---- messages
@@ -86,16 +86,17 @@ class Logging(CoreCallback):
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
         self._open_handlers(trainer, stack)
-        self._open_gate()
-        stack.callback(self._open_gate)
+        self._open_gate(trainer)
+        stack.callback(self._open_gate, trainer)
 
-    def _open_gate(self) -> None:
+    def _open_gate(self, trainer: Trainer) -> None:
         self.in_batch = False
-        self.is_log_step = self.is_log_window = True
+        self.is_log_window = trainer.is_log_step = True
+        trainer.hooks = trainer.log_hooks
 
     def _leave(self, trainer: Trainer) -> None:
-        self._open_gate()
-        self._collected = {}
+        self._open_gate(trainer)
+        self.collected = {}
         for logger in trainer.loggers:
             logger.flush()
 
@@ -122,10 +123,10 @@ class Logging(CoreCallback):
     def on_train_batch_start(
         self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
     ) -> None:
-        if self._collected:
+        if self.collected:
             self.deliver(trainer)
         self.in_batch = True
-        self.step = step = trainer.global_step + 1
+        self.step = self._collected_step = step = trainer.global_step + 1
         every = self.log_steps
         schedule, data = trainer.schedule, trainer.data
         self.is_log_window = (
@@ -133,38 +134,49 @@ class Logging(CoreCallback):
             or step >= schedule.end_step
             or (data.is_last and data.epoch + 1 >= schedule.end_epoch)
         )
-        self.is_log_step = self.is_log_window and trainer.grad_accum.should_run_optimizer_step
+        if self.is_log_window and trainer.grad_accum.should_run_optimizer_step:
+            trainer.is_log_step = True
+            trainer.hooks = trainer.log_hooks
+        else:
+            trainer.is_log_step = False
+            trainer.hooks = trainer.quiet_hooks
 
     @override
     def on_step_boundary(self, trainer: Trainer) -> None:
-        if self._collected:
+        if self.collected:
             self.deliver(trainer)
 
     @override
     def on_train_end(self, trainer: Trainer, model: Module, loop: Any, loop_idx: int) -> None:
-        self._open_gate()
+        self._open_gate(trainer)
 
-    def gate_validation(self, batch_idx: int, *, is_last: bool) -> None:
+    def gate_validation(self, trainer: Trainer, batch_idx: int, *, is_last: bool) -> None:
         """Decide whether metrics of a validation's batch are logged."""
         every = self.log_steps
-        self.is_log_step = is_last or (every != 0 and (batch_idx + 1) % every == 0)
+        trainer.is_log_step = is_last or (every != 0 and (batch_idx + 1) % every == 0)
 
     # ---- metrics
 
     def collect(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
         """Add to the metrics of a step."""
-        if self._collected and step != self._collected_step:
+        if self.collected and step != self._collected_step:
             self.deliver(trainer)
         self._collected_step = step
-        self._collected.update(metrics)
+        self.collected.update(metrics)
 
     def deliver(self, trainer: Trainer) -> None:
         """Read what was collected, in one go, and have it handed over when it is there."""
-        metrics, self._collected = self._collected, {}
+        metrics, self.collected = self.collected, {}
         if not metrics:
             return
         step = self._collected_step
-        self._read(trainer, metrics, step, partial(self.hand_over, trainer, metrics, step))
+        if step == trainer.global_step and trainer.backend.reads_at_once:
+            for name, value in metrics.items():
+                if isinstance(value, Tensor):
+                    metrics[name] = host_value(value)
+            self.hand_over(trainer, metrics, step)
+        else:
+            self._read(trainer, metrics, step, partial(self.hand_over, trainer, metrics, step))
 
     def send(self, trainer: Trainer, metrics: Metrics, step: int, dest: Sequence[str]) -> None:
         """Have metrics handed over to the loggers of these names alone.
@@ -201,11 +213,17 @@ class Logging(CoreCallback):
 
     def hand_over(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
         """Give host values to the loggers, then to `on_metrics`."""
-        if trainer.backend.is_main:
-            for logger in trainer.loggers:
-                if logger.name not in self.removed_destinations:
-                    logger.log_metrics(metrics, step)
-        trainer.hooks.on_metrics(trainer, metrics, step)
+        before, trainer.is_delivering = trainer.is_delivering, True
+        try:
+            if trainer.backend.is_main:
+                for logger in trainer.loggers:
+                    if not self.removed_destinations or (
+                        logger.name not in self.removed_destinations
+                    ):
+                        logger.log_metrics(metrics, step)
+            trainer.hooks.on_metrics(trainer, metrics, step)
+        finally:
+            trainer.is_delivering = before
 
 
 def _close(handler: logging.Handler) -> None:

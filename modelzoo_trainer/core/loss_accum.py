@@ -43,9 +43,14 @@ class LossAccumulation(CoreCallback):
 
     The average over the batches of a step and over a validation is weighted by samples, or by
     `num_items` if the model's output has it.
+
+    Args:
+        num: Batches per optimizer step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num: int = 1) -> None:
+        if num == 1:
+            self.log_step_hooks = frozenset({"on_train_step_end"})
         self._train = Mean(double=True)
         self._val = Mean(double=True)
 
@@ -69,11 +74,10 @@ class LossAccumulation(CoreCallback):
     def on_train_step_end(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
     ) -> None:
-        logging = trainer.logging
-        if not logging.is_log_window:
-            return
         if trainer.grad_accum.num == 1:
-            trainer.log_metrics(loss=outputs["loss"].detach())
+            trainer.log_metrics_dict({"loss": outputs["loss"].detach()})
+            return
+        if not trainer.logging.is_log_window:
             return
         self._train.add(outputs["loss"], trainer.grad_accum.weight)
         if trainer.should_run_optimizer_step:

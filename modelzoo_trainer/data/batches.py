@@ -20,8 +20,9 @@ def batch_size_of(batch: Any) -> int:
     Cost:
         No host read; the shape is known without the values.
     """
-    if isinstance(batch, Tensor) and batch.dim():
-        return batch.shape[0]
+    first = batch[0] if type(batch) in (tuple, list) and batch else batch
+    if isinstance(first, Tensor) and first.dim():  # by far the most common batches
+        return first.shape[0]
     for tensor in _tensors(batch):
         if tensor.dim():
             return tensor.shape[0]

@@ -1,0 +1,16 @@
+"""The loggers: callbacks that receive metrics.
+
+`__all__` is the registry: its classes are what a YAML file may name under `loggers`.
+"""
+
+from modelzoo_trainer.loggers.jsonl import JsonlLogger
+from modelzoo_trainer.loggers.logger import Logger as Logger
+from modelzoo_trainer.loggers.progress import ProgressLogger
+from modelzoo_trainer.loggers.tensorboard import TensorBoardLogger
+
+__all__ = ["JsonlLogger", "ProgressLogger", "TensorBoardLogger", "default_loggers"]
+
+
+def default_loggers() -> list[Logger]:
+    """Return new instances of the loggers that a YAML file gets without naming them."""
+    return [ProgressLogger(), JsonlLogger()]

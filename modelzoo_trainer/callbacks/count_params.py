@@ -1,0 +1,194 @@
+"""A table of a model's parameters and buffers."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from torch import Tensor
+from torch.nn import Module, Parameter
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Callback, Loader
+from modelzoo_trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.count_params")
+
+Column = Literal["name", "type", "dtype", "shape", "elements", "bytes", "trainable"]
+_TITLES: Final = ("name", "type", "dtype", "shape", "elements", "bytes", "% of total", "trainable")
+_TEXTS: Final = 4  # columns on the left, aligned as text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One tensor, or several of one name."""
+
+    name: str
+    type: str
+    dtype: str
+    shape: str
+    elements: int
+    bytes: int
+    trainable: int
+
+
+class CountParams(Callback):
+    r"""Logs a table of all parameters and buffers when the first run begins.
+
+    A tensor that has several names (tied weights) is counted once, under the first. The
+    percentages are of all elements. The text is also in `table`, from `post_setup` on.
+
+    Args:
+        search_and_replace: Pairs of a regular expression and what replaces it in the names; rows
+            whose names become equal are added up, as in `[['layers\.\d+', 'layers.*']]`.
+        order_by: A column to sort by; None = the model's own order.
+        descending: Largest first.
+
+    Raises:
+        ConfigError: If an expression is none.
+    """
+
+    def __init__(
+        self,
+        search_and_replace: list[tuple[str, str]] | None = None,
+        order_by: Column | None = None,
+        descending: bool = False,
+    ) -> None:
+        if order_by is not None and order_by not in Row.__slots__:
+            raise ConfigError(
+                f"order_by is {order_by!r}; it must be one of {', '.join(Row.__slots__)}."
+            )
+        self._replacements: list[tuple[re.Pattern[str], str]] = []
+        for pattern, text in search_and_replace or ():
+            try:
+                self._replacements.append((re.compile(pattern), text))
+            except re.error as error:
+                raise ConfigError(
+                    f"search_and_replace: {pattern!r} is no regular expression: {error}."
+                ) from None
+        self._order_by = order_by
+        self._descending = descending
+        self._is_logged = False
+        self.table = ""
+
+    @override
+    def post_setup(self, trainer: Trainer) -> None:
+        rows = self._grouped(list(rows_of(trainer.model)))
+        if self._order_by is not None:
+            column = self._order_by
+            rows.sort(key=lambda row: getattr(row, column), reverse=self._descending)
+        elif self._descending:
+            rows.reverse()
+        self.table = format_table(rows)
+        self._is_logged = False
+
+    def _grouped(self, rows: list[Row]) -> list[Row]:
+        groups: dict[str, list[Row]] = {}
+        for row in rows:
+            name = row.name
+            for pattern, text in self._replacements:
+                name = pattern.sub(text, name)
+            groups.setdefault(name, []).append(row)
+        return [_merged(name, members) for name, members in groups.items()]
+
+    # Messages go to the run's log only during a run.
+
+    @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        self._log(trainer)
+
+    @override
+    def on_enter_validate(
+        self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
+    ) -> None:
+        self._log(trainer)
+
+    def _log(self, trainer: Trainer) -> None:
+        if not self._is_logged and trainer.backend.is_main:
+            log.info("Parameters and buffers of %s:\n%s", type(trainer.model).__name__, self.table)
+        self._is_logged = True
+
+
+def rows_of(model: Module) -> Iterator[Row]:
+    """Yield a row for each parameter and buffer, tied ones once."""
+    yield from (_row(name, tensor, "parameter") for name, tensor in model.named_parameters())
+    yield from (_row(name, tensor, "buffer") for name, tensor in model.named_buffers())
+
+
+def _row(name: str, tensor: Tensor, kind: str) -> Row:
+    num = tensor.numel()
+    is_trainable = isinstance(tensor, Parameter) and tensor.requires_grad
+    return Row(
+        name=name,
+        type=kind,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape="x".join(map(str, tensor.shape)) or "()",
+        elements=num,
+        bytes=num * tensor.element_size(),
+        trainable=num if is_trainable else 0,
+    )
+
+
+def _merged(name: str, rows: list[Row]) -> Row:
+    def common(column: str) -> str:
+        values = {getattr(row, column) for row in rows}
+        return str(values.pop()) if len(values) == 1 else "mixed"
+
+    shape = common("shape")
+    return replace(
+        rows[0],
+        name=name,
+        type=common("type"),
+        dtype=common("dtype"),
+        shape=shape if len(rows) == 1 else f"{len(rows)} * {shape}",
+        elements=sum(row.elements for row in rows),
+        bytes=sum(row.bytes for row in rows),
+        trainable=sum(row.trainable for row in rows),
+    )
+
+
+def format_table(rows: list[Row]) -> str:
+    """Return rows and their total as text."""
+    total = sum(row.elements for row in rows)
+    sums = Row(
+        name="total",
+        type="",
+        dtype="",
+        shape="",
+        elements=total,
+        bytes=sum(row.bytes for row in rows),
+        trainable=sum(row.trainable for row in rows),
+    )
+    cells = [_TITLES, *(_cells(row, total) for row in [*rows, sums])]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [_line(line, widths) for line in cells]
+    rule = "-" * max(map(len, lines))
+    return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+
+
+def _cells(row: Row, total: int) -> tuple[str, ...]:
+    percent = f"{100 * row.elements / total:.2f}" if total else "-"
+    counts = (f"{row.elements:,}", f"{row.bytes:,}", percent, f"{row.trainable:,}")
+    return (row.name, row.type, row.dtype, row.shape, *counts)
+
+
+def _line(cells: tuple[str, ...], widths: list[int]) -> str:
+    padded = [
+        cell.ljust(width) if idx < _TEXTS else cell.rjust(width)
+        for idx, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return "  ".join(padded).rstrip()

@@ -1,0 +1,139 @@
+"""A sample of what a language model has learnt."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Callback
+from modelzoo_trainer.data.tokenization import END_OF_TEXT
+from modelzoo_trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.generate_text")
+
+_NOT_A_BYTE: Final = "\ufffd".encode()
+
+
+class GenerateText(Callback):
+    """Lets the model continue a prompt when a fit ends; logs the text and writes `sample.txt`.
+
+    Args:
+        prompt: The beginning of the text.
+        max_new_tokens: Number of tokens to add.
+        temperature: Below 1 likelier tokens are preferred; 0 always takes the likeliest.
+        top_k: Draw only among so many of the likeliest; None = among all.
+        seed: Of the draws; the run's own random numbers stay as they are.
+        tokenizer_file_path: Of the `tokenizers` library; None = tokens are bytes.
+
+    Raises:
+        ConfigError: If an argument is out of range; at set-up, if the model has no `generate` or
+            the tokenizer cannot be had.
+    """
+
+    def __init__(
+        self,
+        prompt: str,
+        max_new_tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        seed: int = 0,
+        tokenizer_file_path: str | None = None,
+    ) -> None:
+        if max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
+        if temperature < 0:
+            raise ConfigError(f"temperature is {temperature}; it must be at least 0.")
+        if top_k is not None and top_k < 1:
+            raise ConfigError(f"top_k is {top_k}; it must be at least 1, or not set.")
+        self._prompt = prompt
+        self._max_new_tokens = max_new_tokens
+        self._temperature = temperature
+        self._top_k = top_k
+        self._seed = seed
+        self._tokenizer_file_path = tokenizer_file_path
+        self._tokenizer: Any = None
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        if not callable(getattr(trainer.model, "generate", None)):
+            raise ConfigError(
+                f"GenerateText: {type(trainer.model).__name__} has no generate(input_ids, "
+                f"max_new_tokens, ...). Leave the callback out, or use a language model."
+            )
+        if self._tokenizer_file_path is not None:
+            self._tokenizer = _load_tokenizer(Path(self._tokenizer_file_path).expanduser())
+
+    @override
+    def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
+        backend = trainer.backend
+        if not backend.is_main or not backend.caps.holds_values or trainer.interrupted:
+            return
+        text = self._decode(self._draw(trainer).tolist())
+        log.info("Sample at step %d:\n%s", trainer.global_step, text)
+        path = trainer.artifact_dir / "sample.txt"
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            log.warning("%s could not be written: %s", path, error)
+
+    def _draw(self, trainer: Trainer) -> Tensor:
+        model: Any = trainer.model
+        device = trainer.backend.device
+        modes = [(module, module.training) for module in model.modules()]
+        prompt = torch.tensor([self._encode()], device=device)
+        with ExitStack() as stack:
+            stack.enter_context(trainer.backend.inference())
+            if trainer.precision.autocast is not None:
+                stack.enter_context(trainer.precision.autocast)
+            for module, training in modes:
+                stack.callback(setattr, module, "training", training)
+            model.eval()
+            tokens: Tensor = model.generate(
+                prompt,
+                self._max_new_tokens,
+                temperature=self._temperature,
+                top_k=self._top_k,
+                generator=torch.Generator(device).manual_seed(self._seed),
+            )
+        return tokens[0]
+
+    def _encode(self) -> list[int]:
+        if self._tokenizer is None:
+            tokens = list(self._prompt.encode())
+        else:
+            tokens = self._tokenizer.encode(self._prompt, add_special_tokens=False).ids
+        return tokens or [END_OF_TEXT]
+
+    def _decode(self, tokens: list[int]) -> str:
+        if self._tokenizer is not None:
+            return str(self._tokenizer.decode(tokens))
+        parts = [bytes([token]) if token < 256 else _NOT_A_BYTE for token in tokens]
+        # A document ends with a byte that is no text.
+        return b"".join(parts).decode(errors="replace").replace(chr(END_OF_TEXT), "\n")
+
+
+def _load_tokenizer(path: Path) -> Any:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise ConfigError(
+            "tokenizer_file_path needs the tokenizers library, which is not installed: "
+            "pip install tokenizers"
+        ) from None
+    if not path.is_file():
+        raise ConfigError(f"tokenizer_file_path {str(path)!r} does not exist.")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(
+            f"tokenizer_file_path {str(path)!r} is no file of the tokenizers library: {error}"
+        ) from error

@@ -1,0 +1,89 @@
+"""Metrics that the model itself computes in a validation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import Tensor
+from torch.nn import Module
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs
+from modelzoo_trainer.core.grad_accum import weight_of
+from modelzoo_trainer.core.loss_accum import Mean
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+_NOT_METRICS: Final = ("loss", "num_items")
+
+
+class ModelEvalMetrics(Callback):
+    """Logs, at the end of each validation, what the model reports besides the loss.
+
+    Every tensor without dimensions in the model's output is averaged over the batches, weighted
+    like the loss: by samples, or by `num_items` if the output has it. Every submodule with
+    methods `compute` and `reset` (as those of torchmetrics) is reset when a validation begins,
+    computed and reset when it ends, and logged under its name.
+    """
+
+    def __init__(self) -> None:
+        self._means: dict[str, Mean] = {}
+
+    @override
+    def on_enter_validate(
+        self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
+    ) -> None:
+        self._means = {}
+        stack.callback(self._drop)
+
+    def _drop(self) -> None:
+        self._means = {}
+
+    @override
+    def on_validate_start(
+        self, trainer: Trainer, model: Module, val_dataloader: Loader, loop: Any
+    ) -> None:
+        for _, metric in metric_modules(model):
+            metric.reset()
+
+    @override
+    def on_validate_step_end(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
+    ) -> None:
+        weight: Any = None
+        for name, value in outputs.items():
+            if name in _NOT_METRICS or not isinstance(value, Tensor) or value.dim():
+                continue
+            if weight is None:
+                weight = weight_of(outputs, batch)
+            if name not in self._means:
+                self._means[name] = Mean(double=trainer.backend.caps.float64)
+            self._means[name].add(value, weight)
+
+    @override
+    def on_validate_end(self, trainer: Trainer, model: Module, loop: Any) -> None:
+        trainer.log_metrics_dict({name: mean.take() for name, mean in self._means.items()})
+        for name, metric in metric_modules(model):
+            trainer.log_metrics_dict(_named(name, metric.compute()))
+            metric.reset()
+
+
+def metric_modules(model: Module) -> Iterator[tuple[str, Any]]:
+    """Yield the submodules that compute a metric, with their names."""
+    for name, module in model.named_modules():
+        if module is model:
+            continue
+        methods = (getattr(module, "compute", None), getattr(module, "reset", None))
+        if all(map(callable, methods)):
+            yield name, module
+
+
+def _named(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {f"{name}/{key}": inner for key, inner in value.items()}
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.reshape(())
+    return {name: value.detach() if isinstance(value, Tensor) else value}

@@ -1,0 +1,206 @@
+"""A component, `{ClassName: {arguments}}`: found, checked, and built when its time comes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Mapping as MappingOf
+from dataclasses import dataclass
+from typing import Any
+
+from modelzoo_trainer.config.arguments import Check, check_arguments, schema_of
+from modelzoo_trainer.config.names import NameTable
+from modelzoo_trainer.config.positions import (
+    Mapping,
+    Place,
+    Position,
+    Scalar,
+    Sequence,
+    describe,
+    is_null,
+)
+from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.errors import ConfigError, suggest
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A class with checked arguments; nothing is built yet.
+
+    Args:
+        target: The class, or a function.
+        arguments: By name; components among them are built first.
+        at: Where the file names it.
+        path: Of it in the file.
+    """
+
+    target: Any
+    arguments: dict[str, Any]
+    at: Position
+    path: str
+
+    def build(self, *injected: Any) -> Any:
+        """Return the object.
+
+        Args:
+            *injected: What the program gives before the arguments; members are built without.
+
+        Raises:
+            ConfigError: If the class refuses its arguments; with the place in the file. Any other
+                exception is raised as it is, with the place as a note.
+        """
+        arguments = {name: _built(value) for name, value in self.arguments.items()}
+        try:
+            return self.target(*injected, **arguments)
+        except ConfigError as error:
+            raise ConfigError(f"{self.at}: {self.explain(error)}") from error
+        except Exception as error:
+            error.add_note(f"raised by {self.path} ({self.at})")
+            raise
+
+    def explain(self, error: ConfigError) -> str:
+        """Return the message of `error` with the path in front, what both name said once.
+
+        Args:
+            error: What the class raised.
+        """
+        parent, _, name = self.path.rpartition(".")
+        if str(error).startswith((f"{name}:", f"{name}.", f"{name} ")):
+            return f"{parent}.{error}"
+        return f"{self.path}: {error}"
+
+
+def _built(value: Any) -> Any:
+    if isinstance(value, Component):
+        return value.build()
+    if isinstance(value, list):
+        return [_built(item) for item in value]
+    return value
+
+
+def check_component(
+    place: Place,
+    table: NameTable,
+    problems: Problems,
+    *,
+    num_injected: int = 0,
+    nested: MappingOf[str, Check] | None = None,
+) -> Component | None:
+    """Return the component that `place` describes, or None with problems added.
+
+    Args:
+        place: A mapping with one key, the class; its value holds the arguments, or is null.
+        table: Where the class is looked up.
+        problems: What is wrong is added here.
+        num_injected: Number of leading parameters that the program gives.
+        nested: Arguments that are components, and who checks them.
+    """
+    found = named(place, table.one, problems)
+    if found is None:
+        return None
+    name, inner = found
+    target = table.find(name, inner, problems)
+    if target is None:
+        return None
+    return check_call(target, inner, problems, num_injected=num_injected, nested=nested)
+
+
+def check_call(
+    target: Any,
+    place: Place,
+    problems: Problems,
+    *,
+    num_injected: int = 0,
+    nested: MappingOf[str, Check] | None = None,
+    ignored: Collection[str] = (),
+) -> Component:
+    """Return `target` with the arguments at `place`, checked.
+
+    Args:
+        target: A class or a function.
+        place: A mapping of arguments, or null.
+        problems: What is wrong is added here.
+        num_injected: Number of leading parameters that the program gives.
+        nested: Arguments that are components, and who checks them.
+        ignored: Keys that are not arguments.
+    """
+    schema = schema_of(target, num_injected)
+    arguments = check_arguments(place, schema, problems, nested=nested, ignored=ignored)
+    return Component(target, arguments, place.key_at, place.path)
+
+
+def named(place: Place, one: str, problems: Problems) -> tuple[Any, Place] | None:
+    """Return the one key of a mapping, a class name, and the place of its value.
+
+    Args:
+        place: Should be `{ClassName: {arguments}}`.
+        one: What it is, with an article, for messages.
+        problems: If it is not of that form, that is added here and None is returned.
+    """
+    form = f"{one} is written as {{ClassName: {{arguments}}}}"
+    node = place.node
+    if isinstance(node, Scalar) and isinstance(node.value, str):
+        problems.add(node.at, place.path, f"{form}; write {{{node.value}: {{}}}}.")
+        return None
+    if not isinstance(node, Mapping):
+        problems.add(node.at, place.path, f"{describe(node)} does not fit; {form}.")
+        return None
+    if len(node.entries) != 1:
+        keys = ", ".join(repr(key) for key in node.entries) or "no key"
+        hint = " Indent the arguments below the name." if is_null_first(node) else ""
+        problems.add(node.at, place.path, f"got {keys}; {form}, with one key.{hint}")
+        return None
+    return next(place.pairs())
+
+
+def is_null_first(node: Mapping) -> bool:
+    """Return whether the first key has no value: its arguments were not indented."""
+    first = next(iter(node.entries.values()), None)
+    return first is not None and is_null(first.node)
+
+
+def check_list(place: Place | None, kind: str, problems: Problems) -> list[Place]:
+    """Return the places of a list's items; none if it is missing or null.
+
+    Args:
+        place: Should be a list.
+        kind: What its items are, for messages.
+        problems: If it is not a list, that is added here.
+    """
+    if place is None or is_null(place.node):
+        return []
+    if not isinstance(place.node, Sequence):
+        given = describe(place.node)
+        problems.add(
+            place.node.at, place.path, f"{given} does not fit; expected a list of {kind}s."
+        )
+    return list(place.items())
+
+
+def check_keys(
+    place: Place, known: Collection[str], required: Collection[str], problems: Problems
+) -> bool:
+    """Return whether `place` is a mapping; unknown and missing keys are added as problems.
+
+    Args:
+        place: Should be a mapping with keys of a fixed set.
+        known: The set.
+        required: Those that must be there and not null.
+        problems: What is wrong is added here.
+    """
+    what = place.path or "the file"
+    if not isinstance(place.node, Mapping):
+        given = describe(place.node)
+        fits = f"expected a mapping with {', '.join(known)}"
+        problems.add(place.node.at, place.path, f"{given} does not fit; {fits}.")
+        return False
+    for key, value in place.pairs():
+        if key not in known:
+            problems.add(
+                value.key_at, value.path, f"no such key in {what}. {suggest(str(key), known)}"
+            )
+    for key in required:
+        inner = place.key(key)
+        if inner is None or is_null(inner.node):
+            at = place.key_at if inner is None else inner.key_at
+            problems.add(at, place.path_of(key), f"missing; {what} needs it.")
+    return True

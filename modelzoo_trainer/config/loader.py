@@ -1,0 +1,242 @@
+"""YAML text to values with positions: YAML 1.2 scalars, no repeated keys, no objects from tags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import yaml
+from yaml.composer import Composer
+from yaml.parser import Parser
+from yaml.reader import Reader
+from yaml.resolver import BaseResolver
+from yaml.scanner import Scanner
+
+from modelzoo_trainer.config import scalars
+from modelzoo_trainer.config.positions import Entry, Mapping, Node, Position, Scalar, Sequence
+from modelzoo_trainer.config.problems import Problems
+
+MAX_DEPTH: Final = 50  # of nesting; a complete run needs about ten
+MAX_VALUES: Final = 100_000  # with aliases written out; the largest run known has some thousands
+
+_MERGE: Final = "merge"
+_COLLECTIONS: Final = {"seq": yaml.SequenceNode, "map": yaml.MappingNode}
+_SCALARS: Final = ("null", "bool", "int", "float", "str")
+
+
+def read_file(path: Path) -> Node:
+    """Return the content of a YAML file.
+
+    Args:
+        path: Messages name it as it is written here.
+
+    Raises:
+        ConfigError: If it cannot be read or is wrong; all problems together.
+    """
+    problems = Problems()
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        problems.add(Position(str(path)), "", f"is not UTF-8 text (byte {error.start}).")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        problems.add(Position(str(path)), "", f"cannot be read: {reason}.")
+    problems.raise_if_any()
+    return read_text(text, str(path))
+
+
+def read_text(text: str, source: str) -> Node:
+    """Return the content of YAML text.
+
+    Args:
+        text: One document.
+        source: What messages call it.
+
+    Raises:
+        ConfigError: If it is wrong; all problems together.
+    """
+    problems = Problems()
+    node = _Reading(source, problems).read(text)
+    problems.raise_if_any()
+    assert node is not None  # else there was a problem
+    return node
+
+
+def read_value(text: str, source: str) -> Node:
+    """Return the value that an option of the command line gives, in YAML's syntax.
+
+    Args:
+        text: The value; empty means null.
+        source: The option; it is the position of all that is in the value.
+
+    Raises:
+        ConfigError: If it is wrong.
+    """
+    problems = Problems()
+    if not text.strip():
+        return Scalar(None, Position(source))
+    node = _Reading(source, problems, lines=False).read(text)
+    problems.raise_if_any()
+    assert node is not None  # else there was a problem
+    return node
+
+
+class _Composer(Reader, Scanner, Parser, Composer, BaseResolver):
+    """PyYAML up to the tree of nodes, with its recursion bounded; no constructors at all."""
+
+    def __init__(self, text: str) -> None:
+        Reader.__init__(self, text)
+        Scanner.__init__(self)
+        Parser.__init__(self)
+        Composer.__init__(self)
+        BaseResolver.__init__(self)
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self._depth > MAX_DEPTH:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # as in the stubs
+            raise yaml.MarkedYAMLError(
+                problem=f"nested more than {MAX_DEPTH} levels deep", problem_mark=mark
+            )
+        self._depth += 1
+        node = Composer.compose_node(self, parent, index)
+        self._depth -= 1
+        return node
+
+    def resolve(
+        self, kind: type[yaml.Node], value: str | None, implicit: bool | tuple[bool, bool]
+    ) -> str:
+        if kind is not yaml.ScalarNode:
+            return scalars.TAG + ("seq" if kind is yaml.SequenceNode else "map")
+        plain = implicit[0] if isinstance(implicit, tuple) else implicit
+        if not plain or value is None:
+            return scalars.TAG + "str"
+        return scalars.TAG + (_MERGE if value == "<<" else scalars.kind_of(value))
+
+
+class _Reading:
+    """One document on its way from PyYAML's nodes to ours."""
+
+    def __init__(self, source: str, problems: Problems, *, lines: bool = True) -> None:
+        self._source = source
+        self._problems = problems
+        self._lines = lines
+        self._done: dict[int, tuple[Node, int]] = {}  # by id: the value, and its expanded size
+        self._open: set[int] = set()
+
+    def read(self, text: str) -> Node | None:
+        try:
+            tree = _Composer(text).get_single_node()
+        except yaml.reader.ReaderError as error:
+            line = text.count("\n", 0, error.position) + 1
+            column = error.position - text.rfind("\n", 0, error.position)
+            at = Position(self._source, line, column) if self._lines else Position(self._source)
+            self._problems.add(at, "", f"{_name_of(error.character)} is not allowed in YAML.")
+            return None
+        except yaml.MarkedYAMLError as error:
+            what = ", ".join(part for part in (error.context, error.problem) if part)
+            self._problems.add(self._at(error.problem_mark or error.context_mark), "", f"{what}.")
+            return None
+        if tree is None:
+            self._problems.add(Position(self._source), "", "the file is empty.")
+            return None
+        return self._node(tree)[0]
+
+    def _at(self, mark: yaml.Mark | None) -> Position:
+        if mark is None or not self._lines:
+            return Position(self._source)
+        return Position(self._source, mark.line + 1, mark.column + 1)
+
+    def _node(self, raw: yaml.Node) -> tuple[Node, int]:
+        """Return the value and the number of values in it with its aliases written out."""
+        if id(raw) in self._done:
+            return self._done[id(raw)]
+        at = self._at(raw.start_mark)
+        if id(raw) in self._open:
+            self._problems.add(at, "", "an alias here leads back to what contains it.")
+            return Scalar(None, at), 1
+        self._open.add(id(raw))
+        node, size = self._convert(raw, at)
+        self._open.discard(id(raw))
+        if size > MAX_VALUES:
+            self._problems.add(
+                at, "", f"holds more than {MAX_VALUES} values with its aliases written out."
+            )
+            node, size = Scalar(None, at), 1
+        self._done[id(raw)] = node, size
+        return node, size
+
+    def _convert(self, raw: yaml.Node, at: Position) -> tuple[Node, int]:
+        kind = raw.tag.removeprefix(scalars.TAG)
+        if isinstance(raw, yaml.ScalarNode):
+            return self._scalar(raw, kind, at), 1
+        expected = _COLLECTIONS.get(kind)
+        if expected is None or not isinstance(raw, expected):
+            self._problems.add(at, "", _unknown_tag(raw.tag))
+        if isinstance(raw, yaml.MappingNode):
+            return self._mapping(raw, at)
+        pairs = [self._node(item) for item in raw.value]
+        return Sequence(tuple(node for node, _ in pairs), at), 1 + sum(size for _, size in pairs)
+
+    def _scalar(self, raw: yaml.ScalarNode, kind: str, at: Position) -> Scalar:
+        kind = "str" if kind == _MERGE else kind
+        if kind not in _SCALARS:
+            self._problems.add(at, "", _unknown_tag(raw.tag))
+            return Scalar(None, at)
+        try:
+            value = scalars.value_of(kind, raw.value)
+        except ValueError as error:
+            self._problems.add(at, "", str(error))
+            return Scalar(None, at)
+        if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
+            self._problems.add(at, "", "the text holds half of a surrogate pair.")
+        return Scalar(value, at)
+
+    def _mapping(self, raw: yaml.MappingNode, at: Position) -> tuple[Node, int]:
+        own: dict[object, Entry] = {}
+        merged: dict[object, Entry] = {}
+        size = 1
+        seen: dict[object, Position] = {}
+        for raw_key, raw_value in raw.value:
+            key_at = self._at(raw_key.start_mark)
+            if not isinstance(raw_key, yaml.ScalarNode):
+                self._problems.add(key_at, "", "a key is a single value, not a list or mapping.")
+                continue
+            is_merge = raw_key.tag == scalars.TAG + _MERGE
+            key = self._scalar(raw_key, raw_key.tag.removeprefix(scalars.TAG), key_at).value
+            if key in seen:
+                self._problems.add(
+                    key_at, "", f"key {key!r} is given twice; first {_near(seen[key], key_at)}."
+                )
+                continue
+            seen[key] = key_at
+            value, value_size = self._node(raw_value)
+            size += value_size
+            if is_merge:
+                self._merge(merged, value)
+            else:
+                own[key] = Entry(key_at, value)
+        return Mapping({**merged, **own}, at), size
+
+    def _merge(self, into: dict[object, Entry], value: Node) -> None:
+        sources = value.items if isinstance(value, Sequence) else (value,)
+        for source in sources:
+            if isinstance(source, Mapping):
+                for key, entry in source.entries.items():
+                    into.setdefault(key, entry)
+            else:
+                self._problems.add(source.at, "", "'<<' takes a mapping or a list of mappings.")
+
+
+def _near(first: Position, second: Position) -> str:
+    return f"in line {first.line}" if first.line else f"in {second.source}"
+
+
+def _name_of(character: int | str) -> str:
+    code = character if isinstance(character, int) else ord(character)
+    return f"character U+{code:04X}"
+
+
+def _unknown_tag(tag: str) -> str:
+    known = ", ".join(f"!!{name}" for name in (*_SCALARS, *_COLLECTIONS))
+    return f"tag {tag.replace(scalars.TAG, '!!')!r} does not fit here. Known: {known}."

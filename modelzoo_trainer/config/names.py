@@ -1,0 +1,161 @@
+"""Which class a name in a file means: the shipped ones by name, the user's by dotted path."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Self
+
+from modelzoo_trainer.config.positions import Place
+from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.errors import ConfigError, suggest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameTable:
+    """The classes of one kind that a file may name.
+
+    Args:
+        kind: What messages call one of them: "callback".
+        names: The shipped ones.
+        load: Returns the class of one of `names`.
+        modules: Those of `--import`: their public classes have bare names as well.
+    """
+
+    kind: str
+    names: tuple[str, ...] = ()
+    load: Callable[[str], Any]
+    modules: tuple[ModuleType, ...] = ()
+
+    @classmethod
+    def of(cls, kind: str, classes: Mapping[str, Any]) -> Self:
+        """Return the table of classes that are there already.
+
+        Args:
+            kind: What messages call one of them.
+            classes: By name.
+        """
+        return cls(kind=kind, names=tuple(classes), load=classes.__getitem__)
+
+    @property
+    def one(self) -> str:
+        """The kind with its article: "an optimizer"."""
+        return f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind}"
+
+    def find(self, name: object, place: Place, problems: Problems) -> Any | None:
+        """Return the class that `name` means, or None with a problem added.
+
+        Args:
+            name: A shipped one's in any case, one's of an imported module, or a dotted path,
+                whose module is imported.
+            place: Where it is written.
+            problems: What is wrong is added here.
+        """
+        if not isinstance(name, str):
+            problems.add(place.key_at, place.path, f"{name!r} is not the name of {self.one}.")
+            return None
+        try:
+            return import_path(name) if "." in name else self._shipped_or_imported(name)
+        except ConfigError as error:
+            problems.add(place.key_at, place.path, str(error))
+            return None
+
+    def _shipped_or_imported(self, name: str) -> Any:
+        lowered = name.lower()
+        found: dict[str, Any] = {}
+        shipped = next((known for known in self.names if known.lower() == lowered), None)
+        if shipped is not None:
+            found["modelzoo_trainer"] = self.load(shipped)
+        for module in self.modules:
+            for known, value in vars(module).items():
+                if known.lower() == lowered and isinstance(value, type):
+                    found.setdefault(module.__name__, value)
+        different = {id(value): value for value in found.values()}
+        if len(different) > 1:
+            raise ConfigError(
+                f"{name!r} is in {' and in '.join(found)}. Write the dotted path of yours."
+            )
+        if not found:
+            known_names = [*self.names, *self._imported_names()]
+            raise ConfigError(f"{name!r} is not {self.one}. {suggest(name, known_names)}")
+        return next(iter(found.values()))
+
+    def _imported_names(self) -> Iterable[str]:
+        for module in self.modules:
+            for name, value in vars(module).items():
+                if isinstance(value, type) and value.__module__ == module.__name__:
+                    yield name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """All that a file may name, and what has a fixed class.
+
+    Args:
+        trainer: Makes a trainer from keyword arguments.
+        models: Of `init.model`.
+        optimizers: Of `init.optimizer`.
+        schedulers: Of `init.schedulers`.
+        callbacks: Of `init.callbacks`.
+        loggers: Of `init.loggers`.
+        processors: Of `data_processor` in a dataloader.
+        sections: The classes of the sections `precision`, `loop`, `checkpoint` and `logging`.
+        try_backend: Raises a `ConfigError` if there is no such device (None = the default one), or
+            it has no such options; messages begin with "device" or "backend".
+        default_callbacks: Makes those that are added unless named.
+        default_loggers: Makes those that are added unless named.
+    """
+
+    trainer: Callable[..., Any]
+    models: NameTable
+    optimizers: NameTable
+    schedulers: NameTable
+    callbacks: NameTable
+    loggers: NameTable
+    processors: NameTable
+    sections: Mapping[str, Any]
+    try_backend: Callable[[str | None, Mapping[str, Any]], object]
+    default_callbacks: Callable[[], Iterable[Any]] = field(default=tuple)
+    default_loggers: Callable[[], Iterable[Any]] = field(default=tuple)
+
+
+def import_module(name: str) -> ModuleType:
+    """Return a module of the user's, imported.
+
+    Args:
+        name: Its dotted name.
+
+    Raises:
+        ConfigError: If there is no such module. What goes wrong inside it is raised as it is.
+    """
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigError(f"{name!r} is not the name of a module.")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there; one that it imports is not
+        raise ConfigError(f"there is no module {error.name!r} on Python's path.") from None
+
+
+def import_path(path: str) -> Any:
+    """Return the class or function at a dotted path, its module imported.
+
+    Args:
+        path: `package.module.Name`.
+
+    Raises:
+        ConfigError: If there is no such module, or no such name in it. What goes wrong inside
+            the module is raised as it is.
+    """
+    module_name, _, name = path.rpartition(".")
+    module = import_module(module_name)
+    value = getattr(module, name, None)
+    if value is None:
+        public = [known for known, item in vars(module).items() if isinstance(item, type)]
+        raise ConfigError(f"{module_name} has no {name!r}. {suggest(name, public)}")
+    if not callable(value):
+        raise ConfigError(f"{path!r} is {value!r}; expected a class.")
+    return value

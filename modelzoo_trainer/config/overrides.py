@@ -1,0 +1,184 @@
+"""Changes from the command line: `--set init.loop.max_steps=10`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Final
+
+from modelzoo_trainer.config.loader import read_value
+from modelzoo_trainer.config.positions import (
+    Entry,
+    Mapping,
+    Node,
+    Position,
+    Scalar,
+    Sequence,
+    describe,
+    is_null,
+)
+from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.errors import ConfigError
+
+_STEP: Final = re.compile(
+    r'\.?(?:\[(?P<item>[^\[\]"=]+)\]|"(?P<quoted>[^"]*)"|(?P<key>[^.\[\]"=\s]+))'
+)
+_FORM: Final = "write --set a.b.c=VALUE; items of a list as [0] or [ClassName]"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A step of a path into a list: an index, or the class name of a component."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A value and where it goes.
+
+    Args:
+        steps: From the root of the file; a text is a key, an `Item` leads into a list.
+        node: The value.
+        at: The option, for messages.
+        only_present: Whether a path that is not there is left alone instead of made.
+    """
+
+    steps: tuple[str | Item, ...]
+    node: Node
+    at: Position
+    only_present: bool = False
+
+
+def parse_override(text: str) -> Override:
+    """Return what a `--set` option asks for.
+
+    Args:
+        text: `PATH=VALUE`, the value in YAML's syntax. A path that does not begin with `trainer`
+            begins inside it.
+
+    Raises:
+        ConfigError: If it is not of that form.
+    """
+    source = f"--set {text}"
+    problems = Problems()
+    at = Position(source)
+    steps: list[str | Item] = []
+    end = 0
+    while match := _STEP.match(text, end):
+        steps.append(_step(match))
+        end = match.end()
+    if not steps or not text.startswith("=", end):
+        problems.add(at, "", f"is not of the form PATH=VALUE; {_FORM}.")
+    problems.raise_if_any()
+    if steps[0] != "trainer":
+        steps.insert(0, "trainer")
+    return Override(tuple(steps), read_value(text[end + 1 :], source), at)
+
+
+def _step(match: re.Match[str]) -> str | Item:
+    if match["item"] is not None:
+        return Item(match["item"].strip())
+    return match["quoted"] if match["quoted"] is not None else match["key"]
+
+
+def apply_overrides(root: Node, overrides: list[Override]) -> Node:
+    """Return a copy of `root` with values set; what is left out of a path is made.
+
+    In a file with a list of trainers, a path that names none of them goes to all.
+
+    Args:
+        root: The file.
+        overrides: Applied in order.
+
+    Raises:
+        ConfigError: If a path leads through something that is no mapping or list, or to an item
+            that is not there; all problems together.
+    """
+    problems = Problems()
+    for override in overrides:
+        try:
+            root = _set(root, override.steps, override, "")
+        except ConfigError as error:
+            problems.add(override.at, "", str(error))
+    problems.raise_if_any()
+    return root
+
+
+def _set(node: Node | None, steps: tuple[str | Item, ...], override: Override, path: str) -> Node:
+    if not steps:
+        return override.node
+    step, rest = steps[0], steps[1:]
+    if isinstance(step, Item):
+        return _set_item(node, step, rest, override, path)
+    if path == "trainer" and isinstance(node, Sequence):
+        inner = steps if step == "trainer" else ("trainer", *steps)
+        items = (_set(item, inner, override, f"{path}[{i}]") for i, item in enumerate(node.items))
+        return replace(node, items=tuple(items))
+    if is_null(node):
+        node = Mapping({}, override.at)
+    if override.only_present and (not isinstance(node, Mapping) or step not in node.entries):
+        assert node is not None  # it would be null
+        return node
+    if not isinstance(node, Mapping):
+        assert node is not None  # it would be null
+        hint = " Name an item, as in [0]." if isinstance(node, Sequence) else ""
+        raise ConfigError(f"{path} is {describe(node)}, it has no key {step!r}.{hint}")
+    value = _set(node.get(step), rest, override, f"{path}.{step}" if path else step)
+    key_at = override.at if not rest or step not in node.entries else node.entries[step].key_at
+    return replace(node, entries={**node.entries, step: Entry(key_at, value)})
+
+
+def _set_item(
+    node: Node | None, step: Item, rest: tuple[str | Item, ...], override: Override, path: str
+) -> Node:
+    if is_null(node):
+        node = Sequence((), override.at)
+    if not isinstance(node, Sequence):
+        assert node is not None  # it would be null
+        raise ConfigError(f"{path} is {describe(node)}, it has no items.")
+    items = list(node.items)
+    place = f"{path}[{step.name}]"
+    if step.name.lstrip("-").isdigit():
+        idx = int(step.name)
+        if not 0 <= idx < len(items):
+            raise ConfigError(f"{place} is not there; the list has {len(items)} items.")
+        if path == "trainer" and rest and rest[0] != "trainer":
+            rest = ("trainer", *rest)
+        items[idx] = _set(items[idx], rest, override, place)
+        return replace(node, items=tuple(items))
+    named = [idx for idx, item in enumerate(items) if _class_name(item) == step.name.lower()]
+    if len(named) > 1:
+        raise ConfigError(f"{place} could be any of {named}; name one by its index.")
+    if not named:
+        value = _set(None, rest, override, place)
+        items.append(Mapping({step.name: Entry(override.at, value)}, override.at))
+        return replace(node, items=tuple(items))
+    component = items[named[0]]
+    assert isinstance(component, Mapping)  # it has a class name
+    ((name, entry),) = component.entries.items()
+    value = _set(entry.node, rest, override, place)
+    key_at = entry.key_at if rest else override.at
+    items[named[0]] = replace(component, entries={name: Entry(key_at, value)})
+    return replace(node, items=tuple(items))
+
+
+def _class_name(item: Node) -> str | None:
+    if isinstance(item, Mapping) and len(item.entries) == 1:
+        return str(next(iter(item.entries))).lower()
+    return None
+
+
+def set_option(
+    steps: tuple[str, ...], value: str | None, option: str, *, only_present: bool = False
+) -> Override:
+    """Return the override that an option of its own, such as `--device`, stands for.
+
+    Args:
+        steps: Keys from the root of the file.
+        value: Taken as text.
+        option: Its name, for messages.
+        only_present: Whether a path that is not there is left alone instead of made.
+    """
+    at = Position(option if value is None else f"{option} {value}")
+    return Override(steps, Scalar(value, at), at, only_present)

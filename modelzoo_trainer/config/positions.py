@@ -1,0 +1,155 @@
+"""What a file says and where: plain YAML values that know their line and column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in a file, or on the command line.
+
+    Args:
+        source: The file as the user wrote it, or the option.
+        line: From 1; 0 where lines mean nothing, as on the command line.
+        column: From 1.
+    """
+
+    source: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scalar:
+    """A single value: None, True, 3, 0.5 or text."""
+
+    value: bool | int | float | str | None
+    at: Position
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequence:
+    """A list."""
+
+    items: tuple[Node, ...]
+    at: Position
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """A value of a mapping with the place of its key."""
+
+    key_at: Position
+    node: Node
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mapping:
+    """A mapping, in the order of the file."""
+
+    entries: dict[Any, Entry]
+    at: Position
+
+    def get(self, key: str) -> Node | None:
+        """Return the value of `key`, or None if there is no such key."""
+        entry = self.entries.get(key)
+        return None if entry is None else entry.node
+
+
+Node: TypeAlias = Scalar | Sequence | Mapping
+
+
+def is_null(node: Node | None) -> bool:
+    """Return whether `node` is missing or null: both mean "not set"."""
+    return node is None or (isinstance(node, Scalar) and node.value is None)
+
+
+def to_plain(node: Node) -> Any:
+    """Return dictionaries, lists and values; nothing is shared, whatever the file's aliases."""
+    match node:
+        case Scalar():
+            return node.value
+        case Sequence():
+            return [to_plain(item) for item in node.items]
+        case Mapping():
+            return {key: to_plain(entry.node) for key, entry in node.entries.items()}
+
+
+def describe(node: Node) -> str:
+    """Return how a message names what was given: `'text'`, `3`, "a list", "a mapping"."""
+    match node:
+        case Scalar(value=str() as text):
+            return repr(text if len(text) <= 60 else text[:57] + "...")
+        case Scalar(value=None):
+            return "null"
+        case Scalar(value=bool() as flag):
+            return "true" if flag else "false"
+        case Scalar():
+            return repr(node.value)
+        case Sequence():
+            return "a list"
+        case Mapping():
+            return "a mapping"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A value and the path to it from the root of the file.
+
+    Args:
+        node: The value.
+        path: As messages write it, such as "trainer.init.callbacks[2]".
+        key_at: Where its key stands; of an item of a list, where the item stands.
+    """
+
+    node: Node
+    path: str
+    key_at: Position
+
+    @classmethod
+    def root(cls, node: Node) -> Place:
+        """Return the place of a whole file."""
+        return cls(node, "", node.at)
+
+    def key(self, key: Any) -> Place | None:
+        """Return the place of the value of `key`; None if this is no mapping or lacks it."""
+        entry = self.node.entries.get(key) if isinstance(self.node, Mapping) else None
+        if entry is None:
+            return None
+        return Place(entry.node, self.path_of(key), entry.key_at)
+
+    def pairs(self) -> Iterator[tuple[Any, Place]]:
+        """Yield the keys of a mapping with their places."""
+        if isinstance(self.node, Mapping):
+            for key, entry in self.node.entries.items():
+                yield key, Place(entry.node, self.path_of(key), entry.key_at)
+
+    def items(self) -> Iterator[Place]:
+        """Yield the places of a list's items."""
+        if isinstance(self.node, Sequence):
+            for idx, item in enumerate(self.node.items):
+                yield Place(item, f"{self.path}[{idx}]", item.at)
+
+    def inside(self, location: tuple[int | str, ...]) -> Place:
+        """Return the place that `location`, a validator's, leads to.
+
+        Args:
+            location: Keys and indices; names that lead nowhere (of a union's members) are skipped.
+        """
+        place = self
+        for step in location:
+            inner = place.key(step)
+            if inner is None and isinstance(step, int):
+                inner = next((item for i, item in enumerate(place.items()) if i == step), None)
+            place = inner or place
+        return place
+
+    def path_of(self, key: Any) -> str:
+        """Return the path of `key` inside this mapping."""
+        return f"{self.path}.{key}" if self.path else str(key)

@@ -1,0 +1,143 @@
+"""Metrics for TensorBoard."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from contextlib import ExitStack
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Loader, Metrics, StateDict
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loggers.logger import Logger
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.tensorboard")
+
+
+class TensorBoardLogger(Logger):
+    """Writes numbers as scalars, strings as text, and tensors with dimensions as histograms.
+
+    A run that resumes hides the steps that it will take again. A folder that cannot be written is
+    logged once, and the run goes on without it.
+
+    Args:
+        summary_dir: Where the event files are; None = `events` in `model_dir`.
+        legacy_event_dirs: Write to `train` and `eval` in `model_dir` instead, and validation's
+            metrics there without their prefix.
+
+    Raises:
+        ConfigError: At set-up, if tensorboard is not installed, or both arguments are given.
+    """
+
+    def __init__(self, summary_dir: Path | None = None, legacy_event_dirs: bool = False) -> None:
+        if summary_dir is not None and legacy_event_dirs:
+            raise ConfigError(
+                f"summary_dir ({str(summary_dir)!r}) and legacy_event_dirs are both given; they "
+                f"exclude each other."
+            )
+        self._given = None if summary_dir is None else Path(summary_dir)
+        self._is_legacy = legacy_event_dirs
+        self._root = Path()
+        self._make: Any = None
+        self._writers: dict[str, Any] = {}
+        self._purge_step: int | None = None
+        self._is_resuming = False
+        self._has_failed = False
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of its own imports
+                from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ConfigError(
+                "TensorBoardLogger needs tensorboard, which is not installed: "
+                "pip install 'modelzoo-trainer[tensorboard]'"
+            ) from None
+        self._make = SummaryWriter
+        default = trainer.model_dir if self._is_legacy else trainer.model_dir / "events"
+        self._root = self._given or default
+
+    @override
+    def log_metrics(self, metrics: Metrics, step: int) -> None:
+        if self._has_failed:
+            return
+        try:
+            for name, value in metrics.items():
+                self._write(name, value, step)
+        except OSError as error:
+            self._fail(error)
+
+    def _write(self, name: str, value: Any, step: int) -> None:
+        folder = ""
+        if self._is_legacy:
+            is_val = name.startswith("validate_")
+            folder = "eval" if is_val else "train"
+            name = name.partition("/")[2] if is_val else name
+        if folder not in self._writers:
+            path = self._root / folder
+            self._writers[folder] = self._make(str(path), purge_step=self._purge_step)
+        writer = self._writers[folder]
+        if isinstance(value, str):
+            writer.add_text(name, value, step)
+        elif isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
+            writer.add_scalar(name, float(value), step)
+        elif isinstance(value, Tensor) and value.numel() and value.isfinite().all():
+            writer.add_histogram(name, value.float(), step)
+        else:
+            log.debug("%s of type %s is not written.", name, type(value).__name__)
+
+    @override
+    def flush(self) -> None:
+        self._each("flush")
+
+    @override
+    def finalize(self) -> None:
+        self._each("close")
+        self._writers = {}
+
+    def _each(self, method: str) -> None:
+        try:
+            for writer in self._writers.values():
+                getattr(writer, method)()
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        if not self._has_failed:
+            log.warning("%s cannot be written, metrics are lost: %s", self._root, error)
+        self._has_failed = True
+
+    # ---- when
+
+    @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        self._is_resuming = True
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        if self._is_resuming and "global_step" in state_dict:
+            self.finalize()  # another writer begins after the checkpoint's step
+            self._purge_step = trainer.global_step + 1
+
+    @override
+    def on_fit_start(
+        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
+    ) -> None:
+        self._is_resuming = False

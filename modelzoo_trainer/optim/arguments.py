@@ -1,0 +1,76 @@
+"""What the constructors of all optimizers share.
+
+The first argument is the model, whose parameters are grouped by `make_param_groups`; or, as in
+torch, parameters or groups that are taken as they are. `lr` and `learning_rate` are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.optim.param_groups import ParamFilter, make_param_groups
+
+Params = Iterable[Tensor] | Iterable[dict[str, Any]]
+Betas = tuple[float, float]
+
+
+def groups_of(
+    model: nn.Module | Params, weight_decay: float | None, params: Sequence[ParamFilter] | None
+) -> Any:
+    """Return what a torch optimizer takes as its first argument.
+
+    Args:
+        model: A model, or parameters or groups, which are returned as they are.
+        weight_decay: Of what decays; None if the optimizer knows no weight decay.
+        params: Filters that tag parameters of a model.
+
+    Raises:
+        ConfigError: If there are filters and no model to apply them to.
+    """
+    if isinstance(model, nn.Module):
+        return make_param_groups(model, weight_decay=weight_decay, params=params)
+    if params is not None:
+        raise ConfigError("params: filters need a model, and the optimizer was given parameters.")
+    return model
+
+
+def one_lr(owner: str, lr: float | None, learning_rate: float | None, default: float) -> float:
+    """Return the learning rate under either of its names.
+
+    Args:
+        owner: Name of the optimizer, for messages.
+        lr: The one name.
+        learning_rate: The other.
+        default: If neither is given; a schedule writes over it.
+
+    Raises:
+        ConfigError: If both are given and differ.
+    """
+    if lr is not None and learning_rate is not None and lr != learning_rate:
+        raise ConfigError(
+            f"{owner} got lr={lr} and learning_rate={learning_rate}, which are two names of one "
+            f"setting. Keep one."
+        )
+    given = learning_rate if lr is None else lr
+    return default if given is None else given
+
+
+def check_correct_bias(owner: str, correct_bias: bool) -> None:
+    """Refuse an Adam without bias correction, which torch does not have.
+
+    Args:
+        owner: Name of the optimizer, for messages.
+        correct_bias: What the user asked for.
+
+    Raises:
+        ConfigError: If it is false.
+    """
+    if not correct_bias:
+        raise ConfigError(
+            f"{owner}.correct_bias is false, but torch's {owner} always corrects the bias of its "
+            f"moments. Leave it out, and warm the learning rate up instead."
+        )

@@ -1,0 +1,57 @@
+"""An optimizer whose model is not there yet."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.optim.arguments import groups_of, one_lr
+from modelzoo_trainer.optim.registry import OPTIMIZERS
+
+
+class OptimizerFactory:
+    """A callable `model -> optimizer`, as `Trainer(optimizer=...)` takes it.
+
+    Args:
+        cls: One of `OPTIMIZERS`, or any other subclass of torch's `Optimizer`; that one gets the
+            groups and the aliases of the shipped ones.
+        kwargs: Its arguments: `lr` or `learning_rate`, `params` (filters that tag), others.
+
+    Raises:
+        ConfigError: If `cls` is not an optimizer, or does not take an argument.
+    """
+
+    def __init__(self, cls: type[Optimizer], kwargs: Mapping[str, Any]) -> None:
+        if not (isinstance(cls, type) and issubclass(cls, Optimizer)):
+            raise ConfigError(f"{cls!r} is not a subclass of torch.optim.Optimizer.")
+        self.cls = cls
+        self.kwargs = dict(kwargs)
+        self._is_shipped = issubclass(cls, tuple(OPTIMIZERS.values()))
+        names = inspect.signature(cls).parameters
+        self._default_decay = names["weight_decay"].default if "weight_decay" in names else None
+        is_open = any(one.kind is one.VAR_KEYWORD for one in names.values())
+        fits = {*names, "lr", "learning_rate", "params"}
+        for name in self.kwargs:
+            if name not in fits and not is_open:
+                raise ConfigError(f"{cls.__name__} takes no argument {name!r}.")
+
+    def __call__(self, model: nn.Module) -> Optimizer:
+        """Return the optimizer over the parameters of `model`.
+
+        Args:
+            model: On its device, if the backend replaces parameters when it moves them.
+        """
+        make: Any = self.cls
+        kwargs = dict(self.kwargs)
+        if not self._is_shipped:
+            lr, learning_rate = kwargs.pop("lr", None), kwargs.pop("learning_rate", None)
+            kwargs["lr"] = one_lr(self.cls.__name__, lr, learning_rate, 1e-3)
+            decay = kwargs.get("weight_decay", self._default_decay)
+            model = groups_of(model, decay, kwargs.pop("params", None))
+        made: Optimizer = make(model, **kwargs)
+        return made

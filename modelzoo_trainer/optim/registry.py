@@ -1,0 +1,99 @@
+"""The optimizers and schedules by the names that a configuration gives them, in any case."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+from torch.optim import Optimizer
+
+from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.optim import adam, composed, cycles, decay, descent, stepwise, weight_decay
+from modelzoo_trainer.optim.scheduler import Scheduler
+
+_T = TypeVar("_T")
+
+OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = MappingProxyType(
+    {
+        cls.__name__: cls
+        for cls in (
+            adam.Adam,
+            adam.AdamW,
+            adam.Adamax,
+            adam.NAdam,
+            adam.RAdam,
+            descent.ASGD,
+            descent.Adadelta,
+            descent.Adagrad,
+            descent.RMSprop,
+            descent.Rprop,
+            descent.SGD,
+        )
+    }
+)
+"""Name to class. The constructor is the schema of the `optimizer` section."""
+
+SCHEDULERS: Final[Mapping[str, type[Scheduler]]] = MappingProxyType(
+    {
+        cls.__name__: cls
+        for cls in (
+            composed.ChainedScheduler,
+            composed.ScalePerParamLR,
+            composed.SequentialLR,
+            composed.SequentialWD,
+            cycles.CosineAnnealingLR,
+            cycles.CosineAnnealingWarmRestarts,
+            cycles.CyclicLR,
+            cycles.OneCycleLR,
+            decay.ConstantLR,
+            decay.CosineDecayLR,
+            decay.ExponentialLR,
+            decay.InverseExponentialTimeDecayLR,
+            decay.InverseSquareRootDecayLR,
+            decay.LinearLR,
+            decay.PolynomialLR,
+            stepwise.LambdaLR,
+            stepwise.MultiStepLR,
+            stepwise.MultiplicativeLR,
+            stepwise.PiecewiseConstantLR,
+            stepwise.StepLR,
+            weight_decay.ConstantWD,
+            weight_decay.CosineDecayWD,
+            weight_decay.LinearWD,
+        )
+    }
+)
+"""Name to class. The constructor is the schema of an item of the `schedulers` section."""
+
+
+def optimizer_class(name: str) -> type[Optimizer]:
+    """Return the class of a shipped optimizer.
+
+    Args:
+        name: A key of `OPTIMIZERS`, in any case.
+
+    Raises:
+        ConfigError: If no shipped optimizer has this name.
+    """
+    return _find("an optimizer", name, OPTIMIZERS)
+
+
+def scheduler_class(name: str) -> type[Scheduler]:
+    """Return the class of a shipped schedule.
+
+    Args:
+        name: A key of `SCHEDULERS`, in any case.
+
+    Raises:
+        ConfigError: If no shipped schedule has this name.
+    """
+    return _find("a scheduler", name, SCHEDULERS)
+
+
+def _find(one: str, name: str, table: Mapping[str, _T]) -> _T:
+    lowered = {known.lower(): cls for known, cls in table.items()}
+    found = lowered.get(name.lower())
+    if found is None:
+        raise ConfigError(f"{name!r} is not {one}. {suggest(name, table)}")
+    return found

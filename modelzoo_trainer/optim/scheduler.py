@@ -1,0 +1,236 @@
+"""What a schedule is: an absolute value as a function of the step, written into groups."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from modelzoo_trainer.errors import ConfigError
+
+Group = dict[str, Any]
+Tags = str | list[str] | None
+
+NO_DECAY = "no_weight_decay"
+"""Key of a parameter group that never decays; schedules of weight decay leave it alone."""
+
+
+class Scheduler(ABC):
+    """Writes `value(step)` into the parameter groups, once after every optimizer step.
+
+    The value is absolute: what the groups held before does not matter. A subclass sets its own
+    attributes first and calls this constructor last, because binding asks for `value(0)`.
+
+    Args:
+        optimizer: Whose groups are written; None to `bind` later, or for a member of another.
+        param_group_tags: Only groups with one of these tags; None for all.
+
+    Raises:
+        ConfigError: If no group has such a tag, or the optimizer has no such setting.
+    """
+
+    param_group_key: ClassVar[str]
+
+    def __init__(self, optimizer: Optimizer | None = None, param_group_tags: Tags = None) -> None:
+        self.optimizer: Optimizer | None = None
+        self.param_group_tags = _as_tuple(param_group_tags)
+        self.last_step = 0
+        self._seen: list[Group] | None = None
+        self._targets: list[tuple[Group, float]] = []
+        self._before: list[Any] = []
+        self._last_value = 0.0
+        if optimizer is not None:
+            self.bind(optimizer)
+
+    @property
+    def total_iters(self) -> int | None:
+        """Number of steps after which the schedule is over; None if it has no end."""
+        return getattr(self, "_total_iters", None)
+
+    @abstractmethod
+    def value(self, step: int) -> float:
+        """Return the value at a step; it depends on nothing else.
+
+        Args:
+            step: Number of optimizer steps taken.
+        """
+
+    def bind(self, optimizer: Optimizer) -> None:
+        """Take the optimizer whose groups are written, and write the value of the first step.
+
+        Args:
+            optimizer: Its groups have tags already.
+
+        Raises:
+            ConfigError: If the schedule has an optimizer, or does not fit this one.
+        """
+        if self.optimizer is not None:
+            raise ConfigError(f"{self._name} has an optimizer already. Make a second schedule.")
+        self.optimizer = optimizer
+        self._find_targets(optimizer)
+        held = [group[self.param_group_key] for group, _ in self._targets]
+        self._before = [value.clone() if isinstance(value, Tensor) else value for value in held]
+        self._write(self.value(self.last_step))
+
+    def release(self) -> None:
+        """Give the optimizer back, with what its groups held before `bind`."""
+        for (group, _), value in zip(self._targets, self._before, strict=True):
+            _assign(group, self.param_group_key, value)
+        self.optimizer = self._seen = None
+        self._targets, self._before = [], []
+
+    def step(self) -> None:
+        """Go on by one step, and write its value."""
+        self.last_step += 1
+        self._write(self.value(self.last_step))
+
+    def get_last_lr(self) -> list[float]:
+        """Return what was written last, one number for each group."""
+        return [self._last_value * factor for _, factor in self._targets]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` takes."""
+        return {"last_step": self.last_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to the step of a checkpoint, and write its value.
+
+        Args:
+            state_dict: What `state_dict` returned.
+        """
+        self.last_step = int(state_dict["last_step"])
+        if self.optimizer is not None:
+            self._write(self.value(self.last_step))
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _write(self, value: float) -> None:
+        optimizer = self.optimizer
+        if optimizer is None:
+            raise ConfigError(f"{self._name} has no optimizer. Call bind(optimizer) first.")
+        if optimizer.param_groups is not self._seen:  # loading makes new groups
+            self._find_targets(optimizer)
+        key = self.param_group_key
+        self._last_value = value
+        for group, factor in self._targets:
+            if type(group[key]) is float:
+                group[key] = value * factor
+            else:
+                _assign(group, key, value * factor)
+
+    def _find_targets(self, optimizer: Optimizer) -> None:
+        groups = [group for group in optimizer.param_groups if self._fits(group)]
+        what = f"{self._name}.param_group_tags"
+        if not groups:
+            known = sorted({tag for group in optimizer.param_groups for tag in _tags_of(group)})
+            raise ConfigError(
+                f"{what}: no parameter group has a tag of {list(self.param_group_tags or ())}. "
+                f"Tags of the optimizer: {', '.join(known) or 'none'}."
+            )
+        if any(self.param_group_key not in group for group in groups):
+            raise ConfigError(
+                f"{self._name} schedules {self.param_group_key}, which "
+                f"{type(optimizer).__name__} does not have. Leave the schedule out."
+            )
+        self._seen = optimizer.param_groups
+        self._targets = [(group, self._factor_of(group)) for group in groups if self._takes(group)]
+
+    def _fits(self, group: Group) -> bool:
+        """Return whether the tags select this group."""
+        tags = self.param_group_tags
+        return tags is None or not set(tags).isdisjoint(_tags_of(group))
+
+    def _takes(self, group: Group) -> bool:
+        """Return whether a selected group is written."""
+        return True
+
+    def _factor_of(self, group: Group) -> float:
+        """Return by what the value is multiplied for this group."""
+        return 1.0
+
+
+class LRScheduler(Scheduler):
+    """A schedule of the learning rate; multiplied by a group's `adjust_learning_rate`, if any."""
+
+    param_group_key = "lr"
+
+    @override
+    def _factor_of(self, group: Group) -> float:
+        return float(group.get("adjust_learning_rate", 1.0))
+
+
+class WeightDecayScheduler(Scheduler):
+    """A schedule of weight decay; groups that never decay keep their zero."""
+
+    param_group_key = "weight_decay"
+
+    @override
+    def _takes(self, group: Group) -> bool:
+        return not group.get(NO_DECAY, False)
+
+
+def check_conflicts(schedulers: Iterable[Scheduler]) -> None:
+    """Refuse schedules that set the same value of the same parameter group.
+
+    Args:
+        schedulers: All of a run.
+
+    Raises:
+        ConfigError: If two of one key share a tag or a group, or one of them has no tags.
+    """
+    by_key: dict[str, list[Scheduler]] = {}
+    for scheduler in schedulers:
+        by_key.setdefault(scheduler.param_group_key, []).append(scheduler)
+    for key, rivals in by_key.items():
+        if len(rivals) > 1:
+            _check_rivals(key, rivals)
+
+
+def _check_rivals(key: str, rivals: Sequence[Scheduler]) -> None:
+    tag_owner: dict[str, str] = {}
+    group_owner: dict[int, str] = {}
+    for scheduler in rivals:
+        name = type(scheduler).__name__
+        if scheduler.param_group_tags is None:
+            raise ConfigError(
+                f"schedulers: {name} sets {key} of all parameter groups, and so "
+                f"does another of the {len(rivals)}. Give each its own param_group_tags."
+            )
+        for tag in scheduler.param_group_tags:
+            if tag in tag_owner:
+                raise ConfigError(
+                    f"schedulers: {tag_owner[tag]} and {name} both set {key} of the groups "
+                    f"tagged {tag!r}. Give each tag to one of them."
+                )
+        tag_owner |= dict.fromkeys(scheduler.param_group_tags, name)
+        for group, _ in scheduler._targets:
+            if id(group) in group_owner:
+                raise ConfigError(
+                    f"schedulers: {group_owner[id(group)]} and {name} both set {key} of the group "
+                    f"with the tags {sorted(_tags_of(group))}. Give each group one tag."
+                )
+            group_owner[id(group)] = name
+
+
+def _as_tuple(tags: Tags) -> tuple[str, ...] | None:
+    if tags is None:
+        return None
+    return (tags,) if isinstance(tags, str) else tuple(tags)
+
+
+def _tags_of(group: Group) -> tuple[str, ...]:
+    return _as_tuple(group.get("tag")) or ()
+
+
+def _assign(group: Group, key: str, value: Any) -> None:
+    held = group[key]
+    if isinstance(held, Tensor):
+        held.fill_(value)
+    else:
+        group[key] = value
