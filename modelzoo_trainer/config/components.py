@@ -42,13 +42,14 @@ class Component:
         """Return the object.
 
         Args:
-            *injected: What the program gives before the arguments; members are built without.
+            *injected: What the program gives before the arguments; members get None for it.
 
         Raises:
             ConfigError: If the class refuses its arguments; with the place in the file. Any other
                 exception is raised as it is, with the place as a note.
         """
-        arguments = {name: _built(value) for name, value in self.arguments.items()}
+        absent = (None,) * len(injected)
+        arguments = {name: _built(value, absent) for name, value in self.arguments.items()}
         try:
             return self.target(*injected, **arguments)
         except ConfigError as error:
@@ -69,11 +70,11 @@ class Component:
         return f"{self.path}: {error}"
 
 
-def _built(value: Any) -> Any:
+def _built(value: Any, injected: tuple[None, ...]) -> Any:
     if isinstance(value, Component):
-        return value.build()
+        return value.build(*injected)
     if isinstance(value, list):
-        return [_built(item) for item in value]
+        return [_built(item, injected) for item in value]
     return value
 
 

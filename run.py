@@ -1,0 +1,8 @@
+"""Run a configuration: python run.py --params params.yaml."""
+
+import sys
+
+from modelzoo_trainer.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

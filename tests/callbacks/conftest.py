@@ -1,0 +1,98 @@
+"""A small run to see callbacks in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from modelzoo_trainer import Logger, Logging, Trainer, TrainingLoop
+
+Make = Callable[..., Trainer]
+
+
+class Net(nn.Module):
+    """Two layers and a head; `accuracy` is the share of positive outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        hidden, target = batch
+        for layer in self.layers:
+            hidden = torch.tanh(layer(hidden))
+        scores = self.head(hidden)
+        loss = ((scores - target) ** 2).mean()
+        return {"loss": loss, "scores": scores, "accuracy": (target > 0).float().mean()}
+
+
+class History(Logger):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, dict[str, Any]]] = []
+
+    def log_metrics(self, metrics: dict[str, Any], step: int) -> None:
+        self.lines.append((step, dict(metrics)))
+
+    def of(self, name: str) -> list[tuple[int, Any]]:
+        return [(step, metrics[name]) for step, metrics in self.lines if name in metrics]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def net() -> type[nn.Module]:
+    return Net
+
+
+@pytest.fixture
+def history() -> History:
+    return History()
+
+
+@pytest.fixture
+def batches() -> list[tuple[Tensor, Tensor]]:
+    """Ten batches of eight samples."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(8, 4, generator=generator), torch.randn(8, 1, generator=generator))
+        for _ in range(10)
+    ]
+
+
+@pytest.fixture
+def make(tmp_path: Path, history: History) -> Iterator[Make]:
+    """A function that builds a trainer; its `history` gets all metrics."""
+    made: list[Trainer] = []
+
+    def trainer(*callbacks: Any, **settings: Any) -> Trainer:
+        arguments: dict[str, Any] = {
+            "device": "cpu",
+            "model_dir": tmp_path / "run",
+            "model": Net,
+            "optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+            "loop": TrainingLoop(max_steps=settings.pop("max_steps", 4)),
+            "logging": Logging(log_steps=settings.pop("log_steps", 1)),
+            "callbacks": callbacks,
+            "loggers": history,
+            "seed": 0,
+        }
+        made.append(Trainer(**(arguments | settings)))
+        return made[-1]
+
+    yield trainer
+    for each in made:
+        each.close()

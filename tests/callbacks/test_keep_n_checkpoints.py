@@ -1,0 +1,95 @@
+import shutil
+
+import pytest
+
+from modelzoo_trainer import Callback, Checkpoint, ConfigError
+from modelzoo_trainer.callbacks import KeepNCheckpoints
+
+
+def names(folder):
+    return sorted(path.name for path in folder.glob("*checkpoint_*"))
+
+
+def test_the_newest_ones_are_kept(make, batches):
+    trainer = make(KeepNCheckpoints(2), checkpoint=Checkpoint(steps=1))
+    trainer.fit(batches)
+    assert names(trainer.model_dir) == ["checkpoint_3", "checkpoint_4"]
+
+
+def test_without_a_number_all_are_kept(make, batches):
+    trainer = make(KeepNCheckpoints(), checkpoint=Checkpoint(steps=1))
+    trainer.fit(batches)
+    assert len(names(trainer.model_dir)) == 4
+
+
+class Seen(Callback):
+    def __init__(self):
+        self.at_save = []
+
+    def on_after_save_checkpoint(self, trainer, ckpt_path):
+        self.at_save.append(names(trainer.model_dir))
+
+
+def test_the_old_one_is_there_until_the_new_one_is(make, batches):
+    seen = Seen()
+    make(seen, KeepNCheckpoints(1), checkpoint=Checkpoint(steps=1), max_steps=2).fit(batches)
+    assert seen.at_save == [["checkpoint_1"], ["checkpoint_1", "checkpoint_2"]]
+
+
+def test_what_another_run_has_written_stays(make, batches):
+    trainer = make(checkpoint=Checkpoint(steps=1), max_steps=2)
+    trainer.fit(batches)
+    loop_of_four = make(
+        KeepNCheckpoints(1), checkpoint=Checkpoint(steps=1, autoload_last_checkpoint=False)
+    )
+    loop_of_four.fit(batches)
+    assert names(trainer.model_dir) == ["checkpoint_1", "checkpoint_2", "checkpoint_4"]
+
+
+def test_a_run_that_resumes_goes_on_with_the_list(make, batches):
+    make(KeepNCheckpoints(2), checkpoint=Checkpoint(steps=1), max_steps=3).fit(batches)
+    resumed = make(KeepNCheckpoints(2), checkpoint=Checkpoint(steps=1), max_steps=4)
+    resumed.fit(batches)
+    assert names(resumed.model_dir) == ["checkpoint_3", "checkpoint_4"]
+
+
+def test_a_run_that_starts_from_anothers_checkpoint_leaves_that_alone(make, batches, tmp_path):
+    first = make(KeepNCheckpoints(2), checkpoint=Checkpoint(steps=1), max_steps=3)
+    first.fit(batches)
+    other = make(
+        KeepNCheckpoints(1),
+        checkpoint=Checkpoint(steps=1),
+        max_steps=6,
+        model_dir=tmp_path / "other",
+    )
+    other.fit(batches, ckpt_path=first.model_dir / "checkpoint_3")
+    assert names(first.model_dir) == ["checkpoint_2", "checkpoint_3"]
+    assert names(other.model_dir) == ["checkpoint_6"]
+
+
+def test_a_failure_to_delete_is_logged_and_the_run_goes_on(make, batches, caplog, monkeypatch):
+    def refuse(path, *args, **kwargs):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    trainer = make(KeepNCheckpoints(1), checkpoint=Checkpoint(steps=1))
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    trainer.fit(batches)
+    assert trainer.global_step == 4
+    assert caplog.text.count("could not be deleted") == 3
+
+
+def test_one_that_is_gone_already_is_no_failure(make, batches, caplog):
+    class Remove(Callback):
+        def on_train_end(self, trainer, model, loop, loop_idx):
+            shutil.rmtree(trainer.model_dir / "checkpoint_2")
+
+    trainer = make(Remove(), KeepNCheckpoints(1), checkpoint=Checkpoint(steps=2), max_steps=3)
+    trainer.fit(batches)
+    assert names(trainer.model_dir) == ["checkpoint_3"]
+    assert "could not be deleted" not in caplog.text
+
+
+@pytest.mark.parametrize("n", [0, -1, True, 1.5])
+def test_a_number_that_is_none_is_refused(n):
+    with pytest.raises(ConfigError, match="it must be a whole number > 0, or null"):
+        KeepNCheckpoints(n)

@@ -1,0 +1,91 @@
+import pytest
+import torch
+from torch import nn
+
+from modelzoo_trainer.callbacks import ModelEvalMetrics
+
+
+def test_an_output_without_dimensions_is_averaged_by_samples(make, history):
+    ones = (torch.zeros(6, 4), torch.ones(6, 1))
+    zeros = (torch.zeros(2, 4), torch.zeros(2, 1))
+    make(ModelEvalMetrics()).validate([ones, zeros])
+    assert history.of("validate_0/accuracy") == [(0, 0.75)]
+    assert history.of("validate_0/scores") == []
+    assert len(history.of("validate_0/loss")) == 1
+
+
+def test_items_weigh_where_the_model_counts_them(make, history, net):
+    class Counting(net):
+        def forward(self, batch):
+            return super().forward(batch) | {"num_items": batch[1].sum()}
+
+    threes = (torch.zeros(1, 4), torch.full((1, 1), 3.0))
+    mixed = (torch.zeros(2, 4), torch.tensor([[1.0], [0.0]]))
+    make(ModelEvalMetrics(), model=Counting).validate([threes, mixed])
+    assert history.of("validate_0/accuracy") == [(0, (3 * 1.0 + 1 * 0.5) / 4)]
+    assert history.of("validate_0/num_items") == []
+
+
+def test_a_second_validation_begins_anew(make, history):
+    trainer = make(ModelEvalMetrics())
+    trainer.validate([(torch.zeros(2, 4), torch.ones(2, 1))])
+    trainer.validate([(torch.zeros(2, 4), torch.zeros(2, 1))])
+    values = [v for name in ("validate_0", "validate_1") for _, v in history.of(f"{name}/accuracy")]
+    assert values == [1.0, 0.0]
+
+
+def test_training_logs_none(make, batches, history):
+    make(ModelEvalMetrics()).fit(batches)
+    assert history.of("accuracy") == []
+
+
+class Highest(nn.Module):
+    """A metric as torchmetrics has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.reset()
+
+    def reset(self):
+        self.value = torch.tensor(-1.0)
+
+    def update(self, values):
+        self.value = torch.maximum(self.value, values.detach().max())
+
+    def compute(self):
+        return self.value
+
+
+class Both(Highest):
+    def compute(self):
+        return {"top": self.value, "twice": 2 * self.value}
+
+
+@pytest.fixture
+def measured(net):
+    class Measured(net):
+        def __init__(self):
+            super().__init__()
+            self.highest, self.both = Highest(), Both()
+
+        def forward(self, batch):
+            self.highest.update(batch[1])
+            self.both.update(batch[1])
+            return super().forward(batch)
+
+    return Measured
+
+
+def test_a_metric_module_is_computed_for_the_validation_alone(make, history, measured):
+    trainer = make(ModelEvalMetrics(), model=measured, max_steps=1)
+    trainer.fit(
+        [(torch.zeros(2, 4), torch.full((2, 1), 9.0))],
+        [
+            (torch.zeros(2, 4), torch.full((2, 1), 3.0)),
+            (torch.zeros(2, 4), torch.full((2, 1), 2.0)),
+        ],
+    )
+    assert history.of("validate_0/highest") == [(1, 3.0)]
+    assert history.of("validate_0/both/top") == [(1, 3.0)]
+    assert history.of("validate_0/both/twice") == [(1, 6.0)]
+    assert trainer.model.highest.value == -1

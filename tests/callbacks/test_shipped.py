@@ -1,0 +1,85 @@
+"""What holds for all shipped callbacks."""
+
+import pytest
+import torch
+
+from modelzoo_trainer import Callback, CoreCallback, TrainingLoop, callbacks, loggers
+
+
+def generating(net):
+    class Generating(net):
+        def generate(self, input_ids, max_new_tokens, **options):
+            return input_ids.repeat(1, max_new_tokens)
+
+    return Generating
+
+
+MAKERS = {
+    "CheckLoss": lambda: callbacks.CheckLoss(),
+    "ComputeNorm": lambda: callbacks.ComputeNorm(),
+    "CountParams": lambda: callbacks.CountParams(),
+    "GenerateText": lambda: callbacks.GenerateText("a", 2),
+    "KeepNCheckpoints": lambda: callbacks.KeepNCheckpoints(1),
+    "LogOptimizerParamGroup": lambda: callbacks.LogOptimizerParamGroup(["lr", "momentum"]),
+    "ModelEvalMetrics": lambda: callbacks.ModelEvalMetrics(),
+    "RateProfiler": lambda: callbacks.RateProfiler(),
+}
+
+
+def test_all_of_them_are_tested_here():
+    classes = [name for name in callbacks.__all__ if isinstance(getattr(callbacks, name), type)]
+    assert classes == list(MAKERS)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("device", ["meta", "fake"])
+def test_it_runs_without_a_host_read_in_the_step(make, batches, net, name, device):
+    loop = TrainingLoop(max_steps=3, eval_frequency=2)
+    trainer = make(MAKERS[name](), device=device, model=generating(net), loop=loop)
+    trainer.fit(batches, batches[:2])
+    assert trainer.global_step == 3
+    assert trainer.backend.counters().get("host_reads", 0) == 0
+
+
+@pytest.mark.parametrize("device", ["meta", "fake"])
+def test_the_defaults_run_together_with_all_loggers(make, batches, device):
+    trainer = make(*callbacks.default_callbacks(), device=device, loggers=loggers.default_loggers())
+    trainer.fit(batches, batches[:2])
+    assert (trainer.model_dir / "metrics.jsonl").read_text().count("\n") == 5
+
+
+def test_the_weights_do_not_depend_on_the_callbacks(make, batches, tmp_path):
+    plain = make(model_dir=tmp_path / "plain")
+    watched = make(*callbacks.default_callbacks(), model_dir=tmp_path / "watched")
+    plain.fit(batches)
+    watched.fit(batches)
+    for before, after in zip(plain.model.parameters(), watched.model.parameters(), strict=True):
+        assert torch.equal(before, after)
+
+
+def test_the_registry_holds_no_core_callback_and_no_base_class():
+    classes = [getattr(callbacks, name) for name in callbacks.__all__]
+    classes = [cls for cls in classes if isinstance(cls, type)]
+    assert all(issubclass(cls, Callback) and cls is not Callback for cls in classes)
+    assert not any(issubclass(cls, CoreCallback) for cls in classes)
+
+
+def test_the_core_ones_that_users_expect_are_at_hand():
+    expected = {"Callback", "Checkpoint", "Logging", "MixedPrecision", "TrainingLoop"}
+    assert expected | {"ValidationCallback", "ValidationLoop"} <= vars(callbacks).keys()
+
+
+def test_the_registry_is_sorted():
+    assert callbacks.__all__ == sorted(callbacks.__all__)
+
+
+def test_the_defaults_are_new_each_time():
+    first, second = callbacks.default_callbacks(), callbacks.default_callbacks()
+    assert [type(item).__name__ for item in first] == [
+        "CheckLoss",
+        "LogOptimizerParamGroup",
+        "ComputeNorm",
+        "ModelEvalMetrics",
+        "RateProfiler",
+    ]
+    assert not {id(item) for item in first} & {id(item) for item in second}

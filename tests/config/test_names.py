@@ -1,0 +1,132 @@
+"""Which class a name means."""
+
+import sys
+
+import pytest
+
+from modelzoo_trainer.config.loader import read_text
+from modelzoo_trainer.config.names import NameTable, import_module, import_path
+from modelzoo_trainer.config.positions import Place
+from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.errors import ConfigError
+
+MODULE = """\
+class Mine: ...
+class CheckLoss: ...
+def make(): ...
+NUMBER = 3
+"""
+
+
+class CheckLoss: ...
+
+
+class EarlyStopping: ...
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """Return the name of a module of the user's, in a package."""
+    package = tmp_path / "zoo_test_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "callbacks.py").write_text(MODULE)
+    (package / "broken.py").write_text("1 / 0\n")
+    (package / "needy.py").write_text("import zoo_test_nowhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "zoo_test_package.callbacks"
+    for name in [name for name in sys.modules if name.startswith("zoo_test_package")]:
+        del sys.modules[name]
+
+
+def table(*modules):
+    classes = {"CheckLoss": CheckLoss, "EarlyStopping": EarlyStopping}
+    shipped = NameTable.of("callback", classes)
+    return NameTable(kind="callback", names=shipped.names, load=shipped.load, modules=modules)
+
+
+def find(name, in_table):
+    problems = Problems()
+    place = Place.root(read_text("x", "f.yaml"))
+    return in_table.find(name, place, problems), problems.lines()
+
+
+@pytest.mark.parametrize("name", ["EarlyStopping", "earlystopping", "EARLYSTOPPING"])
+def test_a_shipped_name_fits_in_any_case(name):
+    assert find(name, table()) == (EarlyStopping, [])
+
+
+def test_a_misspelt_name_is_refused_with_a_suggestion():
+    assert find("EarlyStoping", table()) == (
+        None,
+        ["f.yaml:1:1: 'EarlyStoping' is not a callback. Did you mean 'EarlyStopping'?"],
+    )
+
+
+def test_a_foreign_name_is_refused_with_what_is_known():
+    assert find("Xyz", table()) == (
+        None,
+        ["f.yaml:1:1: 'Xyz' is not a callback. Known: CheckLoss, EarlyStopping."],
+    )
+
+
+def test_a_name_that_is_a_number_is_refused():
+    assert find(3, table()) == (None, ["f.yaml:1:1: 3 is not the name of a callback."])
+
+
+def test_a_dotted_path_is_imported_when_it_is_named(own_module):
+    assert own_module not in sys.modules
+    found, problems = find(f"{own_module}.Mine", table())
+    assert problems == []
+    assert found is sys.modules[own_module].Mine
+
+
+def test_classes_of_an_imported_module_have_bare_names(own_module):
+    module = import_module(own_module)
+    assert find("mine", table(module)) == (module.Mine, [])
+    assert find("Mine2", table(module))[1] == [
+        "f.yaml:1:1: 'Mine2' is not a callback. Did you mean 'Mine'?"
+    ]
+
+
+def test_functions_and_values_of_an_imported_module_have_none(own_module):
+    module = import_module(own_module)
+    assert find("make", table(module))[0] is None
+    assert find("number", table(module))[0] is None
+
+
+def test_a_name_that_is_shipped_and_imported_is_refused(own_module):
+    module = import_module(own_module)
+    assert find("CheckLoss", table(module))[1] == [
+        "f.yaml:1:1: 'CheckLoss' is in modelzoo_trainer and in zoo_test_package.callbacks. "
+        "Write the dotted path of yours."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("zoo_test_nowhere.X", "there is no module 'zoo_test_nowhere' on Python's path."),
+        ("zoo_test_package.no.X", "there is no module 'zoo_test_package.no' on Python's path."),
+        ("zoo_test_package.callbacks.Mein", "zoo_test_package.callbacks has no 'Mein'. Did you"),
+        (
+            "zoo_test_package.callbacks.NUMBER",
+            "'zoo_test_package.callbacks.NUMBER' is 3; expected ",
+        ),
+        (".X", "'' is not the name of a module."),
+        ("a..X", "'a.' is not the name of a module."),
+    ],
+)
+@pytest.mark.usefixtures("own_module")
+def test_a_path_that_leads_nowhere_says_where_it_ends(path, message):
+    with pytest.raises(ConfigError) as caught:
+        import_path(path)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.usefixtures("own_module")
+def test_what_goes_wrong_inside_a_module_of_the_users_is_raised_as_it_is():
+    with pytest.raises(ZeroDivisionError):
+        import_path("zoo_test_package.broken.X")
+    with pytest.raises(ModuleNotFoundError, match="zoo_test_nowhere"):
+        import_path("zoo_test_package.needy.X")

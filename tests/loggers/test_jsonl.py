@@ -1,0 +1,169 @@
+import json
+import math
+import os
+
+import pytest
+import torch
+
+from modelzoo_trainer import Callback, Checkpoint, TrainingLoop
+from modelzoo_trainer.loggers import JsonlLogger
+from modelzoo_trainer.loggers.jsonl import cut_back, to_line
+
+
+def read(path):
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+
+
+def steps(path):
+    return [record["step"] for record in read(path)]
+
+
+def test_each_delivery_is_a_line_with_its_step_and_time(make, batches):
+    trainer = make(JsonlLogger(), log_steps=2)
+    trainer.fit(batches, batches[:2])
+    records = read(trainer.model_dir / "metrics.jsonl")
+    assert [record["step"] for record in records] == [2, 4, 4]
+    assert list(records[0])[:2] == ["step", "time"]
+    assert records[0]["loss"] > 0
+    assert records[2]["validate_0/loss"] > 0
+    assert records[0]["time"] <= records[1]["time"]
+
+
+def test_the_file_can_be_chosen(make, batches, tmp_path):
+    make(JsonlLogger(path=tmp_path / "new" / "figures.jsonl")).fit(batches)
+    assert steps(tmp_path / "new" / "figures.jsonl") == [1, 2, 3, 4]
+
+
+def test_a_second_fit_appends(make, batches):
+    trainer = make(JsonlLogger(), loop=TrainingLoop(num_steps=2))
+    trainer.fit(batches)
+    trainer.fit(batches)
+    assert steps(trainer.model_dir / "metrics.jsonl") == [1, 2, 3, 4]
+
+
+def test_a_validation_alone_is_in_the_file_when_it_ends(make, batches):
+    trainer = make(JsonlLogger())
+    trainer.validate(batches[:2])
+    assert read(trainer.model_dir / "metrics.jsonl")[0]["validate_0/loss"] > 0
+
+
+# ---- values
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (math.nan, "nan"),
+        (math.inf, "inf"),
+        (-math.inf, "-inf"),
+        (torch.tensor([[1.0, math.nan], [2.0, 3.0]]), [[1.0, "nan"], [2.0, 3.0]]),
+        (torch.arange(1000), list(range(1000))),
+        (torch.tensor(2.5).double().numpy(), 2.5),
+        ("text", "text"),
+        (None, None),
+        ((1, 2.5), [1, 2.5]),
+    ],
+    ids=str,
+)
+def test_every_value_is_valid_json(value, expected):
+    record = json.loads(to_line({"name": value, "loss": 1.5}, 3, 7.0))
+    assert record == {"step": 3, "time": 7.0, "name": expected, "loss": 1.5}
+
+
+@pytest.mark.parametrize("value", [torch.zeros(1001), object()], ids=["large", "object"])
+def test_what_cannot_be_a_value_is_left_out(value):
+    assert json.loads(to_line({"name": value, "loss": 1.5}, 3, 7.0)) == {
+        "step": 3,
+        "time": 7.0,
+        "loss": 1.5,
+    }
+
+
+def test_a_metric_called_step_does_not_hide_the_step():
+    record = json.loads(to_line({"step": 9.0, "time": 8.0}, 3, 7.0))
+    assert record == {"step": 3, "time": 7.0, "step_": 9.0, "time_": 8.0}
+
+
+# ---- resuming
+
+
+def test_a_run_that_resumes_removes_the_steps_that_it_takes_again(make, batches):
+    first = make(JsonlLogger(), checkpoint=Checkpoint(steps=2), max_steps=4)
+    first.fit(batches)
+    second = make(JsonlLogger(), max_steps=6)
+    second.fit(batches, ckpt_path=first.model_dir / "checkpoint_2")
+    path = second.model_dir / "metrics.jsonl"
+    assert steps(path) == [1, 2, 3, 4, 5, 6]
+    assert not list(path.parent.glob(".*.new"))
+
+
+def test_a_validation_of_an_older_checkpoint_removes_nothing(make, batches):
+    trainer = make(JsonlLogger(), checkpoint=Checkpoint(steps=2))
+    trainer.fit(batches)
+    trainer.validate_all(batches[:1], ckpt_paths=trainer.model_dir / "checkpoint_2")
+    assert steps(trainer.model_dir / "metrics.jsonl") == [1, 2, 3, 4, 2]
+
+
+def test_lines_after_a_step_and_torn_ones_are_cut(tmp_path):
+    path = tmp_path / "m.jsonl"
+    ours = [to_line({"loss": 1.0}, step, 5.0) for step in (1, 2, 3, 2)]
+    path.write_text("".join([*ours, '{"note": "mine"}\n', '{"step": 2, "ti']))
+    cut_back(path, 2)
+    assert path.read_text() == "".join([ours[0], ours[1], ours[3], '{"note": "mine"}\n'])
+
+
+def test_a_file_with_nothing_to_cut_is_not_written_anew(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text(to_line({}, 1, 5.0))
+    before = path.stat().st_ino
+    cut_back(path, 2)
+    assert path.stat().st_ino == before
+    assert os.listdir(tmp_path) == ["m.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("end", "kept"), [('{"step": 1, "ti', []), ('{"step": 7, "time": 1.0}', [7])]
+)
+def test_a_last_line_without_its_end_is_removed_or_ended(make, batches, tmp_path, end, kept):
+    path = tmp_path / "m.jsonl"
+    path.write_text(end)
+    make(JsonlLogger(path=path), max_steps=1).fit(batches)
+    assert steps(path) == [*kept, 1]
+
+
+# ---- failures
+
+
+def test_a_file_that_cannot_be_written_is_told_once_and_training_goes_on(
+    make, batches, tmp_path, caplog
+):
+    (tmp_path / "folder").mkdir()
+    trainer = make(JsonlLogger(path=tmp_path / "folder"))
+    trainer.fit(batches)
+    assert trainer.global_step == 4
+    assert caplog.text.count("metrics are lost") == 1
+
+
+def test_a_full_disk_is_told_once_and_training_goes_on(make, batches, caplog):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("needs /dev/full")
+    trainer = make(JsonlLogger(path="/dev/full"))
+    trainer.fit(batches)
+    trainer.close()
+    assert trainer.global_step == 4
+    assert caplog.text.count("metrics are lost") == 1
+
+
+def test_lines_are_in_the_file_after_an_exception(make, batches):
+    class Fail(Callback):
+        def on_step_boundary(self, trainer):
+            if trainer.global_step == 2:
+                raise RuntimeError("stop")
+
+    trainer = make(JsonlLogger(), callbacks=[Fail()])
+    with pytest.raises(RuntimeError):
+        trainer.fit(batches)
+    assert steps(trainer.model_dir / "metrics.jsonl") == [1, 2]

@@ -1,0 +1,152 @@
+import io
+import logging
+import re
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from modelzoo_trainer import Callback, ConfigError, TrainingLoop
+from modelzoo_trainer.callbacks import LogOptimizerParamGroup, ModelEvalMetrics, RateProfiler
+from modelzoo_trainer.loggers import ProgressLogger
+from modelzoo_trainer.loggers.progress import duration, number
+
+LINE = re.compile(
+    r"train step (\d+)/4 \| loss \d\.\d{5} (\| \S+ samples/s )?\| lr 0\.1 "
+    r"\| 0:00:00 elapsed, 0:00:00 left"
+)
+
+
+@pytest.fixture
+def messages(caplog):
+    caplog.set_level(logging.INFO, logger="modelzoo_trainer")
+    return lambda: [r.getMessage() for r in caplog.records if r.name.endswith("progress")]
+
+
+@pytest.fixture
+def figures():
+    return [LogOptimizerParamGroup("lr"), ModelEvalMetrics(), RateProfiler()]
+
+
+def test_the_first_and_the_last_step_have_a_line(make, batches, messages, figures):
+    make(ProgressLogger(), callbacks=figures).fit(batches)
+    found = [LINE.fullmatch(line) for line in messages()[:-1]]
+    assert [match[1] for match in found] == ["1", "4"]
+    assert found[1][2] is not None
+
+
+def test_every_logged_step_has_a_line_if_asked_for(make, batches, messages):
+    make(ProgressLogger(interval_s=0.0), log_steps=3).fit(batches)
+    assert [line.split()[2] for line in messages()[:-1]] == ["3/4", "4/4"]
+
+
+def test_a_run_of_unknown_length_shows_its_last_step_as_well(make, batches, messages):
+    trainer = make(ProgressLogger(), loop=TrainingLoop(num_epochs=1))
+    trainer.fit(lambda: iter(batches))
+    lines = messages()
+    assert lines[0].startswith("train step 1 | loss")
+    assert lines[1].startswith("train step 10 | loss")
+    assert "left" not in lines[1]
+
+
+def test_a_validation_has_a_line(make, batches, messages, figures):
+    loop = TrainingLoop(max_steps=4, eval_frequency=2)
+    make(ProgressLogger(), callbacks=figures, loop=loop).fit(batches, batches[:2])
+    found = [line for line in messages() if line.startswith("validate_0")]
+    assert len(found) == 2
+    assert re.fullmatch(r"validate_0: loss \d\.\d{5}, accuracy \d\.\d{5} at step 2", found[0])
+
+
+def test_a_validation_alone_has_a_line(make, batches, messages):
+    make(ProgressLogger()).validate(batches[:2])
+    assert re.fullmatch(r"validate_0: loss \d\.\d{5} at step 0", messages()[0])
+
+
+def test_the_summary_tells_steps_seconds_and_the_last_ten_losses(make, batches, messages):
+    loop = TrainingLoop(max_steps=12, eval_frequency=1)
+    make(ProgressLogger(), loop=loop).fit(batches, batches[:1])
+    summary = messages()[-1]
+    assert re.match(r"fit ended at step 12: 12 steps in \d\.\d s \| validate_0/loss", summary)
+    assert re.findall(r"\((\d+)\)", summary) == [str(step) for step in range(3, 13)]
+
+
+def test_a_failed_run_shows_how_far_it_came(make, batches, messages):
+    class Fail(Callback):
+        def on_step_boundary(self, trainer):
+            if trainer.global_step == 3:
+                raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError):
+        make(ProgressLogger(), callbacks=[Fail()]).fit(batches)
+    assert [line.split()[2] for line in messages()] == ["1/4", "3/4"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@contextmanager
+def on_terminal(monkeypatch):
+    """Make standard error a terminal, with a handler of the program's own."""
+    stream = Terminal()
+    handler = logging.StreamHandler(stream)
+    package = logging.getLogger("modelzoo_trainer")
+    package.addHandler(handler)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stream)
+        yield stream
+    package.removeHandler(handler)
+
+
+def shown(stream):
+    """What a terminal would show: of each line what stands after its last carriage return."""
+    lines = stream.getvalue().split("\n")
+    return [[part for part in line.split("\r") if part.strip()][-1:] for line in lines]
+
+
+def test_a_terminal_has_a_bar_and_messages_on_lines_of_their_own(make, batches, monkeypatch):
+    loop = TrainingLoop(max_steps=4, eval_frequency=2)
+    trainer = make(ProgressLogger(interval_s=0.0), loop=loop)
+    with on_terminal(monkeypatch) as terminal:
+        trainer.fit(batches, batches[:2])
+    assert "4/4" in terminal.getvalue()
+    assert "train step" not in terminal.getvalue()
+    results = [line[0] for line in shown(terminal) if line and "validate_0: " in line[0]]
+    assert len(results) == 2
+    assert all(line.startswith("validate_0: loss") for line in results)
+    assert sum("fit ended" in line[0] for line in shown(terminal) if line) == 1
+
+
+def test_the_bar_leaves_the_handlers_as_they_were_even_after_a_failure(make, batches, monkeypatch):
+    class Fail(Callback):
+        def on_step_boundary(self, trainer):
+            raise RuntimeError("stop")
+
+    trainer = make(ProgressLogger(), callbacks=[Fail()])
+    with on_terminal(monkeypatch) as terminal:
+        before = list(logging.getLogger("modelzoo_trainer").handlers)
+        with pytest.raises(RuntimeError):
+            trainer.fit(batches)
+        assert logging.getLogger("modelzoo_trainer").handlers == before
+    assert "train" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0:00:00"), (67, "0:01:07"), (36061, "10:01:01")]
+)
+def test_times_are_hours_minutes_seconds(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(2.314318, "2.31432"), (0.0, "0.00000"), (1.23456e-5, "1.2346e-05"), (7, "7"), (1e7, "1e+07")],
+)
+def test_numbers_have_five_decimals_or_digits(value, text):
+    assert number(value) == text
+
+
+def test_a_negative_interval_is_refused():
+    with pytest.raises(ConfigError, match="interval_s is -1; it must be at least 0"):
+        ProgressLogger(interval_s=-1)

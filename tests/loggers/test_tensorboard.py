@@ -1,0 +1,82 @@
+import sys
+
+import pytest
+import torch
+
+from modelzoo_trainer import Callback, Checkpoint, ConfigError
+from modelzoo_trainer.loggers import TensorBoardLogger
+
+
+def events(folder):
+    loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    accumulator = loading.EventAccumulator(str(folder), purge_orphaned_data=True)
+    accumulator.Reload()
+    return accumulator
+
+
+def scalars(folder, name):
+    return [(event.step, event.value) for event in events(folder).Scalars(name)]
+
+
+@pytest.fixture(autouse=True)
+def _tensorboard():
+    pytest.importorskip("tensorboard")
+
+
+class Extra(Callback):
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        weight = model.head.weight.detach().clone()
+        trainer.log_metrics(text="some words", weight=weight, one=torch.ones(1))
+
+
+def test_numbers_texts_and_tensors_are_written(make, batches):
+    trainer = make(TensorBoardLogger(), callbacks=[Extra()])
+    trainer.fit(batches, batches[:1])
+    found = events(trainer.model_dir / "events")
+    assert [event.step for event in found.Scalars("loss")] == [1, 2, 3, 4]
+    assert [event.step for event in found.Scalars("one")] == [1, 2, 3, 4]
+    assert [event.step for event in found.Scalars("validate_0/loss")] == [4]
+    assert found.Tags()["histograms"] == ["weight"]
+    assert found.Tags()["tensors"] == ["text/text_summary"]
+
+
+def test_the_folder_can_be_chosen(make, batches, tmp_path):
+    make(TensorBoardLogger(summary_dir=tmp_path / "here")).fit(batches)
+    assert len(scalars(tmp_path / "here", "loss")) == 4
+
+
+def test_the_legacy_folders_have_no_prefix(make, batches):
+    trainer = make(TensorBoardLogger(legacy_event_dirs=True))
+    trainer.fit(batches, batches[:1])
+    assert [step for step, _ in scalars(trainer.model_dir / "train", "loss")] == [1, 2, 3, 4]
+    assert [step for step, _ in scalars(trainer.model_dir / "eval", "loss")] == [4]
+
+
+def test_a_run_that_resumes_hides_the_steps_that_it_takes_again(make, batches):
+    first = make(TensorBoardLogger(), checkpoint=Checkpoint(steps=2))
+    first.fit(batches)
+    first.close()
+    second = make(TensorBoardLogger(), max_steps=3)
+    second.fit(batches, ckpt_path=first.model_dir / "checkpoint_2")
+    second.close()
+    found = scalars(second.model_dir / "events", "loss")
+    assert [step for step, _ in found] == [1, 2, 3]
+
+
+def test_a_folder_that_cannot_be_written_is_told_once(make, batches, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    trainer = make(TensorBoardLogger(summary_dir=tmp_path / "file"))
+    trainer.fit(batches)
+    assert trainer.global_step == 4
+    assert caplog.text.count("metrics are lost") == 1
+
+
+def test_a_missing_library_is_told_with_what_to_install(make, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ConfigError, match=r"pip install 'modelzoo-trainer\[tensorboard\]'"):
+        make(TensorBoardLogger())
+
+
+def test_two_places_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="exclude each other"):
+        TensorBoardLogger(summary_dir=tmp_path, legacy_event_dirs=True)

@@ -1,0 +1,60 @@
+"""Where files may lie."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import modelzoo_trainer
+
+PACKAGES = ("backends", "modelzoo_trainer")
+# A function goes where its noun lives.
+NO_NOUN = {"base", "common", "helper", "helpers", "misc", "shared", "tools", "util", "utils"}
+
+
+def folders_of(package: Path) -> list[Path]:
+    inside = [path for path in package.rglob("*") if path.is_dir() and path.name != "__pycache__"]
+    return [package, *inside]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_is_a_regular_one_that_says_it_is_typed(package: str, root: Path) -> None:
+    assert (root / package / "__init__.py").is_file()
+    assert (root / package / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_folder_with_modules_has_an_init_file(package: str, root: Path) -> None:
+    bare = [
+        path.relative_to(root).as_posix()
+        for path in folders_of(root / package)
+        if list(path.glob("*.py")) and not (path / "__init__.py").is_file()
+    ]
+    assert bare == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_is_named_after_nothing(package: str, root: Path) -> None:
+    paths = [*(root / package).rglob("*.py"), *folders_of(root / package)]
+    found = [path.relative_to(root).as_posix() for path in paths if path.stem in NO_NOUN]
+    assert found == []
+
+
+def test_no_folder_of_tests_shadows_the_backends(root: Path) -> None:
+    assert not (root / "tests/backends").exists()  # the tests of devices are in tests/device
+
+
+def test_tests_are_no_package(root: Path) -> None:
+    assert [str(path) for path in (root / "tests").rglob("__init__.py")] == []
+
+
+def test_the_licence_and_the_pins_are_there(root: Path) -> None:
+    assert "Apache License" in (root / "LICENSE").read_text(encoding="utf-8")
+    assert "torch==" in (root / "constraints.txt").read_text(encoding="utf-8")
+
+
+def test_the_package_and_the_project_have_one_version(root: Path) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == modelzoo_trainer.__version__
