@@ -361,11 +361,13 @@ class TrainerParts:
         Raises:
             ValueError: If there is no logger of a name.
         """
-        if not self.is_delivering:
+        log = self.logging
+        is_late = self.is_delivering and not (log.in_batch and self.global_step == log.step)
+        if not is_late:
             if not self.is_log_step:
                 return
-            if self.logging.in_batch and not self._name_scopes and step is None and dest is None:
-                self.logging.collected.update(metrics)
+            if log.in_batch and not self._name_scopes and step is None and dest is None:
+                log.collected.update(metrics)
                 return
         if self._name_scopes:
             prefix = self.name_scope_path
@@ -374,7 +376,7 @@ class TrainerParts:
         made_at = self._metric_step() if step is None else step
         if dest is not None:
             self.logging.send(trainer, metrics, made_at, [dest] if isinstance(dest, str) else dest)
-        elif self.is_delivering:
+        elif is_late:
             self.logging.hand_over(trainer, dict(metrics), made_at)
         else:
             self.logging.collect(trainer, metrics, made_at)

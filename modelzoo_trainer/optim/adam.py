@@ -16,9 +16,9 @@ from modelzoo_trainer.optim.param_groups import ParamFilter
 
 
 class AdamW(torch.optim.AdamW):
-    """Adam with decoupled weight decay; without a learning rate it has 1e-3."""
+    """Adam with decoupled weight decay; the learning rate is 1e-3 if none is given."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
         lr: float | None = None,
@@ -43,9 +43,9 @@ class AdamW(torch.optim.AdamW):
 
 
 class Adam(torch.optim.Adam):
-    """Adam, whose weight decay is added to the gradient; without a learning rate it has 1e-3."""
+    """Adam, whose weight decay is added to the gradient; the learning rate is 1e-3 if none is given."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
         lr: float | None = None,
@@ -70,9 +70,9 @@ class Adam(torch.optim.Adam):
 
 
 class Adamax(torch.optim.Adamax):
-    """Adam with the infinity norm; without a learning rate it has 1e-3."""
+    """Adam with the infinity norm; the learning rate is 1e-3 if none is given."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
         lr: float | None = None,
@@ -95,9 +95,9 @@ class Adamax(torch.optim.Adamax):
 
 
 class NAdam(torch.optim.NAdam):
-    """Adam with Nesterov's momentum; without a learning rate it has 2e-3."""
+    """Adam with Nesterov's momentum; the learning rate is 2e-3 if none is given."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
         lr: float | None = None,
@@ -120,9 +120,9 @@ class NAdam(torch.optim.NAdam):
 
 
 class RAdam(torch.optim.RAdam):
-    """Adam with a rectified adaptive rate; without a learning rate it has 1e-3."""
+    """Adam with a rectified adaptive rate; the learning rate is 1e-3 if none is given."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
         lr: float | None = None,

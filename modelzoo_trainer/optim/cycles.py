@@ -39,7 +39,7 @@ class CosineAnnealingLR(LRScheduler):
 class CosineAnnealingWarmRestarts(LRScheduler):
     """Half a cosine wave of `T_0` steps again and again, each `T_mult` times as long."""
 
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
+    def __init__(  # the keys of its YAML section
         self,
         optimizer: Optimizer | None,
         initial_learning_rate: float,

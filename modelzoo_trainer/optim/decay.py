@@ -65,13 +65,13 @@ class PolynomialLR(LRScheduler):
                 return self.end_learning_rate
             total *= step // total + 1
         span = self.initial_learning_rate - self.end_learning_rate
-        return self.end_learning_rate + span * (1 - step / total) ** self.power
+        return float(self.end_learning_rate + span * (1 - step / total) ** self.power)
 
 
 class LinearLR(PolynomialLR):
     """A straight line from the initial to the end learning rate, then the end."""
 
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
+    def __init__(  # the keys of its YAML section
         self,
         optimizer: Optimizer | None,
         initial_learning_rate: float,
@@ -122,7 +122,7 @@ class CosineDecayLR(LRScheduler):
 class ExponentialLR(LRScheduler):
     """initial * decay_rate ** (step / total_iters); with `staircase` in whole powers."""
 
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
+    def __init__(  # the keys of its YAML section
         self,
         optimizer: Optimizer | None,
         initial_learning_rate: float,
@@ -174,7 +174,7 @@ class InverseExponentialTimeDecayLR(LRScheduler):
         time = float(step) ** self.step_exponent / self._total_iters
         if self.staircase:
             time = floor(time)
-        return self.initial_learning_rate / (1 + self.decay_rate * time)
+        return float(self.initial_learning_rate / (1 + self.decay_rate * time))
 
 
 class InverseSquareRootDecayLR(LRScheduler):

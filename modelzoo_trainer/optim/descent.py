@@ -10,9 +10,9 @@ from modelzoo_trainer.optim.param_groups import ParamFilter
 
 
 class SGD(torch.optim.SGD):
-    """Stochastic gradient descent; without a learning rate it has 1e-3."""
+    """Stochastic gradient descent; the learning rate is 1e-3 if none is given."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
         lr: float | None = None,
@@ -37,9 +37,9 @@ class SGD(torch.optim.SGD):
 
 
 class ASGD(torch.optim.ASGD):
-    """Averaged stochastic gradient descent; without a learning rate it has 0.01."""
+    """Averaged stochastic gradient descent; the learning rate is 0.01 if none is given."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
         lr: float | None = None,
@@ -64,9 +64,9 @@ class ASGD(torch.optim.ASGD):
 
 
 class Adagrad(torch.optim.Adagrad):
-    """Rates that shrink with the sum of squared gradients; without a learning rate it has 0.01."""
+    """Rates that shrink with the sum of squared gradients; the learning rate is 0.01 if none is given."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
         lr: float | None = None,
@@ -91,9 +91,9 @@ class Adagrad(torch.optim.Adagrad):
 
 
 class Adadelta(torch.optim.Adadelta):
-    """Rates from running averages of squared gradients and updates; without a learning rate it has 1.0."""
+    """Rates from averages of squared gradients and updates; the learning rate is 1.0 if none is given."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
         lr: float | None = None,
@@ -116,9 +116,9 @@ class Adadelta(torch.optim.Adadelta):
 
 
 class RMSprop(torch.optim.RMSprop):
-    """Rates from a running average of squared gradients; without a learning rate it has 0.01."""
+    """Rates from a running average of squared gradients; the learning rate is 0.01 if none is given."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
         lr: float | None = None,
@@ -143,9 +143,9 @@ class RMSprop(torch.optim.RMSprop):
 
 
 class Rprop(torch.optim.Rprop):
-    """Resilient propagation: rates from the signs of gradients; without a learning rate it has 1e-3."""
+    """Rates from the signs of gradients; the learning rate is 1e-3 if none is given."""
 
-    def __init__(
+    def __init__(  # the keys of its YAML section
         self,
         model: nn.Module | Params,
         lr: float | None = None,

@@ -30,7 +30,7 @@ class ParamFilter(TypedDict):
 
     Attributes:
         params: A pattern of names, such as `*.mlp.*`, or several.
-        tag: What schedules call the group.
+        tag: What schedules call the groups of these parameters.
     """
 
     params: str | list[str]
@@ -46,42 +46,45 @@ def make_param_groups(
     """Return the trainable parameters in groups, each parameter once.
 
     Biases (names that contain "bias") and the parameters of normalization layers do not decay.
-    The groups of the filters come first, in their order; within a tag, what decays comes first.
+    Groups are in the order of their first parameters; with equal tags, what decays comes first.
 
     Args:
         model: Its parameters are grouped in the order of `named_parameters`.
         weight_decay: Of what decays; None if the optimizer knows no weight decay.
-        params: Filters that tag; a parameter belongs to the first that matches a name of it.
+        params: Filters that tag; a parameter gets the tags of all that match a name of it.
 
     Raises:
-        ConfigError: If nothing is trainable, or a filter gets no parameter.
+        ConfigError: If nothing is trainable, or a filter matches nothing.
     """
     names = _names_of_trainable(model)
     if not names:
         raise ConfigError("the model has no trainable parameter, so an optimizer has no work.")
     tags = _tag(names, params or ())
     norms = _of_norm_layers(model)
-    groups: list[Group] = []
-    for tag in [*dict.fromkeys(entry["tag"] for entry in params or ()), None]:
-        members = [param for param in names if tags.get(param) == tag]
-        for is_exempt in (False, True):
-            chosen = [p for p in members if _is_exempt(p, names[p], norms) == is_exempt]
-            if weight_decay is None:
-                chosen = [] if is_exempt else members
-            if chosen:
-                groups.append(_group(chosen, tag, weight_decay, is_exempt))
-    return groups
+    members: dict[tuple[str, ...], tuple[list[nn.Parameter], list[nn.Parameter]]] = {}
+    for param, known_as in names.items():
+        is_exempt = weight_decay is not None and (param in norms or "bias" in known_as[0])
+        members.setdefault(tags[param], ([], []))[is_exempt].append(param)
+    return [
+        _group(chosen, tagged, weight_decay, is_exempt)
+        for tagged, halves in members.items()
+        for is_exempt, chosen in zip((False, True), halves, strict=True)
+        if chosen
+    ]
 
 
 def _group(
-    params: list[nn.Parameter], tag: str | None, weight_decay: float | None, is_exempt: bool
+    params: list[nn.Parameter],
+    tags: tuple[str, ...],
+    weight_decay: float | None,
+    is_exempt: bool,
 ) -> Group:
     group: Group = {"params": params}
     if weight_decay is not None:
         group["weight_decay"] = 0.0 if is_exempt else weight_decay
         group[NO_DECAY] = is_exempt
-    if tag is not None:
-        group["tag"] = tag
+    if tags:
+        group["tags"] = list(tags)
     return group
 
 
@@ -96,21 +99,22 @@ def _names_of_trainable(model: nn.Module) -> dict[nn.Parameter, list[str]]:
 
 def _tag(
     names: dict[nn.Parameter, list[str]], filters: Iterable[ParamFilter]
-) -> dict[nn.Parameter, str]:
-    tags: dict[nn.Parameter, str] = {}
+) -> dict[nn.Parameter, tuple[str, ...]]:
+    """Return the tags of each parameter, in the order of the filters."""
+    tags: dict[nn.Parameter, tuple[str, ...]] = dict.fromkeys(names, ())
     for idx, entry in enumerate(filters):
-        patterns = entry["params"]
+        patterns, tag = entry["params"], entry["tag"]
         patterns = [patterns] if isinstance(patterns, str) else patterns
-        free = [param for param in names if param not in tags]
-        matched = [param for param in free if _matches(names[param], patterns)]
+        matched = [param for param in names if _matches(names[param], patterns)]
         if not matched:
-            some = ", ".join(names[param][0] for param in (free or list(names))[:3])
+            some = ", ".join(known_as[0] for known_as in list(names.values())[:3])
             raise ConfigError(
-                f"params[{idx}]: {entry['params']!r} matches no trainable parameter that an "
-                f"earlier filter left. Parameters have names such as {some}; patterns may have * "
-                f"and ?."
+                f"params[{idx}]: {entry['params']!r} matches no trainable parameter. Parameters "
+                f"have names such as {some}; * in a pattern stands for any text."
             )
-        tags |= dict.fromkeys(matched, entry["tag"])
+        for param in matched:
+            if tag not in tags[param]:
+                tags[param] = (*tags[param], tag)
     return tags
 
 
@@ -130,7 +134,3 @@ def _of_norm_layers(model: nn.Module) -> set[nn.Parameter]:
 def _is_norm(module: Any) -> bool:
     name = type(module).__name__
     return isinstance(module, _NORMS) or "RMSNorm" in name or "LayerNorm" in name
-
-
-def _is_exempt(param: nn.Parameter, names: list[str], norms: set[nn.Parameter]) -> bool:
-    return param in norms or "bias" in names[0]

@@ -213,7 +213,7 @@ def _check_rivals(key: str, rivals: Sequence[Scheduler]) -> None:
             if id(group) in group_owner:
                 raise ConfigError(
                     f"schedulers: {group_owner[id(group)]} and {name} both set {key} of the group "
-                    f"with the tags {sorted(_tags_of(group))}. Give each group one tag."
+                    f"with the tags {sorted(_tags_of(group))}. Narrow their param_group_tags."
                 )
             group_owner[id(group)] = name
 
@@ -225,7 +225,7 @@ def _as_tuple(tags: Tags) -> tuple[str, ...] | None:
 
 
 def _tags_of(group: Group) -> tuple[str, ...]:
-    return _as_tuple(group.get("tag")) or ()
+    return _as_tuple(group.get("tags")) or ()
 
 
 def _assign(group: Group, key: str, value: Any) -> None:
