@@ -33,6 +33,7 @@ class ComputeNorm(Callback):
 
     def __init__(self) -> None:
         self._params: list[Tensor] = []
+        self._sources: list[Tensor] = []
         self._layers: list[int | None] = []
         self._norms: list[Tensor] = []
         self._places: list[int] = []
@@ -47,7 +48,9 @@ class ComputeNorm(Callback):
         loop_idx: int,
     ) -> None:
         named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-        self._params = [param for _, param in named]
+        # Detached: they share the memory, and their norms need no graph.
+        self._params = [param.detach() for _, param in named]
+        self._sources = [param for _, param in named]
         found = [_LAYER.search(name) for name, _ in named]
         self._layers = [None if match is None else int(match[1]) for match in found]
 
@@ -56,7 +59,7 @@ class ComputeNorm(Callback):
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
         # One norm a tensor here; they are put together when they are on the host.
-        grads = [param.grad for param in self._params]
+        grads = [param.grad for param in self._sources]
         self._places = [idx for idx, grad in enumerate(grads) if grad is not None]
         dense = [grad if not grad.is_sparse else _dense(grad) for grad in grads if grad is not None]
         self._norms = norms_of(self._params + dense)
@@ -85,16 +88,21 @@ class ComputeNorm(Callback):
 
 
 def norms_of(tensors: list[Tensor]) -> list[Tensor]:
-    """Return the 2-norm of each tensor, all in one type: float32, or double if one of them is."""
-    dtypes = {tensor.dtype for tensor in tensors}
-    with torch.no_grad():
-        if dtypes == {torch.float32}:
-            return list(torch._foreach_norm(tensors))
-        double = not dtypes.isdisjoint((torch.float64, torch.complex128))
-        dtype = torch.float64 if double else torch.float32
-        if any(tensor.is_complex() for tensor in tensors):
-            return [torch.linalg.vector_norm(torch.abs(tensor), dtype=dtype) for tensor in tensors]
-        return list(torch._foreach_norm(tensors, 2, dtype))
+    """Return the 2-norm of each tensor: in float32, or in double if it is double itself.
+
+    Args:
+        tensors: None of them requires a gradient.
+    """
+    if all(tensor.dtype is torch.float32 for tensor in tensors):
+        return list(torch._foreach_norm(tensors))
+    return [
+        torch.linalg.vector_norm(t.abs() if t.is_complex() else t, dtype=_wide(t)) for t in tensors
+    ]
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    is_double = tensor.dtype in (torch.float64, torch.complex128)
+    return torch.float64 if is_double else torch.float32
 
 
 def _dense(grad: Tensor) -> Tensor:

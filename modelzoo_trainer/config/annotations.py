@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+_UNWRITABLE: Final = " (which YAML cannot write)"
 _WORDS: Final[dict[Any, str]] = {
     Any: "anything",
     object: "anything",
@@ -91,6 +92,8 @@ def expected(annotation: Any) -> str:
     """Return what fits, in words: "an integer or null", "'min' or 'max'"."""
     listed = [repr(choice) for choice in choices(annotation)]
     words = [_word(member) for member in members(annotation) if not choices(member)]
+    plain = [word for word in words if not word.endswith(_UNWRITABLE)]
+    words = plain if plain or listed else words
     nothing = [word for word in words if word == "null"]
     others = list(dict.fromkeys(word for word in words if word != "null"))
     return _either([*listed, *others, *nothing])
@@ -109,8 +112,8 @@ def _word(annotation: Any) -> str:
     if isinstance(annotation, type):
         if dataclasses.is_dataclass(annotation) or issubclass(annotation, BaseModel):
             return "a mapping"
-        return f"a {annotation.__name__} (which YAML cannot write)"
-    return f"{annotation} (which YAML cannot write)".replace("typing.", "")
+        return f"a {annotation.__name__}{_UNWRITABLE}"
+    return f"{annotation}{_UNWRITABLE}".replace("typing.", "")
 
 
 def _either(words: list[str]) -> str:

@@ -27,7 +27,13 @@ from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.errors import suggest
 
 _BOOLEANS_BEFORE: Final = {"on", "off", "yes", "no", "y", "n"}  # YAML 1.1 took them as booleans
-_OF_TYPE: Final = ("literal_error", "enum", "is_instance_of", "none_required", "callable_type")
+_OF_TYPE: Final = (
+    "literal_error",
+    "enum",
+    "is_instance_of",
+    "none_required",
+    "needs_python_object",
+)
 
 Check = Callable[[Place, Problems], Any]
 

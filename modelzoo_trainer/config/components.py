@@ -48,17 +48,25 @@ class Component:
             ConfigError: If the class refuses its arguments; with the place in the file. Any other
                 exception is raised as it is, with the place as a note.
         """
-        absent = (None,) * len(injected)
-        arguments = {name: _built(value, absent) for name, value in self.arguments.items()}
         try:
-            return self.target(*injected, **arguments)
+            return self.make(*injected)
         except ConfigError as error:
             raise ConfigError(f"{self.at}: {self.explain(error)}") from error
         except Exception as error:
             error.add_note(f"raised by {self.path} ({self.at})")
             raise
 
-    def explain(self, error: ConfigError) -> str:
+    def make(self, *injected: Any) -> Any:
+        """Return the object; what the class raises has no place in the file.
+
+        Args:
+            *injected: As in `build`.
+        """
+        absent = (None,) * len(injected)
+        arguments = {name: _built(value, absent) for name, value in self.arguments.items()}
+        return self.target(*injected, **arguments)
+
+    def explain(self, error: ValueError) -> str:
         """Return the message of `error` with the path in front, what both name said once.
 
         Args:
@@ -72,7 +80,7 @@ class Component:
 
 def _built(value: Any, injected: tuple[None, ...]) -> Any:
     if isinstance(value, Component):
-        return value.build(*injected)
+        return value.make(*injected)
     if isinstance(value, list):
         return [_built(item, injected) for item in value]
     return value

@@ -13,6 +13,14 @@ from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.errors import ConfigError, suggest
 
 
+def _as_it_is(target: Any) -> Any:
+    return target
+
+
+def _no_trial(component: object) -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameTable:
     """The classes of one kind that a file may name.
@@ -22,12 +30,14 @@ class NameTable:
         names: The shipped ones.
         load: Returns the class of one of `names`.
         modules: Those of `--import`: their public classes have bare names as well.
+        adapt: Makes of a class of the user's what is called in its place.
     """
 
     kind: str
     names: tuple[str, ...] = ()
     load: Callable[[str], Any]
     modules: tuple[ModuleType, ...] = ()
+    adapt: Callable[[Any], Any] = _as_it_is
 
     @classmethod
     def of(cls, kind: str, classes: Mapping[str, Any]) -> Self:
@@ -57,7 +67,9 @@ class NameTable:
             problems.add(place.key_at, place.path, f"{name!r} is not the name of {self.one}.")
             return None
         try:
-            return import_path(name) if "." in name else self._shipped_or_imported(name)
+            if "." in name:
+                return self.adapt(import_path(name))
+            return self._shipped_or_imported(name)
         except ConfigError as error:
             problems.add(place.key_at, place.path, str(error))
             return None
@@ -80,7 +92,8 @@ class NameTable:
         if not found:
             known_names = [*self.names, *self._imported_names()]
             raise ConfigError(f"{name!r} is not {self.one}. {suggest(name, known_names)}")
-        return next(iter(found.values()))
+        (target,) = different.values()
+        return target if "modelzoo_trainer" in found else self.adapt(target)
 
     def _imported_names(self) -> Iterable[str]:
         for module in self.modules:
@@ -104,6 +117,10 @@ class Names:
         sections: The classes of the sections `precision`, `loop`, `checkpoint` and `logging`.
         try_backend: Raises a `ConfigError` if there is no such device (None = the default one), or
             it has no such options; messages begin with "device" or "backend".
+        try_model: Makes a model as far as that costs nothing, so that it can refuse its
+            arguments before anything else is built.
+        try_optimizer: Likewise an optimizer.
+        try_scheduler: Likewise a scheduler.
         default_callbacks: Makes those that are added unless named.
         default_loggers: Makes those that are added unless named.
     """
@@ -117,6 +134,9 @@ class Names:
     processors: NameTable
     sections: Mapping[str, Any]
     try_backend: Callable[[str | None, Mapping[str, Any]], object]
+    try_model: Callable[[Any], object] = _no_trial
+    try_optimizer: Callable[[Any], object] = _no_trial
+    try_scheduler: Callable[[Any], object] = _no_trial
     default_callbacks: Callable[[], Iterable[Any]] = field(default=tuple)
     default_loggers: Callable[[], Iterable[Any]] = field(default=tuple)
 

@@ -100,6 +100,14 @@ def check_model(place: Place, names: Names, problems: Problems) -> Component | N
         names: Knows the models.
         problems: What is wrong is added here.
     """
+    num_before = len(problems)
+    component = _model(place, names, problems)
+    if component is not None and len(problems) == num_before:
+        _try_build(component, names.try_model, place, problems)
+    return component
+
+
+def _model(place: Place, names: Names, problems: Problems) -> Component | None:
     name = place.key("name")
     if name is None:
         if isinstance(place.node, Mapping) and len(place.node.entries) != 1:
@@ -179,13 +187,21 @@ def check_section(key: str, place: Place, names: Names, problems: Problems) -> C
     num_before = len(problems)
     component = check_call(names.sections[key], place, problems)
     if len(problems) == num_before:
-        try:
-            component.target(**component.arguments)  # cheap, and without effects
-        except ConfigError as error:
-            named_first = re.match(rf"{key}\.(\w+)", str(error))
-            inner = place.key(named_first[1]) if named_first else None
-            problems.add((inner or place).key_at, "", component.explain(error))
+        _try_build(component, Component.make, place, problems)
     return component
+
+
+def _try_build(
+    component: Component, make: Callable[[Component], object], place: Place, problems: Problems
+) -> None:
+    """Add what a constructor refuses; `make` has no effects, or is no trial at all."""
+    try:
+        make(component)
+    except ValueError as error:  # a `ConfigError`, or one of torch's in a shipped class
+        _, _, name = component.path.rpartition(".")
+        about = re.match(rf"{name}\.(\w+)", str(error))
+        inner = place.key(about[1]) if about else None
+        problems.add((inner or place).key_at, "", component.explain(error))
 
 
 def check_optimizer(place: Place, names: Names, problems: Problems) -> Component | None:
@@ -198,7 +214,11 @@ def check_optimizer(place: Place, names: Names, problems: Problems) -> Component
     """
     if is_null(place.node):
         return None
-    return check_component(place, names.optimizers, problems, num_injected=1)
+    num_before = len(problems)
+    component = check_component(place, names.optimizers, problems, num_injected=1)
+    if component is not None and len(problems) == num_before:
+        _try_build(component, names.try_optimizer, _only(place), problems)
+    return component
 
 
 def check_scheduler(place: Place, names: Names, problems: Problems) -> Component | None:
@@ -217,7 +237,16 @@ def check_scheduler(place: Place, names: Names, problems: Problems) -> Component
         return [one(item, problems) for item in check_list(inner, "scheduler", problems)]
 
     nested = {"scheduler": one, "schedulers": several}
-    return check_component(place, names.schedulers, problems, num_injected=1, nested=nested)
+    num_before = len(problems)
+    component = check_component(place, names.schedulers, problems, num_injected=1, nested=nested)
+    if component is not None and len(problems) == num_before:
+        _try_build(component, names.try_scheduler, _only(place), problems)
+    return component
+
+
+def _only(place: Place) -> Place:
+    """Return the place of the arguments of a component, which has one key."""
+    return next(inner for _, inner in place.pairs())
 
 
 def check_installed(

@@ -6,9 +6,17 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-from backends import BackendError, make_backend
+import torch
+from torch.nn import Parameter
+
 from modelzoo_trainer import callbacks, core, loggers
+from modelzoo_trainer.config.components import Component
 from modelzoo_trainer.config.names import Names, NameTable
+from modelzoo_trainer.config.optimizers import with_groups
+from modelzoo_trainer.core.backend import (  # type: ignore[attr-defined]  # not in its __all__
+    BackendError,
+    make_backend,
+)
 from modelzoo_trainer.data.registry import PROCESSORS, processor_class
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.registry import MODELS, model_class
@@ -27,7 +35,11 @@ def shipped_names(modules: Iterable[ModuleType] = ()) -> Names:
         trainer=Trainer,
         models=NameTable(kind="model", names=tuple(MODELS), load=model_class, modules=own),
         optimizers=NameTable(
-            kind="optimizer", names=tuple(OPTIMIZERS), load=optimizer_class, modules=own
+            kind="optimizer",
+            names=tuple(OPTIMIZERS),
+            load=optimizer_class,
+            modules=own,
+            adapt=with_groups,
         ),
         schedulers=NameTable(
             kind="scheduler", names=tuple(SCHEDULERS), load=scheduler_class, modules=own
@@ -44,6 +56,9 @@ def shipped_names(modules: Iterable[ModuleType] = ()) -> Names:
             "logging": core.Logging,
         },
         try_backend=_try_backend,
+        try_model=_try_model,
+        try_optimizer=_try_optimizer,
+        try_scheduler=_try_scheduler,
         default_callbacks=callbacks.default_callbacks,
         default_loggers=loggers.default_loggers,
     )
@@ -55,6 +70,30 @@ def _try_backend(device: str | None, options: Mapping[str, Any]) -> None:
         make_backend(device or "cpu", options)
     except BackendError as error:
         raise ConfigError(str(error)) from None
+
+
+def _try_model(component: Component) -> None:
+    """Make a shipped model without memory; a user's may do anything when it is made."""
+    if _is_shipped(component):
+        with make_backend("meta").building():
+            component.make()
+
+
+def _try_optimizer(component: Component) -> None:
+    """Make a shipped optimizer over one parameter, without the filters that need a model."""
+    if _is_shipped(component):
+        arguments = {key: value for key, value in component.arguments.items() if key != "params"}
+        component.target([Parameter(torch.zeros(()))], **arguments)
+
+
+def _try_scheduler(component: Component) -> None:
+    """Make a shipped scheduler without an optimizer."""
+    if _is_shipped(component):
+        component.make(None)
+
+
+def _is_shipped(component: Component) -> bool:
+    return str(component.target.__module__).startswith("modelzoo_trainer.")
 
 
 def _exported(kind: str, package: Any, modules: tuple[ModuleType, ...]) -> NameTable:

@@ -16,7 +16,7 @@ from modelzoo_trainer.optim.param_groups import ParamFilter
 
 
 class AdamW(torch.optim.AdamW):
-    """Adam with decoupled weight decay; the learning rate is 1e-3 if none is given."""
+    """Adam with decoupled weight decay; lr is 1e-3 if none is given."""
 
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
@@ -43,7 +43,7 @@ class AdamW(torch.optim.AdamW):
 
 
 class Adam(torch.optim.Adam):
-    """Adam, whose weight decay is added to the gradient; the learning rate is 1e-3 if none is given."""
+    """Adam, whose weight decay is added to the gradient; lr is 1e-3 if none is given."""
 
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
@@ -70,7 +70,7 @@ class Adam(torch.optim.Adam):
 
 
 class Adamax(torch.optim.Adamax):
-    """Adam with the infinity norm; the learning rate is 1e-3 if none is given."""
+    """Adam with the infinity norm; lr is 1e-3 if none is given."""
 
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
@@ -95,7 +95,7 @@ class Adamax(torch.optim.Adamax):
 
 
 class NAdam(torch.optim.NAdam):
-    """Adam with Nesterov's momentum; the learning rate is 2e-3 if none is given."""
+    """Adam with Nesterov's momentum; lr is 2e-3 if none is given."""
 
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
@@ -120,7 +120,7 @@ class NAdam(torch.optim.NAdam):
 
 
 class RAdam(torch.optim.RAdam):
-    """Adam with a rectified adaptive rate; the learning rate is 1e-3 if none is given."""
+    """Adam with a rectified adaptive rate; lr is 1e-3 if none is given."""
 
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from modelzoo_trainer.errors import ConfigError, suggest
 
@@ -33,7 +34,7 @@ def check_milestones(owner: object, milestones: Sequence[int]) -> None:
         ConfigError: If one is not above the one before it, or the first not above 0.
     """
     steps = [0, *milestones]
-    if any(after <= before for before, after in zip(steps, steps[1:], strict=False)):
+    if any(after <= before for before, after in pairwise(steps)):
         raise ConfigError(
             f"{type(owner).__name__}.milestones is {list(milestones)}; they must be above 0 and "
             f"increase."

@@ -169,8 +169,8 @@ class OneCycleLR(LRScheduler):
         if any(end <= start for start, end in zip(starts, ends, strict=True)):
             raise ConfigError(
                 f"OneCycleLR.pct_start is {pct_start} of {total_steps} total_steps, which leaves a "
-                f"phase without steps. Choose a fraction {'below 0.5' if three_phase else 'below 1'}"
-                f" of more than one step."
+                f"phase without steps. Choose a fraction of more than one step, and below "
+                f"{0.5 if three_phase else 1}."
             )
         self._phases = list(zip(starts, ends, rates, rates[1:], strict=False))
         super().__init__(optimizer, param_group_tags)

@@ -10,7 +10,7 @@ from modelzoo_trainer.optim.param_groups import ParamFilter
 
 
 class SGD(torch.optim.SGD):
-    """Stochastic gradient descent; the learning rate is 1e-3 if none is given."""
+    """Stochastic gradient descent; lr is 1e-3 if none is given."""
 
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
@@ -37,7 +37,7 @@ class SGD(torch.optim.SGD):
 
 
 class ASGD(torch.optim.ASGD):
-    """Averaged stochastic gradient descent; the learning rate is 0.01 if none is given."""
+    """Averaged stochastic gradient descent; lr is 0.01 if none is given."""
 
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
@@ -64,7 +64,7 @@ class ASGD(torch.optim.ASGD):
 
 
 class Adagrad(torch.optim.Adagrad):
-    """Rates that shrink with the sum of squared gradients; the learning rate is 0.01 if none is given."""
+    """Rates that shrink with the sum of squared gradients; lr is 0.01 if none is given."""
 
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
@@ -91,7 +91,7 @@ class Adagrad(torch.optim.Adagrad):
 
 
 class Adadelta(torch.optim.Adadelta):
-    """Rates from averages of squared gradients and updates; the learning rate is 1.0 if none is given."""
+    """Rates from averages of squared gradients and updates; lr is 1.0 if none is given."""
 
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
@@ -116,7 +116,7 @@ class Adadelta(torch.optim.Adadelta):
 
 
 class RMSprop(torch.optim.RMSprop):
-    """Rates from a running average of squared gradients; the learning rate is 0.01 if none is given."""
+    """Rates from a running average of squared gradients; lr is 0.01 if none is given."""
 
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
@@ -143,7 +143,7 @@ class RMSprop(torch.optim.RMSprop):
 
 
 class Rprop(torch.optim.Rprop):
-    """Rates from the signs of gradients; the learning rate is 1e-3 if none is given."""
+    """Rates from the signs of gradients; lr is 1e-3 if none is given."""
 
     def __init__(  # the keys of its YAML section
         self,

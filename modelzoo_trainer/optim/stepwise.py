@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from bisect import bisect_right
 
 from torch.optim import Optimizer
@@ -110,25 +109,21 @@ class LambdaLR(LRScheduler):
         initial_learning_rate: float,
         param_group_tags: Tags = None,
     ) -> None:
+        if type(self).factor is LambdaLR.factor:
+            raise ConfigError(
+                f"{self._name} has no function of the step. Subclass LambdaLR, define "
+                f"factor(self, step), and name the subclass."
+            )
         self.initial_learning_rate = initial_learning_rate
         super().__init__(optimizer, param_group_tags)
 
-    def __new__(cls, *args: object, **kwargs: object) -> LambdaLR:
-        """Refuse a class without a function, in words that a reader of the YAML file can use."""
-        if cls.factor is LambdaLR.factor:
-            raise ConfigError(
-                f"{cls.__name__} has no function of the step. Subclass LambdaLR, define "
-                f"factor(self, step), and name the subclass."
-            )
-        return super().__new__(cls)
-
-    @abstractmethod
     def factor(self, step: int) -> float:
         """Return by what the initial learning rate is multiplied.
 
         Args:
             step: Number of optimizer steps taken.
         """
+        raise NotImplementedError
 
     @override
     def value(self, step: int) -> float:

@@ -37,7 +37,7 @@ def test_the_last_finite_loss_is_that_of_the_step_before(make, batches, history)
 
 
 def test_a_first_loss_that_is_no_number_has_none_before(make, batches):
-    with pytest.raises(FloatingPointError, match="step 1. No loss before it was finite"):
+    with pytest.raises(FloatingPointError, match=r"step 1\. No loss before it was finite"):
         make(Spoil(1, float("nan")), CheckLoss()).fit(batches)
 
 

@@ -1,0 +1,157 @@
+"""What is shipped, as a file names it: refused before anything is built, or built as it says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from modelzoo_trainer.config.annotations import expected
+from modelzoo_trainer.config.arguments import schema_of
+from modelzoo_trainer.config.build import check_config
+from modelzoo_trainer.config.loader import read_text
+from modelzoo_trainer.config.shipped import shipped_names
+from modelzoo_trainer.errors import ConfigError
+
+FILE = """\
+trainer:
+  init:
+    model: {name: fc_mnist, hidden_sizes: [4]}
+    optimizer: {AdamW: {weight_decay: 0.1}}
+    %s
+  fit:
+    train_dataloader: {data_processor: DigitsProcessor, batch_size: 2}
+"""
+MODEL = "model: {name: fc_mnist, hidden_sizes: [4]}"
+OPTIMIZER = "optimizer: {AdamW: {weight_decay: 0.1}}"
+LINEAR = "{LinearLR: {initial_learning_rate: 0, end_learning_rate: 1, total_iters: 3}}"
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return shipped_names()
+
+
+def plan(names, **changes):
+    text = FILE % changes.pop("more", "")
+    for key, value in changes.items():
+        text = text.replace({"model": MODEL, "optimizer": OPTIMIZER}[key], f"{key}: {value}")
+    return check_config(read_text(text, "params.yaml"), names)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model": "{name: fc_mnist}"},
+            "3:5: trainer.init.model: hidden layers are not given: depth is None, hidden_size is",
+        ),
+        (
+            {"optimizer": "{AdamW: {correct_bias: false}}"},
+            "4:25: trainer.init.optimizer.AdamW.correct_bias is false, but torch's AdamW always",
+        ),
+        (
+            {"optimizer": "{SGD: {lr: -1}}"},
+            "4:17: trainer.init.optimizer.SGD: Invalid learning rate: -1.0",
+        ),
+        (
+            {
+                "more": "schedulers: [SequentialLR: {schedulers: [ConstantLR: "
+                f"{{learning_rate: 1}}, {LINEAR}]}}]"
+            },
+            "5:33: trainer.init.schedulers[0].SequentialLR.schedulers[0]: ConstantLR has no total",
+        ),
+        (
+            {"more": "precision: {max_gradient_norm: 1, max_gradient_value: 1}"},
+            "5:5: trainer.init.precision: max_gradient_norm (1.0) and max_gradient_value (1.0) are",
+        ),
+        (
+            {"more": "checkpoint: {steps: -1}"},
+            "5:18: trainer.init.checkpoint.steps is -1",
+        ),
+        (
+            {"more": "device: gpuu"},
+            "5:13: trainer.init.device: 'gpuu' is not a backend. Did you mean 'gpu'?",
+        ),
+        (
+            {"more": "backend: {compil: true}"},
+            "5:14: trainer.init.backend.compil: no such option of cpu. Did you mean 'compile'?",
+        ),
+        (
+            {"more": "callbacks: [KeepNCheckpoint: {}]"},
+            "5:17: trainer.init.callbacks[0].KeepNCheckpoint: 'KeepNCheckpoint' is not a callback.",
+        ),
+    ],
+)
+def test_what_a_shipped_class_refuses_is_found_with_its_place(shipped, changes, message):
+    with pytest.raises(ConfigError) as caught:
+        plan(shipped, **changes)
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"params.yaml:{message}")
+
+
+def test_a_trial_of_a_model_draws_no_random_number(shipped):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    plan(shipped)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_shipped_optimizer_groups_the_parameters_of_the_model(shipped):
+    made = plan(shipped).init["optimizer"].build(nn.Linear(2, 2))
+    assert [group["weight_decay"] for group in made.param_groups] == [0.1, 0.0]
+
+
+def test_an_optimizer_of_torchs_gets_the_same_groups_and_names(shipped):
+    text = "{torch.optim.AdamW: {learning_rate: 0.5, weight_decay: 0.1}}"
+    made = plan(shipped, optimizer=text).init["optimizer"].build(nn.Linear(2, 2))
+    assert type(made) is torch.optim.AdamW
+    assert [group["weight_decay"] for group in made.param_groups] == [0.1, 0.0]
+    assert [group["lr"] for group in made.param_groups] == [0.5, 0.5]
+
+
+def test_an_argument_of_an_optimizer_of_torchs_is_checked(shipped):
+    with pytest.raises(ConfigError) as caught:
+        plan(shipped, optimizer="{torch.optim.AdamW: {lr: x, fooreach: 1}}")
+    assert str(caught.value).splitlines() == [
+        "params.yaml:4:41: trainer.init.optimizer.torch.optim.AdamW.lr: 'x' does not fit; expected "
+        "a number.",
+        "params.yaml:4:44: trainer.init.optimizer.torch.optim.AdamW.fooreach: no such argument of "
+        "AdamW. Did you mean 'foreach'?",
+    ]
+
+
+def test_a_scheduler_of_torchs_is_built_over_the_optimizer(shipped):
+    schedule = "schedulers: [torch.optim.lr_scheduler.StepLR: {step_size: 3}]"
+    (component,) = plan(shipped, more=schedule).init["schedulers"]
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters())
+    assert component.build(optimizer).optimizer is optimizer
+
+
+def test_members_of_a_shipped_scheduler_are_built(shipped):
+    schedule = f"schedulers: [SequentialLR: {{schedulers: [{LINEAR}, {LINEAR}]}}]"
+    (component,) = plan(shipped, more=schedule).init["schedulers"]
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters())
+    made = component.build(optimizer)
+    assert made.milestones == [3]
+    assert [member.optimizer for member in made.members] == [None, None]
+
+
+def test_the_defaults_are_there_and_null_removes_one(shipped):
+    found = plan(shipped, more="callbacks: [ComputeNorm: null]").defaults
+    kinds = [type(callback).__name__ for callback in found["callbacks"]]
+    assert "CheckLoss" in kinds
+    assert "ComputeNorm" not in kinds
+    assert "ProgressLogger" in [type(logger).__name__ for logger in found["loggers"]]
+
+
+@pytest.mark.parametrize("kind", ["models", "processors", "callbacks", "loggers"])
+def test_everything_a_shipped_class_takes_can_be_written_in_a_file(shipped, kind):
+    table = getattr(shipped, kind)
+    parameters = {
+        f"{name}.{parameter.name}": expected(parameter.annotation)
+        for name in table.names
+        for parameter in schema_of(table.load(name)).parameters.values()
+    }
+    assert parameters
+    assert [name for name, fits in parameters.items() if "cannot write" in fits] == []
