@@ -311,9 +311,7 @@ class TrainerParts:
 
         self.backend.read(tensors, at_its_step)
 
-    def _hand_values(
-        self, tensors: Sequence[Tensor], deliver: Callable[[list[Any]], None]
-    ) -> None:
+    def _hand_values(self, tensors: Sequence[Tensor], deliver: Callable[[list[Any]], None]) -> None:
         """Deliver at once, where values are at hand and nothing else is under way."""
         delivering, self.is_delivering = self.is_delivering, True
         try:

@@ -50,9 +50,10 @@ def test_a_shipped_configuration_says_what_it_does_and_how_to_run_it(path):
 
 
 @pytest.mark.slow
-def test_the_digits_are_learnt(tmp_path, capfd):
+def test_the_digits_are_learnt(tmp_path, caplog):
     path = CONFIGS / "digits_mlp.yaml"
-    assert main(["--params", str(path), "--model_dir", str(tmp_path / "run")]) == 0
+    with caplog.at_level("INFO", "modelzoo_trainer"):
+        assert main(["--params", str(path), "--model_dir", str(tmp_path / "run")]) == 0
     assert (tmp_path / "run/logs/latest/params.yaml").is_file()
-    losses = [float(loss) for loss in re.findall(r"Loss=([0-9.]+)", "".join(capfd.readouterr()))]
-    assert losses[-1] < losses[0] / 2
+    accuracies = [float(found) for found in re.findall(r"accuracy ([0-9.]+)", caplog.text)]
+    assert accuracies[-1] > 0.95

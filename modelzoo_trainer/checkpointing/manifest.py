@@ -101,7 +101,9 @@ def verify(path: Path) -> list[str]:
     problems = []
     found = {entry.name for entry in path.iterdir()} - {MANIFEST}
     problems += [f"{name!r} is missing" for name in sorted(manifest.files.keys() - found)]
-    problems += [f"{name!r} does not belong to it" for name in sorted(found - manifest.files.keys())]
+    problems += [
+        f"{name!r} does not belong to it" for name in sorted(found - manifest.files.keys())
+    ]
     for name in sorted(manifest.files.keys() & found):
         problem = _problem(path / name, manifest.files[name])
         if problem is not None:

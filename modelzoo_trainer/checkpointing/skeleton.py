@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -40,14 +40,8 @@ class Encoder:
             self.skeleton[key] = self._encode(value, ())
 
     def _encode(self, value: Any, path: tuple[str | int, ...]) -> Json:
-        if value is None or isinstance(value, (bool, str)):
-            return str(value) if isinstance(value, str) else value
         if isinstance(value, Tensor):
             return self._tensor(value, path)
-        if isinstance(value, (int, np.integer)):
-            return int(value)
-        if isinstance(value, (float, np.floating)):
-            return _float(float(value))
         if isinstance(value, Mapping):
             return self._mapping(value, path)
         if isinstance(value, (list, tuple)):
@@ -55,8 +49,14 @@ class Encoder:
             return items if isinstance(value, list) else {_TAG: "tuple", "items": items}
         if isinstance(value, np.ndarray):
             return self._array(value, path)
-        if isinstance(value, bytes):
-            return {_TAG: "bytes", "base64": base64.b64encode(value).decode("ascii")}
+        return self._scalar(value, path)
+
+    def _scalar(self, value: Any, path: tuple[str | int, ...]) -> Json:
+        if value is None or isinstance(value, bool):
+            return value
+        for kinds, convert in _SCALARS:
+            if isinstance(value, kinds):
+                return convert(value)
         raise CheckpointError(
             f"{self._name(path)} is a {type(value).__name__}, which cannot be saved. Return "
             f"tensors, numbers, strings, lists and dicts from state_dict."
@@ -124,12 +124,16 @@ def _decode(value: Json, tensors: Tensors) -> Any:
         return {key: _decode(item, tensors) for key, item in value.items()}
     if kind == "tensor":
         return tensors[value["file"]][value["name"]]
-    if kind == "array":
-        return _decode(value["tensor"], tensors).numpy()
     if kind == "float":
         return float.fromhex(value["hex"])
     if kind == "bytes":
         return base64.b64decode(value["base64"], validate=True)
+    return _decode_container(kind, value, tensors)
+
+
+def _decode_container(kind: str, value: dict[str, Json], tensors: Tensors) -> Any:
+    if kind == "array":
+        return _decode(value["tensor"], tensors).numpy()
     if kind == "tuple":
         return tuple(_decode(item, tensors) for item in value["items"])
     if kind == "dict":
@@ -140,6 +144,18 @@ def _decode(value: Json, tensors: Tensors) -> Any:
 def _float(value: float) -> Json:
     """Return a finite float as it is (JSON keeps all its bits), another one tagged."""
     return value if math.isfinite(value) else {_TAG: "float", "hex": value.hex()}
+
+
+def _bytes(value: bytes) -> Json:
+    return {_TAG: "bytes", "base64": base64.b64encode(value).decode("ascii")}
+
+
+_SCALARS: Final[tuple[tuple[Any, Callable[[Any], Json]], ...]] = (
+    (str, str),
+    ((int, np.integer), int),
+    ((float, np.floating), lambda value: _float(float(value))),
+    (bytes, _bytes),
+)
 
 
 def tensor_files(tensors: Tensors) -> Iterator[tuple[str, dict[str, Tensor]]]:

@@ -22,9 +22,11 @@ LEAVES = (
 KEYS = st.text(max_size=6) | st.integers(-5, 5)
 STATES = st.recursive(
     LEAVES,
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(KEYS, inner, max_size=3)
-    | st.tuples(inner, inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(KEYS, inner, max_size=3)
+        | st.tuples(inner, inner)
+    ),
     max_leaves=8,
 )
 
@@ -76,7 +78,9 @@ def test_tensors_come_back(tmp_path, tensor):
 
 def test_numpy_states_come_back(tmp_path):
     state = np.random.RandomState(3).get_state(legacy=False)
-    checkpointing.save(tmp_path / "c", {"rng": {"numpy": state, "python": random.getstate()}}, step=1)
+    checkpointing.save(
+        tmp_path / "c", {"rng": {"numpy": state, "python": random.getstate()}}, step=1
+    )
     found = checkpointing.load(tmp_path / "c")["rng"]
     assert np.array_equal(found["numpy"]["state"]["key"], state["state"]["key"])
     assert found["python"] == random.getstate()

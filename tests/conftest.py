@@ -1,0 +1,63 @@
+"""Options, and the state that every test finds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_HERE = Path(__file__).resolve().parent
+if str(_HERE) not in sys.path:
+    sys.path.append(str(_HERE))  # for `from doubles import ...`
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write the files of tests/golden anew"
+    )
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    torch = sys.modules.get("torch")  # not imported for the tests that need none
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """A function that compares a text with a file of tests/golden, or writes it."""
+
+    def compare(name: str, text: str) -> None:
+        path = _HERE / "golden" / name
+        if request.config.getoption("--update-golden"):
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8")
+
+    return compare
+
+
+@pytest.fixture
+def trainer_of(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """A function that builds a trainer (`doubles.make_trainer`), closed after the test."""
+    from doubles import make_trainer
+
+    made: list[Any] = []
+
+    def make(*callbacks: Any, **settings: Any) -> Any:
+        made.append(
+            make_trainer(settings.pop("model_dir", tmp_path / "run"), *callbacks, **settings)
+        )
+        return made[-1]
+
+    yield make
+    for trainer in made:
+        trainer.close()
