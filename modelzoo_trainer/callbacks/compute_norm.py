@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,8 +35,9 @@ class ComputeNorm(Callback):
     def __init__(self) -> None:
         self._params: list[Tensor] = []
         self._sources: list[Tensor] = []
-        self._layers: list[int | None] = []
-        self._norms: list[Tensor] = []
+        self._is_plain = True
+        self._layers: dict[int, int] = {}
+        self._norms: Sequence[Tensor] = ()
         self._places: list[int] = []
 
     @override
@@ -51,25 +53,33 @@ class ComputeNorm(Callback):
         # Detached: they share the memory, and their norms need no graph.
         self._params = [param.detach() for _, param in named]
         self._sources = [param for _, param in named]
+        self._is_plain = all(param.dtype is torch.float32 for param in self._params)
         found = [_LAYER.search(name) for name, _ in named]
-        self._layers = [None if match is None else int(match[1]) for match in found]
+        self._layers = {idx: int(match[1]) for idx, match in enumerate(found) if match}
 
     @override
     def on_before_optimizer_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
         # One norm a tensor here; they are put together when they are on the host.
-        grads = [param.grad for param in self._sources]
-        self._places = [idx for idx, grad in enumerate(grads) if grad is not None]
-        dense = [grad if not grad.is_sparse else _dense(grad) for grad in grads if grad is not None]
-        self._norms = norms_of(self._params + dense)
+        grads: list[Tensor] = []
+        self._places = places = []
+        for idx, param in enumerate(self._sources):
+            grad = param.grad
+            if grad is not None:
+                places.append(idx)
+                grads.append(grad.coalesce().values() if grad.is_sparse else grad)
+        tensors = self._params + grads
+        self._norms = torch._foreach_norm(tensors) if self._is_plain else norms_of(tensors)
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
     ) -> None:
-        norms, self._norms = self._norms, []
-        if norms:
+        norms, self._norms = self._norms, ()
+        if norms and trainer.backend.reads_at_once:
+            self._log(trainer, self._places, [norm.item() for norm in norms])
+        elif norms:
             trainer.read(norms, partial(self._log, trainer, self._places))
 
     def _log(self, trainer: Trainer, places: list[int], norms: list[float]) -> None:
@@ -77,14 +87,16 @@ class ComputeNorm(Callback):
         metrics = {"model_wise_params_norm": math.hypot(*norms[:num])}
         if places:
             metrics["model_wise_grad_norm"] = math.hypot(*norms[num:])
-        by_layer: dict[int, list[float]] = {}
-        for idx, norm in zip(places, norms[num:], strict=True):
-            layer = self._layers[idx]
-            if layer is not None:
-                by_layer.setdefault(layer, []).append(norm)
-        for layer, parts in by_layer.items():
-            metrics[f"per_layer_grad_norm/layer_{layer}"] = math.hypot(*parts)
+        if self._layers:
+            metrics.update(self._by_layer(places, norms[num:]))
         trainer.log_metrics_dict(metrics)
+
+    def _by_layer(self, places: list[int], norms: list[float]) -> dict[str, float]:
+        parts: dict[int, list[float]] = {}
+        for idx, norm in zip(places, norms, strict=True):
+            if idx in self._layers:
+                parts.setdefault(self._layers[idx], []).append(norm)
+        return {f"per_layer_grad_norm/layer_{n}": math.hypot(*parts[n]) for n in sorted(parts)}
 
 
 def norms_of(tensors: list[Tensor]) -> list[Tensor]:
@@ -103,7 +115,3 @@ def norms_of(tensors: list[Tensor]) -> list[Tensor]:
 def _wide(tensor: Tensor) -> torch.dtype:
     is_double = tensor.dtype in (torch.float64, torch.complex128)
     return torch.float64 if is_double else torch.float32
-
-
-def _dense(grad: Tensor) -> Tensor:
-    return grad.coalesce().values()

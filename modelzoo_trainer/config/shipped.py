@@ -13,7 +13,7 @@ from modelzoo_trainer import callbacks, core, loggers
 from modelzoo_trainer.config.components import Component
 from modelzoo_trainer.config.names import Names, NameTable
 from modelzoo_trainer.config.optimizers import with_groups
-from modelzoo_trainer.core.backend import (  # type: ignore[attr-defined]  # not in its __all__
+from modelzoo_trainer.core.backend import (
     BackendError,
     make_backend,
 )

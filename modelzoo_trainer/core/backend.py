@@ -29,6 +29,7 @@ __all__ = [
     "BackendUnavailable",
     "Stream",
     "host_value",
+    "make_backend",
     "map_tensors",
 ]
 

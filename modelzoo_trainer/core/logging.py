@@ -172,7 +172,7 @@ class Logging(CoreCallback):
         step = self._collected_step
         if step == trainer.global_step and trainer.backend.reads_at_once:
             for name, value in metrics.items():
-                if isinstance(value, Tensor):
+                if type(value) is not float and isinstance(value, Tensor):
                     metrics[name] = host_value(value)
             self.hand_over(trainer, metrics, step)
         else:
