@@ -53,7 +53,7 @@ def tiny_batches(num: int = 3, size: int = 4, seed: int = 1) -> Batches:
 
 def constant_batches(*values: float) -> list[Tensor]:
     """Return batches of two samples for `Scale`, each of one value."""
-    return [torch.full((2,), value) for value in values]
+    return [torch.full((2,), float(value)) for value in values]
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

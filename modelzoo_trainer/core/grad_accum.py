@@ -58,9 +58,9 @@ class GradientAccumulation(CoreCallback):
         stack.callback(self._drop, trainer)
 
     def _drop(self, trainer: Trainer) -> None:
-        """Forget a window that an exception cut off."""
-        if self._count or not self.should_run_optimizer_step:
-            trainer.optimizer.zero_grad()
+        """Forget a step that an exception cut off."""
+        if trainer.has_optimizer:
+            trainer.backend.zero_grad(trainer.optimizer)
         self._reset()
         self.should_run_optimizer_step = True
 

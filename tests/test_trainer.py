@@ -1,0 +1,420 @@
+"""What fit and validate do, and do again."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from doubles import (
+    History,
+    Recorder,
+    Scale,
+    constant_batches,
+    differing,
+    make_trainer,
+    sgd,
+    tiny_batches,
+    weights_of,
+)
+from torch import nn
+
+from modelzoo_trainer import Callback, ConfigError, Trainer, TrainingLoop, ValidationLoop
+
+# ---- twice
+
+
+def test_a_second_fit_trains_as_many_steps_again(trainer_of) -> None:
+    trainer = trainer_of(num_steps=3)
+    trainer.fit(tiny_batches(2))
+    trainer.fit(tiny_batches(2))
+    assert trainer.global_step == 6
+
+
+def test_a_second_fit_trains_as_many_epochs_again(trainer_of) -> None:
+    trainer = trainer_of(num_epochs=2)
+    trainer.fit(tiny_batches(3))
+    trainer.fit(tiny_batches(3))
+    assert (trainer.global_step, trainer.data.epoch) == (12, 4)
+
+
+def test_a_second_fit_with_max_steps_has_nothing_left_to_do(trainer_of) -> None:
+    recorder = Recorder()
+    trainer = trainer_of(recorder, max_steps=3)
+    trainer.fit(tiny_batches(2))
+    trainer.fit(tiny_batches(2))
+    assert trainer.global_step == 3
+    assert (recorder.count("on_fit_end"), recorder.count("on_train_step_end")) == (2, 3)
+
+
+def test_a_second_fit_equals_the_rest_of_one_fit(trainer_of, tmp_path) -> None:
+    twice = trainer_of(num_epochs=1)
+    twice.fit(tiny_batches(3))
+    twice.fit(tiny_batches(3))
+    once = trainer_of(num_epochs=2, model_dir=tmp_path / "once")
+    once.fit(tiny_batches(3))
+    assert differing(weights_of(twice), weights_of(once)) == []
+
+
+class Once(Callback):
+    """Raises once, in one hook, when a number of batches were seen."""
+
+    def __init__(self, name: str, num_batches: int) -> None:
+        self.name = name
+        self.num_batches = num_batches
+        self.has_raised = False
+
+    def _maybe(self, name, trainer):
+        if name == self.name and not self.has_raised and trainer.data.num_batches == self.num_batches:
+            self.has_raised = True
+            raise LookupError("lost")
+
+    def on_before_forward(self, trainer, model, batch, args, kwargs):
+        self._maybe("on_before_forward", trainer)
+
+    def on_after_backward(self, trainer, model, outputs):
+        self._maybe("on_after_backward", trainer)
+
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        self._maybe("on_train_batch_end", trainer)
+
+    def on_step_boundary(self, trainer):
+        self._maybe("on_step_boundary", trainer)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_batches", "steps"),
+    [
+        ("on_before_forward", 2, 1),
+        ("on_after_backward", 2, 1),
+        ("on_train_batch_end", 2, 2),
+        ("on_step_boundary", 2, 2),
+    ],
+)
+def test_a_fit_after_an_exception_in_a_hook_trains_whole_epochs(
+    trainer_of, name, num_batches, steps
+) -> None:
+    trainer = trainer_of(Once(name, num_batches), num_epochs=1)
+    with pytest.raises(LookupError):
+        trainer.fit(tiny_batches(3))
+    assert trainer.global_step == steps
+    trainer.fit(tiny_batches(3))
+    assert trainer.global_step == steps + 3
+
+
+class Fragile(Scale):
+    """Raises in its third forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num = 0
+
+    def forward(self, batch):
+        self.num += 1
+        if self.num == 3:
+            raise LookupError("lost")
+        return super().forward(batch)
+
+
+def test_a_fit_after_an_exception_of_the_model_trains(trainer_of) -> None:
+    trainer = trainer_of(model=Fragile)
+    with pytest.raises(LookupError):
+        trainer.fit(constant_batches(1, 1, 1))
+    trainer.fit(constant_batches(1, 1, 1))
+    assert trainer.global_step == 5
+    assert trainer.model.weight.item() == pytest.approx(0.5)
+
+
+def test_gradients_of_a_window_that_was_cut_off_are_not_used(trainer_of) -> None:
+    trainer = trainer_of(Once("on_after_backward", 2), model=Scale, grad_accum_steps=3)
+    with pytest.raises(LookupError):
+        trainer.fit(constant_batches(100, 100, 100))
+    trainer.fit(constant_batches(1, 2, 3))
+    assert trainer.model.weight.item() == pytest.approx(1 - 0.1 * 2)
+
+
+def test_gradients_of_a_step_that_was_cut_off_are_not_used(trainer_of) -> None:
+    trainer = trainer_of(Once("on_after_backward", 1), model=Scale)
+    with pytest.raises(LookupError):
+        trainer.fit(constant_batches(100))
+    trainer.fit(constant_batches(2))
+    assert trainer.model.weight.item() == pytest.approx(1 - 0.1 * 2)
+
+
+# ---- freed
+
+
+def is_freed_after_use(build) -> bool:
+    trainer = build()
+    trainer.fit(tiny_batches(3), tiny_batches(1))
+    reference = weakref.ref(trainer)
+    del trainer
+    gc.collect()
+    return reference() is None
+
+
+def test_a_trainer_is_freed_after_use(tmp_path) -> None:
+    assert is_freed_after_use(lambda: make_trainer(tmp_path, loggers=History()))
+
+
+def test_a_trainer_is_freed_although_a_callback_stores_it(tmp_path) -> None:
+    class Storing(Callback):
+        def setup(self, trainer):
+            self.trainer = trainer
+
+    assert is_freed_after_use(lambda: make_trainer(tmp_path, Storing()))
+
+
+def test_a_trainer_is_freed_after_an_exception(tmp_path) -> None:
+    trainer = make_trainer(tmp_path, Once("on_after_backward", 1))
+    try:
+        trainer.fit(tiny_batches(1))
+    except LookupError:
+        pass
+    reference = weakref.ref(trainer)
+    del trainer
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_trainer_that_is_freed_has_finalized(tmp_path) -> None:
+    recorder = Recorder()
+    assert is_freed_after_use(lambda: make_trainer(tmp_path, recorder))
+    assert recorder.count("finalize") == 1
+
+
+def test_a_trainer_does_not_outlive_a_global_callback_or_the_other_way_round(tmp_path) -> None:
+    with Recorder() as recorder:
+        assert is_freed_after_use(lambda: make_trainer(tmp_path))
+    assert recorder.count("finalize") == 1
+
+
+# ---- the model and its outputs
+
+
+class Returning(nn.Module):
+    """Returns what a function makes of one parameter."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.function = function
+
+    def forward(self, batch):
+        return self.function(self.weight)
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (lambda weight: weight.sum(), ["loss"]),
+        (lambda weight: weight.sum().reshape(1), ["loss"]),
+        (lambda weight: (weight.sum(), weight), ["loss", "logits"]),
+        (lambda weight: [weight.sum(), weight], ["loss", "logits"]),
+        (lambda weight: {"loss": weight.sum(), "extra": 7}, ["loss", "extra"]),
+    ],
+    ids=["tensor", "tensor of one element", "pair", "list of two", "mapping"],
+)
+def test_an_output_becomes_a_mapping(trainer_of, function, names) -> None:
+    seen = []
+
+    class Looking(Callback):
+        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            seen.append(list(outputs))
+
+    trainer = trainer_of(Looking(), model=Returning(function))
+    trainer.fit(tiny_batches(1))
+    assert seen == [names]
+    assert trainer.model.weight.tolist() == pytest.approx([0.9, 0.9])
+
+
+def test_an_output_without_a_loss_cannot_be_trained_on(trainer_of) -> None:
+    trainer = trainer_of(model=Returning(lambda weight: {"scores": weight}))
+    with pytest.raises(
+        ConfigError, match=r"^Returning returned no 'loss' to train on \(it has: scores\)\. Return"
+    ):
+        trainer.fit(tiny_batches(1))
+
+
+def test_a_tensor_of_several_elements_is_no_loss(trainer_of) -> None:
+    trainer = trainer_of(model=Returning(lambda weight: weight))
+    with pytest.raises(ConfigError, match=r"no 'loss' to train on \(it has: output\)"):
+        trainer.fit(tiny_batches(1))
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_loss_of_several_elements_is_refused(trainer_of, accumulated) -> None:
+    trainer = trainer_of(
+        model=Returning(lambda weight: {"loss": weight}), grad_accum_steps=accumulated
+    )
+    with pytest.raises(
+        ConfigError, match=r"returned a 'loss' of shape \(2,\); it must be a tensor with one elem"
+    ):
+        trainer.fit(tiny_batches(2))
+
+
+def test_a_loss_that_is_a_number_is_refused(trainer_of) -> None:
+    trainer = trainer_of(model=Returning(lambda weight: {"loss": 0.5}))
+    with pytest.raises(ConfigError, match=r"returned a 'loss' of 0\.5; it must be a tensor"):
+        trainer.fit(tiny_batches(1))
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_loss_without_a_graph_keeps_torchs_error(trainer_of, accumulated) -> None:
+    trainer = trainer_of(
+        model=Returning(lambda weight: weight.detach().sum()), grad_accum_steps=accumulated
+    )
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        trainer.fit(tiny_batches(2))
+
+
+def test_an_output_of_three_parts_is_refused(trainer_of) -> None:
+    trainer = trainer_of(model=Returning(lambda weight: (weight.sum(), weight, weight)))
+    with pytest.raises(ConfigError, match="^the model returned a tuple of length 3. Return the los"):
+        trainer.fit(tiny_batches(1))
+
+
+def test_no_model_is_refused(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="^model got nothing. Pass a torch.nn.Module, or a call"):
+        Trainer(device="cpu", model_dir=tmp_path)
+
+
+def test_a_callable_that_makes_no_model_is_refused(trainer_of) -> None:
+    with pytest.raises(ConfigError, match="^model: the callable returned 7. Return a torch.nn.Mod"):
+        trainer_of(model=lambda: 7)
+
+
+def test_a_modes_of_modules_after_fit_are_those_of_training(trainer_of) -> None:
+    trainer = trainer_of()
+    trainer.fit(tiny_batches(1), tiny_batches(1))
+    assert [part.training for part in trainer.model.modules()] == [True] * 4
+
+
+# ---- what a trainer is made of
+
+
+def test_fit_without_an_optimizer_is_refused(trainer_of) -> None:
+    with pytest.raises(ConfigError, match="^fit needs an optimizer, and the trainer has none. Pass"):
+        trainer_of(optimizer=None).fit(tiny_batches(1))
+
+
+def test_an_optimizer_that_cannot_know_the_model_is_refused(trainer_of) -> None:
+    with pytest.raises(ConfigError, match="^optimizer is an instance, but model is a callable"):
+        trainer_of(optimizer=sgd(Scale()))
+
+
+def test_an_optimizer_of_a_module_that_exists_is_used(trainer_of) -> None:
+    model = Scale()
+    trainer_of(model=model, optimizer=sgd(model)).fit(constant_batches(2))
+    assert model.weight.item() == pytest.approx(0.8)
+
+
+def test_something_else_in_the_place_of_an_optimizer_is_refused(trainer_of) -> None:
+    with pytest.raises(ConfigError, match="^optimizer got 'adam'. Pass a torch.optim.Optimizer, a"):
+        trainer_of(optimizer="adam")
+
+
+def test_a_device_and_a_backend_exclude_each_other(trainer_of) -> None:
+    from backends import make_backend
+
+    with pytest.raises(ConfigError, match=r"^device \('cpu'\) and a backend are both given; they"):
+        trainer_of(device="cpu", backend=make_backend("cpu"))
+
+
+def test_the_wrong_kind_of_part_is_refused(trainer_of) -> None:
+    with pytest.raises(ConfigError, match="^loop got 7. Pass an instance of LoopCallback"):
+        trainer_of(loop=7)
+
+
+def test_fit_needs_a_training_loop(trainer_of) -> None:
+    with pytest.raises(ConfigError, match="^fit needs a TrainingLoop, and the trainer has a Valida"):
+        trainer_of(loop=ValidationLoop()).fit(tiny_batches(1))
+
+
+def test_a_file_in_the_place_of_model_dir_is_refused(trainer_of, tmp_path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(ConfigError, match=r"^model_dir .*taken' cannot be used: .*Choose a folder"):
+        trainer_of(model_dir=tmp_path / "taken")
+
+
+def test_two_trainers_in_a_second_have_a_folder_each(trainer_of) -> None:
+    first, second = trainer_of(), trainer_of()
+    assert first.artifact_dir != second.artifact_dir
+    assert (second.model_dir / "logs" / "latest").resolve() == second.artifact_dir.resolve()
+
+
+def test_an_attribute_that_is_asked_for_too_early_says_who_sets_it(trainer_of) -> None:
+    class Early(Callback):
+        def pre_setup(self, trainer):
+            trainer.optimizer.zero_grad()
+
+    with pytest.raises(
+        AttributeError, match=r"^trainer\.optimizer is not set yet: OptimizerCallback in setup sets"
+    ):
+        trainer_of(Early())
+
+
+def test_an_unknown_attribute_is_named(trainer_of) -> None:
+    with pytest.raises(AttributeError, match=r"^Trainer has no attribute 'optimiser'\."):
+        trainer_of().optimiser
+
+
+def test_a_callback_that_scales_the_loss_scales_the_update(trainer_of, tmp_path) -> None:
+    class ScaleLoss(Callback):
+        def on_before_backward(self, trainer, model, outputs):
+            outputs["loss"] = 2 * outputs["loss"]
+
+    plain = trainer_of(model_dir=tmp_path / "plain")
+    start = weights_of(plain)
+    plain.fit(tiny_batches(1))
+    scaled = trainer_of(ScaleLoss())
+    scaled.fit(tiny_batches(1))
+    updates = [
+        torch.stack([(after[name] - start[name]).abs().sum() for name in start])
+        for after in (weights_of(plain), weights_of(scaled))
+    ]
+    assert torch.allclose(updates[1], 2 * updates[0], rtol=1e-5)
+
+
+def test_a_doubled_loss_of_one_weight_doubles_the_update_exactly(trainer_of) -> None:
+    class ScaleLoss(Callback):
+        def on_before_backward(self, trainer, model, outputs):
+            outputs["loss"] = 2 * outputs["loss"]
+
+    half = trainer_of(ScaleLoss(), model=Scale, optimizer=lambda m: torch.optim.SGD(m.parameters(), 0.125))
+    half.fit(constant_batches(1))
+    assert half.model.weight.item() == 0.75
+
+
+def test_a_callback_may_change_how_the_model_is_called(trainer_of) -> None:
+    class Doubling(Callback):
+        def on_before_forward(self, trainer, model, batch, args, kwargs):
+            args[0] = 2 * args[0]
+
+    trainer = trainer_of(Doubling(), model=Scale)
+    trainer.fit(constant_batches(1))
+    assert trainer.model.weight.item() == pytest.approx(0.8)
+
+
+def test_options_that_exclude_each_other_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^loop: num_steps \(10\) and num_epochs \(3\) are both given; they exc"
+    ):
+        TrainingLoop(num_steps=10, num_epochs=3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["num_steps", "max_steps", "num_epochs", "steps_per_epoch", "eval_steps", "grad_accum_steps"],
+)
+@pytest.mark.parametrize("value", [0, -1, 1.5, True])
+def test_a_count_that_is_not_positive_is_refused(name, value) -> None:
+    with pytest.raises(ConfigError, match=rf"^loop\.{name} is {value}; it must be a whole number >"):
+        TrainingLoop(**{name: value})
+
+
+@pytest.mark.parametrize("value", [-1, -0.5, 1.5, True, "often", float("nan")])
+def test_a_frequency_that_does_not_fit_is_refused(value) -> None:
+    with pytest.raises(ConfigError, match=r"^loop\.eval_frequency is .*; it must be a whole number"):
+        TrainingLoop(eval_frequency=value)
