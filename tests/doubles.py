@@ -1,4 +1,4 @@
-"""What the tests of whole runs share: a small model, small data, a callback that sees everything."""
+"""What tests of whole runs share: a small model, small data, a callback that sees all."""
 
 from __future__ import annotations
 

@@ -173,7 +173,9 @@ def test_an_object_that_is_both_the_users_and_global_runs_once(trainer_of) -> No
 
 
 def test_a_core_callback_among_the_users_is_refused(trainer_of) -> None:
-    with pytest.raises(HookError, match="a TrainingLoop, which is a core callback. Pass it by its"):
+    with pytest.raises(
+        HookError, match=r"a TrainingLoop, which is a core callback\. Pass it by its"
+    ):
         trainer_of(TrainingLoop())
 
 
@@ -454,7 +456,7 @@ class Raising(Callback):
 
 
 def test_an_exception_keeps_its_type_and_gets_a_note_with_hook_and_step(trainer_of) -> None:
-    with pytest.raises(LookupError, match="^lost") as caught:
+    with pytest.raises(LookupError, match=r"^lost") as caught:
         trainer_of(Raising("on_train_batch_end", step=2)).fit(tiny_batches(3))
     assert caught.value.__notes__ == ["raised in Raising.on_train_batch_end at global_step 2"]
 
@@ -498,7 +500,7 @@ def test_all_exception_hooks_run_although_one_fails(trainer_of) -> None:
             raise OSError("disk full")
 
     recorder = Recorder()
-    with pytest.raises(LookupError, match="^lost") as caught:
+    with pytest.raises(LookupError, match=r"^lost") as caught:
         trainer_of(Failing(), recorder, Raising("on_train_step_end")).fit(tiny_batches(3))
     assert recorder.count("on_fit_exception") == 1
     assert caught.value.__notes__[-1] == (

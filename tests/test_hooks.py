@@ -170,7 +170,9 @@ def test_a_mixins_misspelt_hook_is_refused_as_well() -> None:
         def on_fit_strat(self, trainer, train_dataloader, val_dataloader, loop):
             pass
 
-    with pytest.raises(HookError, match="on_fit_strat is not a hook. Did you mean 'on_fit_start'"):
+    with pytest.raises(
+        HookError, match=r"on_fit_strat is not a hook\. Did you mean 'on_fit_start'"
+    ):
 
         class Mine(Mixin, Callback):
             pass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,8 @@ class DataLoaderCallback(CoreCallback):
         self.num_batches = 0
         self.is_last = False
         self.loader: Iterable[Batch] | None = None
+        self._source: Loader = None
+        self._is_used = False
         self.begins_epoch = True
         self._pass: Pass | None = None
         self._was_loaded = False
@@ -50,13 +52,15 @@ class DataLoaderCallback(CoreCallback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        self._was_loaded = False
+        self._source = train_dataloader
+        self._is_used = False
         self.loader = resolve_loader(train_dataloader, "train_dataloader")
         stack.callback(self._leave)
 
     def _leave(self) -> None:
         self._forget_pass()
-        self.loader = None
+        self.loader = self._source = None
+        self._was_loaded = False
 
     def _forget_pass(self) -> None:
         self._pass = None
@@ -94,6 +98,9 @@ class DataLoaderCallback(CoreCallback):
         self._forget_pass()
 
     def _begin(self, trainer: Trainer) -> Pass:
+        if self._is_used and isinstance(self.loader, Iterator) and self._source is not self.loader:
+            self.loader = resolve_loader(self._source, "train_dataloader")
+        self._is_used = True
         loader = self.loader
         assert loader is not None  # set for the length of a fit
         trainer.backend.seed_host(self.epoch, Stream.EPOCH)
@@ -127,9 +134,10 @@ class DataLoaderCallback(CoreCallback):
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        is_complete = self._pass is not None and self.is_last
         state_dict["dataloader"] = {
-            "epoch": self.epoch,
-            "batch_idx": self.batch_idx,
+            "epoch": self.epoch + 1 if is_complete else self.epoch,
+            "batch_idx": 0 if is_complete else self.batch_idx,
             "num_batches": self.num_batches,
         }
 

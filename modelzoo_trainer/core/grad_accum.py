@@ -81,7 +81,10 @@ class GradientAccumulation(CoreCallback):
 
         Cost: No host read.
         """
-        weight = self.weight = weight_of(outputs, batch)
+        weight = weight_of(outputs, batch)
+        if isinstance(weight, Tensor):  # a quotient of whole numbers would be float32
+            weight = weight.to(torch.promote_types(loss.dtype, torch.float32))
+        self.weight = weight
         if self._count == 1:
             self._first = _at_least_one(weight)
         self._sum = self._sum + weight

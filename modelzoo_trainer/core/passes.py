@@ -26,7 +26,7 @@ def resolve_loader(loader: Loader, name: str) -> Iterable[Batch]:
         ConfigError: If it is neither.
     """
     made = loader
-    if callable(loader) and not hasattr(loader, "__iter__"):
+    if isinstance(loader, type) or (callable(loader) and not hasattr(loader, "__iter__")):
         made = loader()
     if not hasattr(made, "__iter__") and not hasattr(made, "__getitem__"):
         raise ConfigError(

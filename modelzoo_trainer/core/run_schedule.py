@@ -48,11 +48,11 @@ class RunSchedule(CoreCallback):
         loop: Any,
     ) -> None:
         self.loop = loop
-        self._origin = None
         stack.callback(self._leave)
 
     def _leave(self) -> None:
         self.stage_end = math.inf
+        self._origin = None
 
     @override
     def on_fit_start(

@@ -1,0 +1,218 @@
+"""What can be trained on, and where in it a run is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from doubles import Recorder, Scale, constant_batches, tiny_batches
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from modelzoo_trainer import Callback, ConfigError
+
+
+class Batches(Callback):
+    """Writes down the first number of every batch of `Scale`, and its index."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self.indices: list[int] = []
+
+    def on_train_batch_start(self, trainer, model, batch, batch_idx):
+        self.values.append(batch.flatten()[0].item())
+        self.indices.append(batch_idx)
+
+
+class Endless:
+    """An iterable that never ends."""
+
+    def __iter__(self):
+        while True:
+            yield torch.ones(2)
+
+
+class WithoutLength:
+    """An iterable without a length that can be iterated again."""
+
+    def __iter__(self):
+        return iter(constant_batches(1, 2, 3))
+
+
+class Misjudged(WithoutLength):
+    """One whose length is wrong."""
+
+    def __len__(self) -> int:
+        return 7
+
+
+def test_the_index_of_a_batch_begins_anew_in_each_epoch(trainer_of) -> None:
+    batches = Batches()
+    trainer_of(batches, model=Scale, num_epochs=2).fit(constant_batches(1, 2, 3))
+    assert batches.values == [1, 2, 3, 1, 2, 3]
+    assert batches.indices == [0, 1, 2, 0, 1, 2]
+
+
+def test_the_index_goes_on_over_stages_within_an_epoch(trainer_of) -> None:
+    batches = Batches()
+    trainer_of(batches, model=Scale, eval_frequency=2).fit(constant_batches(1, 2, 3, 4, 5))
+    assert batches.indices == [0, 1, 2, 3, 4]
+
+
+def test_an_iterable_without_a_length_is_trained_on(trainer_of) -> None:
+    trainer = trainer_of(model=Scale, num_epochs=2)
+    trainer.fit(WithoutLength())
+    assert (trainer.global_step, trainer.data.epoch) == (6, 2)
+
+
+def test_an_iterable_without_a_length_has_a_last_batch(trainer_of) -> None:
+    trainer = trainer_of(model=Scale, grad_accum_steps=2)
+    trainer.fit(WithoutLength())
+    assert trainer.global_step == 2
+
+
+def test_a_callable_makes_the_dataloader(trainer_of) -> None:
+    batches = Batches()
+    trainer_of(batches, model=Scale).fit(lambda: constant_batches(1, 2))
+    assert batches.values == [1, 2]
+
+
+def test_a_callable_that_makes_a_generator_serves_several_epochs(trainer_of) -> None:
+    def batches():
+        yield from constant_batches(1, 2)
+
+    trainer = trainer_of(model=Scale, num_epochs=3)
+    trainer.fit(batches)
+    assert trainer.global_step == 6
+
+
+def test_a_generator_is_trained_on_once(trainer_of) -> None:
+    trainer = trainer_of(model=Scale)
+    trainer.fit(iter(constant_batches(1, 2)))
+    assert trainer.global_step == 2
+
+
+def test_a_generator_in_a_second_epoch_is_refused_with_advice(trainer_of) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"^train_dataloader gave 2 batches and cannot be iterated again\. Pass a callable",
+    ):
+        trainer_of(model=Scale, num_epochs=2).fit(iter(constant_batches(1, 2)))
+
+
+def test_an_endless_iterable_is_trained_on_for_some_steps(trainer_of) -> None:
+    trainer = trainer_of(model=Scale, max_steps=5)
+    trainer.fit(Endless())
+    assert trainer.global_step == 5
+
+
+def test_an_epoch_of_an_endless_iterable_may_have_a_length(trainer_of) -> None:
+    recorder = Recorder()
+    trainer = trainer_of(recorder, model=Scale, num_epochs=3, steps_per_epoch=2)
+    trainer.fit(Endless())
+    assert trainer.global_step == 6
+    assert recorder.count("on_train_epoch_end") == 3
+
+
+def test_steps_per_epoch_counts_steps_and_not_batches(trainer_of) -> None:
+    batches = Batches()
+    trainer = trainer_of(batches, model=Scale, num_epochs=2, steps_per_epoch=2, grad_accum_steps=2)
+    trainer.fit(constant_batches(1, 2, 3, 4, 5, 6))
+    assert batches.values == [1, 2, 3, 4, 1, 2, 3, 4]
+    assert trainer.global_step == 4
+
+
+def test_steps_per_epoch_beyond_the_data_ends_with_the_data(trainer_of) -> None:
+    trainer = trainer_of(model=Scale, num_epochs=2, steps_per_epoch=10)
+    trainer.fit(constant_batches(1, 2, 3))
+    assert trainer.global_step == 6
+
+
+def nothing() -> list[torch.Tensor]:
+    return []
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [[], (), iter(()), nothing, list],
+    ids=["list", "tuple", "iterator", "function", "class"],
+)
+def test_an_empty_dataloader_is_refused(trainer_of, empty) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^train_dataloader yields no batch\. Check the data, th"
+    ):
+        trainer_of(max_steps=2).fit(empty)
+
+
+def test_a_torch_dataloader_that_drops_all_is_refused(trainer_of) -> None:
+    loader = DataLoader(TensorDataset(torch.ones(3)), batch_size=4, drop_last=True)
+    with pytest.raises(ConfigError, match=r"whether drop_last with this batch_size leaves anyth"):
+        trainer_of(max_steps=2).fit(loader)
+
+
+@pytest.mark.parametrize("loader", [7, None])
+def test_what_cannot_be_iterated_is_refused(trainer_of, loader) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^train_dataloader got {loader}, which cannot be itera"
+    ):
+        trainer_of().fit(loader)
+
+
+def test_a_length_that_is_too_long_does_not_mislead(trainer_of) -> None:
+    trainer = trainer_of(model=Scale, grad_accum_steps=2)
+    trainer.fit(Misjudged())
+    assert trainer.global_step == 2
+
+
+def test_an_iterable_dataset_is_trained_on(trainer_of) -> None:
+    class Counting(IterableDataset):
+        def __iter__(self):
+            return iter(torch.arange(6.0))
+
+    batches = Batches()
+    trainer_of(batches, model=Scale, num_epochs=2).fit(DataLoader(Counting(), batch_size=4))
+    assert batches.values == [0, 4, 0, 4]
+
+
+def test_an_error_of_the_dataloader_comes_through(trainer_of) -> None:
+    def broken():
+        yield torch.ones(2)
+        raise LookupError("lost")
+
+    with pytest.raises(LookupError, match=r"^lost"):
+        trainer_of(model=Scale).fit(broken)
+
+
+def test_a_shuffle_depends_on_seed_and_epoch_alone(trainer_of, tmp_path) -> None:
+    def orders(seed: int, name: str, *, validates: bool) -> list[float]:
+        batches = Batches()
+        trainer = trainer_of(
+            batches, model=Scale, num_epochs=2, seed=seed, model_dir=tmp_path / name
+        )
+        torch.rand(3)
+        loader = DataLoader(torch.arange(12.0), batch_size=2, shuffle=True)
+        trainer.fit(loader, constant_batches(1) if validates else None)
+        return batches.values
+
+    first = orders(1, "first", validates=False)
+    assert orders(1, "again", validates=True) == first
+    assert orders(2, "other", validates=False) != first
+    assert first[:6] != first[6:]
+
+
+def test_set_epoch_is_called_for_each_pass(trainer_of) -> None:
+    class Told(WithoutLength):
+        def __init__(self) -> None:
+            self.epochs = []
+
+        def set_epoch(self, epoch):
+            self.epochs.append(epoch)
+
+    told = Told()
+    trainer_of(model=Scale, num_epochs=3).fit(told)
+    assert told.epochs == [0, 1, 2]
+
+
+def test_the_position_is_that_of_batches_that_were_consumed(trainer_of) -> None:
+    trainer = trainer_of(max_steps=4)
+    trainer.fit(tiny_batches(3))
+    data = trainer.data
+    assert (data.epoch, data.batch_idx, data.num_batches) == (1, 1, 4)

@@ -1,0 +1,201 @@
+"""Which steps are logged, and how metrics come to loggers and to on_metrics."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from doubles import History, Scale, constant_batches, tiny_batches
+
+from modelzoo_trainer import Callback, ConfigError, Logging
+
+
+class Metrics(Callback):
+    """Writes down what `on_metrics` gets."""
+
+    def __init__(self) -> None:
+        self.lines = []
+
+    def on_metrics(self, trainer, metrics, step):
+        self.lines.append((step, dict(metrics)))
+
+
+class Resting(Scale):
+    """Like `Scale`, whose loss is the mean of the batch, whatever is trained."""
+
+    def forward(self, batch):
+        return super().forward(batch) / self.weight.detach()
+
+
+@pytest.mark.parametrize(
+    ("log_steps", "steps"),
+    [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (5, [5]), (100, [5]), (0, [5])],
+)
+def test_every_so_many_steps_are_logged_and_the_last(trainer_of, log_steps, steps) -> None:
+    history = History()
+    trainer_of(loggers=history, logging=Logging(log_steps=log_steps)).fit(tiny_batches(5))
+    assert history.steps == steps
+
+
+def test_the_last_step_of_a_run_of_unknown_length_is_logged(trainer_of) -> None:
+    history = History()
+    trainer_of(loggers=history, logging=Logging(log_steps=0)).fit(iter(tiny_batches(5)))
+    assert history.steps == [5]
+
+
+def test_metrics_reach_loggers_and_on_metrics_with_their_steps(trainer_of) -> None:
+    history, metrics = History(), Metrics()
+    trainer_of(metrics, loggers=history, model=Resting).fit(constant_batches(1, 2, 3))
+    assert metrics.lines == [(1, {"loss": 1.0}), (2, {"loss": 2.0}), (3, {"loss": 3.0})]
+    assert history.lines == metrics.lines
+
+
+def test_the_metrics_of_a_step_arrive_as_one_mapping(trainer_of) -> None:
+    class Logs(Callback):
+        def on_before_forward(self, trainer, model, batch, args, kwargs):
+            trainer.log_metrics(first=1)
+
+        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            trainer.log_metrics(last=torch.tensor(3.0))
+
+    history = History()
+    trainer_of(Logs(), loggers=history, model=Resting).fit(constant_batches(2))
+    assert history.lines == [(1, {"first": 1, "loss": 2.0, "last": 3.0})]
+
+
+def test_the_loss_of_a_window_is_its_mean_by_samples(trainer_of) -> None:
+    history = History()
+    batches = [torch.tensor([1.0, 1.0, 1.0]), torch.tensor([5.0]), torch.tensor([7.0])]
+    trainer_of(loggers=history, model=Resting, grad_accum_steps=2).fit(batches)
+    assert history.lines == [(1, {"loss": 2.0}), (2, {"loss": 7.0})]
+
+
+def test_metrics_of_a_window_are_logged_once_with_its_step(trainer_of) -> None:
+    class Logs(Callback):
+        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            trainer.log_metrics(batch_idx=batch_idx)
+
+    history = History()
+    trainer_of(Logs(), loggers=history, grad_accum_steps=2).fit(tiny_batches(5))
+    assert history.of("batch_idx") == [(1, 1), (2, 3), (3, 4)]
+
+
+def test_a_tensor_is_read_as_it_was_when_it_was_logged(trainer_of) -> None:
+    class Logs(Callback):
+        def on_train_step_end(self, trainer, model, outputs, batch):
+            value = torch.tensor(trainer.data.num_batches)
+            trainer.log_metrics(value=value.clone())
+
+    history = History()
+    trainer_of(Logs(), loggers=history).fit(tiny_batches(3))
+    assert history.of("value") == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_name_scopes_are_put_before_names(trainer_of) -> None:
+    class Logs(Callback):
+        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            with trainer.name_scope("outer"), trainer.name_scope("inner"):
+                trainer.log_metrics(value=batch_idx)
+            trainer.log_metrics(value=-1)
+
+    history = History()
+    trainer_of(Logs(), loggers=history).fit(tiny_batches(1))
+    assert history.of("outer/inner/value") == [(1, 0)]
+    assert history.of("value") == [(1, -1)]
+
+
+def test_a_name_scope_is_closed_by_an_exception(trainer_of) -> None:
+    trainer = trainer_of()
+    with pytest.raises(LookupError), trainer.name_scope("outer"):
+        raise LookupError
+    assert trainer.name_scope_path == ""
+
+
+def test_metrics_outside_of_batches_are_always_logged(trainer_of) -> None:
+    class Logs(Callback):
+        def on_train_start(self, trainer, model, train_dataloader, loop, loop_idx):
+            trainer.log_metrics(start=loop_idx)
+
+        def on_train_end(self, trainer, model, loop, loop_idx):
+            trainer.log_metrics(end=loop_idx)
+
+    history = History()
+    trainer_of(Logs(), loggers=history, logging=Logging(log_steps=100), max_steps=2).fit(
+        tiny_batches(5)
+    )
+    assert history.of("start") == [(0, 0)]
+    assert history.of("end") == [(2, 0)]
+
+
+def test_metrics_may_go_to_one_logger_alone(trainer_of) -> None:
+    class Other(History):
+        pass
+
+    history, other, metrics = History(), Other(), Metrics()
+    trainer = trainer_of(metrics, loggers=[history, other])
+    trainer.log_metrics_dict({"value": 3}, step=7, dest="Other")
+    trainer.drain()
+    assert (history.lines, other.lines, metrics.lines) == ([], [(7, {"value": 3})], [])
+
+
+def test_an_unknown_logger_is_refused(trainer_of) -> None:
+    with pytest.raises(ValueError, match=r"^dest: there is no logger 'Histoy'\. Known: History"):
+        trainer_of(loggers=History()).log_metrics_dict({"value": 3}, dest="Histoy")
+
+
+def test_a_removed_destination_gets_what_is_meant_for_it_alone(trainer_of) -> None:
+    history = History()
+    trainer = trainer_of(loggers=history)
+    trainer.remove_logger_destination("History")
+    trainer.log_metrics(value=3)
+    trainer.log_metrics_dict({"value": 4}, dest="History")
+    trainer.drain()
+    assert history.lines == [(0, {"value": 4})]
+
+
+def test_metrics_that_were_cut_off_are_not_logged_later(trainer_of) -> None:
+    class Raising(Callback):
+        def on_train_step_end(self, trainer, model, outputs, batch):
+            trainer.log_metrics(value=3)
+            raise LookupError
+
+    history = History()
+    trainer = trainer_of(Raising(), loggers=history)
+    with pytest.raises(LookupError):
+        trainer.fit(tiny_batches(1))
+    num_before = len(history.lines)
+    trainer.remove_callback(trainer.get_callback(Raising))
+    trainer.fit(tiny_batches(1))
+    assert [list(metrics) for _, metrics in history.lines[num_before:]] == [["loss"]]
+
+
+# ---- messages
+
+
+def test_messages_of_a_run_are_in_its_folder(trainer_of) -> None:
+    class Says(Callback):
+        def on_fit_start(self, trainer, train_dataloader, val_dataloader, loop):
+            trainer.logger.info("here we go")
+
+    trainer = trainer_of(Says())
+    trainer.fit(tiny_batches(1))
+    assert "INFO: here we go" in (trainer.artifact_dir / "run.log").read_text()
+
+
+def test_a_run_leaves_the_loggers_of_the_program_as_they_were(trainer_of) -> None:
+    package = logging.getLogger("modelzoo_trainer")
+    before = (package.level, list(package.handlers), list(logging.getLogger().handlers))
+    trainer_of().fit(tiny_batches(1), tiny_batches(1))
+    assert (package.level, list(package.handlers), list(logging.getLogger().handlers)) == before
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True])
+def test_log_steps_that_do_not_fit_are_refused(value) -> None:
+    with pytest.raises(ConfigError, match=rf"^logging\.log_steps is {value}; it must be a whole"):
+        Logging(log_steps=value)
+
+
+def test_an_unknown_level_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^logging\.log_level is 'LOUD'; known: DEBUG, INFO, WA"):
+        Logging(log_level="LOUD")
