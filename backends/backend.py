@@ -21,6 +21,7 @@ from .oom import OUT_OF_MEMORY_ADVICE, is_out_of_memory
 from .placement import move_model
 from .reads import Deliver, HostReads, Reads
 from .seeds import GAMMA, MASK, Stream, step_seed, stream_base
+from .stepping import plain_step, plain_zero_grad
 from .trees import map_tensors
 
 Precision = Literal["highest", "high", "medium"]
@@ -288,20 +289,11 @@ class Backend(ABC):
 
     def optimizer_step(self, optimizer: Optimizer) -> None:
         """Update the parameters."""
-        optimizer.step()
+        plain_step(optimizer)
 
     def zero_grad(self, optimizer: Optimizer) -> None:
-        """Drop the gradients, as `zero_grad(set_to_none=True)` does.
-
-        The stock method spends most of its time on a label for the profiler; it is called only
-        where an optimizer brings its own.
-        """
-        if type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer):
-            optimizer.zero_grad()
-            return
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                param.grad = None
+        """Drop the gradients."""
+        plain_zero_grad(optimizer)
 
     # ---- values
 

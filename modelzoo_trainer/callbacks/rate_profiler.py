@@ -124,10 +124,12 @@ class RateProfiler(Callback):
             return
         self._local_rate = (self._num_samples - self._logged_samples) / since
         self._logged_samples, self._logged_time = self._num_samples, elapsed
-        trainer.log_metrics(
-            local_samples_per_sec=self._local_rate,
-            avg_samples_per_sec=self._num_samples / elapsed,
-            avg_steps_per_sec=self._num_steps / elapsed,
+        trainer.log_metrics_dict(
+            {
+                "local_samples_per_sec": self._local_rate,
+                "avg_samples_per_sec": self._num_samples / elapsed,
+                "avg_steps_per_sec": self._num_steps / elapsed,
+            }
         )
 
 
