@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from backends.stepping import plain_step, plain_zero_grad
 
@@ -33,7 +34,7 @@ def test_hooks_of_an_optimizer_are_called(parameter):
 
 def test_hooks_of_all_optimizers_are_called(parameter):
     called = []
-    handle = torch.optim.optimizer.register_optimizer_step_post_hook(lambda *a: called.append(1))
+    handle = register_optimizer_step_post_hook(lambda *args: called.append(1))
     try:
         plain_step(torch.optim.SGD([parameter], lr=0.1))
     finally:
