@@ -27,10 +27,24 @@ def list_checkpoints(folder: Path) -> list[CheckpointInfo]:
     """Return the committed checkpoints of a folder, oldest first: by step, then by name.
 
     Directories without a readable manifest are left out; a folder that does not exist has none.
+
+    Args:
+        folder: Where to look.
+
+    Raises:
+        CheckpointError: If the folder cannot be listed.
     """
+    try:
+        paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise CheckpointError(
+            f"the folder {str(folder)!r} cannot be listed: {error.strerror or error}."
+        ) from error
     found = []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
+    for path in paths:
+        if not path.is_symlink():
             try:
                 step = read_manifest(path).step
             except CheckpointError:
@@ -47,4 +61,6 @@ def newest(folder: Path, pattern: re.Pattern[str]) -> Path | None:
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """Sort key that puts checkpoint_100_2 after checkpoint_100 and before checkpoint_100_10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
+    ]

@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import base64
+import enum
 import math
-from collections.abc import Callable, Iterator, Mapping
+import re
+import struct
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from modelzoo_trainer.checkpointing.tensor_file import METADATA, can_hold
 from modelzoo_trainer.errors import CheckpointError
 
 Tensors: TypeAlias = dict[str, dict[str, Tensor]]  # file stem -> name -> tensor
 Json: TypeAlias = Any
-_TAG = "__type__"
+Path: TypeAlias = tuple[str | int, ...]
+_TAG: Final = "__type__"
+_STEM: Final = re.compile(r"[A-Za-z0-9_]{1,64}")
+_MAX_INT: Final = 1 << 63  # what other readers of JSON may keep of an integer
+_KINDS: Final = (  # of numpy, that mean the same on every machine
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
 
 
 class Encoder:
     """Takes a state apart: `skeleton` for JSON, `tensors` for the tensor files.
 
+    Dicts, lists and tuples come back as these, whatever class they were of; what else is in them
+    comes back with its type and all its bits. Tensors that are the same memory are stored once.
+
     Args:
-        state: Nested mappings, lists and tuples of tensors, arrays, numbers, strings, bytes, None.
+        state: Nested mappings (of str or int), lists and tuples of tensors, numpy arrays and
+            scalars, bool, int, float, str, bytes and None.
 
     Raises:
         CheckpointError: If something in it cannot be saved; the message has its path.
@@ -30,87 +45,150 @@ class Encoder:
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         self.tensors: Tensors = {}
-        self._known: dict[tuple[Any, ...], Json] = {}
-        self._stem = ""
         self.skeleton: dict[str, Json] = {}
+        self._known: dict[tuple[Any, ...], tuple[Tensor, Json]] = {}
+        self._stems: set[str] = set()
         for key, value in state.items():
-            if not isinstance(key, str) or not key.replace("_", "").isalnum():
-                raise CheckpointError(f"the state's key {key!r} cannot name a file.")
-            self._stem = key
-            self.skeleton[key] = self._encode(value, ())
+            if type(key) is not str:
+                raise CheckpointError(f"the state has the key {key!r}; its keys must be str.")
+            self._key, self._stem = key, self._new_stem(key)
+            try:
+                self.skeleton[key] = self._encode(value, ())
+            except RecursionError:
+                raise CheckpointError(f"{key} is nested too deeply, or contains itself.") from None
 
-    def _encode(self, value: Any, path: tuple[str | int, ...]) -> Json:
-        if isinstance(value, Tensor):
-            return self._tensor(value, path)
-        if isinstance(value, Mapping):
-            return self._mapping(value, path)
-        if isinstance(value, (list, tuple)):
-            items = [self._encode(item, (*path, idx)) for idx, item in enumerate(value)]
-            return items if isinstance(value, list) else {_TAG: "tuple", "items": items}
-        if isinstance(value, np.ndarray):
-            return self._array(value, path)
-        return self._scalar(value, path)
+    def _new_stem(self, key: str) -> str:
+        """Return a name for the key's file; the same in lower case is one name on some disks."""
+        fits = _STEM.fullmatch(key) and key.lower() not in self._stems
+        self._stems.add(key.lower())
+        return key if fits else f"part-{len(self._stems)}-{len(self.skeleton)}"
 
-    def _scalar(self, value: Any, path: tuple[str | int, ...]) -> Json:
-        if value is None or isinstance(value, bool):
-            return value
-        for kinds, convert in _SCALARS:
-            if isinstance(value, kinds):
-                return convert(value)
-        raise CheckpointError(
-            f"{self._name(path)} is a {type(value).__name__}, which cannot be saved. Return "
-            f"tensors, numbers, strings, lists and dicts from state_dict."
+    def _encode(self, value: Any, path: Path) -> Json:
+        for kind, encode in _ENCODERS:
+            if isinstance(value, kind):
+                return encode(self, value, path)
+        raise self._refusal(value, path)
+
+    def _refusal(self, value: Any, path: Path, what: str = "") -> CheckpointError:
+        parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in path]
+        return CheckpointError(
+            f"{self._key}{''.join(parts)} is a {type(value).__name__}{what}, which cannot be "
+            f"saved. Return tensors, numbers, strings, lists and dicts from state_dict."
         )
 
-    def _mapping(self, value: Mapping[Any, Any], path: tuple[str | int, ...]) -> Json:
-        if all(isinstance(key, str) for key in value) and _TAG not in value:
-            return {key: self._encode(item, (*path, key)) for key, item in value.items()}
-        for key in value:
-            if isinstance(key, bool) or not isinstance(key, (int, str)):
-                raise CheckpointError(f"{self._name(path)} has the key {key!r}; use str or int.")
-        return {
-            _TAG: "dict",
-            "items": [[key, self._encode(item, (*path, key))] for key, item in value.items()],
-        }
+    def _refuse(self, value: Any, path: Path) -> Json:
+        raise self._refusal(value, path)
 
-    def _array(self, value: np.ndarray[Any, Any], path: tuple[str | int, ...]) -> Json:
-        try:
-            tensor = torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
-        except TypeError:
-            raise CheckpointError(
-                f"{self._name(path)} is an array of {value.dtype}, which cannot be saved."
-            ) from None
+    def _int(self, value: int, path: Path) -> Json:
+        plain = int(value)
+        return plain if abs(plain) < _MAX_INT else {_TAG: "int", "hex": f"{plain:x}"}
+
+    def _float(self, value: float, path: Path) -> Json:
+        plain = float(value)
+        if math.isfinite(plain):
+            return plain  # JSON keeps all its bits
+        return {_TAG: "float", "bits": struct.pack(">d", plain).hex()}
+
+    def _scalar(self, value: np.generic, path: Path) -> Json:
+        if value.dtype.name not in _KINDS:
+            raise self._refusal(value, path)
+        return {_TAG: "scalar", "dtype": value.dtype.name, "bits": value.tobytes().hex()}
+
+    def _mapping(self, value: Mapping[Any, Any], path: Path) -> Json:
+        keys = list(value)
+        for key in keys:
+            if type(key) not in (str, int):
+                what = f" with the key {key!r}, neither str nor int"
+                raise self._refusal(value, path, what)
+        items = [(key, self._encode(item, (*path, key))) for key, item in value.items()]
+        if all(type(key) is str for key in keys) and _TAG not in keys:
+            return dict(items)
+        # Through the encoder as well: an integer may be too long to be written as a number.
+        return {_TAG: "dict", "items": [[self._encode(key, path), item] for key, item in items]}
+
+    def _list(self, value: list[Any], path: Path) -> Json:
+        return [self._encode(item, (*path, idx)) for idx, item in enumerate(value)]
+
+    def _tuple(self, value: tuple[Any, ...], path: Path) -> Json:
+        return {_TAG: "tuple", "items": self._list(list(value), path)}
+
+    def _bytes(self, value: bytes, path: Path) -> Json:
+        return {_TAG: "bytes", "base64": base64.b64encode(value).decode("ascii")}
+
+    def _array(self, value: np.ndarray[Any, Any], path: Path) -> Json:
+        fits = value.dtype.name in _KINDS and value.dtype.isnative
+        if type(value) is not np.ndarray or not fits:  # a subclass may hold more, such as a mask
+            raise self._refusal(value, path, f" of {value.dtype}")
+        tensor = torch.from_numpy(np.require(value, requirements=["C", "W"]))
         return {_TAG: "array", "tensor": self._tensor(tensor, path)}
 
-    def _tensor(self, tensor: Tensor, path: tuple[str | int, ...]) -> Json:
+    def _tensor(self, tensor: Tensor, path: Path) -> Json:
         tensor = tensor.detach()
-        place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.dtype)
-        key = (*place, tuple(tensor.shape), tuple(tensor.stride()))
-        known = self._known.get(key) if tensor.numel() else None
-        if known is not None:  # tied: stored once
-            return known
-        name = ".".join(map(str, path)) or "value"
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            raise self._refusal(tensor, path, f" of {tensor.layout} on {tensor.device.type}")
+        storage = tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.device
+        bits = tensor.dtype, tensor.is_conj(), tensor.is_neg()
+        key = (*storage, *bits, tuple(tensor.shape), tuple(tensor.stride()))
+        if tensor.numel() and key in self._known:  # tied: stored once
+            return self._known[key][1]
+        plain = tensor.resolve_conj().resolve_neg()
+        if tensor.is_complex():
+            plain = torch.view_as_real(plain)
+        if not can_hold(plain):
+            raise self._refusal(tensor, path, f" of {tensor.dtype}")
+        name = self._add(plain, path)
+        kind = "complex" if tensor.is_complex() else "tensor"
+        # With the tensor, so that its memory is no other's while this encoder lives.
+        self._known[key] = tensor, {_TAG: kind, "file": self._stem, "name": name}
+        return self._known[key][1]
+
+    def _add(self, tensor: Tensor, path: Path) -> str:
+        """Put a tensor into its file and return its name there: for a model, that of its state."""
+        name = ".".join(map(str, path)).encode("utf-8", "replace").decode("utf-8") or "value"
         names = self.tensors.setdefault(self._stem, {})
-        while name in names:
+        while name in names or name == METADATA:
             name += "_"
         names[name] = tensor
-        self._known[key] = {_TAG: "tensor", "file": self._stem, "name": name}
-        return self._known[key]
+        return name
 
-    def _name(self, path: tuple[str | int, ...]) -> str:
-        parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in path]
-        return self._stem + "".join(parts)
+
+_Encode = Callable[[Encoder, Any, Path], Json]
+_ENCODERS: Final[tuple[tuple[Any, _Encode], ...]] = (
+    ((bool, type(None)), lambda encoder, value, path: value),
+    (enum.Enum, Encoder._refuse),  # before what it may be besides
+    (np.generic, Encoder._scalar),
+    (str, lambda encoder, value, path: str.__str__(value)),
+    (int, Encoder._int),
+    (float, Encoder._float),
+    (Tensor, Encoder._tensor),
+    (Mapping, Encoder._mapping),
+    (list, Encoder._list),
+    (tuple, Encoder._tuple),
+    (np.ndarray, Encoder._array),
+    (bytes, Encoder._bytes),
+)
 
 
 def decode(skeleton: Mapping[str, Json], tensors: Tensors) -> dict[str, Any]:
     """Return the state that an `Encoder` took apart.
+
+    Args:
+        skeleton: As the encoder left it.
+        tensors: By file and name.
 
     Raises:
         CheckpointError: If the skeleton does not fit the tensors.
     """
     try:
         return {key: _decode(value, tensors) for key, value in skeleton.items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RuntimeError,
+        struct.error,
+    ) as error:
         raise CheckpointError(f"the checkpoint's state cannot be read: {error!r}.") from None
 
 
@@ -119,49 +197,34 @@ def _decode(value: Json, tensors: Tensors) -> Any:
         return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
-    kind = value.get(_TAG)
-    if kind is None:
-        return {key: _decode(item, tensors) for key, item in value.items()}
-    if kind == "tensor":
-        return tensors[value["file"]][value["name"]]
-    if kind == "float":
-        return float.fromhex(value["hex"])
-    if kind == "bytes":
-        return base64.b64decode(value["base64"], validate=True)
-    return _decode_container(kind, value, tensors)
+    if _TAG in value:
+        return _DECODERS[value[_TAG]](value, tensors)
+    return {key: _decode(item, tensors) for key, item in value.items()}
 
 
-def _decode_container(kind: str, value: dict[str, Json], tensors: Tensors) -> Any:
-    if kind == "array":
-        return _decode(value["tensor"], tensors).numpy()
-    if kind == "tuple":
-        return tuple(_decode(item, tensors) for item in value["items"])
-    if kind == "dict":
-        return {key: _decode(item, tensors) for key, item in value["items"]}
-    raise ValueError(f"unknown type {kind!r}")
+def _find(value: Json, tensors: Tensors) -> Tensor:
+    return tensors[value["file"]][value["name"]]
 
 
-def _float(value: float) -> Json:
-    """Return a finite float as it is (JSON keeps all its bits), another one tagged."""
-    return value if math.isfinite(value) else {_TAG: "float", "hex": value.hex()}
+def _scalar(value: Json, tensors: Tensors) -> np.generic:
+    if value["dtype"] not in _KINDS:
+        raise ValueError(f"unknown dtype {value['dtype']!r}")
+    scalar: np.generic = np.frombuffer(bytes.fromhex(value["bits"]), value["dtype"])[0]
+    return scalar
 
 
-def _bytes(value: bytes) -> Json:
-    return {_TAG: "bytes", "base64": base64.b64encode(value).decode("ascii")}
+def _dict(value: Json, tensors: Tensors) -> dict[Any, Any]:
+    return {_decode(key, tensors): _decode(item, tensors) for key, item in value["items"]}
 
 
-_SCALARS: Final[tuple[tuple[Any, Callable[[Any], Json]], ...]] = (
-    (str, str),
-    ((int, np.integer), int),
-    ((float, np.floating), lambda value: _float(float(value))),
-    (bytes, _bytes),
-)
-
-
-def tensor_files(tensors: Tensors) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield each tensor file's name and its tensors, contiguous and each with its own memory."""
-    for stem, names in tensors.items():
-        yield (
-            f"{stem}.safetensors",
-            {name: tensor.cpu().contiguous().clone() for name, tensor in names.items()},
-        )
+_DECODERS: Final[Mapping[str, Callable[[Json, Tensors], Any]]] = {
+    "tensor": _find,
+    "complex": lambda value, tensors: torch.view_as_complex(_find(value, tensors)),
+    "array": lambda value, tensors: _decode(value["tensor"], tensors).numpy(),
+    "scalar": _scalar,
+    "int": lambda value, tensors: int(value["hex"], 16),
+    "float": lambda value, tensors: struct.unpack(">d", bytes.fromhex(value["bits"]))[0],
+    "bytes": lambda value, tensors: base64.b64decode(value["base64"], validate=True),
+    "tuple": lambda value, tensors: tuple(_decode(item, tensors) for item in value["items"]),
+    "dict": _dict,
+}

@@ -6,23 +6,24 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
 import torch
-from safetensors.torch import save_file
+import xxhash
 
 from modelzoo_trainer.checkpointing.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     STATE,
+    FileRecord,
     Manifest,
-    record_of,
 )
-from modelzoo_trainer.checkpointing.skeleton import Encoder, tensor_files
+from modelzoo_trainer.checkpointing.skeleton import Encoder
+from modelzoo_trainer.checkpointing.tensor_file import bytes_of
 from modelzoo_trainer.errors import CheckpointError
 
 
@@ -40,55 +41,76 @@ def save(path: Path, state: Mapping[str, Any], *, step: int) -> None:
         CheckpointError: If the name is in use, the state has something that cannot be saved, or
             the disk refuses. Nothing is left behind then.
     """
-    if path.exists():
-        raise CheckpointError(f"{str(path)!r} exists; checkpoints are never overwritten.")
-    encoded = Encoder(state)
     temporary = path.with_name(f".tmp-{path.name}-{secrets.token_hex(4)}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _check_free(path)
+        encoded = Encoder(state)
+        _make_folder(path.parent)
         temporary.mkdir()
         _write_files(temporary, encoded, step)
-        temporary.rename(path)
-        _sync(path.parent)
-    except (OSError, safetensors.SafetensorError) as error:
+        _commit(temporary, path)
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        reason = getattr(error, "strerror", None) or str(error)
+        if not isinstance(error, OSError):
+            raise
         raise CheckpointError(
-            f"checkpoint {str(path)!r} could not be written: {reason}. Earlier ones are untouched."
+            f"checkpoint {str(path)!r} could not be written: {error.strerror or error}. "
+            f"Earlier ones are untouched."
         ) from error
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+
+
+def _check_free(path: Path) -> None:
+    if os.path.lexists(path):
+        raise CheckpointError(f"{str(path)!r} exists; checkpoints are never overwritten.")
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it that are missing, safe from a power loss."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync(folder.parent)
 
 
 def _write_files(folder: Path, encoded: Encoder, step: int) -> None:
-    for name, tensors in tensor_files(encoded.tensors):
-        save_file(tensors, folder / name)
-    (folder / STATE).write_text(json.dumps(encoded.skeleton, allow_nan=False), encoding="utf-8")
-    mode = _plain_mode(folder / STATE)
     files = {}
-    for file in sorted(folder.iterdir()):
-        file.chmod(mode)  # safetensors makes its files readable by their owner alone
-        files[file.name] = record_of(file)
-        _sync(file)
+    for stem, tensors in encoded.tensors.items():
+        name = f"{stem}.safetensors"
+        files[name] = _write(folder / name, bytes_of(tensors))
+    skeleton = json.dumps(encoded.skeleton, allow_nan=False)
+    files[STATE] = _write(folder / STATE, [skeleton.encode("ascii")])
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         step=step,
-        versions={
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "safetensors": safetensors.__version__,
-        },
+        versions={"torch": str(torch.__version__), "numpy": np.__version__},
         files=files,
     )
-    (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
-    _sync(folder / MANIFEST)
+    _write(folder / MANIFEST, [manifest.to_json().encode("ascii")])
     _sync(folder)
 
 
-def _plain_mode(file: Path) -> int:
-    """Return the mode that an ordinary new file gets here."""
-    return file.stat().st_mode & 0o777
+def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
+    """Write a new file; its record is of what was handed over, not of what a disk made of it."""
+    digest = xxhash.xxh3_128()
+    size = 0
+    with path.open("xb") as file:
+        for chunk in chunks:
+            digest.update(chunk)
+            size += file.write(chunk)
+    _sync(path)
+    return FileRecord(size_bytes=size, xxh3_128=digest.hexdigest())
+
+
+def _commit(temporary: Path, path: Path) -> None:
+    """Give the directory its name, and take it back if that may not last."""
+    _check_free(path)  # again: a rename would replace an empty directory
+    temporary.rename(path)
+    try:
+        _sync(path.parent)
+    except OSError:
+        with suppress(OSError):
+            path.rename(temporary)
+        raise
 
 
 def _sync(path: Path) -> None:

@@ -32,19 +32,8 @@ def test_every_flipped_bit_is_found(path):
         damaged = bytearray(before)
         damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
         file.write_bytes(damaged)
-        harmless = file.name == "manifest.json" and _same_manifest(before, bytes(damaged))
-        assert harmless or checkpointing.verify(path), file
+        assert checkpointing.verify(path), file
         file.write_bytes(before)
-
-
-def _same_manifest(before: bytes, after: bytes) -> bool:
-    """A flip in the versions, or one that changes no value that is checked."""
-    try:
-        old, new = json.loads(before), json.loads(after)
-    except ValueError:
-        return False
-    keys = ("format_version", "files")
-    return isinstance(new, dict) and all(old[key] == new.get(key) for key in keys)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.json"])
@@ -98,10 +87,10 @@ def test_another_format_version_is_refused(path):
 
 
 def test_a_name_that_leads_outside_is_refused(path):
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"]["../state.json"] = manifest["files"].pop("state.json")
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match=r"'\.\./state\.json' is missing"):
+    found = checkpointing.read_manifest(path)
+    found.files["../state.json"] = found.files.pop("state.json")
+    (path / "manifest.json").write_text(found.to_json())
+    with pytest.raises(CheckpointError, match=r"names '\.\./state\.json', which leads outside"):
         checkpointing.load(path)
 
 
@@ -130,9 +119,7 @@ def test_a_refusing_disk_leaves_nothing_behind(path, tmp_path, monkeypatch, fail
     with pytest.raises(CheckpointError, match="No space left on device"):
         checkpointing.save(tmp_path / "checkpoint_4", STATE, step=4)
     monkeypatch.undo()
-    left = {entry.name for entry in tmp_path.iterdir()}
-    # The last sync comes after the rename: the checkpoint is there, only not yet acknowledged.
-    assert left in ({"checkpoint_3"}, {"checkpoint_3", "checkpoint_4"})
+    assert {entry.name for entry in tmp_path.iterdir()} == {"checkpoint_3"}
     assert not checkpointing.verify(path)
 
 
