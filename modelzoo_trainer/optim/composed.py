@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -12,6 +12,9 @@ from typing_extensions import override
 
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 from modelzoo_trainer.optim.scheduler import LRScheduler, Scheduler, Tags, WeightDecayScheduler
+
+Member = Scheduler | Callable[[None], Scheduler]
+"""A schedule, or a callable that makes one without an optimizer."""
 
 
 class Composed(Scheduler):
@@ -24,17 +27,17 @@ class Composed(Scheduler):
 
     members: list[Scheduler]
 
-    def _adopt(self, members: Sequence[Scheduler], argument: str) -> None:
+    def _adopt(self, members: Sequence[Member], argument: str) -> None:
         """Take the members; a subclass does it first of all.
 
         Args:
-            members: At least one, all of the key of this class.
+            members: At least one, all of the key of this class; callables are called.
             argument: Their name in messages.
 
         Raises:
             ConfigError: If one does not fit.
         """
-        self.members = list(members)
+        self.members = [one if isinstance(one, Scheduler) else _make(one) for one in members]
         if not self.members:
             raise ConfigError(f"{self._name}.{argument} is empty; it needs at least one schedule.")
         for member in self.members:
@@ -74,6 +77,10 @@ class Composed(Scheduler):
         super().load_state_dict(state_dict)
 
 
+def _make(member: Any) -> Any:
+    return member(None) if callable(member) else member
+
+
 class Sequential(Composed):
     """One member after another, each for its `total_iters` and from its own step 0 on.
 
@@ -88,7 +95,7 @@ class Sequential(Composed):
     def __init__(
         self,
         optimizer: Optimizer | None,
-        schedulers: list[Scheduler],
+        schedulers: list[Member],
         milestones: list[int] | None = None,
         param_group_tags: Tags = None,
     ) -> None:
@@ -144,7 +151,7 @@ class ChainedScheduler(Composed, LRScheduler):
     def __init__(
         self,
         optimizer: Optimizer | None,
-        schedulers: list[Scheduler],
+        schedulers: list[Member],
         param_group_tags: Tags = None,
     ) -> None:
         self._adopt(schedulers, "schedulers")
@@ -178,7 +185,7 @@ class ScalePerParamLR(Composed, LRScheduler):
     def __init__(
         self,
         optimizer: Optimizer | None,
-        scheduler: Scheduler,
+        scheduler: Member,
         param_group_tags: Tags = None,
     ) -> None:
         self._adopt([scheduler], "scheduler")

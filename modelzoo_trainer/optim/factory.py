@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.optim.arguments import groups_of, one_lr
 from modelzoo_trainer.optim.registry import OPTIMIZERS
 
@@ -33,12 +33,15 @@ class OptimizerFactory:
         self.kwargs = dict(kwargs)
         self._is_shipped = issubclass(cls, tuple(OPTIMIZERS.values()))
         names = inspect.signature(cls).parameters
+        self._takes_lr = "lr" in names
         self._default_decay = names["weight_decay"].default if "weight_decay" in names else None
         is_open = any(one.kind is one.VAR_KEYWORD for one in names.values())
-        fits = {*names, "lr", "learning_rate", "params"}
+        fits = {*list(names)[1:], "lr", "learning_rate", "params"}
         for name in self.kwargs:
             if name not in fits and not is_open:
-                raise ConfigError(f"{cls.__name__} takes no argument {name!r}.")
+                raise ConfigError(
+                    f"{cls.__name__} takes no argument {name!r}. {suggest(name, fits)}"
+                )
 
     def __call__(self, model: nn.Module) -> Optimizer:
         """Return the optimizer over the parameters of `model`.
@@ -50,7 +53,9 @@ class OptimizerFactory:
         kwargs = dict(self.kwargs)
         if not self._is_shipped:
             lr, learning_rate = kwargs.pop("lr", None), kwargs.pop("learning_rate", None)
-            kwargs["lr"] = one_lr(self.cls.__name__, lr, learning_rate, 1e-3)
+            given = one_lr(self.cls.__name__, lr, learning_rate, 1e-3)
+            if self._takes_lr or (lr, learning_rate) != (None, None):
+                kwargs["lr"] = given
             decay = kwargs.get("weight_decay", self._default_decay)
             model = groups_of(model, decay, kwargs.pop("params", None))
         made: Optimizer = make(model, **kwargs)

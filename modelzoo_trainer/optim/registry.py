@@ -9,7 +9,16 @@ from typing import Final, TypeVar
 from torch.optim import Optimizer
 
 from modelzoo_trainer.errors import ConfigError, suggest
-from modelzoo_trainer.optim import adam, composed, cycles, decay, descent, stepwise, weight_decay
+from modelzoo_trainer.optim import (
+    adam,
+    composed,
+    cycles,
+    decay,
+    descent,
+    stepwise,
+    weight_decay,
+    weight_decay_curves,
+)
 from modelzoo_trainer.optim.scheduler import Scheduler
 
 _T = TypeVar("_T")
@@ -61,6 +70,16 @@ SCHEDULERS: Final[Mapping[str, type[Scheduler]]] = MappingProxyType(
             weight_decay.ConstantWD,
             weight_decay.CosineDecayWD,
             weight_decay.LinearWD,
+            weight_decay_curves.CosineAnnealingWD,
+            weight_decay_curves.ExponentialWD,
+            weight_decay_curves.InverseExponentialTimeDecayWD,
+            weight_decay_curves.InverseSquareRootDecayWD,
+            weight_decay_curves.MultiStepWD,
+            weight_decay_curves.MultiplicativeWD,
+            weight_decay_curves.OneCycleWD,
+            weight_decay_curves.PiecewiseConstantWD,
+            weight_decay_curves.PolynomialWD,
+            weight_decay_curves.StepWD,
         )
     }
 )

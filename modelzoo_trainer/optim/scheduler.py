@@ -70,8 +70,8 @@ class Scheduler(ABC):
         """
         if self.optimizer is not None:
             raise ConfigError(f"{self._name} has an optimizer already. Make a second schedule.")
-        self.optimizer = optimizer
         self._find_targets(optimizer)
+        self.optimizer = optimizer
         held = [group[self.param_group_key] for group, _ in self._targets]
         self._before = [value.clone() if isinstance(value, Tensor) else value for value in held]
         self._write(self.value(self.last_step))
@@ -88,9 +88,13 @@ class Scheduler(ABC):
         self.last_step += 1
         self._write(self.value(self.last_step))
 
-    def get_last_lr(self) -> list[float]:
+    def get_last_value(self) -> list[float]:
         """Return what was written last, one number for each group."""
         return [self._last_value * factor for _, factor in self._targets]
+
+    def get_last_lr(self) -> list[float]:
+        """Return `get_last_value`, under torch's name."""
+        return self.get_last_value()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` takes."""
