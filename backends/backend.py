@@ -16,7 +16,6 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from .compile import CompileOptions, compile_model
-from .errors import BackendError
 from .oom import OUT_OF_MEMORY_ADVICE, is_out_of_memory
 from .placement import move_model
 from .reads import Deliver, HostReads, Reads
@@ -364,8 +363,3 @@ class Backend(ABC):
         if is_out_of_memory(error):
             figures = ", ".join(f"{k} {v / 2**30:.2f} GiB" for k, v in self.memory().items())
             error.add_note(f"Out of memory on {self.device} ({figures}). {OUT_OF_MEMORY_ADVICE}")
-
-    def require(self, condition: bool, message: str) -> None:
-        """Raise a `BackendError` with `message` unless the condition holds."""
-        if not condition:
-            raise BackendError(f"{self.name}: {message}")

@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 
 Values: TypeAlias = list[Any]  # a number for each 0-d tensor, a CPU tensor for each other
@@ -126,9 +125,3 @@ class HostReads(Reads):
     def land(self, shipped: list[Values]) -> list[Values]:
         """Return what was captured."""
         return shipped
-
-
-def snapshot(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return copies on the device, which later in-place changes do not reach."""
-    with torch.no_grad():
-        return [tensor.detach().clone() for tensor in tensors]

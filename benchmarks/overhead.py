@@ -86,7 +86,6 @@ class Case:
     name: str
     timed: Timed
     target: str = ""
-    unit: str = "us"
     divisor: int = 1
     over: str | None = None  # another case; None = the hand-written loop
     bound: float | None = None

@@ -294,9 +294,6 @@ class TrainerParts:
             step: The `global_step` during the delivery; None = that of the batch at hand.
         """
         made_at = self._metric_step() if step is None else step
-        if made_at == self.global_step and self.backend.reads_at_once:
-            self._hand_values(tensors, deliver)
-            return
 
         def at_its_step(values: list[Any]) -> None:
             now, delivering = self.global_step, self.is_delivering
@@ -309,18 +306,10 @@ class TrainerParts:
             finally:
                 self.global_step, self.is_delivering = now, delivering
 
-        self.backend.read(tensors, at_its_step)
-
-    def _hand_values(self, tensors: Sequence[Tensor], deliver: Callable[[list[Any]], None]) -> None:
-        """Deliver at once, where values are at hand and nothing else is under way."""
-        delivering, self.is_delivering = self.is_delivering, True
-        try:
-            deliver([host_value(tensor) for tensor in tensors])
-        except BaseException as error:
-            error.add_note(f"found when the values of global_step {self.global_step} arrived")
-            raise
-        finally:
-            self.is_delivering = delivering
+        if self.backend.reads_at_once:
+            at_its_step([host_value(tensor) for tensor in tensors])
+        else:
+            self.backend.read(tensors, at_its_step)
 
     def drain(self) -> None:
         """Deliver all values that are under way. Waits for the device."""

@@ -32,7 +32,7 @@ class Checkpoint(CoreCallback):
         save_initial_checkpoint: Write one before the first step.
         checkpoint_root: Where they are; None = `model_dir`.
         checkpoint_name: Their names; holds the field `{step}` once.
-        strict_version: Refuse a checkpoint of another format version.
+        strict_version: Accepted for the format's sake: another format version is always refused.
 
     State: `callbacks`, what the callbacks' `state_dict` methods return.
 

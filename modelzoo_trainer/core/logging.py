@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 from torch.nn import Module
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-Level = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 _PACKAGE: Final = logging.getLogger("modelzoo_trainer")
 _FORMAT: Final = "%(asctime)s %(levelname)s: %(message)s"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -26,10 +26,6 @@ class Precision(CoreCallback):
     @override
     def pre_setup(self, trainer: Trainer) -> None:
         self._backend = trainer.backend
-
-    def autocast_context_manager(self) -> AbstractContextManager[Any]:
-        """Return the context of the forward pass."""
-        return nullcontext() if self.autocast is None else self.autocast
 
     def backward(self, loss: Tensor) -> None:
         """Add the loss's gradients."""

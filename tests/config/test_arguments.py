@@ -83,7 +83,7 @@ def check(text, target=EarlyStopping, num_injected=0):
     [
         ("delta: 1", 1.0),
         ("delta: 1e-4", 1e-4),
-        ("outdir: /tmp/x", Path("/tmp/x")),
+        ("outdir: /data/x", Path("/data/x")),
         ("outdir: null", None),
         ("keys: lr", "lr"),
         ("keys: [lr, wd]", ["lr", "wd"]),
