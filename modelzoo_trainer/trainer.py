@@ -199,7 +199,7 @@ class Trainer(TrainerParts):
         self.hooks.on_before_backward(self, self.model, outputs)
         try:
             loss = outputs["loss"]
-            if self.grad_accum.num > 1:
+            if self.grad_accum.is_active:
                 loss = self.grad_accum.scale(loss, outputs, batch)
             self.precision.backward(loss)
         except (KeyError, TypeError, AttributeError, RuntimeError):
@@ -252,7 +252,12 @@ class Trainer(TrainerParts):
             self.load_checkpoint(ckpt_path)
             self.call(loop.on_start_hook, self.model, val_dataloader, loop)
             loader = resolve_loader(val_dataloader, "val_dataloader")
-            batches = Pass(loader, self.backend.batches, limit=loop.eval_steps)
+            batches = Pass(
+                loader,
+                self.backend.batches,
+                limit=loop.eval_steps,
+                micro_batch_size=self.val_micro_batch_size,
+            )
             stack.callback(setattr, self, "val_pass", self.val_pass)
             self.val_pass = batches
             self._validate_batches(batches, loop)

@@ -30,6 +30,7 @@ from modelzoo_trainer.core import (
     GradientAccumulation,
     Logging,
     LoopCallback,
+    LossAccumulation,
     Precision,
     Reproducibility,
     RunSchedule,
@@ -91,6 +92,8 @@ class TrainerParts:
     schedulers: list[Any]
     global_step: int
     interrupted: str | None = None
+    val_micro_batch_size: int | None = None
+    """Most samples of a validation batch that go through the model at once; None = all."""
     is_log_step: bool = True
     """Whether metrics that are logged now reach the loggers. Set by Logging."""
 
@@ -133,6 +136,7 @@ class TrainerParts:
         self.loop: LoopCallback = core["loop"]
         self.logging: Logging = core["logging"]
         self.grad_accum: GradientAccumulation = core["grad_accum"]
+        self.loss_accum: LossAccumulation = core["loss_accum"]
         self.schedule: RunSchedule = core["run_schedule"]
         self.checkpoint: Checkpoint = core["checkpoint"]
         self.early_exit: EarlyExit = core["early_exit"]
@@ -199,6 +203,17 @@ class TrainerParts:
         """Take a callback or logger of this trainer out; nothing happens if it has it not."""
         self._user = [known for known in self._user if known is not callback]
         self.loggers = [known for known in self.loggers if known is not callback]
+        self.rebuild_hooks()
+
+    def split_train_batches(self, micro_batch_size: int) -> None:
+        """Train on batches in parts whose gradients add up to that of the batch.
+
+        Args:
+            micro_batch_size: Most samples that go through the model at once, > 0.
+        """
+        self.data.micro_batch_size = micro_batch_size
+        self.grad_accum.activate()
+        self.loss_accum.activate()
         self.rebuild_hooks()
 
     @property

@@ -10,8 +10,10 @@ from modelzoo_trainer.callback import register_global_callback
 from modelzoo_trainer.callbacks.check_loss import CheckLoss
 from modelzoo_trainer.callbacks.compute_norm import ComputeNorm
 from modelzoo_trainer.callbacks.count_params import CountParams
+from modelzoo_trainer.callbacks.flags import GlobalFlags, ScopedTrainFlags, ScopedValidateFlags
 from modelzoo_trainer.callbacks.generate_text import GenerateText
 from modelzoo_trainer.callbacks.keep_n_checkpoints import KeepNCheckpoints
+from modelzoo_trainer.callbacks.load_checkpoint_states import LoadCheckpointStates
 from modelzoo_trainer.callbacks.log_optimizer_param_group import LogOptimizerParamGroup
 from modelzoo_trainer.callbacks.model_eval_metrics import ModelEvalMetrics
 from modelzoo_trainer.callbacks.rate_profiler import RateProfiler
@@ -26,10 +28,14 @@ __all__ = [
     "ComputeNorm",
     "CountParams",
     "GenerateText",
+    "GlobalFlags",
     "KeepNCheckpoints",
+    "LoadCheckpointStates",
     "LogOptimizerParamGroup",
     "ModelEvalMetrics",
     "RateProfiler",
+    "ScopedTrainFlags",
+    "ScopedValidateFlags",
     "default_callbacks",
     "register_global_callback",
 ]

@@ -68,6 +68,8 @@ class Checkpoint(CoreCallback):
         self.strict_version = strict_version
         self._saved_step: int | None = None
         self._is_fresh = True
+        self.is_own = False
+        """Whether the checkpoint that was chosen last is the newest one of this run's folder."""
         if self.steps is None:
             self.idle_hooks = frozenset({"on_step_boundary"})
 
@@ -100,7 +102,8 @@ class Checkpoint(CoreCallback):
             ckpt_path: A path; None = none; Ellipsis = the newest one, if autoload is on and this
                 trainer has neither trained nor loaded anything yet.
         """
-        if ckpt_path is not ...:
+        self.is_own = ckpt_path is ...
+        if not self.is_own:
             return None if ckpt_path is None else Path(ckpt_path)
         if self.autoload_last_checkpoint and self._is_fresh:
             return self.get_latest_checkpoint(trainer)

@@ -27,9 +27,14 @@ class DataLoaderCallback(CoreCallback):
     `begins_epoch` says whether the next batch is the first that this fit takes of a pass,
     `is_last` whether the batch at hand is the last of one.
 
+    With `micro_batch_size` the loader's batches are trained on in parts; `batch_idx` counts whole
+    ones.
+
     State: `dataloader`: `epoch`, `batch_idx` (batches of the pass consumed), `num_batches`
-        (consumed since the start).
+        (forward passes since the start).
     """
+
+    micro_batch_size: int | None = None
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -87,7 +92,7 @@ class DataLoaderCallback(CoreCallback):
             batch, self.is_last = next(self._pass.items)
         except StopIteration:
             raise ConfigError(self._explain_empty()) from None
-        self.batch_idx += 1
+        self.batch_idx += self._pass.ends_batch
         self.num_batches += 1
         return batch
 
@@ -115,7 +120,23 @@ class DataLoaderCallback(CoreCallback):
                 f"the checkpoint was made after batch {skip} of a pass, but train_dataloader has "
                 f"{num}. Use the data and batch size that it was made with."
             )
-        return Pass(loader, trainer.backend.batches, limit=limit, skip=skip)
+        return Pass(
+            loader,
+            trainer.backend.batches,
+            limit=limit,
+            skip=skip,
+            micro_batch_size=self.micro_batch_size,
+        )
+
+    @property
+    def ends_batch(self) -> bool:
+        """Whether what is at hand is a whole batch of the loader, or the last part of one."""
+        return self._pass is None or self._pass.ends_batch
+
+    @property
+    def num_parts(self) -> int:
+        """In how many parts the loader's batch at hand is trained on."""
+        return 1 if self._pass is None else self._pass.num_parts
 
     def _explain_empty(self) -> str:
         if self.num_batches and self.loader is not None and exact_length(self.loader) is None:

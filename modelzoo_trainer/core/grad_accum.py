@@ -29,22 +29,32 @@ class GradientAccumulation(CoreCallback):
     a window, and gradients corrected at the end where that was not it; equal batches in a full
     window are simply divided by $n$. The last window of a pass may be short; it is stepped too.
 
+    A batch of the loader that is split into micro-batches counts as all of these.
+
     Args:
-        num: Batches per optimizer step, n above.
+        num: Batches of the loader per optimizer step.
     """
 
     def __init__(self, num: int = 1) -> None:
         self.num = num
+        self.is_active = num > 1
         self.should_run_optimizer_step = True
         self.weight: Weight = 1
+        self._num_whole = 0
+        self._expected = num
         self._count = 0
         self._first: Weight = 0
         self._sum: Weight = 0
         self._is_even = True
-        if num == 1:
+        if not self.is_active:
             self.idle_hooks = frozenset(
                 {"on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end"}
             )
+
+    def activate(self) -> None:
+        """Accumulate whatever `num` is, as batches come in parts; the hook table is made anew."""
+        self.is_active = True
+        self.idle_hooks = frozenset()
 
     @override
     def on_enter_fit(
@@ -65,7 +75,7 @@ class GradientAccumulation(CoreCallback):
         self.should_run_optimizer_step = True
 
     def _reset(self) -> None:
-        self._count = 0
+        self._count = self._num_whole = 0
         self._first = self._sum = 0
         self._is_even = True
 
@@ -73,8 +83,12 @@ class GradientAccumulation(CoreCallback):
     def on_train_batch_start(
         self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
     ) -> None:
+        data = trainer.data
+        if not self._count:
+            self._expected = self.num * data.num_parts
         self._count += 1
-        self.should_run_optimizer_step = self._count >= self.num or trainer.data.is_last
+        self._num_whole += data.ends_batch
+        self.should_run_optimizer_step = self._num_whole >= self.num or data.is_last
 
     def scale(self, loss: Tensor, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the loss as this batch's share of its window.
@@ -90,18 +104,18 @@ class GradientAccumulation(CoreCallback):
         self._sum = self._sum + weight
         if isinstance(weight, Tensor) or isinstance(self._first, Tensor):
             self._is_even = False
-            return loss * (weight / (self._first * self.num))
+            return loss * (weight / (self._first * self._expected))
         if weight == self._first:
-            return loss / self.num
+            return loss / self._expected
         self._is_even = False
-        return loss * (weight / (self._first * self.num))
+        return loss * (weight / (self._first * self._expected))
 
     @override
     def on_before_optimizer_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
-        if not (self._is_even and self._count == self.num):
-            factor = self._first * self.num / _at_least_one(self._sum)
+        if not (self._is_even and self._count == self._expected):
+            factor = self._first * self._expected / _at_least_one(self._sum)
             grads = [
                 param.grad
                 for group in optimizer.param_groups

@@ -54,6 +54,10 @@ class LossAccumulation(CoreCallback):
         self._train = Mean(double=True)
         self._val = Mean(double=True)
 
+    def activate(self) -> None:
+        """Average whatever `num` is, as batches come in parts; the hook table is made anew."""
+        self.log_step_hooks = frozenset()
+
     @override
     def pre_setup(self, trainer: Trainer) -> None:
         double = trainer.backend.caps.float64
@@ -74,7 +78,7 @@ class LossAccumulation(CoreCallback):
     def on_train_step_end(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
     ) -> None:
-        if trainer.grad_accum.num == 1:
+        if not trainer.grad_accum.is_active:
             trainer.log_metrics_dict({"loss": outputs["loss"].detach()})
             return
         if not trainer.logging.is_log_window:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from modelzoo_trainer.callback import Batch, Loader
+from modelzoo_trainer.data.batches import split_batch
 from modelzoo_trainer.errors import ConfigError
 
 _NONE = object()
@@ -82,6 +83,8 @@ class Pass:
         place: Puts batches on the device: `backend.batches`.
         limit: Most batches to yield; None = all.
         skip: Batches to leave out at the start (they were trained on before).
+        micro_batch_size: Yield batches in parts of at most this many samples; `ends_batch` says
+            whether the part at hand is the last of its batch, `num_parts` how many that has.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Pass:
         *,
         limit: int | None = None,
         skip: int = 0,
+        micro_batch_size: int | None = None,
     ) -> None:
         num = exact_length(loader)
         if limit is not None and num is not None:
@@ -98,6 +102,10 @@ class Pass:
         fetched = islice(iter(loader), skip, limit)
         marked = _one_ahead(fetched) if num is None else _counted(fetched, num - skip)
         self.items = place(marked)
+        self.ends_batch = True
+        self.num_parts = 1
+        if micro_batch_size is not None:
+            self.items = self._in_parts(self.items, micro_batch_size)
         self.is_last = False
         self.num_yielded = skip
 
@@ -105,6 +113,16 @@ class Pass:
         batch, self.is_last = next(self.items)
         self.num_yielded += 1
         return batch
+
+    def _in_parts(
+        self, items: Iterator[tuple[Batch, bool]], size: int
+    ) -> Iterator[tuple[Batch, bool]]:
+        for batch, is_last in items:
+            parts = split_batch(batch, size)
+            self.num_parts = len(parts)
+            for number, part in enumerate(parts, 1):
+                self.ends_batch = number == self.num_parts
+                yield part, is_last and self.ends_batch
 
 
 def _counted(batches: Iterator[Batch], num: int) -> Iterator[tuple[Batch, bool]]:

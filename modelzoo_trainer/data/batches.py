@@ -32,6 +32,47 @@ def batch_size_of(batch: Any) -> int:
     )
 
 
+def split_batch(batch: Any, size: int) -> list[Any]:
+    """Return the batch in parts of at most `size` samples; views, nothing is copied.
+
+    Tensors without dimensions, and what is no tensor, list of samples or container, go to every
+    part as they are.
+
+    Args:
+        batch: As in `batch_size_of`.
+        size: Samples of a part, > 0; the last part may have fewer.
+
+    Raises:
+        ConfigError: If the tensors do not have as many samples as one another.
+    """
+    num = batch_size_of(batch)
+    if num <= size:
+        return [batch]
+    return [_slice(batch, num, slice(start, start + size)) for start in range(0, num, size)]
+
+
+def _slice(batch: Any, num: int, part: slice) -> Any:
+    if isinstance(batch, Tensor):
+        if not batch.dim():
+            return batch
+        if batch.shape[0] != num:
+            raise ConfigError(
+                f"a batch of {num} samples has a tensor of shape {tuple(batch.shape)}, so it "
+                f"cannot be split into micro-batches. Leave micro_batch_size out."
+            )
+        return batch[part]
+    if isinstance(batch, Mapping):
+        parts = {key: _slice(value, num, part) for key, value in batch.items()}
+        return parts if type(batch) is dict else type(batch)(parts)  # type: ignore[call-arg]  # as a dict's
+    if isinstance(batch, tuple | list):
+        if len(batch) == num and not any(isinstance(item, Tensor) for item in batch):
+            return batch[part]  # a list of samples
+        items = [_slice(item, num, part) for item in batch]
+        named = hasattr(batch, "_fields")
+        return type(batch)(*items) if named else type(batch)(items)
+    return batch
+
+
 def _tensors(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
         yield batch

@@ -5,6 +5,8 @@ import torch
 
 from modelzoo_trainer import Callback, CoreCallback, TrainingLoop, callbacks, loggers
 
+SIZE = "csx.performance.micro_batch_size"
+
 
 def generating(net):
     class Generating(net):
@@ -19,10 +21,14 @@ MAKERS = {
     "ComputeNorm": lambda: callbacks.ComputeNorm(),
     "CountParams": lambda: callbacks.CountParams(),
     "GenerateText": lambda: callbacks.GenerateText("a", 2),
+    "GlobalFlags": lambda: callbacks.GlobalFlags(**{SIZE: 2}),
     "KeepNCheckpoints": lambda: callbacks.KeepNCheckpoints(1),
+    "LoadCheckpointStates": lambda: callbacks.LoadCheckpointStates("model"),
     "LogOptimizerParamGroup": lambda: callbacks.LogOptimizerParamGroup(["lr", "momentum"]),
     "ModelEvalMetrics": lambda: callbacks.ModelEvalMetrics(),
     "RateProfiler": lambda: callbacks.RateProfiler(),
+    "ScopedTrainFlags": lambda: callbacks.ScopedTrainFlags(**{SIZE: 2}),
+    "ScopedValidateFlags": lambda: callbacks.ScopedValidateFlags(**{SIZE: 2}),
 }
 
 

@@ -1,0 +1,92 @@
+"""The dotted flags of the hardware that the configuration format was made for.
+
+One of them has a meaning here, the size of micro-batches; the others are checked and let be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from modelzoo_trainer.errors import suggest
+
+MICRO_BATCH_SIZE: Final = "csx.performance.micro_batch_size"
+
+_WORDS: Final = {int: "a whole number", bool: "true or false", str: "text", dict: "a mapping"}
+_KNOWN: Final[dict[str, tuple[type, ...]]] = {
+    "csx.debug.act_memory_gi": (int,),
+    "csx.debug.cmd_memory_gi": (int,),
+    "csx.debug.compile_crd_memory_gi": (int,),
+    "csx.debug.debug_args": (dict, str),
+    "csx.debug.execute_crd_memory_gi": (int,),
+    "csx.debug.fabric_type_blacklist": (str,),
+    "csx.debug.implicit_cast_cb16_to_fp32": (bool,),
+    "csx.debug.ini": (dict, str),
+    "csx.debug.lazy_initialization": (bool,),
+    "csx.debug.log_initialization": (bool,),
+    "csx.debug.retrace_every_iteration": (bool,),
+    "csx.debug.wgt_memory_gi": (int,),
+    "csx.debug.wrk_memory_gi": (int,),
+    "csx.performance.micro_batch_size": (int, str, dict),
+    "csx.performance.transfer_processes": (int,),
+    "csx.precision.optimization_level": (int,),
+}
+
+
+def is_flag(key: object) -> bool:
+    """Return whether a key of a configuration is such a flag."""
+    return isinstance(key, str) and key.startswith("csx.")
+
+
+def flag_problem(key: str, value: Any) -> str | None:
+    """Return what is wrong with a flag; None if nothing is.
+
+    Args:
+        key: Its dotted name.
+        value: What it is set to; None = not set.
+    """
+    types = _KNOWN.get(key)
+    if types is None:
+        advice = suggest(key, _KNOWN, cutoff=0.85)
+        if is_flag(key) and not advice.startswith("Did"):
+            return None  # of a version that is not known here
+        return f"is not a flag. {suggest(key, _KNOWN)}"
+    if value is None:
+        return None
+    if key == MICRO_BATCH_SIZE:
+        return None if _is_size(value) else _SIZES.format(value)
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        fits = " or ".join(_WORDS[kind] for kind in types)
+        return f"is {value!r}; expected {fits}."
+    return None
+
+
+_SIZES: Final = (
+    "is {!r}; expected a whole number > 0, 'auto', 'explore', a mapping with explore, or null."
+)
+
+
+def _is_size(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        bounds = value.get("explore")
+        return (
+            set(value) == {"explore"}
+            and isinstance(bounds, Mapping)
+            and set(bounds) <= {"min", "max"}
+            and all(_is_count(bound) for bound in bounds.values())
+        )
+    return value in ("auto", "explore") or _is_count(value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def micro_batch_size(flags: Mapping[str, Any]) -> int | None:
+    """Return how many samples go through the model at once; None = the whole batch.
+
+    Args:
+        flags: By name. "auto" and "explore" leave the choice to a compiler that is not here.
+    """
+    value = flags.get(MICRO_BATCH_SIZE)
+    return value if isinstance(value, int) else None
