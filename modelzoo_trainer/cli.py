@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -11,11 +12,12 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
+from modelzoo_trainer.config.options import OPTIONS
 from modelzoo_trainer.errors import ConfigError, ModelZooError
 
 if TYPE_CHECKING:
-    from modelzoo_trainer.config.build import TrainerPlan
     from modelzoo_trainer.config.names import Names
+    from modelzoo_trainer.config.plan import TrainerPlan
 
 MakeNames: TypeAlias = "Callable[[Sequence[ModuleType]], Names]"
 
@@ -24,7 +26,9 @@ FAILED: Final = 1
 WRONG_USE: Final = 2
 BY_SIGNAL: Final = {"SIGINT": 130, "SIGTERM": 143}  # 128 and the signal's number, as shells say it
 
-_MODES: Final = ("train", "train_and_eval", "eval", "eval_all")
+_MODE: Final = "train_and_eval"
+_MODES: Final = ("train", _MODE, "eval", "eval_all")
+_ALIASES: Final = {"device": ("--target_device",), "model_dir": ("-o",)}
 _EPILOG: Final = """\
 exit codes: 0 done, 1 the run failed, 2 the command or the file is wrong (nothing was started),
 130 Ctrl-C, 143 SIGTERM
@@ -39,10 +43,15 @@ def main(argv: Sequence[str] | None = None, *, names: MakeNames | None = None) -
         names: Makes what the file may name, given the modules of `--import`; None = what is
             shipped.
     """
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    options.check = options.check or options.explain_hooks
+    if options.params is None and not options.schema:
+        parser.error("the following arguments are required: -p/--params")
+    command = sys.argv if argv is None else ["modelzoo-trainer", *argv]
     restore = _exit_on_sigterm()
     try:
-        return _run(options, names or _shipped_names)
+        return _run(options, names or _shipped_names, command)
     except KeyboardInterrupt:
         return BY_SIGNAL["SIGINT"]
     finally:
@@ -57,19 +66,21 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("-p", "--params", required=True, type=Path, help="the YAML file")
+    parser.add_argument("-p", "--params", type=Path, metavar="FILE", help="the YAML file")
+    parser.add_argument("-m", "--mode", choices=_MODES, help=f"what to run (default: {_MODE})")
     parser.add_argument(
-        "-m",
-        "--mode",
-        choices=_MODES,
-        default="train_and_eval",
-        help="what to run (default: %(default)s)",
+        "--check",
+        action="store_true",
+        help="check the file, list what would run, and run nothing; without --mode for the "
+        "first mode that the file has a section for",
     )
     parser.add_argument(
-        "--device", help="cpu, gpu, auto, ...; replaces the file's trainer.init.device"
+        "--explain-hooks",
+        action="store_true",
+        help="with --check: list who is called at each hook, in order",
     )
     parser.add_argument(
-        "-o", "--model_dir", help="folder of the run; replaces the file's trainer.init.model_dir"
+        "--schema", action="store_true", help="print the JSON Schema of the files, and end"
     )
     parser.add_argument(
         "--import",
@@ -86,24 +97,56 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         help="change a value of the file, such as init.loop.max_steps=10 or "
-        "init.callbacks[EarlyStopping].patience=3; may be repeated",
+        "init.callbacks[KeepNCheckpoints].n=3; may be repeated",
     )
+    changes = parser.add_argument_group("changes of the file")
+    for option in OPTIONS:
+        names = [*_ALIASES.get(option.name, ()), f"--{option.name}"]
+        if option.metavar is None:
+            changes.add_argument(*names, action="store_const", const="true", help=option.help)
+        else:
+            changes.add_argument(*names, dest=option.name, metavar=option.metavar, help=option.help)
     return parser
 
 
-def _run(options: argparse.Namespace, names: MakeNames) -> int:
+def _run(options: argparse.Namespace, names: MakeNames, command: Sequence[str]) -> int:
     try:
         require_sibling("backends")
     except ImportError as error:
         return _refuse(str(error))
     try:
+        if options.schema:
+            return _print_schema(options, names)
         plans = _plans(options, names)
     except ConfigError as error:
         return _refuse(str(error))
+    if options.check:
+        return _print_report(options, plans)
     for plan in plans:
-        code = _run_plan(plan)
+        code = _run_plan(plan, command)
         if code != DONE:
             return code
+    return DONE
+
+
+def _print_schema(options: argparse.Namespace, names: MakeNames) -> int:
+    from modelzoo_trainer.config.json_schema import json_schema
+
+    schema = json_schema(names(_modules(options)))
+    sys.stdout.write(json.dumps(schema, indent=1) + "\n")
+    return DONE
+
+
+def _print_report(options: argparse.Namespace, plans: Sequence[TrainerPlan]) -> int:
+    from modelzoo_trainer.config.report import hook_order, report
+
+    sys.stdout.write(f"{options.params} is right. Nothing was built.\n\n")
+    for number, plan in enumerate(plans, 1):
+        if len(plans) > 1:
+            sys.stdout.write(f"Trainer {number} of {len(plans)}\n\n")
+        sys.stdout.write(f"{report(plan)}\n")
+        if options.explain_hooks:
+            sys.stdout.write(f"\n{hook_order(plan)}\n")
     return DONE
 
 
@@ -113,31 +156,38 @@ def _shipped_names(modules: Sequence[ModuleType]) -> Names:
     return shipped_names(modules)
 
 
-def _plans(options: argparse.Namespace, names: MakeNames) -> list[TrainerPlan]:
-    from modelzoo_trainer.config.load import load_plans
+def _modules(options: argparse.Namespace) -> list[ModuleType]:
     from modelzoo_trainer.config.names import import_module
 
     try:
-        modules = [import_module(name) for name in options.modules]
+        return [import_module(name) for name in options.modules]
     except ConfigError as error:
         raise ConfigError(f"--import: {error}") from None
+
+
+def _plans(options: argparse.Namespace, names: MakeNames) -> list[TrainerPlan]:
+    from modelzoo_trainer.config.load import load_plans
+
+    modules = _modules(options)
     return load_plans(
         options.params,
         lambda: names(modules),
-        mode=options.mode,
+        mode=options.mode or (None if options.check else _MODE),
         changes=options.changes,
-        device=options.device,
-        model_dir=options.model_dir,
+        options={option.name: getattr(options, option.name) for option in OPTIONS},
+        for_a_run=not options.check,
     )
 
 
-def _run_plan(plan: TrainerPlan) -> int:
+def _run_plan(plan: TrainerPlan, command: Sequence[str]) -> int:
     """Build and run one trainer; what users wrote raises through, with its traceback."""
     from modelzoo_trainer.core.backend import BackendError, BackendUnavailable
 
+    for note in plan.notes:
+        sys.stderr.write(f"note: {note}\n")
     try:
         trainer = plan.build()
-        _save_params(plan, trainer)
+        _save_params(plan, trainer, command)
     except (ConfigError, BackendUnavailable) as error:
         return _refuse(str(error))
     except (ModelZooError, BackendError) as error:
@@ -152,15 +202,15 @@ def _run_plan(plan: TrainerPlan) -> int:
     return DONE if interrupted is None else BY_SIGNAL.get(interrupted, FAILED)
 
 
-def _save_params(plan: TrainerPlan, trainer: Any) -> None:
-    """Write the file as it was run, changes included, beside the run's log."""
-    from modelzoo_trainer.config.resolved import to_yaml
+def _save_params(plan: TrainerPlan, trainer: Any, command: Sequence[str]) -> None:
+    """Write the file as it is run, changes included, beside the run's log."""
+    from modelzoo_trainer.config.provenance import describe_run
 
     if not trainer.backend.is_main:
         return
     path = trainer.artifact_dir / "params.yaml"
     try:
-        path.write_text(to_yaml(plan.resolved), encoding="utf-8")
+        path.write_text(describe_run(plan, command), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None
 

@@ -44,7 +44,8 @@ def test_a_shipped_configuration_stays_right_when_it_is_written_again(path, name
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_a_shipped_configuration_says_what_it_does_and_how_to_run_it(path):
-    header = path.read_text().splitlines()[:3]
+    modeline, *header = path.read_text().splitlines()[:4]
+    assert modeline == "# yaml-language-server: $schema=schema.json"
     assert all(line.startswith("# ") for line in header)
     assert f"--params configs/{path.name}" in header[1]
 

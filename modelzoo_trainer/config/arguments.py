@@ -71,15 +71,18 @@ class Schema:
 
 
 @lru_cache(maxsize=512)
-def schema_of(target: Callable[..., Any], num_injected: int = 0) -> Schema:
+def schema_of(
+    target: Callable[..., Any], num_injected: int = 0, owner: str | None = None
+) -> Schema:
     """Return what a file may give to `target`.
 
     Args:
         target: A class or a function.
         num_injected: Number of leading parameters that the program gives: `params` of an
             optimizer, `optimizer` of a scheduler.
+        owner: Its name in messages; None = its own.
     """
-    owner = getattr(target, "__name__", str(target))
+    owner = str(owner or getattr(target, "__name__", target))
     try:
         signature = inspect.signature(target)
     except ValueError:  # a class written in C without one
@@ -153,7 +156,8 @@ def check_arguments(
             if schema.is_open and isinstance(key, str):
                 arguments[key] = to_plain(value.node)
             else:
-                problems.add(value.key_at, value.path, _unknown(str(key), schema))
+                advice = _unknown(str(key), schema, ignored)
+                problems.add(value.key_at, value.path, advice)
         elif nested and key in nested:
             arguments[key] = nested[key](value, problems)
         else:
@@ -169,10 +173,10 @@ def _check_required(place: Place, schema: Schema, problems: Problems) -> None:
             problems.add(place.key_at, place.path_of(name), what)
 
 
-def _unknown(key: str, schema: Schema) -> str:
+def _unknown(key: str, schema: Schema, others: Collection[str]) -> str:
     if not schema.parameters:
         return f"no such argument of {schema.owner}, which takes none."
-    return f"no such argument of {schema.owner}. {suggest(key, schema.parameters)}"
+    return f"no such argument of {schema.owner}. {suggest(key, [*schema.parameters, *others])}"
 
 
 def check_value(place: Place, parameter: Parameter, problems: Problems) -> Any:

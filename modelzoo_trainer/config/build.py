@@ -1,13 +1,13 @@
-"""From a checked file to trainers: plans first, objects when a plan is carried out."""
+"""A file, overrides applied, to checked plans; nothing is built."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
-from modelzoo_trainer.config.components import Component, check_keys, check_list
+from modelzoo_trainer.config.components import Component, check_keys, check_list, check_plain
+from modelzoo_trainer.config.device import check_device
 from modelzoo_trainer.config.names import Names
+from modelzoo_trainer.config.plan import MODES, TrainerPlan
 from modelzoo_trainer.config.positions import Node, Place, Sequence, is_null, to_plain
 from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.config.sections import (
@@ -15,23 +15,14 @@ from modelzoo_trainer.config.sections import (
     OPTIONAL_PATH,
     OPTIONAL_TEXT,
     check_dataloader,
-    check_device,
     check_installed,
     check_model,
     check_optimizer,
-    check_plain,
     check_scheduler,
     check_section,
-    dataloader_factory,
 )
+from modelzoo_trainer.config.sparsity import check_sparsity
 
-# mode -> the section that it runs, which is the trainer's method as well
-MODES: Final = {
-    "train": "fit",
-    "train_and_eval": "fit",
-    "eval": "validate",
-    "eval_all": "validate_all",
-}
 INIT_KEYS: Final = (
     "device",
     "backend",
@@ -49,77 +40,36 @@ INIT_KEYS: Final = (
     "seed",
     "autorestart",
 )
-_TRAINER_KEYS: Final = ("init", "fit", "validate", "validate_all")
-_FIXED: Final = ("precision", "loop", "checkpoint", "logging")
-_NOT_YET: Final = ("sparsity", "autorestart")
+TRAINER_KEYS: Final = ("init", "fit", "validate", "validate_all")
+
+_PREFERRED: Final = ("train_and_eval", "eval", "eval_all")
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerPlan:
-    """One trainer of a file, checked: what it is made of and what it will run.
-
-    Args:
-        trainer: Makes the trainer from keyword arguments.
-        init: Its arguments; components are built by `build`.
-        defaults: Callbacks and loggers that the file neither names nor removes.
-        method: "fit", "validate" or "validate_all".
-        call: The method's arguments; dataloaders are built when it asks for them.
-        resolved: What the file says of this trainer, options of the command line included; as
-            YAML (`resolved.to_yaml`) it is a configuration itself.
-    """
-
-    trainer: Callable[..., Any]
-    init: dict[str, Any]
-    defaults: dict[str, list[Any]]
-    method: str
-    call: dict[str, Any]
-    resolved: dict[str, Any]
-
-    def build(self) -> Any:
-        """Return the trainer.
-
-        Raises:
-            ConfigError: If a class refuses its arguments; with the place in the file.
-        """
-        arguments: dict[str, Any] = {}
-        for key, value in self.init.items():
-            if key in ("model", "optimizer"):
-                arguments[key] = value.build
-            elif key == "schedulers":
-                arguments[key] = [component.build for component in value]
-            elif key in self.defaults:
-                built = [component.build() for component in value]
-                arguments[key] = built + self.defaults[key]
-            else:
-                arguments[key] = value.build() if isinstance(value, Component) else value
-        return self.trainer(**arguments)
-
-    def run(self, trainer: Any) -> None:
-        """Run what the mode asks for.
-
-        Args:
-            trainer: As `build` returned it.
-        """
-        getattr(trainer, self.method)(**self.call)
-
-
-def check_config(root: Node, names: Names, mode: str = "train_and_eval") -> list[TrainerPlan]:
+def check_config(
+    root: Node,
+    names: Names,
+    mode: str | None = "train_and_eval",
+    problems: Problems | None = None,
+) -> list[TrainerPlan]:
     """Return the trainers of a file, all of it checked, nothing built.
 
     Args:
         root: The file, overrides applied.
         names: What it may name.
-        mode: One of `MODES`.
+        mode: One of `MODES`; None = the first that the file has a section for.
+        problems: Those found before; None = none, for a run.
 
     Raises:
         ConfigError: If anything in it is wrong, also in sections that the mode does not use; all
             problems together, one line each.
     """
-    problems = Problems()
+    problems = Problems() if problems is None else problems
     place = Place.root(root)
     check_keys(place, ("trainer",), ("trainer",), problems)
-    trainers = _trainers(place.key("trainer"), problems)
-    plans = [_Checking(trainer, names, mode, problems).plan() for trainer in trainers]
+    plans = [
+        _Checking(trainer, names, mode, problems.of_one_trainer()).plan()
+        for trainer in _trainers(place.key("trainer"), problems)
+    ]
     problems.raise_if_any()
     return plans
 
@@ -142,25 +92,37 @@ def _trainers(place: Place | None, problems: Problems) -> list[Place]:
 class _Checking:
     """One trainer on its way from the file to a plan."""
 
-    def __init__(self, place: Place, names: Names, mode: str, problems: Problems) -> None:
+    def __init__(self, place: Place, names: Names, mode: str | None, problems: Problems) -> None:
         self._place = place
         self._names = names
-        self._mode = mode
+        self._mode = mode or next((one for one in _PREFERRED if self._has(place, one)), None)
+        self._method = None if self._mode is None else MODES[self._mode]
         self._problems = problems
 
+    @staticmethod
+    def _has(place: Place, mode: str) -> bool:
+        return place.key(MODES[mode]) is not None
+
     def plan(self) -> TrainerPlan:
-        method = MODES[self._mode]
         init: dict[str, Any] = {}
         calls: dict[str, dict[str, Any]] = {}
         defaults: dict[str, list[Any]] = {}
-        if check_keys(self._place, _TRAINER_KEYS, ("init",), self._problems):
+        if check_keys(self._place, TRAINER_KEYS, ("init",), self._problems):
             place = self._place.key("init")
             if place is not None and not is_null(place.node):
                 init, defaults = self._init(place)
-            calls = {key: self._section(key) for key in _TRAINER_KEYS[1:]}
-        resolved = {"trainer": to_plain(self._place.node)}
+            calls = {key: self._section(key) for key in TRAINER_KEYS[1:]}
+        if self._mode is None:
+            what = "has none of fit, validate and validate_all: there is nothing to run."
+            self._problems.note(self._place.key_at, self._place.path, what)
         return TrainerPlan(
-            self._names.trainer, init, defaults, method, calls.get(method, {}), resolved
+            trainer=self._names.trainer,
+            init=init,
+            defaults=defaults,
+            mode=self._mode,
+            call={} if self._method is None else calls.get(self._method, {}),
+            resolved={"trainer": to_plain(self._place.node)},
+            notes=self._problems.notes,
         )
 
     def _init(self, place: Place) -> tuple[dict[str, Any], dict[str, list[Any]]]:
@@ -170,16 +132,21 @@ class _Checking:
         given = {key: inner for key, inner in place.pairs() if not is_null(inner.node)}
         init = self._plain(given)
         if "model" in given:
-            init["model"] = check_model(given["model"], names, problems)
+            model = check_model(given["model"], names, problems)
+            init |= {} if model is None else {"model": model}
         init |= self._optimizer(place, given)
         init |= self._fixed(place, given)
         callbacks, loggers = given.get("callbacks"), given.get("loggers")
         defaults: dict[str, list[Any]] = {}
         init["callbacks"], defaults["callbacks"] = check_installed(
-            callbacks, names.callbacks, list(names.default_callbacks()), problems
+            callbacks,
+            names.callbacks,
+            list(names.default_callbacks()),
+            problems,
+            names.try_callback,
         )
         init["loggers"], defaults["loggers"] = check_installed(
-            loggers, names.loggers, list(names.default_loggers()), problems
+            loggers, names.loggers, list(names.default_loggers()), problems, names.try_callback
         )
         return init, defaults
 
@@ -195,17 +162,15 @@ class _Checking:
         for key, annotation in (("model_dir", OPTIONAL_PATH), ("seed", OPTIONAL_INT)):
             if key in given:
                 found[key] = check_plain(given[key], annotation, problems)
-        for key in _NOT_YET:
-            if key in given:
-                at, path = given[key].key_at, given[key].path
-                problems.add(at, path, "is not part of this version. Leave it out, or write null.")
+        if "sparsity" in given:
+            check_sparsity(given["sparsity"], problems)
         return found
 
     def _fixed(self, place: Place, given: dict[str, Place]) -> dict[str, Any]:
         """Return the sections whose class is fixed; without validation in mode train."""
         found: dict[str, Any] = {
             key: check_section(key, given[key], self._names, self._problems)
-            for key in _FIXED
+            for key in self._names.sections
             if key in given
         }
         if self._mode == "train":
@@ -225,7 +190,7 @@ class _Checking:
             check_scheduler(item, names, problems)
             for item in check_list(given.get("schedulers"), "scheduler", problems)
         ]
-        if MODES[self._mode] != "fit":
+        if self._method != "fit":
             return {}
         if "optimizer" not in found:
             path = place.path_of("optimizer")
@@ -235,7 +200,7 @@ class _Checking:
     def _section(self, key: str) -> dict[str, Any]:
         """Return the arguments of a method of the trainer."""
         place = self._place.key(key)
-        is_needed = MODES[self._mode] == key
+        is_needed = self._method == key
         if place is None or (is_null(place.node) and key != "validate_all"):
             if is_needed:
                 path = self._place.path_of(key)
@@ -271,14 +236,14 @@ class _Checking:
         if inner is None or is_null(inner.node):
             return {}
         component = check_dataloader(inner, self._names, self._problems)
-        return {} if component is None else {key: dataloader_factory(component)}
+        return {} if component is None else {key: component}
 
     def _one_or_several(self, place: Place, key: str) -> dict[str, Any]:
         inner = place.key(key)
         if inner is None or not isinstance(inner.node, Sequence):
             return self._one(place, key)
         found = [check_dataloader(item, self._names, self._problems) for item in inner.items()]
-        return {key: [dataloader_factory(component) for component in found if component]}
+        return {key: [component for component in found if component is not None]}
 
     def _path(self, place: Place, key: str, annotation: Any) -> dict[str, Any]:
         inner = place.key(key)

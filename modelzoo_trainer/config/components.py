@@ -7,8 +7,15 @@ from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
 from typing import Any
 
-from modelzoo_trainer.config.arguments import Check, check_arguments, schema_of
-from modelzoo_trainer.config.names import NameTable
+from modelzoo_trainer.config.arguments import (
+    Check,
+    Parameter,
+    adapter_of,
+    check_arguments,
+    check_value,
+    schema_of,
+)
+from modelzoo_trainer.config.names import NameTable, Unshipped
 from modelzoo_trainer.config.positions import (
     Mapping,
     Place,
@@ -132,7 +139,8 @@ def check_call(
         nested: Arguments that are components, and who checks them.
         ignored: Keys that are not arguments.
     """
-    schema = schema_of(target, num_injected)
+    is_shipped = not isinstance(target, Unshipped)
+    schema = schema_of(target, num_injected) if is_shipped else target.schema
     arguments = check_arguments(place, schema, problems, nested=nested, ignored=ignored)
     return Component(target, arguments, place.key_at, place.path)
 
@@ -165,6 +173,18 @@ def is_null_first(node: Mapping) -> bool:
     """Return whether the first key has no value: its arguments were not indented."""
     first = next(iter(node.entries.values()), None)
     return first is not None and is_null(first.node)
+
+
+def check_plain(place: Place, annotation: Any, problems: Problems) -> Any:
+    """Return a value that is no component, checked.
+
+    Args:
+        place: The value.
+        annotation: What fits.
+        problems: What is wrong is added here.
+    """
+    parameter = Parameter(place.path, annotation, False, adapter_of(annotation))
+    return check_value(place, parameter, problems)
 
 
 def check_list(place: Place | None, kind: str, problems: Problems) -> list[Place]:

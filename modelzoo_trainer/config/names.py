@@ -6,8 +6,9 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, Final, Self
 
+from modelzoo_trainer.config.arguments import Schema
 from modelzoo_trainer.config.positions import Place
 from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.errors import ConfigError, suggest
@@ -21,6 +22,63 @@ def _no_trial(component: object) -> None:
     return None
 
 
+def _nothing_lacks(component: object) -> tuple[str, ...]:
+    return ()
+
+
+def _no_names(kind: str) -> tuple[str, ...]:
+    return ()
+
+
+def _nothing_published(kind: str, name: str) -> Schema | None:
+    return None
+
+
+_HOW_TO_WRITE: Final = {
+    "model": "model: {mypkg.MyModel: {...}}",
+    "data processor": "data_processor: mypkg.MyProcessor",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Unshipped:
+    """A published class that is not part of this package: its arguments are checked, no more.
+
+    Args:
+        kind: "model", "data processor", "callback" or "logger".
+        name: As the format knows it.
+        schema: What it takes.
+        shipped: What this package has of the kind.
+    """
+
+    kind: str
+    name: str
+    schema: Schema
+    shipped: tuple[str, ...]
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse to be built.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(self.advice)
+
+    @property
+    def advice(self) -> str:
+        """What is shipped instead, and how the user's own class is named."""
+        write = _HOW_TO_WRITE.get(self.kind, "{mypkg.MyClass: {...}}")
+        return (
+            f"the {self.kind} {self.name!r} is not part of this package. Shipped: "
+            f"{', '.join(self.shipped)}. For one of your own write its dotted path, {write}, or "
+            f"give its module with --import."
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameTable:
     """The classes of one kind that a file may name.
@@ -31,6 +89,9 @@ class NameTable:
         load: Returns the class of one of `names`.
         modules: Those of `--import`: their public classes have bare names as well.
         adapt: Makes of a class of the user's what is called in its place.
+        published: Returns what a published class takes that is not shipped; None if there is no
+            such class.
+        published_names: The names of those.
     """
 
     kind: str
@@ -38,6 +99,8 @@ class NameTable:
     load: Callable[[str], Any]
     modules: tuple[ModuleType, ...] = ()
     adapt: Callable[[Any], Any] = _as_it_is
+    published: Callable[[str, str], Schema | None] = _nothing_published
+    published_names: Callable[[str], tuple[str, ...]] = _no_names
 
     @classmethod
     def of(cls, kind: str, classes: Mapping[str, Any]) -> Self:
@@ -69,7 +132,10 @@ class NameTable:
         try:
             if "." in name:
                 return self.adapt(import_path(name))
-            return self._shipped_or_imported(name)
+            found = self._shipped_or_imported(name)
+            if isinstance(found, Unshipped):
+                problems.add_to_run(place.key_at, place.path, found.advice)
+            return found
         except ConfigError as error:
             problems.add(place.key_at, place.path, str(error))
             return None
@@ -90,10 +156,20 @@ class NameTable:
                 f"{name!r} is in {' and in '.join(found)}. Write the dotted path of yours."
             )
         if not found:
-            known_names = [*self.names, *self._imported_names()]
-            raise ConfigError(f"{name!r} is not {self.one}. {suggest(name, known_names)}")
+            return self._published(name)
         (target,) = different.values()
         return target if "modelzoo_trainer" in found else self.adapt(target)
+
+    def _published(self, name: str) -> Unshipped:
+        schema = self.published(self.kind, name)
+        if schema is not None:
+            return Unshipped(self.kind, name, schema, self.names)
+        own = [*self.names, *self._imported_names()]
+        advice = suggest(name, own)
+        if not advice.startswith("Did"):
+            wider = suggest(name, (*own, *self.published_names(self.kind)))
+            advice = wider if wider.startswith("Did") else advice
+        raise ConfigError(f"{name!r} is not {self.one}. {advice}")
 
     def _imported_names(self) -> Iterable[str]:
         for module in self.modules:
@@ -121,6 +197,10 @@ class Names:
             arguments before anything else is built.
         try_optimizer: Likewise an optimizer.
         try_scheduler: Likewise a scheduler.
+        try_callback: Likewise a callback or logger; what it returns may have `notes`, sentences
+            on settings without an effect.
+        try_processor: Checks the arguments of a data processor; returns what this machine lacks
+            for it, sentences.
         default_callbacks: Makes those that are added unless named.
         default_loggers: Makes those that are added unless named.
     """
@@ -137,6 +217,8 @@ class Names:
     try_model: Callable[[Any], object] = _no_trial
     try_optimizer: Callable[[Any], object] = _no_trial
     try_scheduler: Callable[[Any], object] = _no_trial
+    try_callback: Callable[[Any], object] = _no_trial
+    try_processor: Callable[[Any], Iterable[str]] = _nothing_lacks
     default_callbacks: Callable[[], Iterable[Any]] = field(default=tuple)
     default_loggers: Callable[[], Iterable[Any]] = field(default=tuple)
 

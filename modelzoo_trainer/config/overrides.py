@@ -170,12 +170,12 @@ def _class_name(item: Node) -> str | None:
 
 
 def set_option(
-    steps: tuple[str, ...], value: str | None, option: str, *, only_present: bool = False
+    steps: tuple[str | Item, ...], value: str | None, option: str, *, only_present: bool = False
 ) -> Override:
     """Return the override that an option of its own, such as `--device`, stands for.
 
     Args:
-        steps: Keys from the root of the file.
+        steps: From the root of the file, as in `Override`.
         value: Taken as text.
         option: Its name, for messages.
         only_present: Whether a path that is not there is left alone instead of made.

@@ -27,10 +27,17 @@ class Problem:
 
 
 class Problems:
-    """The problems found so far, each once, whatever the number of aliases that lead to it."""
+    """The problems found so far, each once, whatever the number of aliases that lead to it.
 
-    def __init__(self) -> None:
+    Args:
+        for_a_run: Whether the file is to be run; in a mere check, what is right but cannot run
+            here is a note.
+    """
+
+    def __init__(self, *, for_a_run: bool = True) -> None:
+        self.for_a_run = for_a_run
         self._found: dict[tuple[Position, str], Problem] = {}
+        self._noted: dict[tuple[Position, str], Problem] = {}
 
     def __len__(self) -> int:
         return len(self._found)
@@ -45,11 +52,44 @@ class Problems:
         """
         self._found.setdefault((at, message), Problem(at, path, message))
 
+    def add_to_run(self, at: Position, path: str, message: str) -> None:
+        """Note what is right in the format, but stands in the way of a run: a problem for that.
+
+        Args:
+            at: Where it stands.
+            path: Of what, from the root of the file.
+            message: What cannot run, and what to do.
+        """
+        if self.for_a_run:
+            self.add(at, path, message)
+        else:
+            self.note(at, path, f"cannot run as it is: {message}")
+
+    def note(self, at: Position, path: str, message: str) -> None:
+        """Keep what the user should hear once: a setting that has no effect here, for instance.
+
+        Args:
+            at: Where it stands.
+            path: Of what, from the root of the file.
+            message: What it means here.
+        """
+        self._noted.setdefault((at, message), Problem(at, path, message))
+
+    def of_one_trainer(self) -> Problems:
+        """Return a collection of the same problems, with notes of its own on top of these."""
+        other = Problems(for_a_run=self.for_a_run)
+        other._found = self._found
+        other._noted = dict(self._noted)
+        return other
+
+    @property
+    def notes(self) -> tuple[Problem, ...]:
+        """What was noted, by line."""
+        return tuple(_ordered(self._noted))
+
     def lines(self) -> list[str]:
         """Return a line for each problem: those of files by line, then the command line's."""
-        found = self._found.values()
-        ordered = sorted(found, key=lambda problem: (problem.at.line == 0, problem.at.line))
-        return [str(problem) for problem in ordered]
+        return [str(problem) for problem in _ordered(self._found)]
 
     def raise_if_any(self) -> None:
         """Raise what was found.
@@ -59,3 +99,7 @@ class Problems:
         """
         if self._found:
             raise ConfigError("\n".join(self.lines()))
+
+
+def _ordered(found: dict[tuple[Position, str], Problem]) -> list[Problem]:
+    return sorted(found.values(), key=lambda problem: (problem.at.line == 0, problem.at.line))

@@ -2,94 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from modelzoo_trainer.config.arguments import Parameter, adapter_of, check_value
 from modelzoo_trainer.config.components import (
     Component,
     check_call,
     check_component,
     check_list,
+    check_plain,
     named,
 )
-from modelzoo_trainer.config.names import Names, NameTable
-from modelzoo_trainer.config.positions import Mapping, Place, describe, is_null, to_plain
+from modelzoo_trainer.config.names import Names, NameTable, Unshipped
+from modelzoo_trainer.config.positions import Mapping, Place, Position, describe, is_null
 from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.errors import ConfigError, suggest
 
 OPTIONAL_TEXT: Final = str | None
 OPTIONAL_PATH: Final = Path | None
 OPTIONAL_INT: Final = int | None
-
-
-def check_plain(place: Place, annotation: Any, problems: Problems) -> Any:
-    """Return a value that is no component, checked.
-
-    Args:
-        place: The value.
-        annotation: What fits.
-        problems: What is wrong is added here.
-    """
-    parameter = Parameter(place.path, annotation, False, adapter_of(annotation))
-    return check_value(place, parameter, problems)
-
-
-def check_device(
-    device: Place | None, backend: Place | None, names: Names, problems: Problems
-) -> tuple[str | None, dict[str, Any] | None]:
-    """Return the device's name in lower case, and the backend's options.
-
-    Args:
-        device: `init.device`.
-        backend: `init.backend`; its `backend_type` is the device as well.
-        names: Knows the backends.
-        problems: What is wrong is added here.
-    """
-    given = [place for place in (device,) if place is not None and not is_null(place.node)]
-    options = None
-    if backend is not None and not is_null(backend.node):
-        if isinstance(backend.node, Mapping):
-            options = to_plain(backend.node)
-            kind = backend.key("backend_type")
-            options.pop("backend_type", None)
-            given += [kind] if kind is not None and not is_null(kind.node) else []
-        else:
-            what = f"{describe(backend.node)} does not fit; expected a mapping of options."
-            problems.add(backend.node.at, backend.path, what)
-    values = [check_plain(place, str, problems) for place in given]
-    if not all(isinstance(value, str) for value in values):
-        return None, options
-    if len({value.lower() for value in values}) > 1:
-        problems.add(
-            given[0].node.at,
-            given[0].path,
-            f"{values[0]!r} and backend.backend_type {values[1]!r} are both given; they exclude "
-            f"each other.",
-        )
-    elif values or options:
-        _try_backend(given, backend, values[0] if values else None, options, names, problems)
-    return (values[0].lower() if values else None), options
-
-
-def _try_backend(
-    given: list[Place],
-    backend: Place | None,
-    device: str | None,
-    options: dict[str, Any] | None,
-    names: Names,
-    problems: Problems,
-) -> None:
-    """Add what the backend refuses: its name, an option, or a device that is not there."""
-    try:
-        names.try_backend(device, options or {})
-    except ConfigError as error:
-        place = backend if str(error).startswith("backend") or not given else given[0]
-        assert place is not None  # there is a device or a backend
-        init = place.path[: place.path.index(".init") + len(".init")]
-        problems.add(place.node.at, "", f"{init}.{error}")
 
 
 def check_model(place: Place, names: Names, problems: Problems) -> Component | None:
@@ -108,16 +40,22 @@ def check_model(place: Place, names: Names, problems: Problems) -> Component | N
 
 
 def _model(place: Place, names: Names, problems: Problems) -> Component | None:
-    name = place.key("name")
+    name, older = place.key("name"), place.key("model_name")
+    if older is not None:
+        if name is not None:
+            what = "name and model_name are both given; they are one setting. Keep name."
+            problems.add(older.key_at, older.path, what)
+        problems.note(older.key_at, older.path, "is the older spelling of name.")
+        name = name or older
     if name is None:
         if isinstance(place.node, Mapping) and len(place.node.entries) != 1:
-            _lacks(place, "name", "it says which model", problems)
+            _lacks(place, "name", "it says which model", problems, problems.add_to_run)
             return None
         return check_component(place, names.models, problems)
     target = _named_class(name, names.models, problems)
     if target is None:
         return None
-    return check_call(target, place, problems, ignored=("name",))
+    return check_call(target, place, problems, ignored=("name", "model_name"))
 
 
 def check_dataloader(place: Place, names: Names, problems: Problems) -> Component | None:
@@ -134,43 +72,52 @@ def check_dataloader(place: Place, names: Names, problems: Problems) -> Componen
         return None
     name = place.key("data_processor")
     if name is None:
-        _lacks(place, "data_processor", "it says which class reads the data", problems)
+        why = "it says which class reads the data"
+        _lacks(place, "data_processor", why, problems, problems.add)
         return None
     target = _named_class(name, names.processors, problems)
     if target is None:
         return None
-    return check_call(target, place, problems, ignored=("data_processor",))
+    num_before = len(problems)
+    component = check_call(target, place, problems, ignored=("data_processor",))
+    if len(problems) == num_before and not isinstance(target, Unshipped):
+        _try_processor(component, names, place, problems)
+    return component
 
 
-def _lacks(place: Place, key: str, why: str, problems: Problems) -> None:
+def _try_processor(component: Component, names: Names, place: Place, problems: Problems) -> None:
+    """Add what a processor refuses, and what it would not find on this machine."""
+    try:
+        lacks = names.try_processor(component)
+    except ConfigError as error:
+        inner = _named_in(str(error), "", place)
+        problems.add((inner or place).key_at, "", component.explain(error))
+        return
+    for what in lacks:
+        inner = _named_in(what, "", place)
+        problems.add_to_run((inner or place).key_at, component.path, what)
+
+
+def _lacks(
+    place: Place,
+    key: str,
+    why: str,
+    problems: Problems,
+    add: Callable[[Position, str, str], None],
+) -> None:
     """Add that the key which names the class is missing, or is misspelt."""
     for other, inner in place.pairs():
         advice = suggest(str(other), (key,), cutoff=0.75)
         if advice.startswith("Did"):
             problems.add(inner.key_at, inner.path, f"no such key. {advice}")
             return
-    problems.add(place.key_at, place.path_of(key), f"missing; {why}.")
+    add(place.key_at, place.path_of(key), f"missing; {why}.")
 
 
 def _named_class(place: Place, table: NameTable, problems: Problems) -> Any | None:
     value = check_plain(place, str, problems)
     at_value = Place(place.node, place.path, place.node.at)
     return table.find(value, at_value, problems) if isinstance(value, str) else None
-
-
-def dataloader_factory(component: Component) -> Callable[[], Any]:
-    """Return a callable that builds the data processor and returns its dataloader.
-
-    Args:
-        component: The data processor; one without `create_dataloader` is the dataloader itself.
-    """
-
-    def create() -> Any:
-        processor = component.build()
-        make = getattr(processor, "create_dataloader", None)
-        return processor if make is None else make()
-
-    return create
 
 
 def check_section(key: str, place: Place, names: Names, problems: Problems) -> Component | None:
@@ -195,13 +142,27 @@ def _try_build(
     component: Component, make: Callable[[Component], object], place: Place, problems: Problems
 ) -> None:
     """Add what a constructor refuses; `make` has no effects, or is no trial at all."""
+    if isinstance(component.target, Unshipped):
+        return
     try:
-        make(component)
+        made = make(component)
     except ValueError as error:  # a `ConfigError`, or one of torch's in a shipped class
         _, _, name = component.path.rpartition(".")
-        about = re.match(rf"{name}\.(\w+)", str(error))
-        inner = place.key(about[1]) if about else None
+        inner = _named_in(str(error), name, place)
         problems.add((inner or place).key_at, "", component.explain(error))
+        return
+    for text in getattr(made, "notes", ()):
+        problems.note(place.key_at, component.path, text)
+
+
+def _named_in(message: str, owner: str, place: Place) -> Place | None:
+    """Return the argument that a message begins with, as in "owner.argument is 3"; or None."""
+    about = [
+        (len(str(key)), inner)
+        for key, inner in place.pairs()
+        if message.removeprefix(f"{owner}.").startswith(tuple(f"{key}{end}" for end in " :.["))
+    ]
+    return max(about, key=lambda found: found[0])[1] if about else None
 
 
 def check_optimizer(place: Place, names: Names, problems: Problems) -> Component | None:
@@ -250,7 +211,11 @@ def _only(place: Place) -> Place:
 
 
 def check_installed(
-    place: Place | None, table: NameTable, defaults: list[Any], problems: Problems
+    place: Place | None,
+    table: NameTable,
+    defaults: list[Any],
+    problems: Problems,
+    try_one: Callable[[Component], object],
 ) -> tuple[list[Component], list[Any]]:
     """Return the components of a list, and the defaults that it neither names nor removes.
 
@@ -259,6 +224,7 @@ def check_installed(
         table: Where the classes are looked up.
         defaults: Instances that are installed unless named.
         problems: What is wrong is added here.
+        try_one: Makes one as far as that has no effects, so that it can refuse its arguments.
     """
     components = []
     classes = set()
@@ -271,7 +237,11 @@ def check_installed(
         name, inner = found
         classes.add(target)
         if not is_null(inner.node):
-            components.append(check_call(target, inner, problems))
+            num_before = len(problems)
+            component = check_call(target, inner, problems)
+            if len(problems) == num_before:
+                _try_build(component, try_one, inner, problems)
+            components.append(component)
         elif target not in kinds:
             problems.add(
                 inner.key_at,

@@ -54,11 +54,14 @@ def shipped_names(modules: Iterable[ModuleType] = ()) -> Names:
             "loop": core.TrainingLoop,
             "checkpoint": core.Checkpoint,
             "logging": core.Logging,
+            "autorestart": core.AutoRestart,
         },
         try_backend=_try_backend,
         try_model=_try_model,
         try_optimizer=_try_optimizer,
         try_scheduler=_try_scheduler,
+        try_callback=_try_callback,
+        try_processor=_try_processor,
         default_callbacks=callbacks.default_callbacks,
         default_loggers=loggers.default_loggers,
     )
@@ -73,10 +76,9 @@ def _try_backend(device: str | None, options: Mapping[str, Any]) -> None:
 
 
 def _try_model(component: Component) -> None:
-    """Make a shipped model without memory; a user's may do anything when it is made."""
+    """Check the arguments of a shipped model, nothing built; a user's can only be made."""
     if _is_shipped(component):
-        with make_backend("meta").building():
-            component.make()
+        component.target.check_arguments(**component.arguments)
 
 
 def _try_optimizer(component: Component) -> None:
@@ -90,6 +92,19 @@ def _try_scheduler(component: Component) -> None:
     """Make a shipped scheduler without an optimizer."""
     if _is_shipped(component):
         component.make(None)
+
+
+def _try_processor(component: Component) -> list[str]:
+    """Check the arguments of a shipped data processor, nothing read."""
+    if not _is_shipped(component):
+        return []
+    lacks: list[str] = component.target.check_arguments(**component.arguments)
+    return lacks
+
+
+def _try_callback(component: Component) -> Any:
+    """Make a shipped callback or logger: its constructor only keeps what it is given."""
+    return component.make() if _is_shipped(component) else None
 
 
 def _is_shipped(component: Component) -> bool:

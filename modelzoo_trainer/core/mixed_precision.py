@@ -106,6 +106,20 @@ class MixedPrecision(Precision):
         self.log_loss_scale = log_loss_scale
         self.scaler: torch.amp.GradScaler | None = None
 
+    @property
+    def notes(self) -> list[str]:
+        """What settings for other hardware mean here."""
+        if not self.enabled:
+            return []
+        found = []
+        if self.fp16_type == "cbfloat16":
+            found.append("fp16_type cbfloat16 is bfloat16 here.")
+        if self.precision_opt_level is not None:
+            found.append("precision_opt_level: no effect on this hardware.")
+        if self.fp16_type != "float16" and self.loss_scaling_factor != 1.0:
+            found.append("loss_scaling_factor: bfloat16 needs no scaling, there is none.")
+        return found
+
     @override
     def pre_setup(self, trainer: Trainer) -> None:
         super().pre_setup(trainer)

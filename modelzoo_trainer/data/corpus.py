@@ -103,7 +103,25 @@ def _find(place: str, pattern: str | None) -> list[Document]:
     if glob.has_magic(place):
         found = (Path(match) for match in glob.glob(str(path), recursive=True))
         return [Document(path=match, name=match.name) for match in found if match.is_file()]
-    raise ConfigError(
+    raise ConfigError(_missing(place))
+
+
+def missing_places(data_dir: str | Sequence[str]) -> list[str]:
+    """Return a sentence for each place of a corpus that is not there; no folder is read.
+
+    Args:
+        data_dir: As in `find_documents`.
+    """
+    places = [data_dir] if isinstance(data_dir, str) else data_dir
+    return [
+        _missing(place)
+        for place in places
+        if place != STDLIB and not glob.has_magic(place) and not Path(place).expanduser().exists()
+    ]
+
+
+def _missing(place: str) -> str:
+    return (
         f"data_dir {place!r} does not exist. Give a folder, a file, a glob pattern, or "
         f"{STDLIB!r} for the library of the running Python."
     )

@@ -1,7 +1,8 @@
 """Handwritten digits that come with scikit-learn: 1797 images of 8 x 8, no download."""
 
 from importlib import import_module
-from typing import Any, Literal
+from importlib.util import find_spec
+from typing import Any, Final, Literal
 
 import torch
 from torch.utils.data import DataLoader
@@ -47,8 +48,7 @@ class DigitsProcessor:
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
     ) -> None:
-        if not 0 < val_fraction < 1:
-            raise ConfigError(f"val_fraction is {val_fraction}; it must be between 0 and 1.")
+        _check_fraction(val_fraction)
         self.options = LoadingOptions(
             batch_size=batch_size,
             shuffle=shuffle,
@@ -66,18 +66,37 @@ class DigitsProcessor:
         chosen = order[:num_val] if split == "val" else order[num_val:]
         self.dataset = TensorRows((images[chosen], labels[chosen]))
 
+    @classmethod
+    def check_arguments(cls, *, val_fraction: float = 0.2, **others: Any) -> list[str]:
+        """Check the constructor's arguments, nothing loaded; return what this machine lacks.
+
+        Raises:
+            ConfigError: If a number is out of range.
+        """
+        _check_fraction(val_fraction)
+        LoadingOptions.check(others)
+        return [] if find_spec("sklearn") is not None else [_NEEDS]
+
     def create_dataloader(self) -> DataLoader[Any]:
         """Return a loader of the chosen split."""
         return make_dataloader(self.dataset, self.options)
+
+
+_NEEDS: Final = (
+    "DigitsProcessor needs scikit-learn, which is not installed: pip install scikit-learn"
+)
+
+
+def _check_fraction(val_fraction: float) -> None:
+    if not 0 < val_fraction < 1:
+        raise ConfigError(f"val_fraction is {val_fraction}; it must be between 0 and 1.")
 
 
 def _load_digits() -> tuple[torch.Tensor, torch.Tensor]:
     try:
         datasets = import_module("sklearn.datasets")
     except ImportError as error:
-        raise ConfigError(
-            "DigitsProcessor needs scikit-learn, which is not installed: pip install scikit-learn"
-        ) from error
+        raise ConfigError(_NEEDS) from error
     digits = datasets.load_digits()
     images = torch.from_numpy(digits.images).float() / 16  # pixels count to 16
     return images, torch.from_numpy(digits.target).long()

@@ -1,8 +1,8 @@
 """From a data set to a `DataLoader`: the options that all data processors share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sized
-from dataclasses import dataclass
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -46,6 +46,19 @@ class LoadingOptions:
             raise ConfigError(f"num_workers is {self.num_workers}; it must be at least 0.")
         if self.prefetch_factor is not None and self.prefetch_factor < 1:
             raise ConfigError(f"prefetch_factor is {self.prefetch_factor}; it must be at least 1.")
+
+    @classmethod
+    def check(cls, arguments: Mapping[str, Any]) -> None:
+        """Check those arguments of a data processor that are options of loading.
+
+        Args:
+            arguments: All of the processor's, by name.
+
+        Raises:
+            ConfigError: If a number is out of range.
+        """
+        names = [field.name for field in fields(cls)]
+        cls(**{name: arguments[name] for name in names if name in arguments})
 
 
 class BatchDataset(Dataset[Any], ABC):

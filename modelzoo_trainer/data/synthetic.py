@@ -1,6 +1,6 @@
 """Data made of random numbers that a model can learn: for tests and measurements."""
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -70,19 +70,32 @@ class SyntheticProcessor:
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
         )
-        _require("num_samples", num_samples, 1)
+        _check_sizes(
+            num_samples=num_samples,
+            num_features=num_features,
+            num_classes=num_classes,
+            max_sequence_length=max_sequence_length,
+            vocab_size=vocab_size,
+        )
         generator = Generator().manual_seed(seed)
         if kind == "classification":
-            _require("num_features", num_features, 1)
-            _require("num_classes", num_classes, 1)
             points = _points(generator, num_samples, num_features, num_classes)
             self.dataset = TensorRows(points)
         else:
-            _require("max_sequence_length", max_sequence_length, 1)
-            _require("vocab_size", vocab_size, 2)
             tokens = _tokens(generator, num_samples, max_sequence_length + 1, vocab_size)
             pairs = {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
             self.dataset = TensorRows(pairs)
+
+    @classmethod
+    def check_arguments(cls, **arguments: Any) -> list[str]:
+        """Check the constructor's arguments, nothing made; return what this machine lacks: nothing.
+
+        Raises:
+            ConfigError: If a number is out of range.
+        """
+        LoadingOptions.check(arguments)
+        _check_sizes(**{name: arguments[name] for name in _LEAST if name in arguments})
+        return []
 
     def create_dataloader(self) -> DataLoader[Any]:
         """Return a loader of these samples."""
@@ -106,6 +119,16 @@ def _tokens(generator: Generator, num_samples: int, length: int, vocab_size: int
     return tokens.int()
 
 
-def _require(argument: str, value: int, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{argument} is {value}; it must be at least {least}.")
+_LEAST: Final = {
+    "num_samples": 1,
+    "num_features": 1,
+    "num_classes": 1,
+    "max_sequence_length": 1,
+    "vocab_size": 2,
+}
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if value < _LEAST[name]:
+            raise ConfigError(f"{name} is {value}; it must be at least {_LEAST[name]}.")

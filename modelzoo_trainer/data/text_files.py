@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from torch.utils.data import DataLoader
 
-from modelzoo_trainer.data.corpus import find_documents
+from modelzoo_trainer.data.corpus import find_documents, missing_places
 from modelzoo_trainer.data.loading import LoadingOptions, make_dataloader
 from modelzoo_trainer.data.token_cache import cached_tokens, default_cache_dir
 from modelzoo_trainer.data.token_windows import TokenWindows
@@ -64,12 +64,7 @@ class TextFileProcessor:
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
     ) -> None:
-        if max_sequence_length < 1:
-            raise ConfigError(
-                f"max_sequence_length is {max_sequence_length}; it must be at least 1."
-            )
-        if not 0 < val_fraction < 1:
-            raise ConfigError(f"val_fraction is {val_fraction}; it must be between 0 and 1.")
+        _check_numbers(max_sequence_length, val_fraction)
         self.options = LoadingOptions(
             batch_size=batch_size,
             shuffle=shuffle,
@@ -95,6 +90,38 @@ class TextFileProcessor:
                 f"{self.dataset.num_tokens} tokens. Lower it, or give data_dir more text."
             )
 
+    @classmethod
+    def check_arguments(
+        cls,
+        *,
+        data_dir: str | list[str],
+        max_sequence_length: int,
+        val_fraction: float = 0.1,
+        tokenizer_file_path: str | None = None,
+        eos_token: str | None = None,
+        **others: Any,
+    ) -> list[str]:
+        """Check the constructor's arguments, nothing read; return what this machine lacks.
+
+        Raises:
+            ConfigError: If a number is out of range, or settings exclude each other.
+        """
+        _check_numbers(max_sequence_length, val_fraction)
+        LoadingOptions.check(others)
+        lacks = missing_places(data_dir)
+        if tokenizer_file_path is None:
+            make_tokenization(None, eos_token)
+        elif not Path(tokenizer_file_path).expanduser().is_file():
+            lacks.append(f"tokenizer_file_path {tokenizer_file_path!r} does not exist.")
+        return lacks
+
     def create_dataloader(self) -> DataLoader[Any]:
         """Return a loader of the chosen split."""
         return make_dataloader(self.dataset, self.options)
+
+
+def _check_numbers(max_sequence_length: int, val_fraction: float) -> None:
+    if max_sequence_length < 1:
+        raise ConfigError(f"max_sequence_length is {max_sequence_length}; it must be at least 1.")
+    if not 0 < val_fraction < 1:
+        raise ConfigError(f"val_fraction is {val_fraction}; it must be between 0 and 1.")

@@ -8,6 +8,7 @@ Dimension letters: B batch, T positions, H hidden size, V tokens of the vocabula
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -76,6 +77,17 @@ class Decoder(DecoderSettings, nn.Module):
             )
         self._build()
         self.reset_parameters()
+
+    @classmethod
+    def check_arguments(cls, **arguments: Any) -> None:
+        """Check the constructor's arguments; nothing is built.
+
+        Raises:
+            ConfigError: As the constructor.
+        """
+        defaults = {field.name: field.default for field in fields(cls)}
+        settings = DecoderSettings(**(defaults | arguments))  # type: ignore[arg-type]  # as given
+        make_initializers(settings)
 
     def _build(self) -> None:
         size, rate = self.hidden_size, self.embedding_dropout_rate

@@ -43,14 +43,15 @@ class FcMnist(nn.Module):
         to_float16: bool = False,
     ) -> None:
         super().__init__()
-        if to_float16:
-            raise ConfigError(
-                "to_float16 is true, but weights stay in 32 bits. Set to_float16: false, and in "
-                "the section precision enabled: true."
-            )
-        widths = _hidden_widths(hidden_sizes, depth, hidden_size)
-        require_positive(input_size=input_size, num_classes=num_classes)
-        require_rates(dropout=dropout)
+        widths = self.check_arguments(
+            hidden_sizes=hidden_sizes,
+            depth=depth,
+            hidden_size=hidden_size,
+            input_size=input_size,
+            num_classes=num_classes,
+            dropout=dropout,
+            to_float16=to_float16,
+        )
         layers: list[nn.Module] = [nn.Flatten()]
         for fan_in, fan_out in zip([input_size, *widths], widths, strict=False):
             layers.append(nn.Linear(fan_in, fan_out, bias=use_bias))
@@ -61,6 +62,33 @@ class FcMnist(nn.Module):
         layers.append(nn.Linear(widths[-1], num_classes, bias=use_bias))
         self.layers = nn.Sequential(*layers)
         self.compute_eval_metrics = compute_eval_metrics
+
+    @classmethod
+    def check_arguments(  # those of the constructor
+        cls,
+        *,
+        hidden_sizes: list[int] | None = None,
+        depth: int | None = None,
+        hidden_size: int | None = None,
+        input_size: int = 784,
+        num_classes: int = 10,
+        dropout: float = 0.0,
+        to_float16: bool = False,
+        **others: Any,
+    ) -> list[int]:
+        """Check the constructor's arguments, nothing built; return the hidden layers' widths.
+
+        Raises:
+            ConfigError: As the constructor.
+        """
+        if to_float16:
+            raise ConfigError(
+                "to_float16 is true, but weights stay in 32 bits. Set to_float16: false, and in "
+                "the section precision enabled: true."
+            )
+        require_positive(input_size=input_size, num_classes=num_classes)
+        require_rates(dropout=dropout)
+        return _hidden_widths(hidden_sizes, depth, hidden_size)
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
         """Return the mean loss and the logits, in eval mode also the accuracy.

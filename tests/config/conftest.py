@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import pytest
 
-from modelzoo_trainer.config.build import TrainerPlan, check_config
+from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.names import Names, NameTable
+from modelzoo_trainer.config.plan import TrainerPlan
 from modelzoo_trainer.errors import ConfigError
 
 

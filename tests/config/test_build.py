@@ -275,10 +275,10 @@ MODEL = "model: {name: tiny_net, hidden_size: 1}"
             "trainer.init.logging.log_steps: missing; Logging needs it (an i",
         ),
         (MODEL + ", loop: {num_steps: 1, num_epochs: 1}", "trainer.init.loop: num_steps and num_e"),
-        (MODEL + ", sparsity: 0.5", "trainer.init.sparsity: is not part of this version. Leave it"),
+        (MODEL + ", sparsity: 1.5", "trainer.init.sparsity: 1.5 does not fit: input should be le"),
         (
-            MODEL + ", autorestart: {}",
-            "trainer.init.autorestart: is not part of this version. Leav",
+            MODEL + ", sparsity: {sparsity: 0, algoritm: 1}",
+            "trainer.init.sparsity.algoritm: no such",
         ),
         (MODEL + ", callbacks: {CheckLoss: {}}", "trainer.init.callbacks: a mapping does not fit;"),
         (MODEL + ", callbacks: [CheckLoss]", "trainer.init.callbacks[0]: a callback is written as"),

@@ -7,9 +7,10 @@ import re
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from modelzoo_trainer.config.build import MODES, check_config
+from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.overrides import parse_override
+from modelzoo_trainer.config.plan import MODES
 from modelzoo_trainer.config.resolved import to_yaml
 from modelzoo_trainer.errors import ConfigError
 

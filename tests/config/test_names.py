@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+from modelzoo_trainer.config.arguments import schema_of
+from modelzoo_trainer.config.components import check_component
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.names import NameTable, import_module, import_path
 from modelzoo_trainer.config.positions import Place
@@ -130,3 +132,52 @@ def test_what_goes_wrong_inside_a_module_of_the_users_is_raised_as_it_is():
         import_path("zoo_test_package.broken.X")
     with pytest.raises(ModuleNotFoundError, match="zoo_test_nowhere"):
         import_path("zoo_test_package.needy.X")
+
+
+PUBLISHED = {"t5": schema_of(lambda *, layers, dropout=0.0: None, owner="t5")}
+
+
+def with_published():
+    return NameTable(
+        kind="model",
+        names=("gpt2",),
+        load=lambda name: EarlyStopping,
+        published=lambda kind, name: PUBLISHED.get(name.lower()),
+        published_names=lambda kind: tuple(PUBLISHED),
+    )
+
+
+def model(text, *, for_a_run):
+    problems = Problems(for_a_run=for_a_run)
+    place = Place.root(read_text(text, "f.yaml")).key("model")
+    return check_component(place, with_published(), problems), problems
+
+
+def test_a_published_class_that_is_not_shipped_is_refused_for_a_run_with_what_to_do():
+    _, problems = model("model: {T5: {layers: 1}}", for_a_run=True)
+    assert problems.lines() == [
+        "f.yaml:1:9: model.T5: the model 'T5' is not part of this package. Shipped: gpt2. For one "
+        "of your own write its dotted path, model: {mypkg.MyModel: {...}}, or give its module "
+        "with --import."
+    ]
+
+
+def test_in_a_check_it_is_a_note_and_its_arguments_are_checked():
+    component, problems = model("model: {t5: {layers: 1}}", for_a_run=False)
+    assert problems.lines() == []
+    assert [note.message[:24] for note in problems.notes] == ["cannot run as it is: the"]
+    assert component.target.name == "t5"
+    with pytest.raises(ConfigError, match="is not part of this package"):
+        component.build()
+    _, problems = model("model: {t5: {layer: 1}}", for_a_run=False)
+    assert problems.lines() == [
+        "f.yaml:1:14: model.t5.layer: no such argument of t5. Did you mean 'layers'?",
+        "f.yaml:1:9: model.t5.layers: missing; t5 needs it (anything).",
+    ]
+
+
+def test_a_misspelt_published_name_is_no_note():
+    _, problems = model("model: {t55: {layers: 1}}", for_a_run=False)
+    assert problems.lines() == [
+        "f.yaml:1:9: model.t55: 't55' is not a model. Did you mean 't5'?",
+    ]

@@ -10,8 +10,10 @@ from modelzoo_trainer.config.annotations import expected
 from modelzoo_trainer.config.arguments import schema_of
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_text
+from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.models.registry import MODELS, model_class
 
 FILE = """\
 trainer:
@@ -75,7 +77,7 @@ def plan(names, **changes):
         ),
         (
             {"more": "backend: {compil: true}"},
-            "5:14: trainer.init.backend.compil: no such option of cpu. Did you mean 'compile'?",
+            "5:15: trainer.init.backend.compil: no such option of cpu. Did you mean 'compile'?",
         ),
         (
             {"more": "callbacks: [KeepNCheckpoint: {}]"},
@@ -155,3 +157,66 @@ def test_everything_a_shipped_class_takes_can_be_written_in_a_file(shipped, kind
     }
     assert parameters
     assert [name for name, fits in parameters.items() if "cannot write" in fits] == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_arguments_of_a_shipped_model_are_checked_without_building_it(name, monkeypatch):
+    def built(self, *args, **kwargs):
+        raise AssertionError("a module was built")
+
+    monkeypatch.setattr(nn.Module, "__init__", built)
+    model_class(name).check_arguments(**({"hidden_sizes": [3]} if name == "fc_mnist" else {}))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("{name: gpt2, hidden_size: 10, num_heads: 3}", "3:25: trainer.init.model: hidden_size (1"),
+        ("{name: llama, mup_base_hidden_size: 1}", "3:26: trainer.init.model: mup_base_hidden_siz"),
+        ("{name: gpt2, initializer: {name: nrmal}}", "3:25: trainer.init.model: initializer"),
+    ],
+)
+def test_settings_of_a_model_that_do_not_fit_together_are_refused(shipped, model, message):
+    with pytest.raises(ConfigError) as caught:
+        plan(shipped, model=model)
+    assert str(caught.value).startswith(f"params.yaml:{message}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("DigitsProcessor, batch_size: 0", "batch_size is 0; it must be at least 1."),
+        ("DigitsProcessor, batch_size: 1, val_fraction: 1", "val_fraction is 1.0; it must be bet"),
+        ("SyntheticProcessor, batch_size: 1, vocab_size: 1", "vocab_size is 1; it must be at lea"),
+        (
+            "TextFileProcessor, batch_size: 1, data_dir: stdlib, max_sequence_length: 0",
+            "max_sequence_length is 0; it must be at least 1.",
+        ),
+        (
+            "TextFileProcessor, batch_size: 1, data_dir: nowhere, max_sequence_length: 3",
+            "data_dir 'nowhere' does not exist.",
+        ),
+        (
+            "TextFileProcessor, batch_size: 1, data_dir: stdlib, max_sequence_length: 3, "
+            "tokenizer_file_path: none.json",
+            "tokenizer_file_path 'none.json' does not exist.",
+        ),
+    ],
+)
+def test_data_that_cannot_be_had_is_refused_before_a_run(shipped, arguments, message):
+    text = (FILE % "").replace("DigitsProcessor, batch_size: 2", arguments)
+    with pytest.raises(ConfigError) as caught:
+        check_config(read_text(text, "params.yaml"), shipped)
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith("params.yaml:7:")
+    assert f": trainer.fit.train_dataloader: {message}" in line
+
+
+def test_a_mere_check_does_not_ask_for_data_on_this_machine(shipped):
+    arguments = "TextFileProcessor, batch_size: 1, data_dir: nowhere, max_sequence_length: 3"
+    text = (FILE % "").replace("DigitsProcessor, batch_size: 2", arguments)
+    (found,) = check_config(
+        read_text(text, "params.yaml"), shipped, problems=Problems(for_a_run=False)
+    )
+    (note,) = found.notes
+    assert "cannot run as it is: data_dir 'nowhere' does not exist." in str(note)

@@ -1,0 +1,119 @@
+"""Annotations as JSON Schema: what pydantic checks a value with, written down."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+JsonSchema: TypeAlias = dict[str, Any]
+
+NOT_GIVEN: Final = object()
+_NOTHING: Final[JsonSchema] = {"not": {}}  # no value fits
+
+
+class _Generator(GenerateJsonSchema):
+    """Says what a file can hold: pydantic's schema, without what only Python can make."""
+
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  # pydantic's
+
+    def is_instance_schema(self, schema: core_schema.IsInstanceSchema) -> JsonSchemaValue:
+        return dict(_NOTHING)
+
+    def is_subclass_schema(self, schema: core_schema.IsSubclassSchema) -> JsonSchemaValue:
+        return dict(_NOTHING)
+
+    def callable_schema(self, schema: core_schema.CallableSchema) -> JsonSchemaValue:
+        return dict(_NOTHING)
+
+    def handle_invalid_for_json_schema(
+        self, schema: CoreSchema, error_info: str
+    ) -> JsonSchemaValue:
+        return {}  # a check by a function: only that function knows what fits
+
+    def union_schema(self, schema: core_schema.UnionSchema) -> JsonSchemaValue:
+        return _pruned(super().union_schema(schema))
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
+        return _pruned(super().nullable_schema(schema))
+
+    def set_schema(self, schema: core_schema.SetSchema) -> JsonSchemaValue:
+        return _repeatable(super().set_schema(schema))
+
+    def frozenset_schema(self, schema: core_schema.FrozenSetSchema) -> JsonSchemaValue:
+        return _repeatable(super().frozenset_schema(schema))
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def _pruned(union: JsonSchemaValue) -> JsonSchemaValue:
+    """Return a union without the members that nothing fits."""
+    if "anyOf" not in union:
+        return union
+    members = [member for member in union["anyOf"] if member != _NOTHING]
+    if len(members) == 1:
+        return dict(members[0])
+    return {**union, "anyOf": members} if members else dict(_NOTHING)
+
+
+def _repeatable(array: JsonSchemaValue) -> JsonSchemaValue:
+    """Return a set's schema as a list's: a value written twice counts once, and is no mistake."""
+    return {key: value for key, value in array.items() if key != "uniqueItems"}
+
+
+class TypeSchemas:
+    """The schemas of many annotations, with one set of definitions for what they share."""
+
+    def __init__(self) -> None:
+        self.definitions: JsonSchema = {}
+
+    def of(
+        self, adapter: TypeAdapter[Any] | None, text: str = "", default: object = NOT_GIVEN
+    ) -> JsonSchema:
+        """Return a schema; what it refers to is among the definitions then.
+
+        Args:
+            adapter: What checks values; None if anything fits.
+            text: The description.
+            default: Left out if JSON cannot hold it.
+        """
+        found = {} if adapter is None else self._written_down(adapter)
+        return ({"description": text} if text else {}) | found | _default(default)
+
+    def _written_down(self, adapter: TypeAdapter[Any]) -> JsonSchema:
+        for number in count(1):
+            suffix = "" if number == 1 else f"_{number}"  # two types may have one name
+            schema = adapter.json_schema(
+                ref_template=f"#/$defs/type.{{model}}{suffix}", schema_generator=_Generator
+            )
+            shared = schema.pop("$defs", {})
+            named = {f"type.{name}{suffix}": inner for name, inner in shared.items()}
+            if all(self.definitions.get(name, inner) == inner for name, inner in named.items()):
+                break
+        self.definitions.update(named)
+        return schema
+
+
+def _default(value: object) -> JsonSchema:
+    """Return the keyword `default`, unless there is none that JSON can hold."""
+    if value is NOT_GIVEN:
+        return {}
+    try:
+        return {"default": json.loads(json.dumps(value, allow_nan=False, default=_as_text))}
+    except (TypeError, ValueError):
+        return {}
+
+
+def _as_text(value: object) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{value!r} cannot be written in a file.")

@@ -1,0 +1,101 @@
+"""A checked file as a plan: what a trainer is made of, and what it will run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from modelzoo_trainer.config.components import Component
+from modelzoo_trainer.config.problems import Problem
+
+# mode -> the section that it runs, which is the trainer's method as well
+MODES: Final = {
+    "train": "fit",
+    "train_and_eval": "fit",
+    "eval": "validate",
+    "eval_all": "validate_all",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerPlan:
+    """One trainer of a file, checked: what it is made of and what it will run.
+
+    Args:
+        trainer: Makes the trainer from keyword arguments.
+        init: Its arguments; components are built by `build`.
+        defaults: Callbacks and loggers that the file neither names nor removes.
+        mode: A key of `MODES`; None if the file, which was only to be checked, runs nothing.
+        call: The arguments of the method that the mode runs; dataloaders are components, built
+            when the method asks for them.
+        resolved: What the file says of this trainer, options of the command line included; as
+            YAML (`resolved.to_yaml`) it is a configuration itself.
+        notes: What the user should hear once: settings without an effect here.
+    """
+
+    trainer: Callable[..., Any]
+    init: dict[str, Any]
+    defaults: dict[str, list[Any]]
+    mode: str | None
+    call: dict[str, Any]
+    resolved: dict[str, Any]
+    notes: tuple[Problem, ...] = ()
+
+    @property
+    def method(self) -> str | None:
+        """The trainer's method that the mode runs: "fit", "validate" or "validate_all"."""
+        return None if self.mode is None else MODES[self.mode]
+
+    def build(self) -> Any:
+        """Return the trainer.
+
+        Raises:
+            ConfigError: If a class refuses its arguments; with the place in the file.
+        """
+        arguments: dict[str, Any] = {}
+        for key, value in self.init.items():
+            if key in ("model", "optimizer"):
+                arguments[key] = value.build
+            elif key == "schedulers":
+                arguments[key] = [component.build for component in value]
+            elif key in self.defaults:
+                built = [component.build() for component in value]
+                arguments[key] = built + self.defaults[key]
+            else:
+                arguments[key] = value.build() if isinstance(value, Component) else value
+        return self.trainer(**arguments)
+
+    def run(self, trainer: Any) -> None:
+        """Run what the mode asks for.
+
+        Args:
+            trainer: As `build` returned it.
+        """
+        assert self.method is not None  # a file that is only checked is not run
+        call = {key: _dataloaders(value) for key, value in self.call.items()}
+        getattr(trainer, self.method)(**call)
+
+
+def _dataloaders(value: Any) -> Any:
+    """Return callables in the place of data processors, which are components."""
+    if isinstance(value, Component):
+        return _dataloader(value)
+    if isinstance(value, list):
+        return [_dataloaders(item) for item in value]
+    return value
+
+
+def _dataloader(component: Component) -> Callable[[], Any]:
+    """Return a callable that builds the data processor and returns its dataloader.
+
+    Args:
+        component: The data processor; one without `create_dataloader` is the dataloader itself.
+    """
+
+    def create() -> Any:
+        processor = component.build()
+        make = getattr(processor, "create_dataloader", None)
+        return processor if make is None else make()
+
+    return create

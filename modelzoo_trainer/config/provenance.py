@@ -1,0 +1,66 @@
+"""Where a run comes from: versions, commit and command, as the head of its configuration."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Final
+
+from modelzoo_trainer.config.plan import TrainerPlan
+from modelzoo_trainer.config.resolved import to_yaml
+from modelzoo_trainer.config.secrets import hide_in_command, without_secrets
+
+_PACKAGES: Final = ("modelzoo-trainer", "torch", "numpy")
+_PATIENCE: Final = 5  # seconds for git, whose folder may lie on a network
+
+
+def describe_run(plan: TrainerPlan, command: Sequence[str]) -> str:
+    """Return the configuration that is run, as YAML with its origin in comments.
+
+    The text is a configuration itself. Secrets are left out.
+
+    Args:
+        plan: What is run.
+        command: The words of the command line.
+    """
+    head = [
+        f"written {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC before the first step; runs again as",
+        f"it is with --mode {plan.mode}",
+        f"command: {shlex.join(hide_in_command(command))}",
+        f"versions: {_versions()}",
+        f"git commit: {git_commit()}",
+        *(f"note: {str(note).splitlines()[0]}" for note in plan.notes),
+    ]
+    comments = "".join(f"# {line}\n" for line in head)
+    return comments + to_yaml(without_secrets(plan.resolved))
+
+
+def _versions() -> str:
+    found = [f"Python {platform.python_version()}"]
+    for name in _PACKAGES:
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:  # run from a checkout
+            found.append(f"{name} not installed")
+    return ", ".join(found)
+
+
+def git_commit() -> str:
+    """Return the commit of the current folder, with a word on changes to it; "none" if none."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        changes = _git("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return "none"
+    return f"{commit} with uncommitted changes" if changes else commit
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(
+        ("git", *words), capture_output=True, check=True, timeout=_PATIENCE, text=True
+    )
+    return done.stdout.strip()

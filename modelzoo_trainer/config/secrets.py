@@ -1,0 +1,67 @@
+"""Which settings are secrets: they are neither printed nor written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+HIDDEN: Final = "***"
+
+# At the end of a key: `hub_token`, `apiKey`; not `pad_token_id`, `max_tokens` or `eos_token`.
+_SECRET: Final = re.compile(
+    r"(?:^|[._-])(?:password|passwd|passphrase|secret|credentials|api_?key|access_?key"
+    r"|secret_?key|private_?key|(?:api|auth|access|bearer|bot|hub|hf|secret|session)_?token)$"
+    r"|(?:^|\.)token$"
+)
+_CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_CHANGE: Final = re.compile(r"(?P<path>[^=\s]+)=")
+
+
+def is_secret(key: object, value: object = "") -> bool:
+    """Return whether the value of a key is a secret: text under a telling name.
+
+    Args:
+        key: As the file writes it.
+        value: Its value; numbers, lists and the like are none.
+    """
+    if not (isinstance(key, str) and isinstance(value, str)):
+        return False
+    return _SECRET.search(_CAMEL.sub("_", key).lower()) is not None
+
+
+def without_secrets(plain: Any) -> Any:
+    """Return a copy of plain values in which keys of secrets are left out.
+
+    Args:
+        plain: Dictionaries, lists and values.
+    """
+    if isinstance(plain, dict):
+        return {
+            key: without_secrets(value) for key, value in plain.items() if not is_secret(key, value)
+        }
+    if isinstance(plain, list):
+        return [without_secrets(item) for item in plain]
+    return plain
+
+
+def hide_in_command(words: Iterable[str]) -> list[str]:
+    """Return the words of a command with the values of secrets hidden.
+
+    Args:
+        words: Such as `--set`, `init.loggers[WandbLogger].api_key=...`.
+    """
+    shown = []
+    for word in words:
+        change = _CHANGE.match(word)
+        if change is None:
+            shown.append(word)
+            continue
+        path, value = change["path"], word[change.end() :]
+        if path == "--set":
+            shown.append(f"--set={hide_in_command([value])[0]}")
+            continue
+        inner = any(is_secret(name) for name in re.findall(r"(\w+)\s*:", value))
+        hide = inner or is_secret(path.rpartition(".")[2])
+        shown.append(f"{path}={HIDDEN}" if hide else word)
+    return shown

@@ -1,0 +1,111 @@
+"""The device: hardware that is not driven here, and settings that mean nothing here."""
+
+import pytest
+
+from modelzoo_trainer.config.build import check_config
+from modelzoo_trainer.config.loader import read_text
+from modelzoo_trainer.config.overrides import apply_overrides, parse_override
+from modelzoo_trainer.config.shipped import shipped_names
+from modelzoo_trainer.errors import ConfigError
+
+FILE = """\
+trainer:
+  init:
+    backend: %s
+    model: {name: fc_mnist, hidden_sizes: [4]}
+    optimizer: {SGD: {}}
+    %s
+  fit:
+    train_dataloader: {data_processor: DigitsProcessor, batch_size: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return shipped_names()
+
+
+def plan(shipped, backend, more="", *changes):
+    root = read_text(FILE % (backend, more), "f.yaml")
+    overrides = [parse_override(change) for change in changes]
+    return check_config(apply_overrides(root, overrides), shipped)[0]
+
+
+def problems(*args):
+    with pytest.raises(ConfigError) as caught:
+        plan(*args)
+    return str(caught.value).splitlines()
+
+
+CPU = ("init.device=cpu", "init.backend.backend_type=null")
+
+
+@pytest.mark.parametrize("name", ["CSX", "csx"])
+def test_hardware_that_is_not_driven_here_asks_for_a_device_in_one_line(shipped, name):
+    (line,) = problems(shipped, f"{{backend_type: {name}, cluster_config: {{num_csx: 1}}}}")
+    assert line == (
+        f"f.yaml:3:29: trainer.init.backend.backend_type: '{name}' is hardware that this trainer "
+        f"does not drive. Say what to run on: --device cpu, gpu or auto (the best that is there)."
+    )
+
+
+def test_its_settings_have_no_effect_and_are_listed_once(shipped):
+    backend = (
+        "{backend_type: CSX, compile_dir: x, cluster_config: {num_csx: 2, mount_dirs: [a]}, "
+        "csx.debug.implicit_cast_cb16_to_fp32: true}"
+    )
+    found = plan(shipped, backend, "", *CPU)
+    assert found.init["device"] == "cpu"
+    assert "backend" not in found.init
+    assert [str(note) for note in found.notes] == [
+        "f.yaml:3:97: trainer.init.backend.csx.debug.implicit_cast_cb16_to_fp32: no effect on "
+        "this hardware.",
+        "f.yaml:3:34: trainer.init.backend: compile_dir, cluster_config of the hardware that the "
+        "file was made for: no effect here.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        ("{compile_dri: x}", "3:15: trainer.init.backend.compile_dri: no such option of cpu. D"),
+        ("{compile_dir: 3}", "3:28: trainer.init.backend.compile_dir: 3 does not fit; expected te"),
+        (
+            "{cluster_config: {num_csxs: 1}}",
+            "3:32: trainer.init.backend.cluster_config.num_csxs: no such argument of cluster_conf",
+        ),
+        (
+            "{cluster_config: {num_csx: one}}",
+            "3:41: trainer.init.backend.cluster_config.num_csx: 'one' does not fit; expected an i",
+        ),
+        (
+            "{csx.debug.implicit_cast_cb16_to_fp23: true}",
+            "3:15: trainer.init.backend.csx.debug.implicit_cast_cb16_to_fp23: is not a flag. Did ",
+        ),
+    ],
+)
+def test_its_settings_are_checked_all_the_same(shipped, backend, message):
+    (line,) = problems(shipped, backend, "", "init.device=cpu")
+    assert line.startswith(f"f.yaml:{message}")
+
+
+def test_its_precision_is_bfloat16_without_a_scaler_and_says_so(shipped):
+    more = "precision: {fp16_type: cbfloat16, loss_scaling_factor: dynamic, precision_opt_level: 1}"
+    found = plan(shipped, "{}", more, "init.device=cpu")
+    assert [note.message for note in found.notes] == [
+        "fp16_type cbfloat16 is bfloat16 here.",
+        "precision_opt_level: no effect on this hardware.",
+        "loss_scaling_factor: bfloat16 needs no scaling, there is none.",
+    ]
+    assert found.init["precision"].make().scaler is None
+
+
+def test_a_flag_in_the_callbacks_is_noted_or_refused_at_its_own_place(shipped):
+    more = "callbacks: [{GlobalFlags: {csx.debug.execute_crd_memory_gi: %s}}]"
+    (note,) = plan(shipped, "{}", more % "5", "init.device=cpu").notes
+    assert note.message == "csx.debug.execute_crd_memory_gi: no effect on this hardware."
+    (line,) = problems(shipped, "{}", more % "five", "init.device=cpu")
+    assert line == (
+        "f.yaml:6:32: trainer.init.callbacks[0].GlobalFlags.csx.debug.execute_crd_memory_gi is "
+        "'five'; expected a whole number."
+    )

@@ -1,0 +1,104 @@
+"""The configuration that a run keeps: an input again, with its origin, without secrets."""
+
+import re
+import subprocess
+
+import pytest
+
+from modelzoo_trainer.config.loader import read_text
+from modelzoo_trainer.config.positions import to_plain
+from modelzoo_trainer.config.provenance import describe_run, git_commit
+from modelzoo_trainer.config.secrets import hide_in_command, is_secret, without_secrets
+
+FILE = """\
+trainer:
+  init:
+    device: cpu
+    model: {name: tiny_net, hidden_size: 3}
+    optimizer: {AdamW: {lr: 1e-4}}
+    callbacks: [{GlobalFlags: {api_key: abc, pad_token_id: 3, hub_token: x, eos_token: "</s>"}}]
+  fit:
+    train_dataloader: {data_processor: Digits, batch_size: 2}
+"""
+
+
+def test_it_is_an_input_again(check):
+    (plan,) = check(FILE)
+    text = describe_run(plan, ["run.py", "--params", "my file.yaml"])
+    (again,) = check(text)
+    assert again.init["optimizer"].arguments == {"lr": 1e-4}
+    assert again.resolved == without_secrets(plan.resolved)
+
+
+def test_it_tells_its_origin(check):
+    (plan,) = check(FILE)
+    head = describe_run(plan, ["run.py", "--params", "my file.yaml"])
+    assert re.search(r"^# command: run\.py --params 'my file\.yaml'$", head, re.MULTILINE)
+    assert re.search(r"^# versions: Python 3\.\d+\.\d+, modelzoo-trainer .*torch \d", head, re.M)
+    assert re.search(r"^# git commit: ([0-9a-f]{40}|none)", head, re.MULTILINE)
+
+
+def test_it_holds_no_secret(check):
+    (plan,) = check(FILE)
+    command = ["run.py", "--set", "init.callbacks[GlobalFlags].api_key=abc", "--set=hub_token=x"]
+    text = describe_run(plan, command)
+    assert "abc" not in text
+    assert "hub_token=***" in text
+    flags = to_plain(read_text(text, "f.yaml"))["trainer"]["init"]["callbacks"][0]["GlobalFlags"]
+    assert flags == {"pad_token_id": 3, "eos_token": "</s>"}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "password",
+        "api_key",
+        "apiKey",
+        "WANDB_API_KEY",
+        "token",
+        "hf_token",
+        "smtp.passwd",
+        "secret",
+    ],
+)
+def test_a_telling_name_is_a_secret(key):
+    assert is_secret(key, "text")
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["pad_token_id", "max_tokens", "eos_token", "token_dropout", "num_tokens", "key", "tokenizer"],
+)
+def test_tokens_of_text_are_none(key):
+    assert not is_secret(key, "text")
+
+
+def test_a_number_is_no_secret():
+    assert not is_secret("token", 3)
+
+
+def test_secrets_inside_a_value_on_the_command_line_are_hidden():
+    shown = hide_in_command(["--set", "init.loggers[0]={WandbLogger: {api_key: abc}}", "plain"])
+    assert shown == ["--set", "init.loggers[0]=***", "plain"]
+
+
+def test_a_commit_says_whether_there_are_changes(tmp_path, monkeypatch):
+    def git(*words):
+        subprocess.run(("git", *words), check=True, capture_output=True)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert git_commit() == "none"
+    git("init", "-q")
+    (tmp_path / "file").write_text("1")
+    git("add", "file")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one")
+    clean = git_commit()
+    assert re.fullmatch("[0-9a-f]{40}", clean)
+    (tmp_path / "file").write_text("2")
+    assert git_commit() == f"{clean} with uncommitted changes"
+
+
+def test_without_git_there_is_no_commit(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert git_commit() == "none"

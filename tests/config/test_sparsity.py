@@ -1,0 +1,70 @@
+"""The sparsity section: checked whole, though it has no effect yet."""
+
+import pytest
+
+from modelzoo_trainer.config.loader import read_text
+from modelzoo_trainer.config.positions import Place
+from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.sparsity import check_sparsity
+
+
+def check(text):
+    problems = Problems()
+    check_sparsity(Place.root(read_text(text, "f.yaml")).key("sparsity"), problems)
+    return problems
+
+
+RIGHT = {
+    "a fraction": "0.9",
+    "static": "{sparsity: 0.75, init_method: random, param_filter: ['*.weight']}",
+    "rigl": "{algorithm: rigl, sparsity: 0.75, drop_fraction: {type: cosine, init: 0.3, "
+    "half_period: 10}, update: {freq: 100, stop: 3584}, param_filter: '*'}",
+    "set": "{algorithm: SET, sparsity: 0.5, update: {steps: [1, 2]}, drop_fraction: 0.2}",
+    "gmp": "{algorithm: gmp, schedule: {type: exp, init: 0, final: 0.9, gamma: 0.01}}",
+    "several": "[{sparsity: 0.5, param_filter: a}, {sparsity: 0.9, param_filter: b}]",
+    "a group": "{algorithm: group, groups: [{sparsity: 0.5}, {algorithm: gmp, sparsity: 0.1}]}",
+}
+
+
+@pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT)
+def test_what_is_right_is_noted_as_having_no_effect(text):
+    problems = check(f"sparsity: {text}")
+    assert problems.lines() == []
+    (note,) = problems.notes
+    assert "ALL WEIGHTS ARE TRAINED" in note.message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("much", "1:11: sparsity: 'much' does not fit; expected a number"),
+        ("1.0", "1:11: sparsity: 1.0 does not fit: input should be less than 1"),
+        ("-0.1", "1:11: sparsity: -0.1 does not fit: input should be greater than or equal to 0"),
+        ("{}", "1:1: sparsity.sparsity: missing; static sparsity needs it"),
+        ("{sparsity: 0.1, init_metod: topk}", "1:27: sparsity.init_metod: no such argument of st"),
+        ("{sparsity: 0.1, init_method: top}", "1:40: sparsity.init_method: 'top' does not fit; e"),
+        ("{algorithm: riggl, sparsity: 0}", "1:23: sparsity.algorithm: 'riggl' is not known. Did"),
+        ("{algorithm: rigl, sparsity: 0}", "1:1: sparsity.update: missing; rigl sparsity needs i"),
+        (
+            "{algorithm: set, update: {frq: 1}, sparsity: 0}",
+            "1:37: sparsity.update.frq: no such argument of update. Did you mean 'freq'?",
+        ),
+        (
+            "{algorithm: set, update: {freq: 1}, sparsity: 0, schedule: 0}",
+            "1:1: sparsity: sparsity and schedule are both given",
+        ),
+        ("{algorithm: gmp}", "1:1: sparsity.sparsity: missing; write sparsity or schedule."),
+        (
+            "{algorithm: gmp, sparsity: {type: cosin, init: 1}}",
+            "1:45: sparsity.sparsity.type: 'cosin' is not known. Did you mean 'cosine'?",
+        ),
+        (
+            "{algorithm: gmp, sparsity: {type: linear, init: 1, slop: 0}}",
+            "1:62: sparsity.sparsity.slop: no such argument of a curve of type linear.",
+        ),
+        ("[{sparsity: 0.1}, 3]", "1:29: sparsity[1]: 3 does not fit; expected a mapping with alg"),
+    ],
+)
+def test_what_is_wrong_is_reported_at_its_place(text, message):
+    lines = check(f"sparsity: {text}").lines()
+    assert any(line.startswith(f"f.yaml:{message}") for line in lines), lines

@@ -1,0 +1,45 @@
+"""What the page on the configuration says is what the program does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from modelzoo_trainer.config.build import check_config
+from modelzoo_trainer.config.loader import read_text
+from modelzoo_trainer.config.options import OPTIONS
+from modelzoo_trainer.config.overrides import apply_overrides, parse_override
+from modelzoo_trainer.config.shipped import shipped_names
+
+BLOCK = re.compile(r"<!-- check -->\n```yaml\n(.*?)```", re.DOTALL)
+CHANGE = re.compile(r"`--set ([a-z]\S*=\S+)`")
+
+
+@pytest.fixture(scope="module")
+def page(root: Path) -> str:
+    return (root / "docs" / "configuration.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_options_is_that_of_the_program(page):
+    rows = [
+        f"| `--{option.name}{f' {option.metavar}' if option.metavar else ''}` | {option.help} |"
+        for option in OPTIONS
+    ]
+    assert [line for line in page.splitlines() if line.startswith("| `--")] == rows
+
+
+def test_the_examples_are_right(page):
+    names = shipped_names()
+    blocks = BLOCK.findall(page)
+    assert blocks
+    for text in blocks:
+        assert check_config(read_text(text, "page.yaml"), names)
+
+
+def test_the_changes_can_be_made(page):
+    changes = [change for change in CHANGE.findall(page) if "trainer[1]" not in change]
+    root = read_text("trainer: {init: {schedulers: [{LinearLR: {}}]}}", "page.yaml")
+    assert len(changes) == 2
+    assert apply_overrides(root, [parse_override(change) for change in changes]) is not root
