@@ -82,7 +82,7 @@ def schema_of(
             optimizer, `optimizer` of a scheduler.
         owner: Its name in messages; None = its own.
     """
-    owner = str(owner or getattr(target, "__name__", target))
+    owner = owner or str(getattr(target, "__name__", target))
     try:
         signature = inspect.signature(target)
     except ValueError:  # a class written in C without one

@@ -40,7 +40,7 @@ _HOW_TO_WRITE: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Unshipped:
     """A published class that is not part of this package: its arguments are checked, no more.
 
@@ -117,7 +117,9 @@ class NameTable:
         """The kind with its article: "an optimizer"."""
         return f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind}"
 
-    def find(self, name: object, place: Place, problems: Problems) -> Any | None:
+    def find(
+        self, name: object, place: Place, problems: Problems, *, is_removed: bool = False
+    ) -> Any | None:
         """Return the class that `name` means, or None with a problem added.
 
         Args:
@@ -125,6 +127,7 @@ class NameTable:
                 whose module is imported.
             place: Where it is written.
             problems: What is wrong is added here.
+            is_removed: Whether it is named only to be left out: then it need not be shipped.
         """
         if not isinstance(name, str):
             problems.add(place.key_at, place.path, f"{name!r} is not the name of {self.one}.")
@@ -133,7 +136,7 @@ class NameTable:
             if "." in name:
                 return self.adapt(import_path(name))
             found = self._shipped_or_imported(name)
-            if isinstance(found, Unshipped):
+            if isinstance(found, Unshipped) and not is_removed:
                 problems.add_to_run(place.key_at, place.path, found.advice)
             return found
         except ConfigError as error:

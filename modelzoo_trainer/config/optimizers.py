@@ -11,7 +11,11 @@ from torch.optim import Optimizer
 from modelzoo_trainer.config.annotations import annotations_of
 from modelzoo_trainer.optim import OptimizerFactory, ParamFilter
 
-_ADDED = {"learning_rate": float | None, "params": list[ParamFilter] | None}
+_ADDED = {
+    "learning_rate": float | None,
+    "params": list[ParamFilter] | None,
+    "adjust_learning_rate": dict[str, float] | None,
+}
 
 
 def with_groups(cls: Any) -> Any:
@@ -35,5 +39,5 @@ def with_groups(cls: Any) -> Any:
     model = first.replace(name="model")
     make.__signature__ = inspect.Signature([model, *own, *added, *rest])  # type: ignore[attr-defined]  # read by `inspect.signature`
     make.__annotations__ = annotations_of(cls) | _ADDED
-    make.__name__ = cls.__name__
+    make.__name__, make.__module__ = cls.__name__, cls.__module__
     return make

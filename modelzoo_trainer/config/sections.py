@@ -231,18 +231,21 @@ def check_installed(
     kinds = {type(default) for default in defaults}
     for item in check_list(place, table.kind, problems):
         found = named(item, table.one, problems)
-        target = table.find(*found, problems) if found is not None else None
-        if found is None or target is None:
+        if found is None:
             continue
         name, inner = found
+        is_removed = is_null(inner.node)
+        target = table.find(name, inner, problems, is_removed=is_removed)
+        if target is None:
+            continue
         classes.add(target)
-        if not is_null(inner.node):
+        if not is_removed:
             num_before = len(problems)
             component = check_call(target, inner, problems)
             if len(problems) == num_before:
                 _try_build(component, try_one, inner, problems)
             components.append(component)
-        elif target not in kinds:
+        elif target not in kinds and not isinstance(target, Unshipped):
             problems.add(
                 inner.key_at,
                 inner.path,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.nn import Parameter
@@ -13,6 +13,8 @@ from modelzoo_trainer import callbacks, core, loggers
 from modelzoo_trainer.config.components import Component
 from modelzoo_trainer.config.names import Names, NameTable
 from modelzoo_trainer.config.optimizers import with_groups
+from modelzoo_trainer.config.published import published_names, published_schema
+from modelzoo_trainer.config.torch_schedulers import with_optimizer
 from modelzoo_trainer.core.backend import (
     BackendError,
     make_backend,
@@ -24,6 +26,10 @@ from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS, optimizer_class, sche
 from modelzoo_trainer.trainer import Trainer
 
 
+_OF_A_MODEL: Final = ("params", "adjust_learning_rate", "adamw_params")
+"""Arguments of optimizers that speak of a model's parameters."""
+
+
 def shipped_names(modules: Iterable[ModuleType] = ()) -> Names:
     """Return all shipped names.
 
@@ -33,7 +39,7 @@ def shipped_names(modules: Iterable[ModuleType] = ()) -> Names:
     own = tuple(modules)
     return Names(
         trainer=Trainer,
-        models=NameTable(kind="model", names=tuple(MODELS), load=model_class, modules=own),
+        models=_with_published("model", tuple(MODELS), model_class, own),
         optimizers=NameTable(
             kind="optimizer",
             names=tuple(OPTIMIZERS),
@@ -42,13 +48,15 @@ def shipped_names(modules: Iterable[ModuleType] = ()) -> Names:
             adapt=with_groups,
         ),
         schedulers=NameTable(
-            kind="scheduler", names=tuple(SCHEDULERS), load=scheduler_class, modules=own
+            kind="scheduler",
+            names=tuple(SCHEDULERS),
+            load=scheduler_class,
+            modules=own,
+            adapt=with_optimizer,
         ),
         callbacks=_exported("callback", callbacks, own),
         loggers=_exported("logger", loggers, own),
-        processors=NameTable(
-            kind="data processor", names=tuple(PROCESSORS), load=processor_class, modules=own
-        ),
+        processors=_with_published("data processor", tuple(PROCESSORS), processor_class, own),
         sections={
             "precision": core.MixedPrecision,
             "loop": core.TrainingLoop,
@@ -84,7 +92,8 @@ def _try_model(component: Component) -> None:
 def _try_optimizer(component: Component) -> None:
     """Make a shipped optimizer over one parameter, without the filters that need a model."""
     if _is_shipped(component):
-        arguments = {key: value for key, value in component.arguments.items() if key != "params"}
+        given = component.arguments.items()
+        arguments = {key: value for key, value in given if key not in _OF_A_MODEL}
         component.target([Parameter(torch.zeros(()))], **arguments)
 
 
@@ -118,4 +127,21 @@ def _exported(kind: str, package: Any, modules: tuple[ModuleType, ...]) -> NameT
     def load(name: str) -> Any:
         return getattr(package, name)
 
-    return NameTable(kind=kind, names=tuple(classes), load=load, modules=modules)
+    return _with_published(kind, tuple(classes), load, modules)
+
+
+def _with_published(
+    kind: str,
+    names: tuple[str, ...],
+    load: Callable[[str], Any],
+    modules: tuple[ModuleType, ...],
+) -> NameTable:
+    """Return the table of what is shipped; what is published besides is known by its schema."""
+    return NameTable(
+        kind=kind,
+        names=names,
+        load=load,
+        modules=modules,
+        published=published_schema,
+        published_names=published_names,
+    )

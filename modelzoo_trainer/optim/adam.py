@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
+from math import inf
+from typing import TYPE_CHECKING, Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import override
 
-from modelzoo_trainer.optim.arguments import (
-    Betas,
-    Params,
-    check_correct_bias,
-    groups_of,
-    one_lr,
-)
+from modelzoo_trainer.optim.arguments import Betas, Factors, Params, groups_of, one_lr
+from modelzoo_trainer.optim.checks import check_fractions, check_not_negative, check_pair
 from modelzoo_trainer.optim.param_groups import ParamFilter
+from modelzoo_trainer.optim.scheduler import Group
+
+if TYPE_CHECKING:
+    _Adam = torch.optim.Adam
+else:
+    _Adam = object  # torch's Adam or AdamW, whichever comes next in a class
 
 
-class AdamW(torch.optim.AdamW):
+class _AnyBias(_Adam):
+    """Makes torch's Adam one without bias correction in groups with `correct_bias: False`.
+
+    The correction divides a moment by 1 - beta ** step. Counting from infinity on, that is 1 in
+    every form of torch's Adam (fused kernels too), and the count needs no branch.
+    """
+
+    @override
+    def _init_group(self, group: Group, params: list[Tensor], *lists: Any) -> Any:
+        start = [] if group.get("correct_bias", True) else self._without_state(group)
+        result = super()._init_group(group, params, *lists)  # type: ignore[no-untyped-call]  # torch's
+        for param in start:
+            self.state[param]["step"].fill_(inf)
+        return result
+
+    def _without_state(self, group: Group) -> list[Tensor]:
+        return [one for one in group["params"] if one.grad is not None and not self.state[one]]
+
+
+def _set(optimizer: Optimizer, **settings: object) -> None:
+    """Add settings that the constructor of the base does not know."""
+    optimizer.defaults.update(settings)
+    for group in optimizer.param_groups:
+        group.update({key: group.get(key, value) for key, value in settings.items()})
+
+
+class AdamW(_AnyBias, torch.optim.AdamW):
     """Adam with decoupled weight decay; lr is 1e-3 if none is given."""
 
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
@@ -30,19 +62,24 @@ class AdamW(torch.optim.AdamW):
         *,
         learning_rate: float | None = None,
         params: list[ParamFilter] | None = None,
+        adjust_learning_rate: Factors | None = None,
     ) -> None:
-        check_correct_bias("AdamW", correct_bias)
+        lr = one_lr("AdamW", lr, learning_rate, 1e-3)
+        check_pair(self, betas=betas)
+        check_fractions(self, betas=betas)
+        check_not_negative(self, lr=lr, eps=eps, weight_decay=weight_decay)
         super().__init__(
-            groups_of(model, weight_decay, params),
-            lr=one_lr("AdamW", lr, learning_rate, 1e-3),
+            groups_of(model, lr, weight_decay, params, adjust_learning_rate),
+            lr=lr,
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
             amsgrad=amsgrad,
         )
+        _set(self, correct_bias=correct_bias)
 
 
-class Adam(torch.optim.Adam):
+class Adam(_AnyBias, torch.optim.Adam):
     """Adam, whose weight decay is added to the gradient; lr is 1e-3 if none is given."""
 
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
@@ -57,16 +94,74 @@ class Adam(torch.optim.Adam):
         *,
         learning_rate: float | None = None,
         params: list[ParamFilter] | None = None,
+        adjust_learning_rate: Factors | None = None,
     ) -> None:
-        check_correct_bias("Adam", correct_bias)
+        lr = one_lr("Adam", lr, learning_rate, 1e-3)
+        check_pair(self, betas=betas)
+        check_fractions(self, betas=betas)
+        check_not_negative(self, lr=lr, eps=eps, weight_decay=weight_decay)
         super().__init__(
-            groups_of(model, weight_decay, params),
-            lr=one_lr("Adam", lr, learning_rate, 1e-3),
+            groups_of(model, lr, weight_decay, params, adjust_learning_rate),
+            lr=lr,
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
             amsgrad=amsgrad,
         )
+        _set(self, correct_bias=correct_bias)
+
+
+class AdamBase(_AnyBias, torch.optim.AdamW):
+    """Adam with both kinds of decay; lr is 1e-3 if none is given.
+
+    `weight_decay` shrinks the parameters beside the update, as in AdamW;
+    `l2_regularization_rate` times the parameters is added to the gradients, as in Adam, for all
+    parameters, biases and norms too.
+    """
+
+    def __init__(  # noqa: PLR0913 # the keys of its YAML section
+        self,
+        model: nn.Module | Params,
+        lr: float | None = None,
+        betas: Betas = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        l2_regularization_rate: float = 0.0,
+        correct_bias: bool = True,
+        amsgrad: bool = False,
+        *,
+        learning_rate: float | None = None,
+        params: list[ParamFilter] | None = None,
+        adjust_learning_rate: Factors | None = None,
+    ) -> None:
+        lr = one_lr("AdamBase", lr, learning_rate, 1e-3)
+        check_pair(self, betas=betas)
+        check_fractions(self, betas=betas)
+        check_not_negative(self, lr=lr, eps=eps, weight_decay=weight_decay)
+        check_not_negative(self, l2_regularization_rate=l2_regularization_rate)
+        super().__init__(
+            groups_of(model, lr, weight_decay, params, adjust_learning_rate),
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+        )
+        _set(self, correct_bias=correct_bias, l2_regularization_rate=l2_regularization_rate)
+
+    @override
+    def _init_group(
+        self, group: Group, params: list[Tensor], grads: list[Tensor], *lists: Any
+    ) -> Any:
+        result = super()._init_group(group, params, grads, *lists)
+        rate = group.get("l2_regularization_rate", 0.0)
+        if rate and params:
+            added = torch._foreach_mul(params, rate)
+            scale = getattr(self, "grad_scale", None)
+            if scale is not None:  # a fused kernel gets the gradients with the loss scale in them
+                torch._foreach_mul_(added, scale)
+            grads[:] = torch._foreach_add(grads, added)
+        return result
 
 
 class Adamax(torch.optim.Adamax):
@@ -83,10 +178,15 @@ class Adamax(torch.optim.Adamax):
         *,
         learning_rate: float | None = None,
         params: list[ParamFilter] | None = None,
+        adjust_learning_rate: Factors | None = None,
     ) -> None:
+        lr = one_lr("Adamax", lr, learning_rate, 1e-3)
+        check_pair(self, betas=betas)
+        check_fractions(self, betas=betas)
+        check_not_negative(self, lr=lr, eps=eps, weight_decay=weight_decay)
         super().__init__(
-            groups_of(model, weight_decay, params),
-            lr=one_lr("Adamax", lr, learning_rate, 1e-3),
+            groups_of(model, lr, weight_decay, params, adjust_learning_rate),
+            lr=lr,
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
@@ -108,15 +208,30 @@ class NAdam(torch.optim.NAdam):
         *,
         learning_rate: float | None = None,
         params: list[ParamFilter] | None = None,
+        adjust_learning_rate: Factors | None = None,
     ) -> None:
+        lr = one_lr("NAdam", lr, learning_rate, 2e-3)
+        check_pair(self, betas=betas)
+        check_fractions(self, betas=betas)
+        check_not_negative(self, lr=lr, eps=eps, weight_decay=weight_decay)
+        check_not_negative(self, momentum_decay=momentum_decay)
         super().__init__(
-            groups_of(model, weight_decay, params),
-            lr=one_lr("NAdam", lr, learning_rate, 2e-3),
+            groups_of(model, lr, weight_decay, params, adjust_learning_rate),
+            lr=lr,
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
             momentum_decay=momentum_decay,
         )
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # As a tensor torch would put the product onto the device, and read it at every step.
+        state = {
+            idx: {key: float(value) if key == "mu_product" else value for key, value in own.items()}
+            for idx, own in state_dict["state"].items()
+        }
+        super().load_state_dict({**state_dict, "state": state})
 
 
 class RAdam(torch.optim.RAdam):
@@ -132,10 +247,15 @@ class RAdam(torch.optim.RAdam):
         *,
         learning_rate: float | None = None,
         params: list[ParamFilter] | None = None,
+        adjust_learning_rate: Factors | None = None,
     ) -> None:
+        lr = one_lr("RAdam", lr, learning_rate, 1e-3)
+        check_pair(self, betas=betas)
+        check_fractions(self, betas=betas)
+        check_not_negative(self, lr=lr, eps=eps, weight_decay=weight_decay)
         super().__init__(
-            groups_of(model, weight_decay, params),
-            lr=one_lr("RAdam", lr, learning_rate, 1e-3),
+            groups_of(model, lr, weight_decay, params, adjust_learning_rate),
+            lr=lr,
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,

@@ -6,7 +6,7 @@ torch, parameters or groups that are taken as they are. `lr` and `learning_rate`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,25 +16,42 @@ from modelzoo_trainer.optim.param_groups import ParamFilter, make_param_groups
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]]
 Betas = tuple[float, float]
+Factors = dict[str, float]
 
 
 def groups_of(
-    model: nn.Module | Params, weight_decay: float | None, params: Sequence[ParamFilter] | None
+    model: nn.Module | Params,
+    lr: float | None,
+    weight_decay: float | None,
+    params: Sequence[ParamFilter] | None,
+    adjust_learning_rate: Mapping[str, float] | None,
 ) -> Any:
     """Return what a torch optimizer takes as its first argument.
 
     Args:
         model: A model, or parameters or groups, which are returned as they are.
+        lr: Of groups without a factor; None if the optimizer was given none.
         weight_decay: Of what decays; None if the optimizer knows no weight decay.
         params: Filters that tag parameters of a model.
+        adjust_learning_rate: Factors on the learning rate, by the name of a group of the model's.
 
     Raises:
-        ConfigError: If there are filters and no model to apply them to.
+        ConfigError: If there are filters or factors and no model to apply them to.
     """
     if isinstance(model, nn.Module):
-        return make_param_groups(model, weight_decay=weight_decay, params=params)
+        return make_param_groups(
+            model,
+            weight_decay=weight_decay,
+            params=params,
+            lr=lr,
+            adjust_learning_rate=adjust_learning_rate,
+        )
     if params is not None:
         raise ConfigError("params: filters need a model, and the optimizer was given parameters.")
+    if adjust_learning_rate:
+        raise ConfigError(
+            "adjust_learning_rate: groups need a model, and the optimizer was given parameters."
+        )
     return model
 
 
@@ -57,20 +74,3 @@ def one_lr(owner: str, lr: float | None, learning_rate: float | None, default: f
         )
     given = learning_rate if lr is None else lr
     return default if given is None else given
-
-
-def check_correct_bias(owner: str, correct_bias: bool) -> None:
-    """Refuse an Adam without bias correction, which torch does not have.
-
-    Args:
-        owner: Name of the optimizer, for messages.
-        correct_bias: What the user asked for.
-
-    Raises:
-        ConfigError: If it is false.
-    """
-    if not correct_bias:
-        raise ConfigError(
-            f"{owner}.correct_bias is false, but torch's {owner} always corrects the bias of its "
-            f"moments. Leave it out, and warm the learning rate up instead."
-        )

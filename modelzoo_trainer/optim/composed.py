@@ -89,6 +89,7 @@ class Sequential(Composed):
         schedulers: The members; all but the last need an end.
         milestones: The steps at which the second, third, ... begins; None for where the one
             before it ends, which a list must agree with.
+        last_epoch: The step before the one at which the schedule begins; -1 = the start.
         param_group_tags: Only groups with one of these tags.
     """
 
@@ -97,15 +98,20 @@ class Sequential(Composed):
         optimizer: Optimizer | None,
         schedulers: list[Member],
         milestones: list[int] | None = None,
+        last_epoch: int = -1,
         param_group_tags: Tags = None,
     ) -> None:
+        if last_epoch < -1:
+            raise ConfigError(
+                f"{self._name}.last_epoch is {last_epoch}; it must be a step, or -1 for the start."
+            )
         self._adopt(schedulers, "schedulers")
         self.milestones = self._find_milestones(milestones)
         self._starts = [0, *self.milestones]
         self._values = [member.value for member in self.members]
         last = self.members[-1].total_iters
         self._total_iters = None if last is None else self._starts[-1] + last
-        super().__init__(optimizer, param_group_tags)
+        super().__init__(optimizer, param_group_tags, last_epoch + 1)
 
     @override
     def value(self, step: int) -> float:
@@ -139,7 +145,7 @@ class SequentialWD(Sequential, WeightDecayScheduler):
     """Schedules of weight decay, one after another."""
 
 
-class ChainedScheduler(Composed, LRScheduler):
+class Chained(Composed):
     """The first member, times what each other one has become of its own first value.
 
     Args:
@@ -169,6 +175,14 @@ class ChainedScheduler(Composed, LRScheduler):
         for member, first in zip(self.members[1:], self._firsts[1:], strict=True):
             result *= member.value(step) / first
         return result
+
+
+class ChainedScheduler(Chained, LRScheduler):
+    """Schedules of the learning rate, multiplied."""
+
+
+class ChainedWD(Chained, WeightDecayScheduler):
+    """Schedules of weight decay, multiplied."""
 
 
 class ScalePerParamLR(Composed, LRScheduler):

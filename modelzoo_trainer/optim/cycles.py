@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim.checks import check_choice, check_positive
+from modelzoo_trainer.optim.checks import check_choice, check_not_negative, check_positive
 from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
 from modelzoo_trainer.optim.shapes import cosine_wave
 
@@ -26,6 +26,7 @@ class CosineAnnealingLR(LRScheduler):
         param_group_tags: Tags = None,
     ) -> None:
         check_positive(self, T_max=T_max)
+        check_not_negative(self, initial_learning_rate=initial_learning_rate, eta_min=eta_min)
         self.initial_learning_rate = initial_learning_rate
         self.T_max = T_max
         self.eta_min = eta_min
@@ -49,6 +50,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         param_group_tags: Tags = None,
     ) -> None:
         check_positive(self, T_0=T_0, T_mult=T_mult)
+        check_not_negative(self, initial_learning_rate=initial_learning_rate, eta_min=eta_min)
         self.initial_learning_rate = initial_learning_rate
         self.T_0 = T_0
         self.T_mult = T_mult
@@ -100,6 +102,7 @@ class CyclicLR(LRScheduler):
         if scale_mode is None:
             scale_mode = "iterations" if mode == "exp_range" else "cycle"
         check_choice(self, "scale_mode", scale_mode, ("cycle", "iterations"))
+        check_not_negative(self, base_lr=base_lr, max_lr=max_lr)
         self.base_lr = base_lr
         self.max_lr = max_lr
         self.step_size_up = step_size_up
@@ -156,6 +159,7 @@ class OneCycleLR(LRScheduler):
     ) -> None:
         check_positive(self, total_steps=total_steps, final_div_factor=final_div_factor)
         check_choice(self, "anneal_strategy", anneal_strategy, ("cos", "linear"))
+        check_not_negative(self, initial_learning_rate=initial_learning_rate, max_lr=max_lr)
         self.anneal_strategy = anneal_strategy
         lowest = initial_learning_rate / final_div_factor
         up = float(pct_start * total_steps) - 1

@@ -7,7 +7,7 @@ from math import floor, sqrt
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.optim.checks import check_positive
+from modelzoo_trainer.optim.checks import check_not_negative, check_positive
 from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
 from modelzoo_trainer.optim.shapes import cosine, linear
 
@@ -24,6 +24,7 @@ class ConstantLR(LRScheduler):
     ) -> None:
         if total_iters is not None:
             check_positive(self, total_iters=total_iters)
+        check_not_negative(self, learning_rate=learning_rate)
         self.learning_rate = learning_rate
         self._total_iters = total_iters
         super().__init__(optimizer, param_group_tags)
@@ -50,8 +51,11 @@ class PolynomialLR(LRScheduler):
         param_group_tags: Tags = None,
     ) -> None:
         check_positive(self, total_iters=total_iters)
+        check_not_negative(self, initial_learning_rate=initial_learning_rate)
+        check_not_negative(self, end_learning_rate=end_learning_rate)
         self.initial_learning_rate = initial_learning_rate
         self.end_learning_rate = end_learning_rate
+        check_not_negative(self, power=power)
         self.power = power
         self.cycle = cycle
         self._total_iters = total_iters
@@ -109,6 +113,8 @@ class CosineDecayLR(LRScheduler):
         param_group_tags: Tags = None,
     ) -> None:
         check_positive(self, total_iters=total_iters)
+        check_not_negative(self, initial_learning_rate=initial_learning_rate)
+        check_not_negative(self, end_learning_rate=end_learning_rate)
         self.initial_learning_rate = initial_learning_rate
         self.end_learning_rate = end_learning_rate
         self._total_iters = total_iters
@@ -132,6 +138,7 @@ class ExponentialLR(LRScheduler):
         param_group_tags: Tags = None,
     ) -> None:
         check_positive(self, total_iters=total_iters, decay_rate=decay_rate)
+        check_not_negative(self, initial_learning_rate=initial_learning_rate)
         self.initial_learning_rate = initial_learning_rate
         self.decay_rate = decay_rate
         self.staircase = staircase
@@ -162,6 +169,7 @@ class InverseExponentialTimeDecayLR(LRScheduler):
     ) -> None:
         check_positive(self, total_iters=total_iters, decay_rate=decay_rate)
         check_positive(self, step_exponent=step_exponent)
+        check_not_negative(self, initial_learning_rate=initial_learning_rate)
         self.initial_learning_rate = initial_learning_rate
         self.step_exponent = step_exponent
         self.decay_rate = decay_rate
@@ -189,7 +197,9 @@ class InverseSquareRootDecayLR(LRScheduler):
         param_group_tags: Tags = None,
     ) -> None:
         check_positive(self, warmup_steps=warmup_steps)
+        check_not_negative(self, initial_learning_rate=initial_learning_rate)
         self.initial_learning_rate = initial_learning_rate
+        check_not_negative(self, scale=scale)
         self.scale = scale
         self.warmup_steps = warmup_steps
         super().__init__(optimizer, param_group_tags)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from modelzoo_trainer.optim.arguments import Params, groups_of, one_lr
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.optim.arguments import Factors, Params, groups_of, one_lr
+from modelzoo_trainer.optim.checks import check_fractions, check_not_negative, check_pair
 from modelzoo_trainer.optim.param_groups import ParamFilter
 
 
@@ -24,41 +26,22 @@ class SGD(torch.optim.SGD):
         *,
         learning_rate: float | None = None,
         params: list[ParamFilter] | None = None,
+        adjust_learning_rate: Factors | None = None,
     ) -> None:
+        lr = one_lr("SGD", lr, learning_rate, 1e-3)
+        check_not_negative(self, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        if nesterov and (momentum <= 0 or dampening != 0):
+            raise ConfigError(
+                f"SGD.nesterov is true with momentum {momentum} and dampening {dampening}; it "
+                f"needs a momentum above 0 and no dampening."
+            )
         super().__init__(
-            groups_of(model, weight_decay, params),
-            lr=one_lr("SGD", lr, learning_rate, 1e-3),
+            groups_of(model, lr, weight_decay, params, adjust_learning_rate),
+            lr=lr,
             momentum=momentum,
             dampening=dampening,
             weight_decay=weight_decay,
             nesterov=nesterov,
-            maximize=maximize,
-        )
-
-
-class ASGD(torch.optim.ASGD):
-    """Averaged stochastic gradient descent; lr is 0.01 if none is given."""
-
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
-        self,
-        model: nn.Module | Params,
-        lr: float | None = None,
-        lambd: float = 1e-4,
-        alpha: float = 0.75,
-        t0: float = 1e6,
-        weight_decay: float = 0.0,
-        maximize: bool = False,
-        *,
-        learning_rate: float | None = None,
-        params: list[ParamFilter] | None = None,
-    ) -> None:
-        super().__init__(
-            groups_of(model, weight_decay, params),
-            lr=one_lr("ASGD", lr, learning_rate, 0.01),
-            lambd=lambd,
-            alpha=alpha,
-            t0=t0,
-            weight_decay=weight_decay,
             maximize=maximize,
         )
 
@@ -78,10 +61,14 @@ class Adagrad(torch.optim.Adagrad):
         *,
         learning_rate: float | None = None,
         params: list[ParamFilter] | None = None,
+        adjust_learning_rate: Factors | None = None,
     ) -> None:
+        lr = one_lr("Adagrad", lr, learning_rate, 0.01)
+        check_not_negative(self, lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps)
+        check_not_negative(self, initial_accumulator_value=initial_accumulator_value)
         super().__init__(
-            groups_of(model, weight_decay, params),
-            lr=one_lr("Adagrad", lr, learning_rate, 0.01),
+            groups_of(model, lr, weight_decay, params, adjust_learning_rate),
+            lr=lr,
             lr_decay=lr_decay,
             weight_decay=weight_decay,
             initial_accumulator_value=initial_accumulator_value,
@@ -104,10 +91,14 @@ class Adadelta(torch.optim.Adadelta):
         *,
         learning_rate: float | None = None,
         params: list[ParamFilter] | None = None,
+        adjust_learning_rate: Factors | None = None,
     ) -> None:
+        lr = one_lr("Adadelta", lr, learning_rate, 1.0)
+        check_not_negative(self, lr=lr, eps=eps, weight_decay=weight_decay)
+        check_fractions(self, rho=rho)
         super().__init__(
-            groups_of(model, weight_decay, params),
-            lr=one_lr("Adadelta", lr, learning_rate, 1.0),
+            groups_of(model, lr, weight_decay, params, adjust_learning_rate),
+            lr=lr,
             rho=rho,
             eps=eps,
             weight_decay=weight_decay,
@@ -130,10 +121,14 @@ class RMSprop(torch.optim.RMSprop):
         *,
         learning_rate: float | None = None,
         params: list[ParamFilter] | None = None,
+        adjust_learning_rate: Factors | None = None,
     ) -> None:
+        lr = one_lr("RMSprop", lr, learning_rate, 0.01)
+        check_not_negative(self, lr=lr, eps=eps, weight_decay=weight_decay, momentum=momentum)
+        check_fractions(self, alpha=alpha)
         super().__init__(
-            groups_of(model, weight_decay, params),
-            lr=one_lr("RMSprop", lr, learning_rate, 0.01),
+            groups_of(model, lr, weight_decay, params, adjust_learning_rate),
+            lr=lr,
             alpha=alpha,
             eps=eps,
             weight_decay=weight_decay,
@@ -145,7 +140,7 @@ class RMSprop(torch.optim.RMSprop):
 class Rprop(torch.optim.Rprop):
     """Rates from the signs of gradients; lr is 1e-3 if none is given."""
 
-    def __init__(  # the keys of its YAML section
+    def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
         lr: float | None = None,
@@ -154,10 +149,19 @@ class Rprop(torch.optim.Rprop):
         *,
         learning_rate: float | None = None,
         params: list[ParamFilter] | None = None,
+        adjust_learning_rate: Factors | None = None,
     ) -> None:
+        lr = one_lr("Rprop", lr, learning_rate, 1e-3)
+        check_pair(self, etas=etas, step_sizes=step_sizes)
+        check_not_negative(self, lr=lr, step_sizes=step_sizes)
+        if not 0 < etas[0] < 1 < etas[1]:
+            raise ConfigError(
+                f"Rprop.etas is {list(etas)}; the first must be between 0 and 1, the second above "
+                f"1."
+            )
         super().__init__(
-            groups_of(model, None, params),
-            lr=one_lr("Rprop", lr, learning_rate, 1e-3),
+            groups_of(model, lr, None, params, adjust_learning_rate),
+            lr=lr,
             etas=etas,
             step_sizes=step_sizes,
         )

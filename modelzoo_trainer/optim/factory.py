@@ -20,7 +20,8 @@ class OptimizerFactory:
     Args:
         cls: One of `OPTIMIZERS`, or any other subclass of torch's `Optimizer`; that one gets the
             groups and the aliases of the shipped ones.
-        kwargs: Its arguments: `lr` or `learning_rate`, `params` (filters that tag), others.
+        kwargs: Its arguments: `lr` or `learning_rate`, `params` (filters that tag),
+            `adjust_learning_rate` (factors on groups of the model's), others.
 
     Raises:
         ConfigError: If `cls` is not an optimizer, or does not take an argument.
@@ -36,7 +37,7 @@ class OptimizerFactory:
         self._takes_lr = "lr" in names
         self._default_decay = names["weight_decay"].default if "weight_decay" in names else None
         is_open = any(one.kind is one.VAR_KEYWORD for one in names.values())
-        fits = {*list(names)[1:], "lr", "learning_rate", "params"}
+        fits = {*list(names)[1:], "lr", "learning_rate", "params", "adjust_learning_rate"}
         for name in self.kwargs:
             if name not in fits and not is_open:
                 raise ConfigError(
@@ -57,6 +58,7 @@ class OptimizerFactory:
             if self._takes_lr or (lr, learning_rate) != (None, None):
                 kwargs["lr"] = given
             decay = kwargs.get("weight_decay", self._default_decay)
-            model = groups_of(model, decay, kwargs.pop("params", None))
+            params, factors = kwargs.pop("params", None), kwargs.pop("adjust_learning_rate", None)
+            model = groups_of(model, kwargs.get("lr"), decay, params, factors)
         made: Optimizer = make(model, **kwargs)
         return made

@@ -1,16 +1,16 @@
-"""Parameter groups: by tag, and by whether the parameters decay."""
+"""Parameter groups: by tag, by factor on the learning rate, by whether the parameters decay."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 from typing_extensions import TypedDict
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim.scheduler import NO_DECAY, Group
+from modelzoo_trainer.optim.adjustments import lr_factors, matching
+from modelzoo_trainer.optim.scheduler import LR_FACTOR, NO_DECAY, Group
 
 _NORMS = (
     nn.BatchNorm1d,
@@ -42,54 +42,71 @@ def make_param_groups(
     *,
     weight_decay: float | None,
     params: Sequence[ParamFilter] | None = None,
+    lr: float | None = None,
+    adjust_learning_rate: Mapping[str, float] | None = None,
 ) -> list[Group]:
     """Return the trainable parameters in groups, each parameter once.
 
     Biases (names that contain "bias") and the parameters of normalization layers do not decay.
-    Groups are in the order of their first parameters; with equal tags, what decays comes first.
+    Groups are in the order of their first parameters; with equal tags and factors, what decays
+    comes first.
 
     Args:
         model: Its parameters are grouped in the order of `named_parameters`.
         weight_decay: Of what decays; None if the optimizer knows no weight decay.
         params: Filters that tag; a parameter gets the tags of all that match a name of it.
+        lr: Learning rate of the groups without a factor; None to leave it to the optimizer and
+            the schedules, which do not know of factors unless they are this package's.
+        adjust_learning_rate: Factors on the learning rate of the model's `lr_adjustment_groups`;
+            they win over the model's own, which apply without this argument.
 
     Raises:
-        ConfigError: If nothing is trainable, or a filter matches nothing.
+        ConfigError: If nothing is trainable, a filter matches nothing, or a factor does not fit.
     """
-    names = _names_of_trainable(model)
+    names = names_of_trainable(model)
     if not names:
         raise ConfigError("the model has no trainable parameter, so an optimizer has no work.")
     tags = _tag(names, params or ())
+    factors = lr_factors(model, names, adjust_learning_rate)
     norms = _of_norm_layers(model)
-    members: dict[tuple[str, ...], tuple[list[nn.Parameter], list[nn.Parameter]]] = {}
+    members: dict[_Key, tuple[list[nn.Parameter], list[nn.Parameter]]] = {}
     for param, known_as in names.items():
         is_exempt = weight_decay is not None and (param in norms or "bias" in known_as[0])
-        members.setdefault(tags[param], ([], []))[is_exempt].append(param)
+        key = tags[param], factors.get(param, 1.0)
+        members.setdefault(key, ([], []))[is_exempt].append(param)
     return [
-        _group(chosen, tagged, weight_decay, is_exempt)
-        for tagged, halves in members.items()
+        {"params": chosen, **_decay(weight_decay, is_exempt), **_rate(lr, key[1]), **_tags(key[0])}
+        for key, halves in members.items()
         for is_exempt, chosen in zip((False, True), halves, strict=True)
         if chosen
     ]
 
 
-def _group(
-    params: list[nn.Parameter],
-    tags: tuple[str, ...],
-    weight_decay: float | None,
-    is_exempt: bool,
-) -> Group:
-    group: Group = {"params": params}
-    if weight_decay is not None:
-        group["weight_decay"] = 0.0 if is_exempt else weight_decay
-        group[NO_DECAY] = is_exempt
-    if tags:
-        group["tags"] = list(tags)
-    return group
+_Key = tuple[tuple[str, ...], float]  # tags, factor on the learning rate
 
 
-def _names_of_trainable(model: nn.Module) -> dict[nn.Parameter, list[str]]:
-    """Return the trainable parameters with all names of each: a tied one has several."""
+def _decay(weight_decay: float | None, is_exempt: bool) -> Group:
+    if weight_decay is None:
+        return {}
+    return {"weight_decay": 0.0 if is_exempt else weight_decay, NO_DECAY: is_exempt}
+
+
+def _rate(lr: float | None, factor: float) -> Group:
+    if factor == 1:
+        return {}
+    return {LR_FACTOR: factor} if lr is None else {"lr": lr * factor, LR_FACTOR: factor}
+
+
+def _tags(tags: tuple[str, ...]) -> Group:
+    return {"tags": list(tags)} if tags else {}
+
+
+def names_of_trainable(model: nn.Module) -> dict[nn.Parameter, list[str]]:
+    """Return the trainable parameters with all names of each: a tied one has several.
+
+    Args:
+        model: Parameters are in the order of its `named_parameters`.
+    """
     names: dict[nn.Parameter, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         if param.requires_grad:
@@ -105,7 +122,7 @@ def _tag(
     for idx, entry in enumerate(filters):
         patterns, tag = entry["params"], entry["tag"]
         patterns = [patterns] if isinstance(patterns, str) else patterns
-        matched = [param for param in names if _matches(names[param], patterns)]
+        matched = matching(names, patterns)
         if not matched:
             some = ", ".join(known_as[0] for known_as in list(names.values())[:3])
             raise ConfigError(
@@ -116,10 +133,6 @@ def _tag(
             if tag not in tags[param]:
                 tags[param] = (*tags[param], tag)
     return tags
-
-
-def _matches(names: list[str], patterns: list[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
 def _of_norm_layers(model: nn.Module) -> set[nn.Parameter]:

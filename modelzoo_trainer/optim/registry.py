@@ -10,11 +10,16 @@ from torch.optim import Optimizer
 
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.optim import (
+    adafactor,
     adam,
+    asgd,
     composed,
     cycles,
     decay,
     descent,
+    lamb,
+    lion,
+    muon,
     stepwise,
     weight_decay,
     weight_decay_curves,
@@ -27,17 +32,22 @@ OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = MappingProxyType(
     {
         cls.__name__: cls
         for cls in (
+            adafactor.Adafactor,
             adam.Adam,
+            adam.AdamBase,
             adam.AdamW,
             adam.Adamax,
             adam.NAdam,
             adam.RAdam,
-            descent.ASGD,
+            asgd.ASGD,
             descent.Adadelta,
             descent.Adagrad,
             descent.RMSprop,
             descent.Rprop,
             descent.SGD,
+            lamb.Lamb,
+            lion.Lion,
+            muon.Muon,
         )
     }
 )
@@ -48,6 +58,7 @@ SCHEDULERS: Final[Mapping[str, type[Scheduler]]] = MappingProxyType(
         cls.__name__: cls
         for cls in (
             composed.ChainedScheduler,
+            composed.ChainedWD,
             composed.ScalePerParamLR,
             composed.SequentialLR,
             composed.SequentialWD,
@@ -69,8 +80,11 @@ SCHEDULERS: Final[Mapping[str, type[Scheduler]]] = MappingProxyType(
             stepwise.StepLR,
             weight_decay.ConstantWD,
             weight_decay.CosineDecayWD,
+            weight_decay.LambdaWD,
             weight_decay.LinearWD,
             weight_decay_curves.CosineAnnealingWD,
+            weight_decay_curves.CosineAnnealingWarmRestartsWD,
+            weight_decay_curves.CyclicWD,
             weight_decay_curves.ExponentialWD,
             weight_decay_curves.InverseExponentialTimeDecayWD,
             weight_decay_curves.InverseSquareRootDecayWD,

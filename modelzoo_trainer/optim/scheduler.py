@@ -18,6 +18,9 @@ Tags = str | list[str] | None
 NO_DECAY = "no_weight_decay"
 """Key of a parameter group that never decays; schedules of weight decay leave it alone."""
 
+LR_FACTOR = "adjust_learning_rate"
+"""Key of the factor on the learning rate of a group, which schedules heed."""
+
 
 class Scheduler(ABC):
     """Writes `value(step)` into the parameter groups, once after every optimizer step.
@@ -28,6 +31,7 @@ class Scheduler(ABC):
     Args:
         optimizer: Whose groups are written; None to `bind` later, or for a member of another.
         param_group_tags: Only groups with one of these tags; None for all.
+        first_step: At which it begins.
 
     Raises:
         ConfigError: If no group has such a tag, or the optimizer has no such setting.
@@ -35,10 +39,20 @@ class Scheduler(ABC):
 
     param_group_key: ClassVar[str]
 
-    def __init__(self, optimizer: Optimizer | None = None, param_group_tags: Tags = None) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer | None = None,
+        param_group_tags: Tags = None,
+        first_step: int = 0,
+    ) -> None:
         self.optimizer: Optimizer | None = None
         self.param_group_tags = _as_tuple(param_group_tags)
-        self.last_step = 0
+        if self.param_group_tags == ():
+            raise ConfigError(
+                f"{self._name}.param_group_tags is empty; it must have a tag, or be null for all "
+                f"parameter groups."
+            )
+        self.last_step = first_step
         self._seen: list[Group] | None = None
         self._targets: list[tuple[Group, float]] = []
         self._before: list[Any] = []
@@ -166,7 +180,7 @@ class LRScheduler(Scheduler):
 
     @override
     def _factor_of(self, group: Group) -> float:
-        return float(group.get("adjust_learning_rate", 1.0))
+        return float(group.get(LR_FACTOR, 1.0))
 
 
 class WeightDecayScheduler(Scheduler):

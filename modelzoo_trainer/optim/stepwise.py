@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim.checks import check_milestones, check_positive
+from modelzoo_trainer.optim.checks import check_milestones, check_not_negative, check_positive
+from modelzoo_trainer.optim.functions import function_at
 from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
 
 
@@ -24,6 +26,7 @@ class StepLR(LRScheduler):
         param_group_tags: Tags = None,
     ) -> None:
         check_positive(self, step_size=step_size)
+        check_not_negative(self, initial_learning_rate=initial_learning_rate, gamma=gamma)
         self.initial_learning_rate = initial_learning_rate
         self.step_size = step_size
         self.gamma = gamma
@@ -46,6 +49,7 @@ class MultiStepLR(LRScheduler):
         param_group_tags: Tags = None,
     ) -> None:
         check_milestones(self, milestones)
+        check_not_negative(self, initial_learning_rate=initial_learning_rate, gamma=gamma)
         self.initial_learning_rate = initial_learning_rate
         self.gamma = gamma
         self.milestones = list(milestones)
@@ -72,6 +76,7 @@ class PiecewiseConstantLR(LRScheduler):
                 f"PiecewiseConstantLR.learning_rates has {len(learning_rates)} values for "
                 f"{len(milestones)} milestones; it must have one more than there are milestones."
             )
+        check_not_negative(self, learning_rates=learning_rates)
         self.learning_rates = list(learning_rates)
         self.milestones = list(milestones)
         super().__init__(optimizer, param_group_tags)
@@ -91,6 +96,8 @@ class MultiplicativeLR(LRScheduler):
         coefficient: float,
         param_group_tags: Tags = None,
     ) -> None:
+        check_not_negative(self, initial_learning_rate=initial_learning_rate)
+        check_not_negative(self, coefficient=coefficient)
         self.initial_learning_rate = initial_learning_rate
         self.coefficient = coefficient
         super().__init__(optimizer, param_group_tags)
@@ -101,20 +108,36 @@ class MultiplicativeLR(LRScheduler):
 
 
 class LambdaLR(LRScheduler):
-    """The initial learning rate times a function of the step, which a subclass supplies."""
+    """The initial learning rate times a function of the step.
+
+    Args:
+        optimizer: Whose groups are written.
+        initial_learning_rate: What the function is multiplied by.
+        lr_lambda: The function, `step -> factor`, or its dotted path, which is imported; None if
+            a subclass defines `factor`.
+        param_group_tags: Only groups with one of these tags.
+
+    Raises:
+        ConfigError: If there is no function, or two.
+    """
 
     def __init__(
         self,
         optimizer: Optimizer | None,
         initial_learning_rate: float,
+        lr_lambda: str | Callable[[int], float] | None = None,
         param_group_tags: Tags = None,
     ) -> None:
-        if type(self).factor is LambdaLR.factor:
+        is_overridden = type(self).factor is not LambdaLR.factor
+        if (lr_lambda is None) is not is_overridden:
+            given = "two functions" if is_overridden else "no function"
             raise ConfigError(
-                f"{self._name} has no function of the step. Subclass LambdaLR, define "
-                f"factor(self, step), and name the subclass."
+                f"{self._name} has {given} of the step. Set lr_lambda to the dotted path of one, "
+                f"or define factor(self, step) in a subclass."
             )
+        check_not_negative(self, initial_learning_rate=initial_learning_rate)
         self.initial_learning_rate = initial_learning_rate
+        self._function = function_at(f"{self._name}.lr_lambda", lr_lambda)
         super().__init__(optimizer, param_group_tags)
 
     def factor(self, step: int) -> float:
@@ -123,8 +146,9 @@ class LambdaLR(LRScheduler):
         Args:
             step: Number of optimizer steps taken.
         """
-        raise NotImplementedError
+        assert self._function is not None  # the constructor demands it
+        return self._function(step)
 
     @override
     def value(self, step: int) -> float:
-        return self.initial_learning_rate * self.factor(step)
+        return float(self.initial_learning_rate * self.factor(step))

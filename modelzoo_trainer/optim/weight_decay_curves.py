@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -10,6 +10,15 @@ from typing_extensions import override
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim import cycles, decay, stepwise
 from modelzoo_trainer.optim.scheduler import LRScheduler, Tags, WeightDecayScheduler
+
+# What arguments are called, of schedules of the learning rate and here.
+_OURS: Final = {
+    "initial_learning_rate": "initial_val",
+    "end_learning_rate": "end_val",
+    "learning_rates": "vals",
+    "base_lr": "base_val",
+    "max_lr": "max_val",
+}
 
 
 class Following(WeightDecayScheduler):
@@ -31,7 +40,9 @@ class Following(WeightDecayScheduler):
             self._curve = cls(None, *arguments)
         except ConfigError as error:
             words = str(error).replace(cls.__name__, type(self).__name__)
-            raise ConfigError(words.replace("learning_rates", "vals")) from None
+            for theirs, ours in _OURS.items():
+                words = words.replace(f".{theirs} ", f".{ours} ")
+            raise ConfigError(words) from None
         self._total_iters = self._curve.total_iters
 
     @override
@@ -195,4 +206,40 @@ class OneCycleWD(Following):
     ) -> None:
         steps = total_steps, pct_start, final_div_factor, three_phase, anneal_strategy
         self._follow(cycles.OneCycleLR, initial_val, max_val, *steps)
+        super().__init__(optimizer, param_group_tags)
+
+
+class CosineAnnealingWarmRestartsWD(Following):
+    """As `CosineAnnealingWarmRestarts`."""
+
+    def __init__(  # the keys of its YAML section
+        self,
+        optimizer: Optimizer | None,
+        initial_val: float,
+        T_0: int,
+        T_mult: int = 1,
+        eta_min: float = 0.0,
+        param_group_tags: Tags = None,
+    ) -> None:
+        self._follow(cycles.CosineAnnealingWarmRestarts, initial_val, T_0, T_mult, eta_min)
+        super().__init__(optimizer, param_group_tags)
+
+
+class CyclicWD(Following):
+    """As `CyclicLR`."""
+
+    def __init__(  # noqa: PLR0913 # the keys of its YAML section
+        self,
+        optimizer: Optimizer | None,
+        base_val: float,
+        max_val: float,
+        step_size_up: int = 2000,
+        step_size_down: int | None = None,
+        mode: Literal["triangular", "triangular2", "exp_range"] = "triangular",
+        gamma: float = 1.0,
+        scale_mode: Literal["cycle", "iterations"] | None = None,
+        param_group_tags: Tags = None,
+    ) -> None:
+        steps = step_size_up, step_size_down, mode, gamma, scale_mode
+        self._follow(cycles.CyclicLR, base_val, max_val, *steps)
         super().__init__(optimizer, param_group_tags)

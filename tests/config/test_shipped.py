@@ -49,12 +49,8 @@ def plan(names, **changes):
             "3:5: trainer.init.model: hidden layers are not given: depth is None, hidden_size is",
         ),
         (
-            {"optimizer": "{AdamW: {correct_bias: false}}"},
-            "4:25: trainer.init.optimizer.AdamW.correct_bias is false, but torch's AdamW always",
-        ),
-        (
             {"optimizer": "{SGD: {lr: -1}}"},
-            "4:17: trainer.init.optimizer.SGD: Invalid learning rate: -1.0",
+            "4:23: trainer.init.optimizer.SGD.lr is -1.0; it must be a number from 0 on.",
         ),
         (
             {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -229,9 +230,50 @@ def test_a_lambda_schedule_multiplies_what_its_subclass_returns():
     assert [schedule.value(step) for step in range(3)] == [0.8, 0.4, 0.2]
 
 
-def test_a_lambda_schedule_without_a_function_is_refused():
-    with pytest.raises(ConfigError, match=r"LambdaLR has no function of the step\. Subclass"):
-        scheduler_class("LambdaLR")(None, 0.1)
+def halves(step):
+    return 0.5**step
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Makes the functions of this file importable by a dotted path."""
+    monkeypatch.setitem(sys.modules, "my_curves", sys.modules[__name__])
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("name", "argument"), [("LambdaLR", "lr_lambda"), ("LambdaWD", "val_lambda")]
+)
+def test_a_lambda_schedule_takes_a_function_or_its_path(name, argument):
+    for function in (halves, "my_curves.halves"):
+        schedule = scheduler_class(name)(None, 0.8, **{argument: function})
+        assert [schedule.value(step) for step in range(3)] == [0.8, 0.4, 0.2]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("halves", r"LambdaLR\.lr_lambda: 'halves' is not the path of a function; write package"),
+        ("no_such.halves", r"LambdaLR\.lr_lambda: there is no module 'no_such'"),
+        ("my_curves.halfes", r"my_curves has no function 'halfes'\. Did you mean 'halves'"),
+        ("my_curves.NUM_STEPS", r"my_curves has no function 'NUM_STEPS'"),
+    ],
+)
+def test_a_path_that_leads_to_no_function_is_refused(path, message):
+    with pytest.raises(ConfigError, match=message):
+        scheduler_class("LambdaLR")(None, 0.8, lr_lambda=path)
+
+
+@pytest.mark.parametrize("name", ["LambdaLR", "LambdaWD"])
+def test_a_lambda_schedule_has_one_function(name):
+    cls = scheduler_class(name)
+    with pytest.raises(ConfigError, match=rf"{name} has no function of the step\. Set \w+_lambda"):
+        cls(None, 0.1)
+    mine = type("Mine", (cls,), {"factor": lambda self, step: 1.0})
+    assert mine(None, 0.1).value(3) == 0.1
+    with pytest.raises(ConfigError, match=r"Mine has two functions of the step\."):
+        mine(None, 0.1, halves)
 
 
 @pytest.mark.parametrize(
@@ -252,6 +294,42 @@ def test_a_lambda_schedule_without_a_function_is_refused():
             "MultiStepLR",
             START | {"gamma": 0.5, "milestones": [5, 5]},
             r"MultiStepLR\.milestones is \[5, 5\]; they must be above 0 and increase",
+        ),
+        (
+            "MultiStepLR",
+            START | {"gamma": 0.5, "milestones": []},
+            r"MultiStepLR\.milestones is empty",
+        ),
+        (
+            "LinearLR",
+            LINE | {"initial_learning_rate": -0.1},
+            r"LinearLR\.initial_learning_rate is -0",
+        ),
+        (
+            "CosineDecayLR",
+            LINE | {"end_learning_rate": -1},
+            r"CosineDecayLR\.end_learning_rate is -",
+        ),
+        (
+            "ConstantLR",
+            {"learning_rate": math.inf},
+            r"learning_rate is inf; it must be a number from",
+        ),
+        ("CosineAnnealingLR", START | {"T_max": 5, "eta_min": -1.0}, r"eta_min is -1\.0"),
+        ("CyclicLR", CYCLE | {"max_lr": math.nan}, r"CyclicLR\.max_lr is nan"),
+        ("StepLR", START | {"step_size": 3, "gamma": -1.0}, r"StepLR\.gamma is -1\.0"),
+        ("MultiplicativeLR", START | {"coefficient": -2}, r"MultiplicativeLR\.coefficient is -2"),
+        ("CosineDecayWD", WD_LINE | {"end_val": -1.0}, r"CosineDecayWD\.end_val is -1\.0"),
+        ("ConstantWD", {"val": -0.1}, r"ConstantWD\.val is -0\.1"),
+        (
+            "ConstantLR",
+            {"learning_rate": 1.0, "param_group_tags": []},
+            r"param_group_tags is empty",
+        ),
+        (
+            "PiecewiseConstantLR",
+            {"learning_rates": [1.0, -2.0], "milestones": [1]},
+            r"learning_rates is \[1\.0, -2\.0\]; each must be a number from 0 on",
         ),
         (
             "PiecewiseConstantLR",

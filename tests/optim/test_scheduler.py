@@ -15,7 +15,7 @@ from modelzoo_trainer.optim.composed import (
     SequentialWD,
 )
 from modelzoo_trainer.optim.cycles import CosineAnnealingLR
-from modelzoo_trainer.optim.decay import ConstantLR, CosineDecayLR, LinearLR
+from modelzoo_trainer.optim.decay import ConstantLR, CosineDecayLR, ExponentialLR, LinearLR
 from modelzoo_trainer.optim.stepwise import MultiplicativeLR
 from modelzoo_trainer.optim.weight_decay import ConstantWD, CosineDecayWD, LinearWD
 
@@ -158,6 +158,40 @@ def test_members_that_do_not_fit_are_refused(members, kwargs, message):
 def test_milestones_that_agree_are_taken():
     members = [LinearLR(None, 0.0, 1.0, 4), ConstantLR(None, 0.1)]
     assert SequentialLR(None, members, milestones=[4]).milestones == [4]
+
+
+def test_a_sequence_may_begin_after_a_step(sgd):
+    schedule = warm_up_and_decay(sgd, last_epoch=1)
+    assert lrs(sgd) == [0.5, 0.5]
+    schedule.step()
+    assert lrs(sgd) == [0.75, 0.75]
+    assert schedule.state_dict()["last_step"] == 3
+    with pytest.raises(ConfigError, match=r"SequentialLR\.last_epoch is -2; it must be a step, or"):
+        warm_up_and_decay(last_epoch=-2)
+
+
+def test_a_sequence_is_that_of_torch():
+    theirs = torch.optim.lr_scheduler
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.8)
+    members = [
+        theirs.LinearLR(optimizer, 0.5, 1.0, 4),
+        theirs.ExponentialLR(optimizer, 0.9),
+        theirs.CosineAnnealingLR(optimizer, 6, 0.1),
+    ]
+    sequence = theirs.SequentialLR(optimizer, members, [4, 9])
+    ours = SequentialLR(
+        None,
+        [
+            LinearLR(None, 0.4, 0.8, 4),
+            ExponentialLR(None, 0.8, 5, 0.9**5),
+            CosineDecayLR(None, 0.8, 0.1, 6),
+        ],
+    )
+    for step in range(16):
+        assert ours.value(step) == pytest.approx(lrs(optimizer)[0], rel=1e-9), step
+        optimizer.step()
+        if step < 15:
+            sequence.step()
 
 
 def test_a_chain_multiplies_what_becomes_of_its_members():

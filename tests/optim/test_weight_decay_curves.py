@@ -49,6 +49,16 @@ FORMULAS = [
         lambda s: 0.1 + 0.4 * (1 + math.cos(math.pi * s / 20)),
     ),
     (
+        "CosineAnnealingWarmRestartsWD",
+        {"initial_val": 0.9, "T_0": 7, "eta_min": 0.1},
+        lambda s: 0.1 + 0.4 * (1 + math.cos(math.pi * (s % 7) / 7)),
+    ),
+    (
+        "CyclicWD",
+        {"base_val": 0.1, "max_val": 0.9, "step_size_up": 5},
+        lambda s: 0.1 + 0.16 * (s % 10 if s % 10 <= 5 else 10 - s % 10),
+    ),
+    (
         "OneCycleWD",
         {"initial_val": 0.1, "max_val": 0.9, "total_steps": 21, "pct_start": 11 / 21}
         | {"final_div_factor": 2.0, "anneal_strategy": "linear"},
@@ -65,7 +75,8 @@ def test_a_schedule_of_weight_decay_follows_its_formula(name, arguments, formula
 
 
 def test_every_schedule_of_weight_decay_is_tested_somewhere():
-    elsewhere = {"ConstantWD", "LinearWD", "CosineDecayWD", "SequentialWD"}
+    elsewhere = {"ConstantWD", "LinearWD", "CosineDecayWD", "SequentialWD", "ChainedWD"}
+    elsewhere |= {"LambdaWD"}
     known = {name for name, cls in SCHEDULERS.items() if issubclass(cls, WeightDecayScheduler)}
     assert known - elsewhere == {name for name, _, _ in FORMULAS}
 
@@ -76,6 +87,12 @@ def test_it_writes_weight_decay_and_not_the_learning_rate(sgd):
     assert [group["weight_decay"] for group in sgd.param_groups] == [0.25, 0.4]
     assert [group["lr"] for group in sgd.param_groups] == [0.5, 0.5]
     assert schedule.get_last_value() == [0.4]
+
+
+def test_a_chain_multiplies_what_becomes_of_its_members():
+    members = [scheduler_class("StepWD")(None, 0.8, 2, 0.5) for _ in range(2)]
+    chain = scheduler_class("ChainedWD")(None, members)
+    assert [chain.value(step) for step in (0, 1, 2, 4)] == pytest.approx([0.8, 0.8, 0.2, 0.05])
 
 
 def test_it_is_a_member_with_its_length():
@@ -93,6 +110,11 @@ def test_it_is_a_member_with_its_length():
         ("StepWD", (0.9, -1, 0.5), r"^StepWD\.step_size is -1"),
         ("MultiStepWD", (0.9, 0.5, [2, 1]), r"^MultiStepWD\.milestones is \[2, 1\]"),
         ("PiecewiseConstantWD", ([0.1], [1]), r"^PiecewiseConstantWD\.vals has 1 values for 1"),
+        ("StepWD", (-0.9, 1, 0.5), r"^StepWD\.initial_val is -0\.9; it must be a number from 0"),
+        ("PolynomialWD", (0.9, -0.1, 5), r"^PolynomialWD\.end_val is -0\.1"),
+        ("PiecewiseConstantWD", ([0.1, -1.0], [1]), r"^PiecewiseConstantWD\.vals is \[0"),
+        ("CyclicWD", (-0.1, 0.9), r"^CyclicWD\.base_val is -0\.1"),
+        ("CyclicWD", (0.1, -0.9), r"^CyclicWD\.max_val is -0\.9"),
         ("OneCycleWD", (0.1, 0.9, 10, 2.0), r"^OneCycleWD\.pct_start is 2\.0"),
     ],
 )

@@ -1,0 +1,86 @@
+"""What the Model Zoo publishes beyond the shipped classes: names and arguments, no code.
+
+`published.json` has a class a line: its fields, on top of those of the class or field set that it
+is `like`. A type is `int`, `float`, `str`, `bool`, `list`, `dict` or `any`, or several with `|`
+between them; then `!` if it is required, and `?` if null fits. In an `open` class any other key
+passes: not all of its fields are known, or it takes whatever it is given.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache, reduce
+from importlib.resources import files
+from operator import or_
+from typing import Any, Final
+
+from modelzoo_trainer.config.arguments import Parameter, Schema, adapter_of
+
+_SECTIONS: Final = {
+    "model": "models",
+    "data processor": "processors",
+    "callback": "callbacks",
+    "logger": "loggers",
+}
+_FIELD_SETS: Final = "field sets"
+_TYPES: Final[dict[str, Any]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+    "list": list,
+    "dict": dict,
+}
+
+
+def published_schema(kind: str, name: str) -> Schema | None:
+    """Return what a published class takes; None if there is none of that name.
+
+    Args:
+        kind: "model", "data processor", "callback" or "logger"; there is nothing of another one.
+        name: In any case.
+    """
+    by_lower_name = {known.lower(): known for known in published_names(kind)}
+    known = by_lower_name.get(name.lower())
+    return None if known is None else _schema(_SECTIONS[kind], known)
+
+
+def published_names(kind: str) -> tuple[str, ...]:
+    """Return the names of the published classes of a kind, as the format writes them.
+
+    Args:
+        kind: As in `published_schema`.
+    """
+    return tuple(_tables()[_SECTIONS[kind]]) if kind in _SECTIONS else ()
+
+
+@cache
+def _tables() -> dict[str, dict[str, dict[str, Any]]]:
+    text = files("modelzoo_trainer.config").joinpath("published.json").read_text("ascii")
+    tables: dict[str, dict[str, dict[str, Any]]] = json.loads(text)
+    return tables
+
+
+@cache
+def _schema(section: str, name: str) -> Schema:
+    parameters = {key: _parameter(key, kind) for key, kind in _fields(section, name).items()}
+    return Schema(name, parameters, _tables()[section][name].get("open", False))
+
+
+def _fields(section: str, name: str) -> dict[str, str]:
+    """Return the types of all fields, those of what a class is like among them."""
+    tables = _tables()
+    entry = tables[section].get(name) or tables[_FIELD_SETS][name]
+    inherited = _fields(section, entry["like"]) if "like" in entry else {}
+    return {**inherited, **entry.get("fields", {})}
+
+
+def _parameter(name: str, kind: str) -> Parameter:
+    types = kind.rstrip("!?")
+    annotation = Any if types == "any" else _union(types, is_optional="?" in kind)
+    return Parameter(name, annotation, "!" in kind, adapter_of(annotation))
+
+
+def _union(types: str, *, is_optional: bool) -> Any:
+    members = [_TYPES[one] for one in types.split("|")]
+    return reduce(or_, [*members, None] if is_optional else members)

@@ -1,0 +1,156 @@
+"""Adafactor."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.optim.arguments import Factors, Params, groups_of, one_lr
+from modelzoo_trainer.optim.checks import (
+    check_fractions,
+    check_not_negative,
+    check_pair,
+    check_positive,
+)
+from modelzoo_trainer.optim.param_groups import ParamFilter
+from modelzoo_trainer.optim.scheduler import Group
+from modelzoo_trainer.optim.update import GroupOptimizer, Tensors, zeros_like
+
+
+class Adafactor(GroupOptimizer):
+    """Adam with second moments of rows and columns (Shazeer and Stern 2018).
+
+    The second moments of a matrix are kept as the means over its rows and its columns. The
+    updates are clipped to a root mean square of `clip_threshold`, and are relative to that of the
+    parameter. (Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, arXiv:1804.04235,
+    Algorithms 4 and 5; `eps[0]` is added to squared gradients as there.)
+
+    Args:
+        model: Whose parameters are updated.
+        lr: Step size, 1e-3 if none is given; not with `relative_step`.
+        eps: Least squared gradient, and least root mean square of a parameter.
+        clip_threshold: Largest root mean square of an update.
+        decay_rate: The second moments forget with 1 - step ** decay_rate.
+        beta1: Of the first moment; None to have none.
+        weight_decay: Decoupled, times the step size.
+        scale_parameter: Whether the step size is relative to the parameter's root mean square.
+        relative_step: Step sizes of min(0.01, 1 / sqrt(step)). What schedules and
+            `adjust_learning_rate` set is a factor on them then, which is 1 without.
+        warmup_init: With `relative_step`: begin with 1e-6 * step instead of 0.01.
+        learning_rate: Another name of `lr`.
+        params: Filters that tag.
+        adjust_learning_rate: Factors on the step size of groups of the model's.
+    """
+
+    def __init__(  # noqa: PLR0913 # the keys of its YAML section
+        self,
+        model: nn.Module | Params,
+        lr: float | None = None,
+        eps: tuple[float, float] = (1e-30, 1e-3),
+        clip_threshold: float = 1.0,
+        decay_rate: float = -0.8,
+        beta1: float | None = None,
+        weight_decay: float = 0.0,
+        scale_parameter: bool = True,
+        relative_step: bool = False,
+        warmup_init: bool = False,
+        *,
+        learning_rate: float | None = None,
+        params: list[ParamFilter] | None = None,
+        adjust_learning_rate: Factors | None = None,
+    ) -> None:
+        given = lr is not None or learning_rate is not None
+        lr = one_lr("Adafactor", lr, learning_rate, 1.0 if relative_step else 1e-3)
+        check_pair(self, eps=eps)
+        check_not_negative(self, lr=lr, eps=eps, weight_decay=weight_decay)
+        check_positive(self, clip_threshold=clip_threshold)
+        check_fractions(self, beta1=0.0 if beta1 is None else beta1)
+        _check_steps(lr if given else None, decay_rate, relative_step, warmup_init)
+        defaults = {
+            "lr": lr,
+            "eps": eps,
+            "clip_threshold": clip_threshold,
+            "decay_rate": decay_rate,
+            "beta1": beta1,
+            "weight_decay": weight_decay,
+            "scale_parameter": scale_parameter,
+            "relative_step": relative_step,
+            "warmup_init": warmup_init,
+        }
+        super().__init__(groups_of(model, lr, weight_decay, params, adjust_learning_rate), defaults)
+
+    @override
+    def _update(self, group: Group, params: Tensors, grads: Tensors) -> None:
+        # One tensor after another: all squared gradients at once would need the memory that the
+        # factored moments save.
+        def start(param: Tensor) -> dict[str, Any]:
+            return _start(param, group["beta1"] is not None)
+
+        for param, grad, state in zip(params, grads, self._states(params, start), strict=True):
+            state["step"] += 1
+            update = _scaled(grad, state, group)
+            size = _step_size(param, state["step"], group)
+            update.mul_(size)
+            if "exp_avg" in state:
+                update = state["exp_avg"].lerp_(update, 1 - group["beta1"])
+            if group["weight_decay"]:
+                param.mul_(1 - size * group["weight_decay"])
+            param.sub_(update)
+
+
+def _check_steps(
+    lr: float | None, decay_rate: float, relative_step: bool, warmup_init: bool
+) -> None:
+    if not decay_rate < 0:
+        raise ConfigError(f"Adafactor.decay_rate is {decay_rate}; it must be below 0.")
+    if lr is not None and relative_step:
+        raise ConfigError(
+            f"Adafactor.relative_step is true and lr is {lr}; they exclude each other. Keep one."
+        )
+    if warmup_init and not relative_step:
+        raise ConfigError("Adafactor.warmup_init is true; it needs relative_step: true.")
+
+
+def _start(param: Tensor, has_momentum: bool) -> dict[str, Any]:
+    state: dict[str, Any] = {"step": 0}
+    if param.dim() >= 2:
+        state["exp_avg_sq_row"] = param.new_zeros(param.shape[:-1])
+        state["exp_avg_sq_col"] = param.new_zeros(param.shape[:-2] + param.shape[-1:])
+    else:
+        state["exp_avg_sq"] = zeros_like(param)
+    return state | ({"exp_avg": zeros_like(param)} if has_momentum else {})
+
+
+def _scaled(grad: Tensor, state: dict[str, Any], group: Group) -> Tensor:
+    """Return the gradient over the root of its second moments, clipped."""
+    forget = state["step"] ** group["decay_rate"]
+    square = grad.square().add_(group["eps"][0])
+    if "exp_avg_sq" in state:
+        update: Tensor = state["exp_avg_sq"].lerp_(square, forget).rsqrt().mul_(grad)
+    else:
+        rows = state["exp_avg_sq_row"].lerp_(square.mean(dim=-1), forget)
+        columns = state["exp_avg_sq_col"].lerp_(square.mean(dim=-2), forget)
+        share = (rows / rows.mean(dim=-1, keepdim=True)).rsqrt_().unsqueeze(-1)
+        update = share * columns.rsqrt().unsqueeze(-2)
+        update.mul_(grad)
+    excess = (_rms(update) / group["clip_threshold"]).clamp_(min=1.0)
+    return update.div_(excess)
+
+
+def _step_size(param: Tensor, step: int, group: Group) -> Any:
+    size = group["lr"]
+    if group["relative_step"]:
+        size = size * min(1e-6 * step if group["warmup_init"] else 1e-2, 1 / sqrt(step))
+    if group["scale_parameter"]:
+        size = _rms(param).clamp_(min=group["eps"][1]) * size
+    return size
+
+
+def _rms(tensor: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(tensor)
+    return norm / sqrt(max(tensor.numel(), 1))

@@ -1,0 +1,58 @@
+"""Lion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from modelzoo_trainer.optim.arguments import Betas, Factors, Params, groups_of, one_lr
+from modelzoo_trainer.optim.checks import check_fractions, check_not_negative, check_pair
+from modelzoo_trainer.optim.param_groups import ParamFilter
+from modelzoo_trainer.optim.scheduler import Group
+from modelzoo_trainer.optim.update import GroupOptimizer, Tensors, descend, shrink, zeros_like
+
+
+class Lion(GroupOptimizer):
+    """The sign of an interpolated momentum (Chen et al. 2023); lr is 1e-4 if none is given.
+
+    With m = 0 at first, at each step, after the decoupled weight decay:
+
+        param -= lr * sign(beta1 * m + (1 - beta1) * grad);  m = beta2 * m + (1 - beta2) * grad
+
+    (Symbolic Discovery of Optimization Algorithms, arXiv:2302.06675, Algorithm 2.)
+    """
+
+    def __init__(  # noqa: PLR0913 # the keys of its YAML section
+        self,
+        model: nn.Module | Params,
+        lr: float | None = None,
+        betas: Betas = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        learning_rate: float | None = None,
+        params: list[ParamFilter] | None = None,
+        adjust_learning_rate: Factors | None = None,
+    ) -> None:
+        lr = one_lr("Lion", lr, learning_rate, 1e-4)
+        check_pair(self, betas=betas)
+        check_fractions(self, betas=betas)
+        check_not_negative(self, lr=lr, weight_decay=weight_decay)
+        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
+        super().__init__(groups_of(model, lr, weight_decay, params, adjust_learning_rate), defaults)
+
+    @override
+    def _update(self, group: Group, params: Tensors, grads: Tensors) -> None:
+        beta1, beta2 = group["betas"]
+        averages = [state["exp_avg"] for state in self._states(params, _start)]
+        updates = list(torch._foreach_lerp(averages, grads, 1 - beta1))
+        torch._foreach_sign_(updates)
+        shrink(params, group["lr"], group["weight_decay"])
+        descend(params, updates, group["lr"])
+        torch._foreach_lerp_(averages, grads, 1 - beta2)
+
+
+def _start(param: Tensor) -> dict[str, Any]:
+    return {"exp_avg": zeros_like(param)}

@@ -1,0 +1,181 @@
+"""Muon for the matrices of hidden layers, and AdamW for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.optim.adjustments import Names, matching
+from modelzoo_trainer.optim.arguments import Betas, Factors, Params, groups_of, one_lr
+from modelzoo_trainer.optim.checks import (
+    check_choice,
+    check_fractions,
+    check_not_negative,
+    check_pair,
+    check_positive,
+)
+from modelzoo_trainer.optim.param_groups import ParamFilter, names_of_trainable
+from modelzoo_trainer.optim.scheduler import Group
+
+HEADS: Final = ("*head.weight", "*classifier.weight", "*score.weight")
+"""Names of matrices that AdamW takes unless others are given: layers that make logits."""
+
+IS_MUON: Final = "use_muon"
+"""Key of a parameter group: whether Muon updates it."""
+
+
+class Muon(Optimizer):
+    """Orthogonalized momentum for hidden matrices (Jordan et al. 2024), AdamW for the rest.
+
+    Muon, torch's, takes the parameters with two dimensions, except those of embeddings (a module
+    `nn.Embedding` or `nn.EmbeddingBag`, or "embed" in the name) and those that `adamw_params`
+    names. AdamW takes those, and biases, norms, and whatever has one or more than two dimensions.
+    A parameter that is tied to an embedding is one. Of parameters given in groups, those of a
+    group with `use_muon: False` are AdamW's, and of others the matrices Muon's.
+
+    Args:
+        model: Whose parameters are updated.
+        lr: Of both, 1e-3 if none is given; `adjust_lr_fn` makes one fit both.
+        weight_decay: Of both, decoupled.
+        momentum: Muon's.
+        nesterov: Whether Muon's momentum is Nesterov's.
+        ns_steps: Number of Newton-Schulz iterations of Muon, below 100.
+        adjust_lr_fn: How Muon's rate depends on the shape of a matrix: `match_rms_adamw` for
+            updates as large as AdamW's, `original` for sqrt(max(1, rows / columns)), which wants
+            a rate of its own: tag the matrices with `params`, and schedule the tags.
+        betas: AdamW's.
+        eps: AdamW's.
+        adamw_params: Globs on names of matrices that AdamW takes, embeddings apart; None for
+            `HEADS`.
+        learning_rate: Another name of `lr`.
+        params: Filters that tag.
+        adjust_learning_rate: Factors on the learning rate of groups of the model's.
+    """
+
+    def __init__(  # noqa: PLR0913 # the keys of its YAML section
+        self,
+        model: nn.Module | Params,
+        lr: float | None = None,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        adjust_lr_fn: Literal["original", "match_rms_adamw"] = "match_rms_adamw",
+        betas: Betas = (0.9, 0.999),
+        eps: float = 1e-6,
+        adamw_params: list[str] | None = None,
+        *,
+        learning_rate: float | None = None,
+        params: list[ParamFilter] | None = None,
+        adjust_learning_rate: Factors | None = None,
+    ) -> None:
+        lr = one_lr("Muon", lr, learning_rate, 1e-3)
+        check_not_negative(self, lr=lr, weight_decay=weight_decay, eps=eps)
+        check_pair(self, betas=betas)
+        check_fractions(self, momentum=momentum, betas=betas)
+        check_positive(self, ns_steps=ns_steps)
+        if ns_steps >= 100:
+            raise ConfigError(f"Muon.ns_steps is {ns_steps}; it must be below 100.")
+        check_choice(self, "adjust_lr_fn", adjust_lr_fn, ("original", "match_rms_adamw"))
+        is_hidden = _matrix_test(model, adamw_params)
+        groups = groups_of(model, lr, weight_decay, params, adjust_learning_rate)
+        super().__init__(list(_split(groups, is_hidden)), {"lr": lr, "weight_decay": weight_decay})
+        self._parts: dict[bool, Optimizer] = {}
+        for part, own in self._groups().items():
+            if part:
+                self._parts[part] = torch.optim.Muon(
+                    own,
+                    lr=lr,
+                    weight_decay=weight_decay,
+                    momentum=momentum,
+                    nesterov=nesterov,
+                    ns_steps=ns_steps,
+                    adjust_lr_fn=adjust_lr_fn,
+                )
+            else:
+                self._parts[part] = torch.optim.AdamW(
+                    own, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay
+                )
+
+    def _groups(self) -> dict[bool, list[Group]]:
+        """Return the groups of Muon and of AdamW; the same objects as in `param_groups`."""
+        found: dict[bool, list[Group]] = {}
+        for group in self.param_groups:
+            found.setdefault(group[IS_MUON], []).append(group)
+        return found
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have a gradient.
+
+        Args:
+            closure: Computes the loss again, and the gradients with it.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for is_muon, groups in self._groups().items():
+            part = self._parts[is_muon]
+            part.param_groups, part.state = groups, self.state  # loading makes new ones
+            part.step()
+        return loss
+
+
+def _matrix_test(model: object, adamw_params: Sequence[str] | None) -> Callable[[Tensor], bool]:
+    """Return a function that says whether Muon takes a parameter."""
+    if not isinstance(model, nn.Module):
+        if adamw_params is not None:
+            raise ConfigError(
+                "Muon.adamw_params: patterns need a model, and the optimizer was given "
+                "parameters. Put use_muon: False into a group instead."
+            )
+        return lambda param: param.dim() == 2
+    names = names_of_trainable(model)
+    others = _of_embeddings(model) | set(matching(names, ("*embed*",)))
+    others |= _named(names, adamw_params)
+    return lambda param: param.dim() == 2 and param not in others
+
+
+def _named(names: Names, patterns: Sequence[str] | None) -> set[nn.Parameter]:
+    found: set[nn.Parameter] = set()
+    for pattern in HEADS if patterns is None else patterns:
+        matched = matching(names, (pattern,))
+        if not matched and patterns is not None:
+            some = ", ".join(known_as[0] for known_as in list(names.values())[:3])
+            raise ConfigError(
+                f"Muon.adamw_params: {pattern!r} matches no trainable parameter. Parameters have "
+                f"names such as {some}; * in a pattern stands for any text."
+            )
+        found.update(matched)
+    return found
+
+
+def _of_embeddings(model: nn.Module) -> set[Tensor]:
+    return {
+        param
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        for param in module.parameters(recurse=False)
+    }
+
+
+def _split(groups: Any, is_hidden: Callable[[Tensor], bool]) -> Iterator[Group]:
+    given = list(groups)
+    if given and not isinstance(given[0], dict):
+        given = [{"params": given}]
+    for group in given:
+        own = group["params"]
+        members = [own] if isinstance(own, Tensor) else list(own)
+        wanted = group.get(IS_MUON, True)
+        for is_muon in (True, False):
+            chosen = [param for param in members if (wanted and is_hidden(param)) is is_muon]
+            if chosen:
+                yield {**group, "params": chosen, IS_MUON: is_muon}
