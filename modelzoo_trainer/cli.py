@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     changes = parser.add_argument_group("changes of the file")
     for option in OPTIONS:
-        names = [*_ALIASES.get(option.name, ()), f"--{option.name}"]
+        names = [f"--{option.name}", *_ALIASES.get(option.name, ())]
         if option.metavar is None:
             changes.add_argument(*names, action="store_const", const="true", help=option.help)
         else:

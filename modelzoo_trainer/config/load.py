@@ -15,6 +15,7 @@ from modelzoo_trainer.config.plan import TrainerPlan
 from modelzoo_trainer.config.positions import Node, to_plain
 from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.config.resolved import to_yaml
+from modelzoo_trainer.config.secrets import without_secrets
 from modelzoo_trainer.errors import ConfigError
 
 
@@ -54,7 +55,7 @@ def load_plans(
 def _convert(root: Node, problems: Problems) -> Node:
     converted = convert_legacy(root, problems)
     if not len(problems):
-        text = to_yaml(to_plain(converted)).rstrip()
+        text = to_yaml(without_secrets(to_plain(converted))).rstrip()
         what = f"has the older layout. In today's, which is what runs, it reads:\n\n{text}\n"
         problems.note(root.at, "", what)
     return converted

@@ -1,0 +1,125 @@
+"""Who is called at each hook of a run, and in which order; told from classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from torch.nn import Module
+
+from modelzoo_trainer.callback import Callback, CoreCallback, global_callbacks, hook_names
+from modelzoo_trainer.config.components import Component
+from modelzoo_trainer.config.names import Unshipped
+from modelzoo_trainer.config.plan import TrainerPlan
+from modelzoo_trainer.config.report_flags import micro_batch_sizes
+from modelzoo_trainer.config.report_values import packed
+from modelzoo_trainer.core.assembly import core_callbacks
+from modelzoo_trainer.hooks import HOOKS
+from modelzoo_trainer.loggers.logger import Logger
+
+GROUPS: Final = ("core", "user", "loggers", "global")
+
+_SECTIONS: Final = ("autorestart", "precision", "loop", "logging", "checkpoint")
+
+
+def hook_order(plan: TrainerPlan) -> str:
+    """Return the listeners of every hook that has some, in the order in which they are called.
+
+    Nothing of the user's is made, nor the model or a backend. Core callbacks are made, which only
+    keep what they are given: what a hook does there depends on it.
+
+    Args:
+        plan: One trainer.
+    """
+    table: dict[str, dict[str, list[str]]] = {name: {} for name in HOOKS}
+    for group, callback, name in _listeners(plan):
+        table[name].setdefault(group, []).append(_name(callback, name))
+    lines = ["Hooks and who is called, in order; (log) = at the steps that are logged"]
+    for name, groups in table.items():
+        if groups:
+            lines.append(f"  {name}")
+        for group in GROUPS:
+            lines += packed(groups.get(group, ()), 4, f"{group + ':':9}")
+    lines += _unknown(plan)
+    return "\n".join(lines)
+
+
+def listens(target: Any, name: str) -> bool:
+    """Return whether the objects of a class listen to a hook.
+
+    Args:
+        target: A class; of a function nothing is known.
+        name: The hook.
+    """
+    if not isinstance(target, type):
+        return False
+    declared = HOOKS[name].default
+    if issubclass(target, Callback):
+        return getattr(target, name, declared) is not declared
+    return callable(getattr(target, name, None))
+
+
+def _listeners(plan: TrainerPlan) -> Iterator[tuple[str, Any, str]]:
+    """Yield group, callback (of the user's: its class) and hook."""
+    for callback in _core(plan):
+        yield from (("core", callback, name) for name in hook_names(callback))
+    user, loggers = _of_file(plan)
+    for group, targets in (("user", user), ("loggers", loggers)):
+        for target in targets:
+            yield from ((group, target, name) for name in HOOKS if listens(target, name))
+    for callback in global_callbacks():
+        yield from (("global", callback, name) for name in hook_names(callback))
+
+
+def _core(plan: TrainerPlan) -> Iterable[CoreCallback]:
+    made = {key: _section(plan.init.get(key)) for key in _SECTIONS}
+    injected = dict.fromkeys(("backend", "device", "optimizer", "schedulers", "sparsity", "seed"))
+    core = core_callbacks({**made, **injected, "model": Module})  # which is never called
+    if micro_batch_sizes(plan).train is not None:
+        for name in ("grad_accum", "loss_accum"):
+            core[name].activate()  # type: ignore[attr-defined]  # these two have it
+    return core.values()
+
+
+def _section(component: Component | None) -> CoreCallback | None:
+    """Return the core callback that a section describes; None for the default one."""
+    target = None if component is None else component.target
+    if not (isinstance(target, type) and issubclass(target, CoreCallback)):
+        return None
+    assert component is not None  # it has a target
+    made: CoreCallback = component.make()
+    return made
+
+
+def _of_file(plan: TrainerPlan) -> tuple[list[Any], list[Any]]:
+    """Return the classes of callbacks and of loggers; a logger may be among the callbacks."""
+    targets = {
+        key: [component.target for component in plan.init.get(key, ())]
+        + [type(default) for default in plan.defaults.get(key, ())]
+        for key in ("callbacks", "loggers")
+    }
+    own = targets["callbacks"]
+    user = [target for target in own if not _is_logger(target)]
+    return user, [target for target in own if _is_logger(target)] + targets["loggers"]
+
+
+def _is_logger(target: Any) -> bool:
+    return isinstance(target, type) and issubclass(target, Logger)
+
+
+def _name(callback: Any, hook: str) -> str:
+    name: str = callback.__name__ if isinstance(callback, type) else type(callback).__name__
+    is_for_log = hook in getattr(callback, "log_step_hooks", ())
+    return f"{name} (log)" if is_for_log else name
+
+
+def _unknown(plan: TrainerPlan) -> list[str]:
+    """Return lines on callbacks whose hooks are not known."""
+    user, loggers = _of_file(plan)
+    lines = []
+    for target in [*user, *loggers]:
+        if isinstance(target, Unshipped):
+            lines.append(f"  {target.name}: not part of this package; its hooks are not known")
+        elif not isinstance(target, type):
+            lines.append(f"  {target.__name__}: a function; hooks of what it returns are not known")
+    return lines

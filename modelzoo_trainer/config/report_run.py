@@ -1,0 +1,55 @@
+"""What runs, where, and from what: as lines."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Final
+
+from modelzoo_trainer.config.plan import TrainerPlan
+from modelzoo_trainer.config.report_length import RunLength
+from modelzoo_trainer.config.report_values import LABEL, argument_lines, plain, row, show
+
+_MODES: Final = {
+    "train": "train, without validation (fit)",
+    "train_and_eval": "train_and_eval (fit)",
+    "eval": "eval (validate)",
+    "eval_all": "eval_all (validate_all)",
+    None: "none; the file has no fit, validate or validate_all",
+}
+
+
+def run_lines(plan: TrainerPlan) -> list[str]:
+    """Return lines on what runs: mode, device, folder, seed, start.
+
+    Args:
+        plan: One trainer.
+    """
+    init = plan.init
+    lines = row("mode", _MODES[plan.mode])
+    lines += row("device", init.get("device", "cpu (default)"))
+    if init.get("backend"):
+        lines += argument_lines(init["backend"], 2, f"{'options:':{LABEL}}")
+    folder, mark = init.get("model_dir"), ""
+    if folder is None:
+        parameter = inspect.signature(plan.trainer).parameters.get("model_dir")
+        folder, mark = (None if parameter is None else parameter.default), " (default)"
+    if folder is not None:
+        lines += row("model_dir", f"{show(plain(folder))}{mark}")
+    seed = init.get("seed")
+    lines += row("seed", "none (default)" if seed is None else str(seed))
+    return lines + (row("start", _start(plan)) if plan.method is not None else [])
+
+
+def _start(plan: TrainerPlan) -> str:
+    key = "ckpt_paths" if plan.method == "validate_all" else "ckpt_path"
+    given = plan.call.get(key, ...)
+    if given is None:
+        return f"the weights as they are made ({key}: null)"
+    if given is not ...:
+        return f"{show(plain(given))} ({key})"
+    checkpoint = RunLength.of(plan).checkpoint
+    if not checkpoint.autoload_last_checkpoint:
+        return "the weights as they are made (autoload_last_checkpoint: false)"
+    root = checkpoint.checkpoint_root
+    folder = "model_dir" if root is None else show(plain(root))
+    return f"the newest checkpoint of {folder}, if there is one"
