@@ -25,7 +25,6 @@ from modelzoo_trainer.models.registry import MODELS, model_class
 from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS, optimizer_class, scheduler_class
 from modelzoo_trainer.trainer import Trainer
 
-
 _OF_A_MODEL: Final = ("params", "adjust_learning_rate", "adamw_params")
 """Arguments of optimizers that speak of a model's parameters."""
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelzoo_trainer.config import legacy_keys
 from modelzoo_trainer.config.build import INIT_KEYS, check_config
 from modelzoo_trainer.config.legacy import convert_legacy, is_legacy
+from modelzoo_trainer.config.legacy import keys as legacy_keys
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.positions import Mapping, Place, Position, Scalar, Sequence, to_plain
 from modelzoo_trainer.config.problems import Problems

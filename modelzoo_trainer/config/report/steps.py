@@ -9,10 +9,10 @@ from typing import Any
 from modelzoo_trainer.callbacks import KeepNCheckpoints
 from modelzoo_trainer.config.components import Component
 from modelzoo_trainer.config.plan import TrainerPlan
-from modelzoo_trainer.config.report_flags import micro_batch_sizes
-from modelzoo_trainer.config.report_hooks import listens
-from modelzoo_trainer.config.report_length import RunLength
-from modelzoo_trainer.config.report_values import row, show
+from modelzoo_trainer.config.report.flags import micro_batch_sizes
+from modelzoo_trainer.config.report.hooks import listens
+from modelzoo_trainer.config.report.length import RunLength
+from modelzoo_trainer.config.report.values import row, show
 
 
 def length_lines(plan: TrainerPlan) -> list[str]:

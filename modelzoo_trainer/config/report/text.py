@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from modelzoo_trainer.config.plan import TrainerPlan
-from modelzoo_trainer.config.report_components import component_lines
-from modelzoo_trainer.config.report_hooks import hook_order
-from modelzoo_trainer.config.report_run import run_lines
-from modelzoo_trainer.config.report_schedules import schedule_lines
-from modelzoo_trainer.config.report_steps import length_lines
-
-__all__ = ["hook_order", "report"]
+from modelzoo_trainer.config.report.components import component_lines
+from modelzoo_trainer.config.report.run import run_lines
+from modelzoo_trainer.config.report.schedules import schedule_lines
+from modelzoo_trainer.config.report.steps import length_lines
 
 
 def report(plan: TrainerPlan) -> str:

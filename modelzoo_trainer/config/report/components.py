@@ -8,7 +8,7 @@ from typing import Any, Final
 from modelzoo_trainer.config.components import Component
 from modelzoo_trainer.config.names import Unshipped
 from modelzoo_trainer.config.plan import TrainerPlan
-from modelzoo_trainer.config.report_values import argument_lines, defaults_of, packed
+from modelzoo_trainer.config.report.values import argument_lines, defaults_of, packed
 
 _INIT: Final = (
     "model",

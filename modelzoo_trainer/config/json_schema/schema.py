@@ -6,14 +6,14 @@ from typing import Any, Final
 
 from modelzoo_trainer.config.arguments import adapter_of
 from modelzoo_trainer.config.build import INIT_KEYS
-from modelzoo_trainer.config.json_schema_components import (
+from modelzoo_trainer.config.json_schema.components import (
     Definitions,
     component_schema,
     named_schema,
     one_of_types,
     reference,
 )
-from modelzoo_trainer.config.json_schema_types import JsonSchema, TypeSchemas
+from modelzoo_trainer.config.json_schema.types import JsonSchema, TypeSchemas
 from modelzoo_trainer.config.names import Names, NameTable
 from modelzoo_trainer.config.sections import OPTIONAL_INT, OPTIONAL_PATH, OPTIONAL_TEXT
 

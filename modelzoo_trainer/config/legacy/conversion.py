@@ -9,11 +9,11 @@ import logging
 from collections.abc import Collection
 from typing import Final
 
-from modelzoo_trainer.config import legacy_keys as keys
 from modelzoo_trainer.config.build import INIT_KEYS
 from modelzoo_trainer.config.components import check_list
-from modelzoo_trainer.config.legacy_draft import Draft, entry_of, without
-from modelzoo_trainer.config.legacy_optimizer import convert_optimizer, convert_schedulers
+from modelzoo_trainer.config.legacy import keys
+from modelzoo_trainer.config.legacy.draft import Draft, entry_of, without
+from modelzoo_trainer.config.legacy.optimizer import convert_optimizer, convert_schedulers
 from modelzoo_trainer.config.positions import (
     Entry,
     Mapping,

@@ -6,8 +6,8 @@ from collections.abc import Mapping as MappingOf
 from types import MappingProxyType
 from typing import Any, Final
 
-from modelzoo_trainer.config.legacy_draft import entry_of
-from modelzoo_trainer.config.legacy_keys import OPTIMIZER, OPTIMIZER_OTHERS
+from modelzoo_trainer.config.legacy.draft import entry_of
+from modelzoo_trainer.config.legacy.keys import OPTIMIZER, OPTIMIZER_OTHERS
 from modelzoo_trainer.config.positions import (
     Entry,
     Mapping,

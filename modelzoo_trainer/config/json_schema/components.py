@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from modelzoo_trainer.config.arguments import schema_of
-from modelzoo_trainer.config.json_schema_docs import argument_texts, summary
-from modelzoo_trainer.config.json_schema_types import NOT_GIVEN, JsonSchema, TypeSchemas
+from modelzoo_trainer.config.json_schema.docs import argument_texts, summary
+from modelzoo_trainer.config.json_schema.types import NOT_GIVEN, JsonSchema, TypeSchemas
 from modelzoo_trainer.config.names import NameTable
 
 FREE: Final = "free"

@@ -6,8 +6,8 @@ import inspect
 from typing import Final
 
 from modelzoo_trainer.config.plan import TrainerPlan
-from modelzoo_trainer.config.report_length import RunLength
-from modelzoo_trainer.config.report_values import LABEL, argument_lines, plain, row, show
+from modelzoo_trainer.config.report.length import RunLength
+from modelzoo_trainer.config.report.values import LABEL, argument_lines, plain, row, show
 
 _MODES: Final = {
     "train": "train, without validation (fit)",
