@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, Final
-
-import torch
-from torch.nn import Parameter
 
 from modelzoo_trainer import callbacks, core, loggers
 from modelzoo_trainer.config.components import Component
@@ -88,12 +86,28 @@ def _try_model(component: Component) -> None:
         component.target.check_arguments(**component.arguments)
 
 
+class _ArgumentsFitError(Exception):
+    """An optimizer has come to its parameters."""
+
+
+class _NoParameters:
+    """In the place of parameters; an optimizer that asks for them has accepted its arguments."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise _ArgumentsFitError
+
+
 def _try_optimizer(component: Component) -> None:
-    """Make a shipped optimizer over one parameter, without the filters that need a model."""
-    if _is_shipped(component):
-        given = component.arguments.items()
-        arguments = {key: value for key, value in given if key not in _OF_A_MODEL}
-        component.target([Parameter(torch.zeros(()))], **arguments)
+    """Make a shipped optimizer up to its parameters; filters that need a model are left out.
+
+    Only then would torch load its compiler, which takes as long as the rest of a check.
+    """
+    if not _is_shipped(component):
+        return
+    given = component.arguments.items()
+    arguments = {key: value for key, value in given if key not in _OF_A_MODEL}
+    with suppress(_ArgumentsFitError):
+        component.target(_NoParameters(), **arguments)
 
 
 def _try_scheduler(component: Component) -> None:
