@@ -30,8 +30,7 @@ _MODE: Final = "train_and_eval"
 _MODES: Final = ("train", _MODE, "eval", "eval_all")
 _ALIASES: Final = {"device": ("--target_device",), "model_dir": ("-o",)}
 _EPILOG: Final = """\
-exit codes: 0 done, 1 the run failed, 2 the command or the file is wrong (nothing was started),
-130 Ctrl-C, 143 SIGTERM
+exit codes: 0 done, 1 the run failed, 2 the command or the file is wrong, 130 Ctrl-C, 143 SIGTERM
 """
 
 
@@ -194,6 +193,8 @@ def _run_plan(plan: TrainerPlan, command: Sequence[str]) -> int:
         return _fail(error)
     try:
         plan.run(trainer)
+    except ConfigError as error:  # what only the data or the model could tell
+        return _refuse(str(error))
     except (ModelZooError, BackendError) as error:
         return _fail(error)
     finally:

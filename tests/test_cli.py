@@ -209,6 +209,13 @@ def test_a_known_error_in_a_run_is_1_in_one_line_with_its_notes(run, trainer, ca
     )
 
 
+def test_a_setting_that_only_a_run_finds_wrong_is_2(run, trainer, capfd):
+    trainer.error = ConfigError("val_dataloader yields no batch.")
+    assert run() == 2
+    assert capfd.readouterr().err == "val_dataloader yields no batch.\n"
+    assert trainer.built[0].is_closed
+
+
 def test_an_error_of_the_users_in_a_run_keeps_its_traceback(run, trainer):
     trainer.error = ZeroDivisionError("division by zero")
     with pytest.raises(ZeroDivisionError):
