@@ -195,13 +195,14 @@ def check_value(place: Place, parameter: Parameter, problems: Problems) -> Any:
         # a tuple, an integer is a float; and strict otherwise.
         return parameter.adapter.validate_json(json.dumps(plain), strict=True)
     except ValidationError as error:
-        found = [
-            (place.inside(detail["loc"]), detail["type"], _text_of(detail))
-            for detail in error.errors(include_url=False, include_input=False)
-        ]
+        details = error.errors(include_url=False, include_input=False)
+        found = [_locate(place, detail) for detail in details]
     depth = max(len(inner.path) for inner, _, _ in found)
     deepest = [detail for detail in found if len(detail[0].path) == depth]
     where, kind, message = next((d for d in deepest if not _is_of_type(d[1])), deepest[0])
+    if kind == "misspelt":
+        problems.add(where.key_at, where.path, message)
+        return None
     given = describe(where.node)
     if where.path == place.path and (_is_of_type(kind) or _is_of_length(kind, parameter)):
         fits = f"expected {expected(parameter.annotation)}"
@@ -221,11 +222,17 @@ def _is_of_length(kind: str, parameter: Parameter) -> bool:
     return is_tuple and kind in ("missing", "too_long")
 
 
-def _text_of(detail: ErrorDetails) -> str:
+def _locate(place: Place, detail: ErrorDetails) -> tuple[Place, str, str]:
+    """Return where a detail belongs, its kind, and what it says."""
+    inner = place.inside(detail["loc"])
     message = detail["msg"]
-    if detail["type"] == "missing":
-        return f"{detail['loc'][-1]!r} is missing"
-    return message[0].lower() + message[1:]
+    if detail["type"] != "missing":
+        return inner, detail["type"], message[0].lower() + message[1:]
+    key = str(detail["loc"][-1])
+    for other, misspelt in inner.pairs():
+        if suggest(str(other), (key,), cutoff=0.6).startswith("Did"):
+            return misspelt, "misspelt", f"no such key. Did you mean {key!r}?"
+    return inner, "missing", f"{key!r} is missing"
 
 
 def _hint(place: Place, annotation: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
 from typing import Any
@@ -233,3 +233,27 @@ def check_keys(
             at = place.key_at if inner is None else inner.key_at
             problems.add(at, place.path_of(key), f"missing; {what} needs it.")
     return True
+
+
+def add_lack(
+    place: Place,
+    key: str,
+    why: str,
+    problems: Problems,
+    add: Callable[[Position, str, str], None],
+) -> None:
+    """Add that a key is missing, or that it is misspelt.
+
+    Args:
+        place: The mapping that lacks it.
+        key: The key.
+        why: What it is for.
+        problems: A misspelt key is added here.
+        add: How a missing one is added.
+    """
+    for other, inner in place.pairs():
+        advice = suggest(str(other), (key,), cutoff=0.75)
+        if advice.startswith("Did"):
+            problems.add(inner.key_at, inner.path, f"no such key. {advice}")
+            return
+    add(place.key_at, place.path_of(key), f"missing; {why}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 from modelzoo_trainer.config.arguments import check_arguments, schema_of
@@ -10,7 +11,7 @@ from modelzoo_trainer.config.components import check_plain
 from modelzoo_trainer.config.names import Names
 from modelzoo_trainer.config.positions import Entry, Mapping, Place, describe, is_null, to_plain
 from modelzoo_trainer.config.problems import Problems
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.flags import flag_problem, is_flag
 
 FOREIGN: Final = "csx"  # what the format was made for
@@ -105,6 +106,8 @@ def _take_out_foreign(backend: Place, problems: Problems) -> dict[str, Any]:
             foreign[key] = Entry(place.key_at, place.node)
         elif is_flag(key):
             _check_flag(key, place, problems)
+        elif key != "backend_type" and (meant := _meant(str(key), known)):
+            problems.add(place.key_at, place.path, f"no such option. {meant}")
         else:
             own[key] = to_plain(place.node)
     there = Place(Mapping(foreign, backend.node.at), backend.path, backend.key_at)
@@ -120,6 +123,12 @@ def _take_out_foreign(backend: Place, problems: Problems) -> dict[str, Any]:
         what = f"{', '.join(set_keys)} of the hardware that the file was made for: no effect here."
         problems.note(first.key_at, backend.path, what)
     return own
+
+
+def _meant(key: str, known: Iterable[str]) -> str:
+    """Return which option of the format was meant; "" if none is near."""
+    advice = suggest(key, (*known, "backend_type"), cutoff=0.85)
+    return advice if advice.startswith("Did") else ""
 
 
 def _check_flag(key: str, place: Place, problems: Problems) -> None:

@@ -54,7 +54,7 @@ def load_plans(
 
 def _convert(root: Node, problems: Problems) -> Node:
     converted = convert_legacy(root, problems)
-    if not len(problems):
+    if not problems.num_added:
         text = to_yaml(without_secrets(to_plain(converted))).rstrip()
         what = f"has the older layout. In today's, which is what runs, it reads:\n\n{text}\n"
         problems.note(root.at, "", what)

@@ -38,9 +38,8 @@ class Problems:
         self.for_a_run = for_a_run
         self._found: dict[tuple[Position, str], Problem] = {}
         self._noted: dict[tuple[Position, str], Problem] = {}
-
-    def __len__(self) -> int:
-        return len(self._found)
+        self.num_added = 0
+        """How often a problem was added, the same one at the same place counted each time."""
 
     def add(self, at: Position, path: str, message: str) -> None:
         """Note a problem; the same one at the same place counts once.
@@ -50,6 +49,7 @@ class Problems:
             path: Of what, from the root of the file.
             message: What was given, what fits, what to do.
         """
+        self.num_added += 1
         self._found.setdefault((at, message), Problem(at, path, message))
 
     def add_to_run(self, at: Position, path: str, message: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from modelzoo_trainer.config.components import (
     Component,
+    add_lack,
     check_call,
     check_component,
     check_list,
@@ -15,9 +16,9 @@ from modelzoo_trainer.config.components import (
     named,
 )
 from modelzoo_trainer.config.names import Names, NameTable, Unshipped
-from modelzoo_trainer.config.positions import Mapping, Place, Position, describe, is_null
+from modelzoo_trainer.config.positions import Mapping, Place, describe, is_null
 from modelzoo_trainer.config.problems import Problems
-from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.errors import ConfigError
 
 OPTIONAL_TEXT: Final = str | None
 OPTIONAL_PATH: Final = Path | None
@@ -32,9 +33,9 @@ def check_model(place: Place, names: Names, problems: Problems) -> Component | N
         names: Knows the models.
         problems: What is wrong is added here.
     """
-    num_before = len(problems)
+    num_before = problems.num_added
     component = _model(place, names, problems)
-    if component is not None and len(problems) == num_before:
+    if component is not None and problems.num_added == num_before:
         _try_build(component, names.try_model, place, problems)
     return component
 
@@ -49,7 +50,7 @@ def _model(place: Place, names: Names, problems: Problems) -> Component | None:
         name = name or older
     if name is None:
         if isinstance(place.node, Mapping) and len(place.node.entries) != 1:
-            _lacks(place, "name", "it says which model", problems, problems.add_to_run)
+            add_lack(place, "name", "it says which model", problems, problems.add_to_run)
             return None
         return check_component(place, names.models, problems)
     target = _named_class(name, names.models, problems)
@@ -73,14 +74,14 @@ def check_dataloader(place: Place, names: Names, problems: Problems) -> Componen
     name = place.key("data_processor")
     if name is None:
         why = "it says which class reads the data"
-        _lacks(place, "data_processor", why, problems, problems.add)
+        add_lack(place, "data_processor", why, problems, problems.add)
         return None
     target = _named_class(name, names.processors, problems)
     if target is None:
         return None
-    num_before = len(problems)
+    num_before = problems.num_added
     component = check_call(target, place, problems, ignored=("data_processor",))
-    if len(problems) == num_before and not isinstance(target, Unshipped):
+    if problems.num_added == num_before and not isinstance(target, Unshipped):
         _try_processor(component, names, place, problems)
     return component
 
@@ -96,22 +97,6 @@ def _try_processor(component: Component, names: Names, place: Place, problems: P
     for what in lacks:
         inner = _named_in(what, "", place)
         problems.add_to_run((inner or place).key_at, component.path, what)
-
-
-def _lacks(
-    place: Place,
-    key: str,
-    why: str,
-    problems: Problems,
-    add: Callable[[Position, str, str], None],
-) -> None:
-    """Add that the key which names the class is missing, or is misspelt."""
-    for other, inner in place.pairs():
-        advice = suggest(str(other), (key,), cutoff=0.75)
-        if advice.startswith("Did"):
-            problems.add(inner.key_at, inner.path, f"no such key. {advice}")
-            return
-    add(place.key_at, place.path_of(key), f"missing; {why}.")
 
 
 def _named_class(place: Place, table: NameTable, problems: Problems) -> Any | None:
@@ -131,9 +116,9 @@ def check_section(key: str, place: Place, names: Names, problems: Problems) -> C
     """
     if is_null(place.node):
         return None
-    num_before = len(problems)
+    num_before = problems.num_added
     component = check_call(names.sections[key], place, problems)
-    if len(problems) == num_before:
+    if problems.num_added == num_before:
         _try_build(component, Component.make, place, problems)
     return component
 
@@ -156,13 +141,18 @@ def _try_build(
 
 
 def _named_in(message: str, owner: str, place: Place) -> Place | None:
-    """Return the argument that a message begins with, as in "owner.argument is 3"; or None."""
-    about = [
-        (len(str(key)), inner)
+    """Return the place that a message begins with, as in "owner.argument.key is 3"; or None."""
+    rest = message.removeprefix(f"{owner}.")
+    found = [
+        (len(str(key)), key, inner)
         for key, inner in place.pairs()
-        if message.removeprefix(f"{owner}.").startswith(tuple(f"{key}{end}" for end in " :.["))
+        if rest.startswith(tuple(f"{key}{end}" for end in " :.["))
     ]
-    return max(about, key=lambda found: found[0])[1] if about else None
+    if not found:
+        return None
+    length, key, inner = max(found, key=lambda one: one[0])
+    deeper = _named_in(rest, str(key), inner) if rest[length] == "." else None
+    return deeper or inner
 
 
 def check_optimizer(place: Place, names: Names, problems: Problems) -> Component | None:
@@ -175,9 +165,9 @@ def check_optimizer(place: Place, names: Names, problems: Problems) -> Component
     """
     if is_null(place.node):
         return None
-    num_before = len(problems)
+    num_before = problems.num_added
     component = check_component(place, names.optimizers, problems, num_injected=1)
-    if component is not None and len(problems) == num_before:
+    if component is not None and problems.num_added == num_before:
         _try_build(component, names.try_optimizer, _only(place), problems)
     return component
 
@@ -198,9 +188,9 @@ def check_scheduler(place: Place, names: Names, problems: Problems) -> Component
         return [one(item, problems) for item in check_list(inner, "scheduler", problems)]
 
     nested = {"scheduler": one, "schedulers": several}
-    num_before = len(problems)
+    num_before = problems.num_added
     component = check_component(place, names.schedulers, problems, num_injected=1, nested=nested)
-    if component is not None and len(problems) == num_before:
+    if component is not None and problems.num_added == num_before:
         _try_build(component, names.try_scheduler, _only(place), problems)
     return component
 
@@ -240,9 +230,9 @@ def check_installed(
             continue
         classes.add(target)
         if not is_removed:
-            num_before = len(problems)
+            num_before = problems.num_added
             component = check_call(target, inner, problems)
-            if len(problems) == num_before:
+            if problems.num_added == num_before:
                 _try_build(component, try_one, inner, problems)
             components.append(component)
         elif target not in kinds and not isinstance(target, Unshipped):

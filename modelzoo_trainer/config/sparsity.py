@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from modelzoo_trainer.config.arguments import check_arguments, schema_of
-from modelzoo_trainer.config.components import check_plain
+from modelzoo_trainer.config.components import add_lack, check_plain
 from modelzoo_trainer.config.positions import Mapping, Place, Sequence, describe
 from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.errors import suggest
@@ -127,9 +127,9 @@ def check_sparsity(place: Place, problems: Problems) -> None:
         place: A fraction, a mapping, or a list of mappings.
         problems: What is wrong is added here.
     """
-    num_before = len(problems)
+    num_before = problems.num_added
     _check(place, problems)
-    if len(problems) == num_before:
+    if problems.num_added == num_before:
         problems.note(
             place.key_at,
             place.path,
@@ -200,7 +200,7 @@ def _choice(
     if inner is None and default is not None:
         return table[default]
     if inner is None:
-        problems.add(place.key_at, place.path_of(key), f"missing. Known: {', '.join(table)}.")
+        add_lack(place, key, f"known: {', '.join(table)}", problems, problems.add)
         return None
     name = check_plain(inner, str, problems)
     if not isinstance(name, str):

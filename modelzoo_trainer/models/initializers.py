@@ -91,20 +91,38 @@ def read_initializer(argument: str, setting: InitializerSetting) -> Initializer:
         ConfigError: If the name is unknown, or an argument is none of that initializer's.
     """
     given = {"name": setting} if isinstance(setting, str) else dict(setting)
-    name = str(given.pop("name", "")).lower()
-    if name not in _FUNCTIONS:
-        raise ConfigError(
-            f"{argument}.name: {name!r} is not an initializer. {suggest(name, _FUNCTIONS)}"
-        )
+    name = _take_name(argument, given)
     defaults = _FUNCTIONS[name][1]
-    for key in given:
+    for key, value in given.items():
         if key not in defaults:
             raise ConfigError(
-                f"{argument}.{key}: no such argument of {name!r}. {suggest(key, defaults)}"
+                f"{argument}.{key}: no such argument of {name!r}. {suggest(str(key), defaults)}"
             )
+        _check_kind(f"{argument}.{key}", value, is_text=isinstance(defaults[key], str))
     options = {**defaults, **{key: value for key, value in given.items() if value is not None}}
     if name == "truncated_normal":
         for key, bound in (("a", -2), ("b", 2)):
             if options[key] is None:
                 options[key] = bound * options["std"]
     return Initializer(name=name, options=options)
+
+
+def _take_name(argument: str, given: dict[str, Any]) -> str:
+    if "name" not in given:
+        misspelt = [key for key in given if suggest(str(key), ("name",)).startswith("Did")]
+        if misspelt:
+            raise ConfigError(f"{argument}.{misspelt[0]}: no such key. Did you mean 'name'?")
+    called = given.pop("name", None)
+    name = str(called).lower()
+    if name not in _FUNCTIONS:
+        raise ConfigError(
+            f"{argument}.name: {called!r} is not an initializer. {suggest(name, _FUNCTIONS)}"
+        )
+    return name
+
+
+def _check_kind(place: str, value: Any, *, is_text: bool) -> None:
+    kinds = str if is_text else (int, float)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+        expected = "text" if is_text else "a number"
+        raise ConfigError(f"{place}: {value!r} does not fit; expected {expected}.")

@@ -68,7 +68,7 @@ def test_its_settings_have_no_effect_and_are_listed_once(shipped):
 @pytest.mark.parametrize(
     ("backend", "message"),
     [
-        ("{compile_dri: x}", "3:15: trainer.init.backend.compile_dri: no such option of cpu. D"),
+        ("{compile_dri: x}", "3:15: trainer.init.backend.compile_dri: no such option. Did you"),
         ("{compile_dir: 3}", "3:28: trainer.init.backend.compile_dir: 3 does not fit; expected te"),
         (
             "{cluster_config: {num_csxs: 1}}",

@@ -169,7 +169,9 @@ def test_the_arguments_of_a_shipped_model_are_checked_without_building_it(name, 
     [
         ("{name: gpt2, hidden_size: 10, num_heads: 3}", "3:25: trainer.init.model: hidden_size (1"),
         ("{name: llama, mup_base_hidden_size: 1}", "3:26: trainer.init.model: mup_base_hidden_siz"),
-        ("{name: gpt2, initializer: {name: nrmal}}", "3:25: trainer.init.model: initializer"),
+        ("{name: gpt2, initializer: {nmae: normal}}", "3:39: trainer.init.model: initializer.nma"),
+        ("{name: gpt2, initializer: {name: normal, std: a}}", "3:53: trainer.init.model: initi"),
+        ("{name: gpt2, initializer: {name: nrmal}}", "3:39: trainer.init.model: initializer"),
     ],
 )
 def test_settings_of_a_model_that_do_not_fit_together_are_refused(shipped, model, message):
@@ -216,3 +218,20 @@ def test_a_mere_check_does_not_ask_for_data_on_this_machine(shipped):
     )
     (note,) = found.notes
     assert "cannot run as it is: data_dir 'nowhere' does not exist." in str(note)
+
+
+def test_a_fault_in_an_anchor_s_value_is_found_once_and_nothing_is_tried_with_it(shipped):
+    text = (FILE % "").replace("{data_processor", "&data {data_processor").replace("2}", "a}")
+    with pytest.raises(ConfigError) as caught:
+        check_config(read_text(f"{text}    val_dataloader: *data\n", "f.yaml"), shipped)
+    (line,) = str(caught.value).splitlines()
+    assert "batch_size: 'a' does not fit; expected an integer." in line
+
+
+def test_a_misspelt_key_of_a_parameter_filter_is_named(shipped):
+    with pytest.raises(ConfigError) as caught:
+        plan(shipped, optimizer="{AdamW: {params: [{prams: '*', tag: x}]}}")
+    assert str(caught.value) == (
+        "params.yaml:4:35: trainer.init.optimizer.AdamW.params[0].prams: no such key. Did you mean "
+        "'params'?"
+    )

@@ -1,0 +1,150 @@
+"""How long until a run says what is wrong, and until its first step: whole processes, in turn.
+
+python benchmarks/startup.py [--rounds 7] [--params FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from typing_extensions import override
+
+from modelzoo_trainer import Callback
+
+HERE: Final = Path(__file__).resolve().parent
+ROOT: Final = HERE.parent
+QUICKSTART: Final = ROOT / "configs/quickstart.yaml"
+FIRST_STEP: Final = "the first step is done"
+
+
+class FirstStep(Callback):
+    """Says when the first step is done."""
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        print(FIRST_STEP, flush=True)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table.
+
+    Args:
+        name: What is timed.
+        command: After the interpreter.
+        code: The exit code that it must have.
+        until: Part of the line of output at which time stops; None = at the end of the process.
+    """
+
+    name: str
+    command: Sequence[str]
+    code: int = 0
+    until: str | None = None
+
+    def seconds(self) -> float:
+        """Run it once and return the time that it took."""
+        begin = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, *self.command],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        stopped = None
+        shown = []
+        assert process.stdout is not None  # it is piped
+        for line in process.stdout:
+            if stopped is None and self.until is not None and self.until in line:
+                stopped = time.perf_counter() - begin
+            shown.append(line)
+        code = process.wait()
+        if code != self.code or (self.until is not None and stopped is None):
+            raise SystemExit(f"{self.name}: exit code {code} after:\n{''.join(shown)}")
+        return time.perf_counter() - begin if stopped is None else stopped
+
+
+def cases(folder: Path, others: Sequence[Path]) -> list[Case]:
+    """Return the rows; the first is the yardstick.
+
+    Args:
+        folder: For the files of the rows, and what their runs write.
+        others: Further files to be checked.
+    """
+    text = QUICKSTART.read_text(encoding="utf-8")
+
+    def run(*options: str) -> list[str]:
+        return ["run.py", *options]
+
+    def changed(name: str, old: str, new: str) -> list[str]:
+        assert text.count(old) == 1
+        path = folder / f"{name}.yaml"
+        path.write_text(text.replace(old, new), encoding="utf-8")
+        return run("--params", str(path))
+
+    probe = changed("probe", "GenerateText: {", "startup.FirstStep: {} #")
+    once = ["--mode", "train", "--max_steps", "1", "--set", "init.checkpoint.steps=null"]
+    once += ["--model_dir", str(folder / "run")]
+    return [
+        Case("import torch", ["-c", "import torch"]),
+        Case("an empty program", ["-c", "pass"]),
+        Case("--help", run("--help")),
+        Case("error: bad YAML", changed("syntax", "seed: 1", "seed: [1"), code=2),
+        Case("error: a misspelt key", changed("key", "log_steps", "log_stpes"), code=2),
+        Case("error: an unknown class", changed("class", "GenerateText", "GenerateTxet"), code=2),
+        Case("--check of the quickstart", run("--params", str(QUICKSTART), "--check")),
+        *(
+            Case(
+                f"--check of {path.name}", run("--params", str(path), "--device", "cpu", "--check")
+            )
+            for path in others
+        ),
+        Case("first step of the quickstart", [*probe, *once], until=FIRST_STEP),
+    ]
+
+
+def print_table(rows: Sequence[Case], rounds: int) -> None:
+    """Time the rows in turn, after one round that counts for nothing, and print them."""
+    times: dict[str, list[float]] = {row.name: [] for row in rows}
+    for number in range(rounds + 1):
+        for row in rows:
+            taken = row.seconds()
+            if number:
+                times[row.name].append(taken)
+    yardstick = times[rows[0].name]
+    print("| until | min | median | max | of the yardstick |\n|---|---|---|---|---|")
+    for name, taken in times.items():
+        ratio = statistics.median(a / b for a, b in zip(taken, yardstick, strict=True))
+        figures = min(taken), statistics.median(taken), max(taken)
+        print(f"| {name} | {' | '.join(f'{one:.2f} s' for one in figures)} | {ratio:.2f} |")
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description="Time of starting up, as whole processes.")
+    parser.add_argument("--rounds", type=int, default=7, help="runs of each row that count")
+    parser.add_argument(
+        "--params", type=Path, action="append", default=[], help="a file to check as well"
+    )
+    arguments = parser.parse_args()
+    print(f"{arguments.rounds} runs of each row, in turn; the yardstick is the first row\n")
+    with tempfile.TemporaryDirectory() as folder:
+        others = [path.resolve() for path in arguments.params]
+        print_table(cases(Path(folder), others), arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()
