@@ -123,6 +123,7 @@ class _Reading:
         self._lines = lines
         self._done: dict[int, tuple[Node, int]] = {}  # by id: the value, and its expanded size
         self._open: set[int] = set()
+        self._num_merged = 0
 
     def read(self, text: str) -> Node | None:
         try:
@@ -222,6 +223,11 @@ class _Reading:
         sources = value.items if isinstance(value, Sequence) else (value,)
         for source in sources:
             if isinstance(source, Mapping):
+                self._num_merged += len(source.entries)
+                if self._num_merged > MAX_VALUES:
+                    what = f"'<<' copies more than {MAX_VALUES} keys in this file."
+                    self._problems.add(source.at, "", what)
+                    return
                 for key, entry in source.entries.items():
                     into.setdefault(key, entry)
             else:

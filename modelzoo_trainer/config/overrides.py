@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
-from modelzoo_trainer.config.loader import read_value
+from modelzoo_trainer.config.loader import MAX_DEPTH, read_value
 from modelzoo_trainer.config.positions import (
     Entry,
     Mapping,
@@ -70,6 +70,8 @@ def parse_override(text: str) -> Override:
         end = match.end()
     if not steps or not text.startswith("=", end):
         problems.add(at, "", f"is not of the form PATH=VALUE; {_FORM}.")
+    elif len(steps) > MAX_DEPTH:
+        problems.add(at, "", f"is a path of {len(steps)} steps; {MAX_DEPTH} are the most.")
     problems.raise_if_any()
     if steps[0] != "trainer":
         steps.insert(0, "trainer")

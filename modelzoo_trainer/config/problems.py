@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from modelzoo_trainer.config.positions import Position
 from modelzoo_trainer.errors import ConfigError
+
+_LONGEST: Final = 300  # characters of a path that are shown
+_UNSEEN: Final = {
+    code: ascii(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +29,14 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (str(self.at), self.path, self.message) if part)
+        parts = (str(self.at), _shown(self.path), self.message)
+        return ": ".join(part for part in parts if part)
+
+
+def _shown(text: str) -> str:
+    """Return what a terminal shows of a path, whose keys may be any text."""
+    short = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    return short.translate(_UNSEEN)
 
 
 class Problems:

@@ -15,6 +15,7 @@ _SECRET: Final = re.compile(
     r"|(?:^|\.)token$"
 )
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_KEYS: Final = re.compile(r"(?<!\w)(\w+)\s*:")
 _CHANGE: Final = re.compile(r"(?P<path>[^=\s]+)=")
 
 
@@ -61,7 +62,7 @@ def hide_in_command(words: Iterable[str]) -> list[str]:
         if path == "--set":
             shown.append(f"--set={hide_in_command([value])[0]}")
             continue
-        inner = any(is_secret(name) for name in re.findall(r"(\w+)\s*:", value))
+        inner = any(is_secret(name) for name in _KEYS.findall(value))
         hide = inner or is_secret(path.rpartition(".")[2])
         shown.append(f"{path}={HIDDEN}" if hide else word)
     return shown

@@ -122,7 +122,11 @@ def _take_name(argument: str, given: dict[str, Any]) -> str:
 
 
 def _check_kind(place: str, value: Any, *, is_text: bool) -> None:
+    if value is None:
+        return
     kinds = str if is_text else (int, float)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+    if isinstance(value, bool) or not isinstance(value, kinds):
         expected = "text" if is_text else "a number"
         raise ConfigError(f"{place}: {value!r} does not fit; expected {expected}.")
+    if place.endswith(".std") and not float(value) > 0:
+        raise ConfigError(f"{place} is {value}; it must be above 0.")

@@ -2,137 +2,130 @@
 
 from __future__ import annotations
 
-import re
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+import pytest
+from config.attempts import Attempts
+from config.inputs import CHANGES, FILES, LEGACY_FILES, PIECES, spoilt
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelzoo_trainer.config.build import check_config
-from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.overrides import parse_override
 from modelzoo_trainer.config.plan import MODES
 from modelzoo_trainer.config.resolved import to_yaml
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.config.shipped import shipped_names
 
-FUZZ = settings(
-    max_examples=500,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-PIECES = st.sampled_from(
-    [
-        "a",
-        "b: ",
-        "- ",
-        "\n",
-        "  ",
-        "&x ",
-        "*x",
-        "<<: ",
-        "[",
-        "]",
-        "{",
-        "}",
-        ", ",
-        "!!str ",
-        "!t ",
-        "'",
-        '"',
-        "|\n",
-        "? ",
-        ": ",
-        "#",
-        "---",
-        "1e-4",
-        "null",
-        "\t",
-        "%",
-        "@",
-        "\x00",
-        "\ufeff",
+CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
+CORPUS = sorted(Path(os.environ.get("MODELZOO_CORPUS", "/nonexistent")).rglob("*.yaml"))
+SMALL = """\
+trainer:
+  init:
+    model: {name: fc_mnist, depth: 1, hidden_size: 2}
+    optimizer: {AdamW: {weight_decay: 0.1}}
+    schedulers: [{ConstantLR: {learning_rate: 0.1}}]
+    loop: {max_steps: 1}
+  fit:
+    train_dataloader: {data_processor: DigitsProcessor, batch_size: 2}
+"""
+MODE = st.sampled_from([None, *MODES])
+
+Case = Callable[[Attempts, Any], None]
+
+
+def load(attempts: Attempts, given: tuple[Any, str | None, bool]) -> None:
+    content, mode, for_a_run = given
+    attempts.load(content, mode=mode, for_a_run=for_a_run)
+
+
+def load_tree(attempts: Attempts, given: tuple[Any, str | None, bool]) -> None:
+    tree, mode, for_a_run = given
+    attempts.load(to_yaml(tree), mode=mode, for_a_run=for_a_run)
+
+
+def change(attempts: Attempts, changes: list[str]) -> None:
+    attempts.load(SMALL, changes=changes)
+
+
+def parse(attempts: Attempts, text: str) -> None:
+    found = "\n".join(attempts.call(parse_override, text))
+    assert found == "" or found.startswith(f"--set {text}: ")
+
+
+# Of inputs, how many in the default run, and in the long one; the strategy; what is done.
+CASES: dict[str, tuple[int, int, st.SearchStrategy[Any], Case]] = {
+    "text": (600, 4000, st.tuples(st.text(max_size=80), MODE, st.booleans()), load),
+    "bytes": (300, 1000, st.tuples(st.binary(max_size=60), MODE, st.booleans()), load),
+    "pieces of YAML": (
+        800,
+        5000,
+        st.tuples(st.lists(PIECES, max_size=20).map("".join), MODE, st.booleans()),
+        load,
+    ),
+    "trees": (500, 5000, st.tuples(FILES, MODE, st.booleans()), load_tree),
+    "trees of the older layout": (
+        400,
+        3000,
+        st.tuples(LEGACY_FILES, MODE, st.booleans()),
+        load_tree,
+    ),
+    "changes": (300, 2500, CHANGES, change),
+    "one change": (300, 1500, PIECES.flatmap(lambda one: CHANGES.map(lambda c: one + c[0])), parse),
+    "spoilt files": (
+        200,
+        4000,
+        st.tuples(spoilt([*CONFIGS, *CORPUS]), MODE, st.booleans()),
+        load,
+    ),
+}
+
+
+def fuzz(kind: str, num_inputs: int, folder: Path) -> Attempts:
+    """Return the outcomes of about `num_inputs` inputs of a kind, the same ones each time."""
+    _, _, strategy, act = CASES[kind]
+    attempts = Attempts(folder, shipped_names())
+
+    @settings(max_examples=num_inputs, deadline=None, derandomize=True, database=None)
+    @given(strategy)
+    def each(value: Any) -> None:
+        act(attempts, value)
+
+    each()
+    return attempts
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_any_input_is_planned_or_refused(tmp_path, kind):
+    attempts = fuzz(kind, CASES[kind][0], tmp_path)
+    assert attempts.outcomes.total() >= CASES[kind][0] / 2
+    assert attempts.outcomes["refused"] > 0
+
+
+@pytest.mark.slow
+def test_twenty_thousand_inputs_are_planned_or_refused(tmp_path, capsys):
+    outcomes = {kind: fuzz(kind, case[1], tmp_path).outcomes for kind, case in CASES.items()}
+    total = sum(found.total() for found in outcomes.values())
+    lines = [
+        f"{kind:26} {found['planned']:6} planned {found['refused']:6} refused"
+        for kind, found in outcomes.items()
     ]
-)
-WORDS = st.sampled_from(
-    [
-        "trainer",
-        "init",
-        "fit",
-        "validate",
-        "validate_all",
-        "model",
-        "name",
-        "tiny_net",
-        "AdamW",
-        "optimizer",
-        "schedulers",
-        "SequentialLR",
-        "callbacks",
-        "EarlyStopping",
-        "CheckLoss",
-        "loop",
-        "train_dataloader",
-        "val_dataloaders",
-        "data_processor",
-        "Digits",
-        "batch_size",
-        "lr",
-        "backend",
-        "backend_type",
-        "device",
-        "cpu",
-        "precision",
-        "hidden_size",
-        "max_steps",
-        "seed",
-    ]
-)
-LEAVES = WORDS | st.none() | st.booleans() | st.integers(-1, 3) | st.floats() | st.text(max_size=3)
-TREES = st.recursive(
-    LEAVES,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4),
-    max_leaves=12,
-)
-SECTIONS = st.dictionaries(WORDS, TREES, max_size=4)
-FILES = st.builds(
-    lambda init, rest: {"trainer": {"init": {"model": {"name": "tiny_net"}, **init}, **rest}},
-    SECTIONS,
-    SECTIONS,
-)
-LINE = re.compile(r"f\.yaml(:\d+:\d+)?: \S")
+    with capsys.disabled():
+        sys.stdout.write("\n".join(["", *lines, f"{total} inputs", ""]))
+    assert total >= 20_000
 
 
-def refusal(function, *args):
-    """Return the lines of the `ConfigError` that `function` raises; none if it raises none."""
-    try:
-        function(*args)
-    except ConfigError as error:
-        return str(error).split("\n")
-    return []
+@pytest.mark.parametrize("key", ['"a\\nb"', '"a\\x1b[2Jb"', '"a\\u2028b"'])
+@pytest.mark.parametrize("place", ["%s: 1\ntrainer: {}\n", "trainer: {init: {%s: 1}}\n"])
+def test_a_key_with_a_line_break_is_named_in_one_printable_line(tmp_path, place, key):
+    lines = Attempts(tmp_path, shipped_names()).load(place % key)
+    assert lines[0].startswith("f.yaml:1:")
+    assert all(line.startswith("f.yaml:") and line.isprintable() for line in lines)
 
 
-@FUZZ
-@given(st.text(max_size=40))
-def test_any_text_is_read_or_refused(text):
-    assert all(LINE.match(line) for line in refusal(read_text, text, "f.yaml"))
-
-
-@FUZZ
-@given(st.lists(PIECES, max_size=14))
-def test_any_mixture_of_yaml_is_read_or_refused(pieces):
-    assert all(LINE.match(line) for line in refusal(read_text, "".join(pieces), "f.yaml"))
-
-
-@FUZZ
-@given(FILES, st.sampled_from(list(MODES)))
-def test_any_tree_is_planned_or_refused(names, tree, mode):
-    node = read_text(to_yaml(tree), "f.yaml")
-    assert all(LINE.match(line) for line in refusal(check_config, node, names, mode))
-
-
-@FUZZ
-@given(st.lists(PIECES | WORDS | st.sampled_from([".", "=", "[0]", '"a.b"']), max_size=8))
-def test_any_change_is_parsed_or_refused(pieces):
-    change = "".join(pieces)
-    found = "\n".join(refusal(parse_override, change))
-    assert found == "" or found.startswith(f"--set {change}: ")
+def test_a_change_that_leads_too_deep_is_refused(tmp_path):
+    path = ".".join(["a"] * 1000)
+    lines = Attempts(tmp_path, shipped_names()).load(SMALL, changes=[f"{path}=1"])
+    assert lines[0].startswith("--set a.a.")

@@ -1,12 +1,25 @@
-"""Every key and value of a complete file, spoilt one at a time."""
+"""Every key and value of a complete file and of the shipped ones, spoilt one at a time."""
 
 from __future__ import annotations
 
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+from config.mutants import KINDS, MISSPELT, keys_of, misspellings, mutants_of
+from config.shapes import Format
+from config.verdicts import Verdicts
 
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.positions import Mapping, Scalar, Sequence
+from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
 
 FILE = """\
 trainer:
@@ -84,15 +97,15 @@ trainer:
 """
 
 
-def keys_of(node):
+def keys_in(node):
     """Yield the places of all keys, and the keys."""
     if isinstance(node, Mapping):
         for key, entry in node.entries.items():
             yield entry.key_at.line, entry.key_at.column, key
-            yield from keys_of(entry.node)
+            yield from keys_in(entry.node)
     elif isinstance(node, Sequence):
         for item in node.items:
-            yield from keys_of(item)
+            yield from keys_in(item)
 
 
 def scalars_of(node):
@@ -107,7 +120,7 @@ def scalars_of(node):
             yield from scalars_of(item)
 
 
-KEYS = list(keys_of(read_text(FILE, "params.yaml")))
+KEYS = list(keys_in(read_text(FILE, "params.yaml")))
 SCALARS = list(scalars_of(read_text(FILE, "params.yaml")))
 
 
@@ -151,3 +164,88 @@ def test_a_repeated_key_is_refused_at_its_second_line(line, column, key):
     assert str(caught.value) == (
         f"params.yaml:{line + 1}:{column}: key {key!r} is given twice; first in line {line}."
     )
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return shipped_names()
+
+
+@pytest.fixture(scope="module")
+def form(shipped):
+    return Format(shipped)
+
+
+def test_a_key_is_misspelt_as_fingers_do_it():
+    assert misspellings("lr") == {
+        "letter too many": "llr",
+        "letter appended": "lrs",
+        "letter dropped": "r",
+        "letters swapped": "rl",
+    }
+    assert misspellings("max_steps") == misspellings("max_steps")
+    assert misspellings("max_steps")["dash"] == "max-steps"
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_every_mistake_in_a_shipped_file_is_found_where_it_is(path, shipped, form, tmp_path):
+    text = path.read_text(encoding="utf-8")
+    verdicts = Verdicts(tmp_path, shipped)
+    verdicts.judge(path.name, text, mutants_of(text, form))
+    assert verdicts.missed == []
+    assert verdicts.crashes == []
+    assert sum(verdicts.counts[kind, "judged"] for kind in KINDS) > 2 * len(keys_of(text, form))
+    assert verdicts.share("suggested") >= 0.95
+    assert verdicts.open_places == {}
+
+
+@pytest.mark.slow
+def test_every_way_to_misspell_a_key_of_a_shipped_file_is_found(shipped, form, tmp_path):
+    verdicts = Verdicts(tmp_path, shipped)
+    for path in SHIPPED:
+        text = path.read_text(encoding="utf-8")
+        mutants = mutants_of(text, form, all_ways=True)
+        verdicts.judge(path.name, text, (one for one in mutants if one.kind == MISSPELT))
+    assert verdicts.missed == []
+    assert verdicts.crashes == []
+    assert verdicts.share("suggested") >= 0.95
+
+
+def run(path, *options):
+    """Return what the command did in a folder of its own, and the seconds of CPU time it took."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run.py"), "--params", path.name, *options],
+        cwd=path.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return done, seconds
+
+
+@pytest.mark.slow
+def test_the_command_refuses_a_mistake_and_writes_nothing(form, tmp_path, capsys):
+    text = SHIPPED[0].read_text(encoding="utf-8")
+    judged = [one for one in mutants_of(text, form) if not one.is_open]
+    times = []
+    for kind in KINDS:
+        mutants = [one for one in judged if one.kind == kind]
+        for mutant, options in ((mutants[0], ()), (mutants[-1], ("--check",))):
+            path = tmp_path / "params.yaml"
+            path.write_text(mutant.text, encoding="utf-8")
+            done, seconds = run(path, *options)
+            what = f"{kind} {mutant.path} {options}"
+            assert done.returncode == 2, what
+            assert f"params.yaml:{mutant.line}:" in done.stderr, what
+            assert mutant.word in done.stderr, what
+            assert "Traceback" not in done.stderr, what
+            assert done.stdout == "", what
+            assert [one.name for one in tmp_path.iterdir()] == ["params.yaml"], what
+            times.append(seconds)
+    assert len(times) == 12
+    with capsys.disabled():
+        sys.stdout.write(f"\n12 refusals: {min(times):.2f} to {max(times):.2f} s of CPU time\n")

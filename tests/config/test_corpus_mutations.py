@@ -1,0 +1,142 @@
+"""Every key of the published configurations, spoilt: the mistake is found where it is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from config.mutants import GIVEN_TWICE, KINDS, MISSING, Mutant, keys_of, mutants_of
+from config.shapes import Format
+from config.verdicts import Verdicts
+
+from modelzoo_trainer.config.shipped import shipped_names
+
+CORPUS = Path(os.environ.get("MODELZOO_CORPUS", "/nonexistent"))
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+SAMPLE = 300
+
+# What the format lets pass, because a published class has it open: mutants by owner.
+OPEN = {
+    "AdamW.adjust_learning_rate": 2,
+    "DinoImageDataProcessor.dataset": 30,
+    "DinoImageDataProcessor.ssl_transform": 435,
+    "EleutherEvalHarness": 15,
+    "EleutherEvalHarness.eeh_args": 5,
+    "EleutherEvalHarness.flags": 2,
+    "GptHDF5MapDataProcessor": 16,
+    "GptHDF5MapDataProcessor.data_transforms": 8,
+    "ImageNet1KProcessor": 8,
+    "ImageNet1KProcessor.transforms": 78,
+    "LlavaHDF5MapDataProcessor.transforms": 144,
+    "MultimodalRawDatasetProcessor.preprocessing": 57,
+    "MultimodalRawDatasetProcessor.transforms": 24,
+    "MultimodalSimpleHDF5MapDataProcessor.transforms": 48,
+    "a model without a name": 257,
+    "bloom.embedding_initializer": 8,
+    "bloom.initializer": 8,
+    "bloom.output_layer_initializer": 8,
+    "btlm.embedding_initializer": 14,
+    "btlm.initializer": 14,
+    "btlm.output_layer_initializer": 14,
+    "dino.copy_init_weights": 44,
+    "dino.ema": 187,
+    "dino.heads": 206,
+    "dino.image_model_trunks": 944,
+    "dino.losses": 256,
+    "dit.reverse_process": 124,
+    "dit.vae": 124,
+    "dpo.dpo": 6,
+    "dpo.policy_model": 68,
+    "falcon.extra_attention_params": 6,
+    "gemma2.extra_attention_params": 6,
+    "gptj.embedding_initializer": 28,
+    "gptj.initializer": 28,
+    "gptj.output_layer_initializer": 28,
+    "jais.embedding_initializer": 56,
+    "jais.initializer": 56,
+    "jais.output_layer_initializer": 56,
+    "llava.image_model": 216,
+    "llava.projector": 42,
+    "llava.text_model": 174,
+    "mistral.extra_attention_params": 3,
+    "mixtral.embedding_initializer": 28,
+    "mixtral.extra_attention_params": 3,
+    "mixtral.initializer": 28,
+    "mixtral.moe": 49,
+    "mixtral.output_layer_initializer": 28,
+    "multimodal_simple.image_model_list": 95,
+    "multimodal_simple.text_model": 69,
+    "starcoder.extra_attention_params": 9,
+    "starcoder.output_layer_initializer": 42,
+}
+
+pytestmark = pytest.mark.skipif(not CORPUS.is_dir(), reason="MODELZOO_CORPUS names no folder")
+
+
+@pytest.fixture(scope="module")
+def files():
+    paths = [*sorted(CONFIGS.glob("*.yaml")), *sorted(CORPUS.rglob("*.yaml"))]
+    assert len(paths) >= 80
+    return {f"{path.parent.name}/{path.name}": path.read_text("utf-8") for path in paths}
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory):
+    return Verdicts(tmp_path_factory.mktemp("mutants"), shipped_names())
+
+
+@pytest.fixture
+def form(verdicts):
+    return Format(verdicts.names)
+
+
+def is_in_sample(source: str, mutant: Mutant, one_in: int) -> bool:
+    what = f"{source} {mutant.path} {mutant.kind}"
+    return zlib.crc32(what.encode()) % one_in == 0
+
+
+def test_a_sample_of_mistakes_is_found(files, form, tmp_path, verdicts):
+    sample = Verdicts(tmp_path, verdicts.names)
+    for source, text in files.items():
+        found = [one for one in mutants_of(text, form) if is_in_sample(source, one, 105)]
+        if found:
+            sample.judge(source, text, found)
+    assert sample.missed == []
+    assert sample.crashes == []
+    assert sum(sample.counts[kind, "mutants"] for kind in KINDS) > SAMPLE * 0.7
+    assert sample.share("suggested") >= 0.95
+
+
+def test_no_more_is_open_than_what_is_listed(files, form):
+    found: Counter[str] = Counter()
+    shipped = set()
+    for text in files.values():
+        is_open = [one for one in mutants_of(text, form) if one.is_open]
+        found.update(one.owner for one in is_open)
+        shipped |= {one.owner for one in is_open if one.is_shipped}
+    assert {owner: number for owner, number in found.items() if number > OPEN.get(owner, 0)} == {}
+    assert shipped == {"AdamW.adjust_learning_rate"}  # the groups are the model's
+
+
+@pytest.mark.slow
+def test_every_mistake_is_found(files, form, verdicts, capsys):
+    num_keys = 0
+    for source, text in files.items():
+        num_keys += len(keys_of(text, form))
+        verdicts.judge(source, text, mutants_of(text, form))
+    seconds, slowest = verdicts.slowest
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{len(files)} files, {num_keys} keys\n{verdicts.table()}\n"
+            f"right key suggested for {verdicts.share('suggested'):.2%} of the misspelt ones\n"
+            f"{verdicts.seconds:.0f} s in all; slowest: {seconds:.2f} s, {slowest}\n"
+        )
+    assert verdicts.missed == []
+    assert verdicts.crashes == []
+    assert verdicts.share("suggested") >= 0.95
+    assert verdicts.counts[GIVEN_TWICE, "judged"] == num_keys
+    assert verdicts.counts[MISSING, "judged"] > 1000
