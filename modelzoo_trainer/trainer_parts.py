@@ -205,11 +205,11 @@ class TrainerParts:
         self.loggers = [known for known in self.loggers if known is not callback]
         self.rebuild_hooks()
 
-    def split_train_batches(self, micro_batch_size: int) -> None:
+    def split_train_batches(self, micro_batch_size: int | None) -> None:
         """Train on batches in parts whose gradients add up to that of the batch.
 
         Args:
-            micro_batch_size: Most samples that go through the model at once, > 0.
+            micro_batch_size: Most samples that go through the model at once, > 0; None = all.
         """
         self.data.micro_batch_size = micro_batch_size
         self.grad_accum.activate()
@@ -269,17 +269,18 @@ class TrainerParts:
 
     @property
     def is_first_iteration(self) -> bool:
-        """Whether the batch at hand is the first one of its pass."""
+        """Whether the batch at hand, or a part of it, is the first one of its pass."""
         if self.val_pass is not None:
             return self.val_pass.num_yielded <= 1
-        return self.data.batch_idx <= 1
+        return self.data.batch_idx <= self.data.ends_batch
 
     @property
     def is_final_iteration(self) -> bool:
         """Whether the batch at hand is the last one of its validation or train stage."""
         if self.val_pass is not None:
             return self.val_pass.is_last
-        ends = self.global_step + (1 if self.is_tracing else 0) >= self.schedule.stage_end
+        step = self.logging.step if self.logging.in_batch else self.global_step
+        ends = step >= self.schedule.stage_end
         is_last = self.data.is_last and self.data.epoch + 1 >= self.schedule.end_epoch
         return self.should_run_optimizer_step and (ends or is_last)
 

@@ -43,15 +43,15 @@ class ScopedTrainFlags(_Flags):
     and their gradients add up to that of the batch. Flags of other hardware have no effect.
 
     Args:
-        **flags: By their dotted names.
+        **flags: By their dotted names; they go before those of `GlobalFlags`.
 
     Raises:
         ConfigError: If there is no such flag, or its value does not fit.
     """
 
     @override
-    def pre_setup(self, trainer: Trainer) -> None:
-        if self.micro_batch_size is not None:
+    def setup(self, trainer: Trainer) -> None:
+        if MICRO_BATCH_SIZE in self.flags:
             trainer.split_train_batches(self.micro_batch_size)
 
 
@@ -66,12 +66,13 @@ class ScopedValidateFlags(_Flags):
     """
 
     @override
-    def pre_setup(self, trainer: Trainer) -> None:
-        trainer.val_micro_batch_size = self.micro_batch_size
+    def setup(self, trainer: Trainer) -> None:
+        if MICRO_BATCH_SIZE in self.flags:
+            trainer.val_micro_batch_size = self.micro_batch_size
 
 
 class GlobalFlags(_Flags):
-    """Flags for the whole run, training and validation.
+    """Flags for the whole run, training and validation, where no scoped ones say otherwise.
 
     Args:
         **flags: By their dotted names, as in `ScopedTrainFlags`.
@@ -81,7 +82,7 @@ class GlobalFlags(_Flags):
     """
 
     @override
-    def pre_setup(self, trainer: Trainer) -> None:
-        if self.micro_batch_size is not None:
+    def pre_setup(self, trainer: Trainer) -> None:  # before the `setup` of the scoped ones
+        if MICRO_BATCH_SIZE in self.flags:
             trainer.split_train_batches(self.micro_batch_size)
             trainer.val_micro_batch_size = self.micro_batch_size

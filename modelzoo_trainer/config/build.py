@@ -20,6 +20,7 @@ from modelzoo_trainer.config.sections import (
     check_optimizer,
     check_scheduler,
     check_section,
+    check_together,
 )
 from modelzoo_trainer.config.sparsity import check_sparsity
 
@@ -186,10 +187,11 @@ class _Checking:
         found: dict[str, Any] = {}
         if "optimizer" in given:
             found["optimizer"] = check_optimizer(given["optimizer"], names, problems)
-        found["schedulers"] = [
-            check_scheduler(item, names, problems)
-            for item in check_list(given.get("schedulers"), "scheduler", problems)
-        ]
+        num_before = problems.num_added
+        items = check_list(given.get("schedulers"), "scheduler", problems)
+        found["schedulers"] = [check_scheduler(item, names, problems) for item in items]
+        if problems.num_added == num_before:
+            check_together(found.get("optimizer"), found["schedulers"], items, names, problems)
         if self._method != "fit":
             return {}
         if "optimizer" not in found:

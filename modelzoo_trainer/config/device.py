@@ -77,6 +77,8 @@ def check_device(
     values = [check_plain(place, str, problems) for place in given]
     if not all(isinstance(value, str) for value in values):
         return None, options
+    if len(values) > 1 and values[1].lower() == FOREIGN:  # the device says what to use instead
+        given, values = given[:1], values[:1]
     if len({value.lower() for value in values}) > 1:
         problems.add(
             given[0].node.at,
@@ -149,7 +151,7 @@ def _try_backend(
 ) -> None:
     """Add what the backend refuses: its name, an option, or a device that is not there."""
     try:
-        names.try_backend(device, options or {})
+        lacks = names.try_backend(device, options or {})
     except ConfigError as error:
         place = backend if str(error).startswith("backend") or not given else given[0]
         assert place is not None  # there is a device or a backend
@@ -157,3 +159,6 @@ def _try_backend(
         about = re.match(r"backend\.(\w+)", str(error))
         inner = place.key(about[1]) if about else None
         problems.add(place.node.at if inner is None else inner.key_at, "", f"{init}.{error}")
+        return
+    if lacks is not None:
+        problems.add_to_run(given[0].node.at, given[0].path, lacks.removeprefix("device: "))

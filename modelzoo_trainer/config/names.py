@@ -22,6 +22,10 @@ def _no_trial(component: object) -> None:
     return None
 
 
+def _no_trial_together(optimizer: object, schedulers: list[Any]) -> None:
+    return None
+
+
 def _nothing_lacks(component: object) -> tuple[str, ...]:
     return ()
 
@@ -194,12 +198,15 @@ class Names:
         loggers: Of `init.loggers`.
         processors: Of `data_processor` in a dataloader.
         sections: The classes of the sections `precision`, `loop`, `checkpoint` and `logging`.
-        try_backend: Raises a `ConfigError` if there is no such device (None = the default one), or
-            it has no such options; messages begin with "device" or "backend".
+        try_backend: Raises a `ConfigError` if there is no such kind of device (None = the default
+            one), or it has no such options; messages begin with "device" or "backend". Returns
+            a sentence if this machine lacks the device, else None.
         try_model: Makes a model as far as that costs nothing, so that it can refuse its
             arguments before anything else is built.
         try_optimizer: Likewise an optimizer.
         try_scheduler: Likewise a scheduler.
+        try_together: Raises a `ConfigError` if an optimizer (or None) and schedulers do not fit
+            together.
         try_callback: Likewise a callback or logger; what it returns may have `notes`, sentences
             on settings without an effect.
         try_processor: Checks the arguments of a data processor; returns what this machine lacks
@@ -216,10 +223,11 @@ class Names:
     loggers: NameTable
     processors: NameTable
     sections: Mapping[str, Any]
-    try_backend: Callable[[str | None, Mapping[str, Any]], object]
+    try_backend: Callable[[str | None, Mapping[str, Any]], str | None]
     try_model: Callable[[Any], object] = _no_trial
     try_optimizer: Callable[[Any], object] = _no_trial
     try_scheduler: Callable[[Any], object] = _no_trial
+    try_together: Callable[[Any, list[Any]], object] = _no_trial_together
     try_callback: Callable[[Any], object] = _no_trial
     try_processor: Callable[[Any], Iterable[str]] = _nothing_lacks
     default_callbacks: Callable[[], Iterable[Any]] = field(default=tuple)

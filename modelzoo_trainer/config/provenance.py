@@ -35,7 +35,7 @@ def describe_run(plan: TrainerPlan, command: Sequence[str]) -> str:
         f"git commit: {git_commit()}",
         *(f"note: {str(note).splitlines()[0]}" for note in plan.notes),
     ]
-    comments = "".join(f"# {line}\n" for line in head)
+    comments = "".join(f"# {' '.join(line.split())}\n" for line in head)
     return comments + to_yaml(without_secrets(plan.resolved))
 
 

@@ -15,7 +15,7 @@ _SECRET: Final = re.compile(
     r"|(?:^|\.)token$"
 )
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_KEYS: Final = re.compile(r"(?<!\w)(\w+)\s*:")
+_KEYS: Final = re.compile(r"(?<!\w)(\w+)[\"']?\s*:")
 _CHANGE: Final = re.compile(r"(?P<path>[^=\s]+)=")
 
 
@@ -63,6 +63,6 @@ def hide_in_command(words: Iterable[str]) -> list[str]:
             shown.append(f"--set={hide_in_command([value])[0]}")
             continue
         inner = any(is_secret(name) for name in _KEYS.findall(value))
-        hide = inner or is_secret(path.rpartition(".")[2])
+        hide = inner or is_secret(path.rpartition(".")[2].strip('"'))
         shown.append(f"{path}={HIDDEN}" if hide else word)
     return shown

@@ -195,6 +195,34 @@ def check_scheduler(place: Place, names: Names, problems: Problems) -> Component
     return component
 
 
+def check_together(
+    optimizer: Component | None,
+    schedulers: list[Any],
+    places: list[Place],
+    names: Names,
+    problems: Problems,
+) -> None:
+    """Check that schedulers fit the optimizer, and one another.
+
+    Args:
+        optimizer: None if there is none, or it is wrong.
+        schedulers: Components.
+        places: Theirs.
+        names: Knows what fits together.
+        problems: What does not is added here.
+    """
+    for one, place in zip(schedulers, places, strict=True):
+        try:
+            names.try_together(optimizer, [one])
+        except ConfigError as error:
+            problems.add(place.key_at, place.path, str(error))
+            return
+    try:
+        names.try_together(optimizer, schedulers)
+    except ConfigError as error:
+        problems.add(places[-1].key_at, places[-1].path, str(error))
+
+
 def _only(place: Place) -> Place:
     """Return the place of the arguments of a component, which has one key."""
     return next(inner for _, inner in place.pairs())

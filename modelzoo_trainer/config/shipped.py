@@ -15,12 +15,21 @@ from modelzoo_trainer.config.published import published_names, published_schema
 from modelzoo_trainer.config.torch_schedulers import with_optimizer
 from modelzoo_trainer.core.backend import (
     BackendError,
+    BackendUnavailable,
+    backend_names,
     make_backend,
 )
 from modelzoo_trainer.data.registry import PROCESSORS, processor_class
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.registry import MODELS, model_class
-from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS, optimizer_class, scheduler_class
+from modelzoo_trainer.optim import (
+    OPTIMIZERS,
+    SCHEDULERS,
+    Scheduler,
+    check_conflicts,
+    optimizer_class,
+    scheduler_class,
+)
 from modelzoo_trainer.trainer import Trainer
 
 _OF_A_MODEL: Final = ("params", "adjust_learning_rate", "adamw_params")
@@ -65,6 +74,7 @@ def shipped_names(modules: Iterable[ModuleType] = ()) -> Names:
         try_model=_try_model,
         try_optimizer=_try_optimizer,
         try_scheduler=_try_scheduler,
+        try_together=_try_together,
         try_callback=_try_callback,
         try_processor=_try_processor,
         default_callbacks=callbacks.default_callbacks,
@@ -72,12 +82,18 @@ def shipped_names(modules: Iterable[ModuleType] = ()) -> Names:
     )
 
 
-def _try_backend(device: str | None, options: Mapping[str, Any]) -> None:
+def _try_backend(device: str | None, options: Mapping[str, Any]) -> str | None:
     """Make a backend, which starts nothing, and forget it."""
+    name = device or "cpu"
     try:
-        make_backend(device or "cpu", options)
+        make_backend(name, options)
+    except BackendUnavailable as error:
+        if name.lower() in backend_names():
+            return str(error)
+        raise ConfigError(str(error)) from None
     except BackendError as error:
         raise ConfigError(str(error)) from None
+    return None
 
 
 def _try_model(component: Component) -> None:
@@ -114,6 +130,24 @@ def _try_scheduler(component: Component) -> None:
     """Make a shipped scheduler without an optimizer."""
     if _is_shipped(component):
         component.make(None)
+
+
+def _try_together(optimizer: Component | None, schedulers: list[Component]) -> None:
+    """Refuse schedules that set the same value, or that are for a tag that no parameter has."""
+    made = [one.make(None) for one in schedulers if _is_shipped(one)]
+    schedules = [one for one in made if isinstance(one, Scheduler)]
+    check_conflicts(schedules)
+    if optimizer is None or not _is_shipped(optimizer):
+        return
+    known = {one["tag"] for one in optimizer.arguments.get("params") or ()}
+    for schedule in schedules:
+        tags = schedule.param_group_tags
+        if tags is not None and known.isdisjoint(tags):
+            listed = ", ".join(sorted(known)) or "none"
+            raise ConfigError(
+                f"{type(schedule).__name__}.param_group_tags: no parameters have a tag of "
+                f"{list(tags)}. Tags in the optimizer's params: {listed}."
+            )
 
 
 def _try_processor(component: Component) -> list[str]:

@@ -9,7 +9,14 @@ from pydantic import Field
 
 from modelzoo_trainer.config.arguments import check_arguments, schema_of
 from modelzoo_trainer.config.components import add_lack, check_plain
-from modelzoo_trainer.config.positions import Mapping, Place, Sequence, describe
+from modelzoo_trainer.config.positions import (
+    Mapping,
+    Node,
+    Place,
+    Sequence,
+    describe,
+    is_null,
+)
 from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.errors import suggest
 
@@ -153,7 +160,7 @@ def _check_one(place: Place, problems: Problems) -> None:
         return
     schema = schema_of(algorithm, owner=f"{algorithm.__name__[1:]} sparsity")
     check_arguments(place, schema, problems, ignored=("algorithm",))
-    given = [key for key in ("sparsity", "schedule") if place.key(key) is not None]
+    given = [key for key in ("sparsity", "schedule") if not is_null(_node(place, key))]
     if len(given) == 2:
         what = "sparsity and schedule are both given; they exclude each other."
         problems.add(place.key_at, place.path, what)
@@ -180,7 +187,7 @@ def _check_curve(place: Place, problems: Problems) -> None:
 
 def _check_update(place: Place | None, problems: Problems) -> None:
     if place is not None and isinstance(place.node, Mapping):
-        form = _update_at if place.key("steps") is not None else _update_every
+        form = _update_every if is_null(_node(place, "steps")) else _update_at
         check_arguments(place, schema_of(form, owner="update"), problems)
 
 
@@ -209,3 +216,7 @@ def _choice(
         what = f"{name!r} is not known. {suggest(name, table)}"
         problems.add(inner.node.at, inner.path, what)
     return table.get(name.lower())
+
+
+def _node(place: Place, key: str) -> Node | None:
+    return place.node.get(key) if isinstance(place.node, Mapping) else None

@@ -115,6 +115,11 @@ class DataLoaderCallback(CoreCallback):
         skip = self.batch_idx
         limit = trainer.schedule.batches_per_epoch
         num = exact_length(loader)
+        if limit is not None and limit <= skip:
+            raise ConfigError(
+                f"the checkpoint was made after batch {skip} of a pass, but loop.steps_per_epoch "
+                f"ends a pass after {limit}. Use the one that it was made with."
+            )
         if num is not None and 0 < num <= skip:
             raise ConfigError(
                 f"the checkpoint was made after batch {skip} of a pass, but train_dataloader has "
@@ -131,12 +136,14 @@ class DataLoaderCallback(CoreCallback):
     @property
     def ends_batch(self) -> bool:
         """Whether what is at hand is a whole batch of the loader, or the last part of one."""
-        return self._pass is None or self._pass.ends_batch
+        assert self._pass is not None  # there is a batch at hand
+        return self._pass.ends_batch
 
     @property
     def num_parts(self) -> int:
         """In how many parts the loader's batch at hand is trained on."""
-        return 1 if self._pass is None else self._pass.num_parts
+        assert self._pass is not None  # there is a batch at hand
+        return self._pass.num_parts
 
     def _explain_empty(self) -> str:
         if self.num_batches and self.loader is not None and exact_length(self.loader) is None:

@@ -81,8 +81,8 @@ class LossAccumulation(CoreCallback):
         if not trainer.grad_accum.is_active:
             trainer.log_metrics_dict({"loss": outputs["loss"].detach()})
             return
-        if not trainer.logging.is_log_window:
-            return
+        if not trainer.logging.is_log_window and trainer.schedule.total_steps is not None:
+            return  # of a run without a known end, any window may be the last and be logged
         self._train.add(outputs["loss"], trainer.grad_accum.weight)
         if trainer.should_run_optimizer_step:
             trainer.log_metrics(loss=self._train.take())

@@ -65,7 +65,7 @@ def _slice(batch: Any, num: int, part: slice) -> Any:
         parts = {key: _slice(value, num, part) for key, value in batch.items()}
         return parts if type(batch) is dict else type(batch)(parts)  # type: ignore[call-arg]  # as a dict's
     if isinstance(batch, tuple | list):
-        if len(batch) == num and not any(isinstance(item, Tensor) for item in batch):
+        if len(batch) == num and next(_tensors(batch), None) is None:
             return batch[part]  # a list of samples
         items = [_slice(item, num, part) for item in batch]
         named = hasattr(batch, "_fields")

@@ -80,8 +80,7 @@ def _start(param: Tensor) -> dict[str, Any]:
 
 
 def _ratios(params: Tensors, updates: Tensors) -> Tensors:
-    norms = torch._foreach_norm(params)
-    return [
-        torch.where((norm > 0) & (length > 0), norm.clamp(max=LARGEST_NORM) / length, 1.0)
-        for norm, length in zip(norms, torch._foreach_norm(updates), strict=True)
-    ]
+    norms = torch.stack(torch._foreach_norm(params))
+    lengths = torch.stack(torch._foreach_norm(updates))
+    known = (norms > 0) & (lengths > 0)
+    return list(torch.where(known, norms.clamp(max=LARGEST_NORM) / lengths, 1.0).unbind())

@@ -110,6 +110,9 @@ class Muon(Optimizer):
             found.setdefault(group[IS_MUON], []).append(group)
         return found
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_parts": self._parts}
+
     @override
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

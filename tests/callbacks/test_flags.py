@@ -1,6 +1,7 @@
 """Flags of other hardware: checked, and let be but for one."""
 
 import pytest
+from doubles import make_trainer
 
 from modelzoo_trainer.callbacks import GlobalFlags, ScopedTrainFlags, ScopedValidateFlags
 from modelzoo_trainer.errors import ConfigError
@@ -40,3 +41,18 @@ def test_what_has_no_effect_is_told():
     assert flags.notes == [
         "csx.debug.execute_crd_memory_gi, csx.new.thing: no effect on this hardware."
     ]
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "sizes"),
+    [
+        ([GlobalFlags(**{SIZE: 2})], (2, 2)),
+        ([GlobalFlags(**{SIZE: 2}), ScopedValidateFlags()], (2, 2)),
+        ([ScopedValidateFlags(**{SIZE: 3}), GlobalFlags(**{SIZE: 2})], (2, 3)),
+        ([ScopedTrainFlags(**{SIZE: None}), GlobalFlags(**{SIZE: 2})], (None, 2)),
+        ([ScopedTrainFlags(**{SIZE: 4}), ScopedValidateFlags(**{SIZE: 3})], (4, 3)),
+    ],
+)
+def test_scoped_flags_go_before_global_ones_in_any_order(tmp_path, callbacks, sizes):
+    trainer = make_trainer(tmp_path, *callbacks)
+    assert (trainer.data.micro_batch_size, trainer.val_micro_batch_size) == sizes

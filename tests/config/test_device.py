@@ -2,9 +2,11 @@
 
 import pytest
 
+from backends.cuda import CudaBackend
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.overrides import apply_overrides, parse_override
+from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
 
@@ -109,3 +111,17 @@ def test_a_flag_in_the_callbacks_is_noted_or_refused_at_its_own_place(shipped):
         "f.yaml:6:32: trainer.init.callbacks[0].GlobalFlags.csx.debug.execute_crd_memory_gi is "
         "'five'; expected a whole number."
     )
+
+
+def test_a_device_beside_the_hardware_that_is_not_driven_here_is_taken(shipped):
+    found = plan(shipped, "{backend_type: CSX, cluster_config: {num_csx: 1}}", "device: auto")
+    assert found.init["device"] == "auto"
+
+
+def test_a_device_that_is_not_on_this_machine_is_no_mistake_of_the_file(shipped, monkeypatch):
+    monkeypatch.setattr(CudaBackend, "is_available", staticmethod(lambda: False))
+    (line,) = problems(shipped, "{backend_type: GPU}")
+    assert line.startswith("f.yaml:3:29: trainer.init.backend.backend_type: 'GPU' was asked for, ")
+    root = read_text(FILE % ("{backend_type: GPU}", ""), "f.yaml")
+    (found,) = check_config(root, shipped, problems=Problems(for_a_run=False))
+    assert "cannot run as it is: 'GPU' was asked for" in str(found.notes[0])

@@ -78,8 +78,24 @@ def test_a_number_is_no_secret():
 
 
 def test_secrets_inside_a_value_on_the_command_line_are_hidden():
-    shown = hide_in_command(["--set", "init.loggers[0]={WandbLogger: {api_key: abc}}", "plain"])
-    assert shown == ["--set", "init.loggers[0]=***", "plain"]
+    words = [
+        "init.loggers[0]={WandbLogger: {api_key: abc}}",
+        'init.loggers=[{W: {"api_key": "a"}}]',
+    ]
+    words.append('init.loggers[W]."api_key"=abc')
+    assert hide_in_command(["--set", *words, "plain"]) == [
+        "--set",
+        "init.loggers[0]=***",
+        "init.loggers=***",
+        'init.loggers[W]."api_key"=***',
+        "plain",
+    ]
+
+
+def test_a_word_of_several_lines_stays_in_its_comment(check):
+    (plan,) = check(FILE)
+    text = describe_run(plan, ["run.py", "--set", "init.callbacks=[]\nfoo: 1"])
+    assert check(text)
 
 
 def test_a_commit_says_whether_there_are_changes(tmp_path, monkeypatch):

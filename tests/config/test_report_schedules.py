@@ -17,7 +17,7 @@ FILE = """\
 trainer:
   init:
     model: {name: fc_mnist, hidden_sizes: [4]}
-    optimizer: {SGD: {lr: 0.1}}
+    optimizer: {SGD: {lr: 0.1, params: [{params: '*', tag: head}]}}
     loop: {LOOP}
     schedulers:
       - SCHEDULE
@@ -232,3 +232,8 @@ def test_a_run_that_validates_only_has_no_schedules(names):
     text = text.replace("fit:", "validate:").replace("train_dataloader", "val_dataloader")
     (plan,) = check_config(read_text(text, "params.yaml"), names, "eval")
     assert schedule_lines(plan) == []
+
+
+def test_a_function_of_the_users_is_not_called(told):
+    lines = told("LambdaLR: {initial_learning_rate: 1, lr_lambda: sys.exit}")
+    assert any("value known only when it runs" in line for line in lines)

@@ -235,3 +235,24 @@ def test_a_misspelt_key_of_a_parameter_filter_is_named(shipped):
         "params.yaml:4:35: trainer.init.optimizer.AdamW.params[0].prams: no such key. Did you mean "
         "'params'?"
     )
+
+
+@pytest.mark.parametrize(
+    ("schedulers", "params", "message"),
+    [
+        (f"{LINEAR}, {LINEAR}", "[]", "5:19: trainer.init.schedulers[1]: schedulers: LinearLR"),
+        (
+            "{LinearLR: {initial_learning_rate: 0, end_learning_rate: 1, total_iters: 3, "
+            "param_group_tags: b}}",
+            "[{params: '*', tag: a}]",
+            "5:18: trainer.init.schedulers[0]: LinearLR.param_group_tags: no parameters have a tag",
+        ),
+    ],
+)
+def test_schedules_that_do_not_fit_together_are_refused(shipped, schedulers, params, message):
+    optimizer = f"{{AdamW: {{params: {params}}}}}"
+    with pytest.raises(ConfigError) as caught:
+        plan(shipped, optimizer=optimizer, more=f"schedulers: [{schedulers}]")
+    (line,) = str(caught.value).splitlines()
+    assert message[5:] in line
+    assert line.startswith("params.yaml:5:")

@@ -21,6 +21,7 @@ RIGHT = {
     "half_period: 10}, update: {freq: 100, stop: 3584}, param_filter: '*'}",
     "set": "{algorithm: SET, sparsity: 0.5, update: {steps: [1, 2]}, drop_fraction: 0.2}",
     "gmp": "{algorithm: gmp, schedule: {type: exp, init: 0, final: 0.9, gamma: 0.01}}",
+    "one of two, the other null": "{algorithm: gmp, sparsity: null, schedule: 0.3}",
     "several": "[{sparsity: 0.5, param_filter: a}, {sparsity: 0.9, param_filter: b}]",
     "a group": "{algorithm: group, groups: [{sparsity: 0.5}, {algorithm: gmp, sparsity: 0.1}]}",
 }

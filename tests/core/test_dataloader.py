@@ -216,3 +216,12 @@ def test_the_position_is_that_of_batches_that_were_consumed(trainer_of) -> None:
     trainer.fit(tiny_batches(3))
     data = trainer.data
     assert (data.epoch, data.batch_idx, data.num_batches) == (1, 1, 4)
+
+
+def test_a_checkpoint_from_beyond_the_end_of_a_pass_says_so(trainer_of, tmp_path) -> None:
+    first = trainer_of(max_steps=3, model_dir=tmp_path / "first")
+    first.fit(tiny_batches(4))
+    path = first.save_checkpoint()
+    second = trainer_of(num_epochs=2, steps_per_epoch=2, model_dir=tmp_path / "second")
+    with pytest.raises(ConfigError, match=r"loop\.steps_per_epoch ends a pass after 2"):
+        second.fit(tiny_batches(4), ckpt_path=path)

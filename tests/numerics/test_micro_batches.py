@@ -10,7 +10,7 @@ import torch
 from doubles import History, TinyModel, differing, make_trainer, tiny_batches, weights_of
 from torch import Tensor, nn
 
-from modelzoo_trainer import Callback
+from modelzoo_trainer import Callback, Logging
 from modelzoo_trainer.callbacks import GlobalFlags, ScopedTrainFlags, ScopedValidateFlags
 from modelzoo_trainer.data.batches import split_batch
 from modelzoo_trainer.errors import ConfigError
@@ -178,3 +178,54 @@ def test_a_batch_is_sliced_whatever_its_nesting():
 def test_a_batch_whose_tensors_disagree_is_not_split():
     with pytest.raises(ConfigError, match=r"a batch of 4 samples has a tensor of shape \(3,\)"):
         split_batch((torch.zeros(4), torch.zeros(3)), 2)
+
+
+def test_a_pair_of_mappings_is_no_list_of_two_samples():
+    rows = torch.arange(4).reshape(2, 2)
+    parts = split_batch(({"a": rows}, {"b": rows}), 1)
+    assert [(part[0]["a"].tolist(), part[1]["b"].tolist()) for part in parts] == [
+        ([[0, 1]], [[0, 1]]),
+        ([[2, 3]], [[2, 3]]),
+    ]
+
+
+@pytest.mark.parametrize("flags", [[], [ScopedTrainFlags(**{SIZE: 2})]])
+def test_the_last_loss_of_a_run_of_unknown_length_is_that_of_its_whole_step(tmp_path, flags):
+    batches = masked(4, 4, 4, 4, 4)
+    settings = {"grad_accum_steps": 3, "logging": Logging(log_steps=0), "num_epochs": 1}
+    _, _, known = run(tmp_path / "known", batches, *flags, **settings)
+    _, _, unknown = run(tmp_path / "unknown", Stream(batches), *flags, **settings)
+    assert unknown.of("loss") == known.of("loss")
+
+
+class Stream:
+    """Batches whose number is not known."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+class Marks(Callback):
+    """Notes which batches are called first and final."""
+
+    def __init__(self) -> None:
+        self.starts: list[tuple[bool, bool]] = []
+        self.ends: list[tuple[bool, bool]] = []
+
+    def on_train_batch_start(self, trainer, model, batch, batch_idx):
+        self.starts.append((trainer.is_first_iteration, trainer.is_final_iteration))
+
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        self.ends.append((trainer.is_first_iteration, trainer.is_final_iteration))
+
+
+def test_first_and_final_are_the_first_and_the_last_batch_of_the_loader(tmp_path):
+    marks = Marks()
+    flags = ScopedTrainFlags(**{SIZE: 2})
+    run(tmp_path, masked(4, 4, 4), flags, marks, max_steps=3)
+    assert [first for first, _ in marks.starts] == [True, True, False, False, False, False]
+    assert [final for _, final in marks.starts] == [False] * 5 + [True]
+    assert marks.ends == marks.starts

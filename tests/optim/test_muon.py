@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -150,3 +152,12 @@ def test_tags_and_weight_decay_are_split_as_well():
         (False, (), 0.3),
         (False, (), 0.0),
     }
+
+
+def test_a_copy_steps_as_the_original():
+    model = torch.nn.Linear(3, 2)
+    copied, optimizer = copy.deepcopy((model, Muon(model, lr=0.1)))
+    copied(torch.ones(1, 3)).sum().backward()
+    before = copied.weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(copied.weight, before)

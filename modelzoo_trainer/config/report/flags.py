@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from modelzoo_trainer.callbacks import GlobalFlags, ScopedTrainFlags, ScopedValidateFlags
 from modelzoo_trainer.config.plan import TrainerPlan
-from modelzoo_trainer.flags import micro_batch_size
+from modelzoo_trainer.flags import MICRO_BATCH_SIZE, micro_batch_size
 
 
 class MicroBatchSizes(NamedTuple):
@@ -17,18 +17,16 @@ class MicroBatchSizes(NamedTuple):
 
 
 def micro_batch_sizes(plan: TrainerPlan) -> MicroBatchSizes:
-    """Return what the flags of a plan come to: they are heeded in their order.
+    """Return what the flags of a plan come to: scoped ones go before global ones.
 
     Args:
         plan: One trainer.
     """
-    train: int | None = None
-    validate: int | None = None
-    for component in plan.init.get("callbacks", ()):
-        size = micro_batch_size(component.arguments)
-        is_global = component.target is GlobalFlags
-        if size is not None and (is_global or component.target is ScopedTrainFlags):
-            train = size
-        if component.target is ScopedValidateFlags or (is_global and size is not None):
-            validate = size
-    return MicroBatchSizes(train, validate)
+    return MicroBatchSizes(_size(plan, ScopedTrainFlags), _size(plan, ScopedValidateFlags))
+
+
+def _size(plan: TrainerPlan, scoped: type) -> int | None:
+    callbacks = plan.init.get("callbacks", ())
+    given = [one for kind in (GlobalFlags, scoped) for one in callbacks if one.target is kind]
+    sizes = [micro_batch_size(one.arguments) for one in given if MICRO_BATCH_SIZE in one.arguments]
+    return sizes[-1] if sizes else None

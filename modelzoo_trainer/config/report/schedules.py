@@ -63,6 +63,8 @@ def _is_ours(component: Component) -> bool:
         and target.__module__.startswith("modelzoo_trainer.")
     ):
         return False
+    if component.arguments.keys() & {"lr_lambda", "val_lambda"}:
+        return False  # its values come from a function of the user's
     members: list[Any] = []
     for value in component.arguments.values():
         members += value if isinstance(value, list) else [value]
