@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -132,20 +133,30 @@ def _print_schema(options: argparse.Namespace, names: MakeNames) -> int:
     from modelzoo_trainer.config.json_schema import json_schema
 
     schema = json_schema(names(_modules(options)))
-    sys.stdout.write(json.dumps(schema, indent=1) + "\n")
-    return DONE
+    return _print(json.dumps(schema, indent=1))
 
 
 def _print_report(options: argparse.Namespace, plans: Sequence[TrainerPlan]) -> int:
     from modelzoo_trainer.config.report import hook_order, report
 
-    sys.stdout.write(f"{options.params} is right. Nothing was built.\n\n")
+    texts = [f"{options.params} is right. Nothing was built."]
     for number, plan in enumerate(plans, 1):
         if len(plans) > 1:
-            sys.stdout.write(f"Trainer {number} of {len(plans)}\n\n")
-        sys.stdout.write(f"{report(plan)}\n")
+            texts.append(f"Trainer {number} of {len(plans)}")
+        texts.append(report(plan))
         if options.explain_hooks:
-            sys.stdout.write(f"\n{hook_order(plan)}\n")
+            texts.append(hook_order(plan))
+    return _print("\n\n".join(texts))
+
+
+def _print(text: str) -> int:
+    """Write to standard output; a reader who has had enough is no failure."""
+    try:
+        print(text, flush=True)  # noqa: T201  # it is what was asked for
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+    except OSError as error:
+        return _fail(error)
     return DONE
 
 

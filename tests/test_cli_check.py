@@ -119,8 +119,8 @@ optimizer: {optimizer_type: SGD, learning_rate: 0.1}
 runconfig: {max_steps: 2, model_dir: out, target_device: CPU}
 """
     assert run(text=text) == 0
-    assert "has the older layout. In today's, which is what runs, it reads:\n\ntrainer:\n" in (
-        capsys.readouterr().err
-    )
+    err = capsys.readouterr().err
+    assert "has the older layout. In today's it reads as follows; changes of the command" in err
+    assert ":\n\ntrainer:\n  init:\n" in err
     assert run(text=text.replace("max_steps", "max_stpes")) == 2
     assert capsys.readouterr().err.startswith("params.yaml:4:13: runconfig.max_stpes: no such key")

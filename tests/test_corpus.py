@@ -212,5 +212,5 @@ def test_a_checkpoint_that_is_not_there_is_named(tmp_path, monkeypatch, capfd):
     short = shortened(TRAINERS[path])
     short["trainer"]["fit"]["ckpt_path"] = TRAINERS[path]["fit"]["ckpt_path"]
     Path("params.yaml").write_text(to_yaml(short))
-    assert main(["--params", "params.yaml", "--device", "cpu"]) == 1
+    assert main(["--params", "params.yaml", "--device", "cpu"]) == 2
     assert "finetuning_tutorial/from_hf/pytorch_model_to_cs-2.5.mdl" in capfd.readouterr().err

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
+import typing_extensions
 from pydantic import BaseModel
 
 _UNWRITABLE: Final = " (which YAML cannot write)"
@@ -108,9 +109,12 @@ def _word(annotation: Any) -> str:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return f"a mapping (to {expected(args[1])})"
     if isinstance(origin, type) and issubclass(origin, Collection):
-        return f"a list (each {expected(args[0])})"
+        inner = expected(args[0])
+        return "a list" if _UNWRITABLE in inner else f"a list (each {inner})"
     if isinstance(annotation, type):
-        if dataclasses.is_dataclass(annotation) or issubclass(annotation, BaseModel):
+        is_typed_dict = typing_extensions.is_typeddict(annotation)
+        is_record = is_typed_dict or dataclasses.is_dataclass(annotation)
+        if is_record or issubclass(annotation, BaseModel):
             return "a mapping"
         return f"a {annotation.__name__}{_UNWRITABLE}"
     return f"{annotation}{_UNWRITABLE}".replace("typing.", "")

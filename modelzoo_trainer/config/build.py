@@ -11,9 +11,9 @@ from modelzoo_trainer.config.plan import MODES, TrainerPlan
 from modelzoo_trainer.config.positions import Node, Place, Sequence, is_null, to_plain
 from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.config.sections import (
-    OPTIONAL_INT,
     OPTIONAL_PATH,
     OPTIONAL_TEXT,
+    SEED,
     check_dataloader,
     check_installed,
     check_model,
@@ -68,8 +68,8 @@ def check_config(
     place = Place.root(root)
     check_keys(place, ("trainer",), ("trainer",), problems)
     plans = [
-        _Checking(trainer, names, mode, problems.of_one_trainer()).plan()
-        for trainer in _trainers(place.key("trainer"), problems)
+        _Checking(trainer, names, mode, problems.of_one_trainer(), is_first=not number).plan()
+        for number, trainer in enumerate(_trainers(place.key("trainer"), problems))
     ]
     problems.raise_if_any()
     return plans
@@ -93,7 +93,16 @@ def _trainers(place: Place | None, problems: Problems) -> list[Place]:
 class _Checking:
     """One trainer on its way from the file to a plan."""
 
-    def __init__(self, place: Place, names: Names, mode: str | None, problems: Problems) -> None:
+    def __init__(
+        self,
+        place: Place,
+        names: Names,
+        mode: str | None,
+        problems: Problems,
+        *,
+        is_first: bool,
+    ) -> None:
+        self._is_first = is_first
         self._place = place
         self._names = names
         self._mode = mode or next((one for one in _PREFERRED if self._has(place, one)), None)
@@ -160,7 +169,7 @@ class _Checking:
             found["device"] = device
         if options:
             found["backend"] = options
-        for key, annotation in (("model_dir", OPTIONAL_PATH), ("seed", OPTIONAL_INT)):
+        for key, annotation in (("model_dir", OPTIONAL_PATH), ("seed", SEED)):
             if key in given:
                 found[key] = check_plain(given[key], annotation, problems)
         if "sparsity" in given:
@@ -244,9 +253,25 @@ class _Checking:
         inner = place.key(key)
         if inner is None or not isinstance(inner.node, Sequence):
             return self._one(place, key)
+        if not inner.node.items:
+            what = "the list is empty. Write null, or leave it out, for none."
+            self._problems.add(inner.key_at, inner.path, what)
         found = [check_dataloader(item, self._names, self._problems) for item in inner.items()]
         return {key: [component for component in found if component is not None]}
 
     def _path(self, place: Place, key: str, annotation: Any) -> dict[str, Any]:
         inner = place.key(key)
-        return {} if inner is None else {key: check_plain(inner, annotation, self._problems)}
+        if inner is None:
+            return {}
+        value = check_plain(inner, annotation, self._problems)
+        if value == "":
+            what = "is empty. Name a checkpoint, or write null for none."
+            self._problems.add(inner.node.at, inner.path, what)
+        elif key == "ckpt_path" and isinstance(value, str) and self._needs_now(place):
+            for what in self._names.try_checkpoint(value):
+                self._problems.add_to_run(inner.node.at, inner.path, what)
+        return {key: value}
+
+    def _needs_now(self, place: Place) -> bool:
+        """Return whether a section runs; what a later trainer needs, an earlier one may write."""
+        return self._is_first and self._method == place.path.rpartition(".")[2]

@@ -9,7 +9,7 @@ from typing import Final
 from modelzoo_trainer.config.loader import read_value
 from modelzoo_trainer.config.overrides import Item, Override, set_option
 from modelzoo_trainer.config.plan import MODES
-from modelzoo_trainer.config.positions import Mapping, Node, Position, Sequence
+from modelzoo_trainer.config.positions import Mapping, Node, Position, Sequence, is_null
 from modelzoo_trainer.errors import ConfigError
 
 _INIT: Final = ("trainer", "init")
@@ -50,6 +50,9 @@ def _checkpoint(path: str, mode: str | None, root: Node) -> list[Override]:
             f"--checkpoint_path {path}: the file has {len(trainer.items)} trainers. Say which one "
             f"starts from it: --set trainer[0].fit.ckpt_path={path}."
         )
+    if isinstance(trainer, Sequence) and trainer.items:
+        (item,) = trainer.items
+        trainer = item.get("trainer") if isinstance(item, Mapping) else None
     there = trainer.entries if isinstance(trainer, Mapping) else {}
     sections = [key for key in MODES.values() if key in there] if mode is None else [MODES[mode]]
     return [
@@ -68,6 +71,8 @@ def _text(name: str, value: str) -> Override:
 
 def _of_loop(name: str, value: str) -> Override:
     source = f"--{name} {value}"
+    if is_null(read_value(value, source)):
+        raise ConfigError(f"{source}: has no number. Leave it out, or give one.")
     return Override((*_INIT, "loop", name), read_value(value, source), Position(source))
 
 

@@ -56,7 +56,10 @@ def _convert(root: Node, problems: Problems) -> Node:
     converted = convert_legacy(root, problems)
     if not problems.num_added:
         text = to_yaml(without_secrets(to_plain(converted))).rstrip()
-        what = f"has the older layout. In today's, which is what runs, it reads:\n\n{text}\n"
+        what = (
+            f"has the older layout. In today's it reads as follows; changes of the command line "
+            f"come on top:\n\n{text}\n"
+        )
         problems.note(root.at, "", what)
     return converted
 

@@ -16,6 +16,7 @@ from modelzoo_trainer.config import scalars
 from modelzoo_trainer.config.positions import Entry, Mapping, Node, Position, Scalar, Sequence
 from modelzoo_trainer.config.problems import Problems
 
+MAX_BYTES: Final = 2**20  # of a file; the largest run known has 23 KiB
 MAX_DEPTH: Final = 50  # of nesting; a complete run needs about ten
 MAX_VALUES: Final = 100_000  # with aliases written out; the largest run known has some thousands
 
@@ -35,7 +36,12 @@ def read_file(path: Path) -> Node:
     """
     problems = Problems()
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            problems.add(Position(str(path)), "", f"is larger than {MAX_BYTES >> 20} MiB.")
+            problems.raise_if_any()
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         problems.add(Position(str(path)), "", f"is not UTF-8 text (byte {error.start}).")
     except OSError as error:

@@ -154,13 +154,15 @@ class NameTable:
         if shipped is not None:
             found["modelzoo_trainer"] = self.load(shipped)
         for module in self.modules:
-            for known, value in vars(module).items():
-                if known.lower() == lowered and isinstance(value, type):
-                    found.setdefault(module.__name__, value)
+            own = dict(_classes_of(module))
+            same = [known for known in own if known.lower() == lowered]
+            if same:
+                found[module.__name__] = own[name if name in own else same[0]]
         different = {id(value): value for value in found.values()}
         if len(different) > 1:
             raise ConfigError(
-                f"{name!r} is in {' and in '.join(found)}. Write the dotted path of yours."
+                f"{name!r} is in {' and in '.join(found)}. Write the dotted path of the one that "
+                f"you mean."
             )
         if not found:
             return self._published(name)
@@ -180,9 +182,14 @@ class NameTable:
 
     def _imported_names(self) -> Iterable[str]:
         for module in self.modules:
-            for name, value in vars(module).items():
-                if isinstance(value, type) and value.__module__ == module.__name__:
-                    yield name
+            yield from (name for name, _ in _classes_of(module))
+
+
+def _classes_of(module: ModuleType) -> Iterable[tuple[str, type]]:
+    """Yield the classes that a module, or a package, defines; not those that it imports."""
+    for name, value in vars(module).items():
+        if isinstance(value, type) and f"{value.__module__}.".startswith(f"{module.__name__}."):
+            yield name, value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +218,7 @@ class Names:
             on settings without an effect.
         try_processor: Checks the arguments of a data processor; returns what this machine lacks
             for it, sentences.
+        try_checkpoint: Returns what this machine lacks for a checkpoint's path, sentences.
         default_callbacks: Makes those that are added unless named.
         default_loggers: Makes those that are added unless named.
     """
@@ -230,6 +238,7 @@ class Names:
     try_together: Callable[[Any, list[Any]], object] = _no_trial_together
     try_callback: Callable[[Any], object] = _no_trial
     try_processor: Callable[[Any], Iterable[str]] = _nothing_lacks
+    try_checkpoint: Callable[[str], Iterable[str]] = _nothing_lacks
     default_callbacks: Callable[[], Iterable[Any]] = field(default=tuple)
     default_loggers: Callable[[], Iterable[Any]] = field(default=tuple)
 

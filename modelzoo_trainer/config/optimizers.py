@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from modelzoo_trainer.config.annotations import annotations_of
+from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim import OptimizerFactory, ParamFilter
 
 _ADDED = {
@@ -22,10 +24,19 @@ def with_groups(cls: Any) -> Any:
     """Return a callable that makes `cls` over the parameter groups of a model.
 
     Args:
-        cls: A subclass of torch's `Optimizer`; anything else is returned as it is.
+        cls: A subclass of torch's `Optimizer`, or a function, which is returned as it is.
+
+    Raises:
+        ConfigError: If it is another class, or an optimizer whose step needs a closure.
     """
-    if not (isinstance(cls, type) and issubclass(cls, Optimizer)):
+    if not isinstance(cls, type):
         return cls
+    if not issubclass(cls, Optimizer):
+        raise ConfigError(
+            f"{cls.__name__} is not an optimizer: torch's Optimizer is no base of it."
+        )
+    if issubclass(cls, torch.optim.LBFGS):
+        raise ConfigError(f"{cls.__name__} needs a closure in each step, which the loop has not.")
 
     def make(model: nn.Module, **arguments: Any) -> Optimizer:
         return OptimizerFactory(cls, arguments)(model)

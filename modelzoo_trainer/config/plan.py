@@ -71,9 +71,14 @@ class TrainerPlan:
 
         Args:
             trainer: As `build` returned it.
+
+        Raises:
+            ConfigError: If all checkpoints are to be validated, and there is none.
         """
         assert self.method is not None  # a file that is only checked is not run
         call = {key: _dataloaders(value) for key, value in self.call.items()}
+        if self.method == "validate_all" and "ckpt_paths" not in call:
+            call["ckpt_paths"] = trainer.checkpoint.all_of(trainer)
         getattr(trainer, self.method)(**call)
 
 

@@ -27,9 +27,10 @@ def describe_run(plan: TrainerPlan, command: Sequence[str]) -> str:
         plan: What is run.
         command: The words of the command line.
     """
+    modules = [word for word in command if word.startswith("--import")]
     head = [
         f"written {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC before the first step; runs again as",
-        f"it is with --mode {plan.mode}",
+        f"it is with --mode {plan.mode}{' and the --import options below' if modules else ''}",
         f"command: {shlex.join(hide_in_command(command))}",
         f"versions: {_versions()}",
         f"git commit: {git_commit()}",

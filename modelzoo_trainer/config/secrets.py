@@ -8,25 +8,26 @@ from typing import Any, Final
 
 HIDDEN: Final = "***"
 
-# At the end of a key: `hub_token`, `apiKey`; not `pad_token_id`, `max_tokens` or `eos_token`.
+# At the end of a key: `hub_token`, `api-key`; not `pad_token_id`, `max_tokens` or `eos_token`.
 _SECRET: Final = re.compile(
-    r"(?:^|[._-])(?:password|passwd|passphrase|secret|credentials|api_?key|access_?key"
-    r"|secret_?key|private_?key|(?:api|auth|access|bearer|bot|hub|hf|secret|session)_?token)$"
+    r"(?:^|[._-])(?:passwords?|passwd|pwd|passphrase|secrets?|credentials|authorization"
+    r"|(?:api|access|secret|private|wandb)[_-]?keys?"
+    r"|(?:api|auth|access|bearer|bot|hub|hf|refresh|secret|session)[_-]?tokens?)$"
     r"|(?:^|\.)token$"
 )
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_KEYS: Final = re.compile(r"(?<!\w)(\w+)[\"']?\s*:")
-_CHANGE: Final = re.compile(r"(?P<path>[^=\s]+)=")
+_KEYS: Final = re.compile(r"(?<![\w-])([\w-]+)[\"']?\s*:")
+_CHANGE: Final = re.compile(r"(?P<path>[^=]+)=")
 
 
 def is_secret(key: object, value: object = "") -> bool:
-    """Return whether the value of a key is a secret: text under a telling name.
+    """Return whether the value of a key is a secret: what is no number under a telling name.
 
     Args:
         key: As the file writes it.
-        value: Its value; numbers, lists and the like are none.
+        value: Its value; null, true and false are none either.
     """
-    if not (isinstance(key, str) and isinstance(value, str)):
+    if not isinstance(key, str) or value is None or isinstance(value, int | float):
         return False
     return _SECRET.search(_CAMEL.sub("_", key).lower()) is not None
 

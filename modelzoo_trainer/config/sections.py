@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import Field
 
 from modelzoo_trainer.config.components import (
     Component,
@@ -22,7 +24,7 @@ from modelzoo_trainer.errors import ConfigError
 
 OPTIONAL_TEXT: Final = str | None
 OPTIONAL_PATH: Final = Path | None
-OPTIONAL_INT: Final = int | None
+SEED: Final = Annotated[int, Field(ge=0, lt=2**32)] | None
 
 
 def check_model(place: Place, names: Names, problems: Problems) -> Component | None:

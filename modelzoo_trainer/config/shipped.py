@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+import torch
+
 from modelzoo_trainer import callbacks, core, loggers
+from modelzoo_trainer.callback import CoreCallback
 from modelzoo_trainer.config.components import Component
 from modelzoo_trainer.config.names import Names, NameTable
 from modelzoo_trainer.config.optimizers import with_groups
@@ -21,6 +25,7 @@ from modelzoo_trainer.core.backend import (
 )
 from modelzoo_trainer.data.registry import PROCESSORS, processor_class
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.hooks import HOOKS
 from modelzoo_trainer.models.registry import MODELS, model_class
 from modelzoo_trainer.optim import (
     OPTIMIZERS,
@@ -77,6 +82,7 @@ def shipped_names(modules: Iterable[ModuleType] = ()) -> Names:
         try_together=_try_together,
         try_callback=_try_callback,
         try_processor=_try_processor,
+        try_checkpoint=_try_checkpoint,
         default_callbacks=callbacks.default_callbacks,
         default_loggers=loggers.default_loggers,
     )
@@ -118,7 +124,7 @@ def _try_optimizer(component: Component) -> None:
 
     Only then would torch load its compiler, which takes as long as the rest of a check.
     """
-    if not _is_shipped(component):
+    if not (_is_shipped(component) or _is_of_torch(component)):
         return
     given = component.arguments.items()
     arguments = {key: value for key, value in given if key not in _OF_A_MODEL}
@@ -127,9 +133,19 @@ def _try_optimizer(component: Component) -> None:
 
 
 def _try_scheduler(component: Component) -> None:
-    """Make a shipped scheduler without an optimizer."""
+    """Make a shipped scheduler without an optimizer, one of torch's with a small one."""
     if _is_shipped(component):
         component.make(None)
+    elif _is_of_torch(component) and "lr_lambda" not in component.arguments:
+        small = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=0.1)
+        try:
+            made = component.make(small)
+            small.step()
+            made.step()
+        except ConfigError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ConfigError(f"torch refuses it ({type(error).__name__}): {error}") from None
 
 
 def _try_together(optimizer: Component | None, schedulers: list[Component]) -> None:
@@ -163,6 +179,29 @@ def _try_callback(component: Component) -> Any:
     return component.make() if _is_shipped(component) else None
 
 
+def _try_checkpoint(ckpt_path: str) -> list[str]:
+    return [] if Path(ckpt_path).exists() else [f"there is no checkpoint {ckpt_path!r}."]
+
+
+def _callback_class(cls: Any) -> Any:
+    """Return a class of the user's that can be a callback, one with hooks; or a function.
+
+    Raises:
+        ConfigError: If it has none, or is a part of the trainer.
+    """
+    if not isinstance(cls, type):
+        return cls
+    if issubclass(cls, (CoreCallback, Trainer)):
+        raise ConfigError(f"{cls.__name__} is a part of the trainer, no callback to be added.")
+    if not any(callable(getattr(cls, hook, None)) for hook in HOOKS):
+        raise ConfigError(f"{cls.__name__} is not a callback: it has no hook such as on_fit_start.")
+    return cls
+
+
+def _is_of_torch(component: Component) -> bool:
+    return str(component.target.__module__).startswith("torch.optim.")
+
+
 def _is_shipped(component: Component) -> bool:
     return str(component.target.__module__).startswith("modelzoo_trainer.")
 
@@ -174,7 +213,7 @@ def _exported(kind: str, package: Any, modules: tuple[ModuleType, ...]) -> NameT
     def load(name: str) -> Any:
         return getattr(package, name)
 
-    return _with_published(kind, tuple(classes), load, modules)
+    return _with_published(kind, tuple(classes), load, modules, adapt=_callback_class)
 
 
 def _with_published(
@@ -182,6 +221,7 @@ def _with_published(
     names: tuple[str, ...],
     load: Callable[[str], Any],
     modules: tuple[ModuleType, ...],
+    adapt: Callable[[Any], Any] = lambda target: target,
 ) -> NameTable:
     """Return the table of what is shipped; what is published besides is known by its schema."""
     return NameTable(
@@ -189,6 +229,7 @@ def _with_published(
         names=names,
         load=load,
         modules=modules,
+        adapt=adapt,
         published=published_schema,
         published_names=published_names,
     )

@@ -55,12 +55,17 @@ def with_optimizer(cls: Any) -> Any:
     """Return a callable `(optimizer, ...) -> scheduler` that a file can describe.
 
     Args:
-        cls: A subclass of torch's `LRScheduler`; anything else is returned as it is.
+        cls: A subclass of torch's `LRScheduler`; a class of one's own with a step method, and a
+            function, are returned as they are.
 
     Raises:
-        ConfigError: If its step needs a metric.
+        ConfigError: If it is another class, or its step needs a metric.
     """
-    if not (isinstance(cls, type) and issubclass(cls, LRScheduler)):
+    if not isinstance(cls, type):
+        return cls
+    if issubclass(cls, Optimizer) or not hasattr(cls, "step"):
+        raise ConfigError(f"{cls.__name__} is not a scheduler: it has no step that sets a rate.")
+    if not issubclass(cls, LRScheduler):
         return cls
     if issubclass(cls, ReduceLROnPlateau):
         raise ConfigError(

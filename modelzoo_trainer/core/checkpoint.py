@@ -53,8 +53,7 @@ class Checkpoint(CoreCallback):
         is_count = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0
         if steps is not None and not is_count:
             raise ConfigError(f"checkpoint.steps is {steps!r}; it must be a whole number or null.")
-        fields = [part[1] for part in Formatter().parse(checkpoint_name) if part[1] is not None]
-        if fields != ["step"] or "/" in checkpoint_name:
+        if _fields_of(checkpoint_name) != [("step", "", None)] or "/" in checkpoint_name:
             raise ConfigError(
                 f"checkpoint.checkpoint_name is {checkpoint_name!r}; it must be a file name with "
                 f"the field {{step}} once, such as 'checkpoint_{{step}}'."
@@ -108,6 +107,23 @@ class Checkpoint(CoreCallback):
         if self.autoload_last_checkpoint and self._is_fresh:
             return self.get_latest_checkpoint(trainer)
         return None
+
+    def all_of(self, trainer: Trainer) -> list[Path]:
+        """Return all checkpoints of the folder, in order of their steps.
+
+        Args:
+            trainer: Whose folder it is.
+
+        Raises:
+            ConfigError: If there is none.
+        """
+        found = [info.path for info in checkpointing.list_checkpoints(self.root(trainer))]
+        if not found:
+            raise ConfigError(
+                f"there is no checkpoint in {str(self.root(trainer))!r} to validate. Name some "
+                f"with ckpt_paths, or write ckpt_paths: null for the weights as they are."
+            )
+        return found
 
     def expand(self, ckpt_paths: Any) -> list[Any]:
         """Return the checkpoints of an argument that takes one or several paths or globs.
@@ -212,6 +228,14 @@ class Checkpoint(CoreCallback):
         state = checkpointing.load(path)
         self._is_fresh = False
         return state
+
+
+def _fields_of(name: str) -> list[tuple[str | None, str | None, str | None]]:
+    """Return name, format and conversion of each field; none of what is no format at all."""
+    try:
+        return [tuple(part[1:]) for part in Formatter().parse(name) if part[1] is not None]  # type: ignore[misc]  # three parts
+    except ValueError:
+        return []
 
 
 def _by_number(path: Path) -> list[int | str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.model")
 
 ModelFactory = Callable[[], Module]
 
@@ -81,9 +84,29 @@ class ModelCallback(CoreCallback):
             return
         strict = not trainer.checkpoint.disable_strict_checkpoint_loading
         found = state_dict["model"]
+        own = trainer.model.state_dict()
         if strict:
-            _check_names(trainer.model.state_dict(), found)
+            _check_names(own, found)
+        else:
+            found = _fitting(own, found)
         trainer.model.load_state_dict(found, strict=strict)
+
+
+def _fitting(own: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a checkpoint has a place in the model, and its shape; log the rest."""
+    fitting = {
+        name: value
+        for name, value in found.items()
+        if name in own and getattr(value, "shape", None) == getattr(own[name], "shape", None)
+    }
+    for what, names in (
+        ("the checkpoint alone", set(found) - set(own)),
+        ("the model alone", set(own) - set(found)),
+        ("both, in different shapes", (set(found) & set(own)) - set(fitting)),
+    ):
+        if names:
+            log.warning("In %s, so not loaded: %s.", what, ", ".join(sorted(names)))
+    return fitting
 
 
 def to_outputs(raw: Any) -> Outputs:

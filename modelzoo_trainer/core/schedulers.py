@@ -72,7 +72,7 @@ class SchedulersCallback(CoreCallback):
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        if "schedulers" not in state_dict:
+        if "schedulers" not in state_dict or not trainer.has_optimizer:
             return
         states = state_dict["schedulers"]
         if len(states) != len(trainer.schedulers):

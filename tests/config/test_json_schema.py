@@ -390,6 +390,7 @@ def test_a_published_class_that_is_not_shipped_may_have_any_argument(names):
 def test_the_classes_of_an_imported_module_are_known(tmp_path, monkeypatch):
     (tmp_path / "mine_for_schema.py").write_text(
         "class Mine:\n    def __init__(self, size: int) -> None: ...\n"
+        "    def finalize(self) -> None: ...\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     module = __import__("mine_for_schema")

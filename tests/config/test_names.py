@@ -101,7 +101,7 @@ def test_a_name_that_is_shipped_and_imported_is_refused(own_module):
     module = import_module(own_module)
     assert find("CheckLoss", table(module))[1] == [
         "f.yaml:1:1: 'CheckLoss' is in modelzoo_trainer and in zoo_test_package.callbacks. "
-        "Write the dotted path of yours."
+        "Write the dotted path of the one that you mean."
     ]
 
 

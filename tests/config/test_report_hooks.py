@@ -165,7 +165,3 @@ def test_hooks_are_told_in_the_order_of_their_declaration(plan):
 def test_of_a_function_nothing_is_known(plan):
     told = hook_order(plan("watching: {}"))
     assert told.endswith("\n  watching: a function; hooks of what it returns are not known")
-
-
-def test_a_file_with_a_seed_out_of_range_has_an_order_too(plan):
-    assert hook_order(plan("", "seed: -1")) == hook_order(plan())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from doubles import History, Recorder, tiny_batches
 
@@ -198,7 +200,6 @@ def test_validations_of_a_run_of_unknown_length_are_told_as_they_are_given(told,
         ({"loop": "max_steps: 1, eval_frequency: null"}, "none (eval_frequency: null)"),
         ({"loop": "max_steps: 1, eval_frequency: 0"}, "none (eval_frequency: 0)"),
         ({"val": "null"}, "none (no val_dataloader)"),
-        ({"val": "[]"}, "none (no val_dataloader)"),
         ({"val": f"[{DATA}]"}, "1, at step 10; all batches of one dataloader"),
         ({"val": f"[{DATA}, {DATA}]"}, "1, at step 10; all batches of 2 dataloaders each"),
     ],
@@ -268,7 +269,11 @@ def test_the_checkpoints_that_stay_are_told(told, checkpoint, callbacks, text):
         ),
     ],
 )
-def test_a_run_from_a_checkpoint_has_its_steps_after_those_of_that(told, loop, callbacks, lines):
+def test_a_run_from_a_checkpoint_has_its_steps_after_those_of_that(
+    told, loop, callbacks, lines, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("runs/checkpoint_4").mkdir(parents=True)
     text = told(
         loop,
         checkpoint="steps: 5, save_initial_checkpoint: true",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from modelzoo_trainer.config.arguments import schema_of
 from modelzoo_trainer.config.json_schema.docs import argument_texts, summary
 from modelzoo_trainer.config.json_schema.types import NOT_GIVEN, JsonSchema, TypeSchemas
 from modelzoo_trainer.config.names import NameTable
+from modelzoo_trainer.errors import ConfigError
 
 FREE: Final = "free"
 """The definition of arguments about which nothing is known."""
@@ -209,7 +211,8 @@ def _classes_of(table: NameTable) -> dict[str, Any]:
     for module in table.modules:
         for name, value in vars(module).items():
             if isinstance(value, type) and value.__module__ == module.__name__:
-                found.setdefault(name, table.adapt(value))
+                with suppress(ConfigError):  # it is of another kind
+                    found.setdefault(name, table.adapt(value))
     return found
 
 

@@ -15,7 +15,7 @@ from modelzoo_trainer.config.json_schema.components import (
 )
 from modelzoo_trainer.config.json_schema.types import JsonSchema, TypeSchemas
 from modelzoo_trainer.config.names import Names, NameTable
-from modelzoo_trainer.config.sections import OPTIONAL_INT, OPTIONAL_PATH, OPTIONAL_TEXT
+from modelzoo_trainer.config.sections import OPTIONAL_PATH, OPTIONAL_TEXT, SEED
 
 _MODEL_KEYS: Final = ("name", "model_name")
 _TEXTS: Final = {
@@ -122,7 +122,7 @@ class _Format:
             "schedulers": _list_of("scheduler"),
             "callbacks": _list_of("callback"),
             "loggers": _list_of("logger"),
-            "seed": self._plain(OPTIONAL_INT),
+            "seed": self._plain(SEED),
         }
         for key, target in self._names.sections.items():
             parts[key] = self._definitions.of_call(target, is_optional=True)

@@ -1,0 +1,143 @@
+"""Whole runs from the command line, one after another, on the digits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from modelzoo_trainer.cli import main
+
+FILE = """\
+trainer:
+  init:
+    device: cpu
+    seed: 1
+    model_dir: out
+    model: {name: fc_mnist, hidden_sizes: [8], input_size: 64}
+    optimizer: {AdamW: {}}
+    schedulers:
+      - CosineDecayLR: {initial_learning_rate: 0.01, end_learning_rate: 0.0, total_iters: 4}
+    loop: {max_steps: 4, eval_frequency: 2}
+    checkpoint: {steps: 2}
+    logging: {log_steps: 1}
+  fit:
+    train_dataloader: {data_processor: DigitsProcessor, batch_size: 64}
+    val_dataloader: &val {data_processor: DigitsProcessor, split: val, batch_size: 90}
+  validate: {val_dataloader: *val}
+  validate_all: {val_dataloaders: *val}
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Return a function from options to the exit code, in a folder with a file."""
+    monkeypatch.chdir(tmp_path)
+    Path("params.yaml").write_text(FILE)
+
+    def start(*options):
+        return main(["--params", "params.yaml", *options])
+
+    return start
+
+
+def validations():
+    lines = map(json.loads, Path("out/metrics.jsonl").read_text().splitlines())
+    return [(one["step"], one["validate_0/loss"]) for one in lines if "validate_0/loss" in one]
+
+
+def test_a_run_with_a_schedule_is_validated_afterwards(run):
+    assert run() == 0
+    trained = validations()
+    assert run("--mode", "eval") == 0
+    assert validations() == [*trained, trained[-1]]
+
+
+def test_all_checkpoints_are_validated_unless_some_are_named(run):
+    assert run() == 0
+    trained = validations()
+    assert run("--mode", "eval_all") == 0
+    assert validations()[2:] == trained
+    assert run("--mode", "eval_all", "--checkpoint_path", "out/checkpoint_2") == 0
+    assert validations()[4:] == trained[:1]
+
+
+def test_no_checkpoint_at_all_is_refused(run, capsys):
+    assert run("--mode", "eval_all") == 2
+    assert "there is no checkpoint in 'out' to validate." in capsys.readouterr().err
+
+
+def test_what_fits_is_loaded_if_the_check_is_not_strict(run, caplog):
+    assert run() == 0
+    other = ["--model_dir", "other", "--checkpoint_path", "out/checkpoint_4"]
+    wider = ["--set", "init.model.num_classes=11", "--load_checkpoint_states", "model"]
+    assert run(*other, *wider) == 1
+    with caplog.at_level("WARNING", "modelzoo_trainer"):
+        assert run(*other, *wider, "--disable_strict_checkpoint_loading") == 0
+    assert "In both, in different shapes, so not loaded: layers.2.bias, layers.2" in caplog.text
+
+
+@pytest.mark.parametrize("value", ["", "null", "~"])
+def test_a_length_without_a_number_is_refused(run, capsys, value):
+    assert run("--max_steps", value) == 2
+    assert "has no number. Leave it out, or give one." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--checkpoint_path", "none"], "--checkpoint_path none: trainer.fit.ckpt_path: there is"),
+        (["--checkpoint_path", ""], "--checkpoint_path : trainer.fit.ckpt_path: is empty."),
+        (["--set", "init.seed=-1"], "--set init.seed=-1: trainer.init.seed: -1 does not fit: inp"),
+        (["--set", "fit.val_dataloader=[]"], "--set fit.val_dataloader=[]: trainer.fit.val_datal"),
+        (
+            ["--set", "init.checkpoint.checkpoint_name='c_{step:03d}'"],
+            "--set init.checkpoint.checkpoint_name='c_{step:03d}': trainer.init.checkpoint.checkpo",
+        ),
+        (
+            ["--set", "init.optimizer={torch.optim.SGD: {lr: -1}}"],
+            "--set init.optimizer={torch.optim.SGD: {lr: -1}}: trainer.init.optimizer.torch.optim",
+        ),
+        (
+            ["--set", "init.optimizer={torch.optim.LBFGS: {}}"],
+            "--set init.optimizer={torch.optim.LBFGS: {}}: trainer.init.optimizer.torch.optim.LBF",
+        ),
+        (
+            ["--set", "init.optimizer={torch.nn.Linear: {}}"],
+            "--set init.optimizer={torch.nn.Linear: {}}: trainer.init.optimizer.torch.nn.Linear: ",
+        ),
+        (
+            ["--set", "init.schedulers=[{torch.optim.lr_scheduler.StepLR: {step_size: 0}}]"],
+            "--set init.schedulers=[{torch.optim.lr_scheduler.StepLR: {step_size: 0}}]: trainer.i",
+        ),
+        (
+            ["--set", "init.callbacks=[{modelzoo_trainer.TrainingLoop: {}}]"],
+            "--set init.callbacks=[{modelzoo_trainer.TrainingLoop: {}}]: trainer.init.callbacks[0",
+        ),
+    ],
+)
+def test_what_a_run_would_stumble_over_is_refused_before_it(run, capsys, options, message):
+    assert run(*options) == 2
+    assert capsys.readouterr().err.startswith(message)
+    assert [path.name for path in Path().iterdir()] == ["params.yaml"]
+
+
+def test_a_file_that_is_too_large_is_not_read(run, capsys):
+    Path("params.yaml").write_text("a: " + "b" * 2**20)
+    assert run() == 2
+    assert capsys.readouterr().err == "params.yaml: is larger than 1 MiB.\n"
+
+
+def test_classes_that_a_module_only_imports_are_not_its_own(run, tmp_path, monkeypatch):
+    Path("zoo_imports.py").write_text(
+        "from torch.optim import AdamW\n"
+        "from modelzoo_trainer import Callback\n\n"
+        "class clash(Callback):\n    def __init__(self, a: int): ...\n\n"
+        "class Clash(Callback):\n    def __init__(self, b: int): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    one = ["--import", "zoo_imports", "--max_steps", "1"]
+    assert run(*one, "--set", "init.callbacks=[{Clash: {b: 2}}, {clash: {a: 2}}]") == 0
+    kept = Path("out/logs/latest/params.yaml").read_text()
+    assert "and the --import options below" in kept
