@@ -431,3 +431,8 @@ def test_the_report_of_a_shipped_file_fits_a_terminal(path):
     assert [line for line in lines if len(line) > WIDTH or line != line.rstrip()] == []
     assert all(line.isascii() for line in lines)
     assert "Schedules" in lines
+
+
+def test_validate_all_tells_that_it_takes_every_checkpoint(shown):
+    text = "trainer: {init: {model: {name: net, sizes: [1]}}, validate_all: {}}"
+    assert "  start:         each checkpoint of model_dir\n" in shown(text, "eval_all")

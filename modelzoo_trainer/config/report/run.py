@@ -48,8 +48,10 @@ def _start(plan: TrainerPlan) -> str:
     if given is not ...:
         return f"{show(plain(given))} ({key})"
     checkpoint = RunLength.of(plan).checkpoint
-    if not checkpoint.autoload_last_checkpoint:
-        return "the weights as they are made (autoload_last_checkpoint: false)"
     root = checkpoint.checkpoint_root
     folder = "model_dir" if root is None else show(plain(root))
+    if plan.method == "validate_all":
+        return f"each checkpoint of {folder}"
+    if not checkpoint.autoload_last_checkpoint:
+        return "the weights as they are made (autoload_last_checkpoint: false)"
     return f"the newest checkpoint of {folder}, if there is one"
