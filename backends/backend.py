@@ -326,6 +326,13 @@ class Backend(ABC):
         """Return a copy of the structure with whole tensors in host memory. Waits."""
         return map_tensors(tree, lambda tensor: tensor.detach().to("cpu", copy=True))
 
+    def state_view(self, tree: Any) -> Any:
+        """Return the structure with whole, detached tensors that share memory with the run.
+
+        Collective where a process holds only a part of the state.
+        """
+        return map_tensors(tree, lambda tensor: tensor.detach())
+
     def rng_state(self) -> dict[str, Any]:
         """Return the state of all generators of this process. Waits for the device."""
         return {

@@ -3,15 +3,17 @@
 ModelZooError
 |-- ConfigError (ValueError)             a setting is wrong; nothing has run
 |-- HookError (TypeError)                a callback does not fit the hooks
-`-- CheckpointError (RuntimeError)       a checkpoint cannot be written or read
-    `-- CheckpointMismatch               it is intact, but belongs to something else
+|-- CheckpointError (RuntimeError)       a checkpoint cannot be written or read
+|   `-- CheckpointMismatch               it is intact, but belongs to something else
+|-- StopTraining                         raised by anybody: the run ends in order
+`-- RollBack                             raised by a callback: the run goes on from its checkpoint
 
 Devices have `backends.BackendError` (RuntimeError) with `backends.BackendUnavailable`.
 Everything else is a builtin; an exception of the user's keeps its type.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class ModelZooError(Exception):
@@ -32,6 +34,37 @@ class CheckpointError(ModelZooError, RuntimeError):
 
 class CheckpointMismatch(CheckpointError):
     """A checkpoint is intact, but does not belong to what it is loaded into."""
+
+
+class StopTraining(ModelZooError):
+    """Ends a run in order, from wherever it is raised: at the next step boundary.
+
+    A step that it interrupts is not taken.
+    """
+
+
+class RollBack(ModelZooError):
+    """Takes training back to the newest checkpoint of the run, and past the data that spoilt it.
+
+    Args:
+        message: What was found.
+        step: The `global_step` that was bad.
+        batches: Its batches: the pass, and their index in it.
+        cause: What is raised if there is no checkpoint to go back to.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        step: int,
+        batches: Sequence[tuple[int, int]],
+        cause: BaseException,
+    ) -> None:
+        super().__init__(message)
+        self.step = step
+        self.batches = list(batches)
+        self.cause = cause
 
 
 def suggest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:

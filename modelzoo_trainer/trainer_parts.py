@@ -92,6 +92,11 @@ class TrainerParts:
     schedulers: list[Any]
     global_step: int
     interrupted: str | None = None
+    is_resuming: bool = False
+    """Whether a fit is loading what it goes on from: at its start, or rolling back."""
+    val_is_complete: bool = True
+    """Whether the validation at hand was not cut short. False while `on_validate_end` of a
+    validation that a stop has cut short is called: its averages are none."""
     val_micro_batch_size: int | None = None
     """Most samples of a validation batch that go through the model at once; None = all."""
     is_log_step: bool = True
