@@ -1,20 +1,96 @@
 """Checkpoints on disk: directories that are committed whole, verified when read; no pickle.
 
-Knows nothing of the trainer.
+Knows nothing of the trainer. The names below are imported when they are first used, so that
+`python -m modelzoo_trainer.checkpointing` answers at once.
 """
 
-from modelzoo_trainer.checkpointing.listing import CheckpointInfo, list_checkpoints, newest
-from modelzoo_trainer.checkpointing.manifest import Manifest, read_manifest, verify
-from modelzoo_trainer.checkpointing.read import load
-from modelzoo_trainer.checkpointing.write import save
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.checkpointing.background import BackgroundSaver
+    from modelzoo_trainer.checkpointing.check import verify
+    from modelzoo_trainer.checkpointing.distributed import (
+        CheckpointReader,
+        CheckpointSavePlanner,
+        CheckpointWriter,
+        load_into,
+        save_sharded,
+    )
+    from modelzoo_trainer.checkpointing.draft import Draft
+    from modelzoo_trainer.checkpointing.exporting import export
+    from modelzoo_trainer.checkpointing.folder import clean, delete, point_latest, probe
+    from modelzoo_trainer.checkpointing.listing import (
+        CheckpointInfo,
+        candidates,
+        list_checkpoints,
+        newest,
+    )
+    from modelzoo_trainer.checkpointing.manifest import FileRecord, Manifest, read_manifest
+    from modelzoo_trainer.checkpointing.read import load
+    from modelzoo_trainer.checkpointing.space import free_bytes, state_bytes
+    from modelzoo_trainer.checkpointing.weights import holds_weights, read_weights
+    from modelzoo_trainer.checkpointing.write import save
+
+_HOMES = {
+    "background": ("BackgroundSaver",),
+    "check": ("verify",),
+    "distributed": (
+        "CheckpointReader",
+        "CheckpointSavePlanner",
+        "CheckpointWriter",
+        "load_into",
+        "save_sharded",
+    ),
+    "draft": ("Draft",),
+    "exporting": ("export",),
+    "folder": ("clean", "delete", "point_latest", "probe"),
+    "listing": ("CheckpointInfo", "candidates", "list_checkpoints", "newest"),
+    "manifest": ("FileRecord", "Manifest", "read_manifest"),
+    "read": ("load",),
+    "space": ("free_bytes", "state_bytes"),
+    "weights": ("holds_weights", "read_weights"),
+    "write": ("save",),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "BackgroundSaver",
     "CheckpointInfo",
+    "CheckpointReader",
+    "CheckpointSavePlanner",
+    "CheckpointWriter",
+    "Draft",
+    "FileRecord",
     "Manifest",
+    "candidates",
+    "clean",
+    "delete",
+    "export",
+    "free_bytes",
+    "holds_weights",
     "list_checkpoints",
     "load",
+    "load_into",
     "newest",
+    "point_latest",
+    "probe",
     "read_manifest",
+    "read_weights",
     "save",
+    "save_sharded",
+    "state_bytes",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,24 +1,30 @@
-"""What a checkpoint consists of: its manifest, and the check of files against it."""
+"""What a checkpoint consists of: its manifest, written last and read first."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from dataclasses import asdict, dataclass
-from operator import index
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import xxhash
 
+from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.errors import CheckpointError
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 MANIFEST: Final = "manifest.json"
 STATE: Final = "state.json"
 _DIGEST: Final = "xxh3_128"  # of the manifest itself
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\.(safetensors|json)")
+_HEX: Final = re.compile(r"[0-9a-f]{32}")
 _CHUNK: Final = 1 << 22  # bytes
+_MAX_BYTES: Final = 1 << 24  # of a manifest: a hundred thousand files
+_PROBLEMS: Final = (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +46,19 @@ class Manifest:
 
     Args:
         format_version: Of the layout of the directory.
+        name: Of the directory, when it was committed; "" = of format 1, which did not say.
         step: The global step.
-        versions: Of the libraries that wrote it.
+        versions: Of what wrote it.
         files: All other files, by name.
+        facts: What else the writer wanted to be known without reading the state.
     """
 
     format_version: int
+    name: str
     step: int
     versions: dict[str, str]
     files: dict[str, FileRecord]
+    facts: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return it as it is written, with a digest of itself."""
@@ -59,6 +69,11 @@ def _sealed(manifest: dict[str, Any]) -> str:
     """Return the one text that stands for a manifest."""
     digest = xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode("ascii"))
     return json.dumps(manifest | {_DIGEST: digest}, indent=1, sort_keys=True) + "\n"
+
+
+def is_file_name(name: str) -> bool:
+    """Return whether a file of a checkpoint may be called that."""
+    return _NAME.fullmatch(name) is not None
 
 
 def record_of(path: Path) -> FileRecord:
@@ -79,76 +94,103 @@ def read_manifest(path: Path) -> Manifest:
         path: The checkpoint's directory.
 
     Raises:
-        CheckpointError: If it is not there, cannot be read, is damaged, of an unknown version, or
-            names files elsewhere.
+        CheckpointError: If it is not there, cannot be read, is damaged, of an unknown version,
+            names files elsewhere, or belongs to a directory of another name.
     """
     file = path / MANIFEST
     try:
+        if path.is_symlink():
+            raise CheckpointError(
+                f"{str(path)!r} is a symbolic link to {os.readlink(path)!r}; name the checkpoint "
+                f"itself."
+            )
         if file.is_symlink():
             raise CheckpointError(f"{str(file)!r} is a symbolic link, not a file.")
         if not file.is_file():
             raise CheckpointError(
                 f"{str(path)!r} has no {MANIFEST}: it was never committed, or is no checkpoint."
             )
-        return _parse(file.read_text(encoding="ascii"), file)
-    except (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        return parse_manifest(_text_of(file), path)
+    except _PROBLEMS as error:
         raise CheckpointError(f"{str(file)!r} cannot be read: {error!r}.") from None
 
 
-def _parse(text: str, file: Path) -> Manifest:
+def _text_of(file: Path) -> str:
+    fd = disk.open_old(file)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
+            raise ValueError(f"it is no file, or has more than {_MAX_BYTES} bytes")
+        content = memoryview(bytearray(status.st_size))
+        found = disk.read_into(fd, content)
+    finally:
+        disk.close(fd)
+    return str(content[:found], "ascii")
+
+
+def parse_manifest(text: str, path: Path) -> Manifest:
+    """Return the manifest that a text stands for.
+
+    Args:
+        text: As `Manifest.to_json` wrote it.
+        path: The checkpoint's directory.
+
+    Raises:
+        CheckpointError: If it is damaged, of an unknown version, or does not fit the directory.
+        ValueError: If it is no manifest; other malformed ones raise LookupError, TypeError,
+            AttributeError or RecursionError.
+    """
+    if len(text) > _MAX_BYTES:
+        raise ValueError(f"it has more than {_MAX_BYTES} bytes")
     raw = json.loads(text)
     version = raw["format_version"]
-    if version != FORMAT_VERSION:  # first: another version may be sealed in another way
+    migrate = _MIGRATIONS.get(version) if type(version) is int else None
+    if migrate is None:  # first: another version may be sealed in another way
         raise CheckpointError(
-            f"{str(file.parent)!r} has format version {version!r}; this version reads "
-            f"{FORMAT_VERSION}."
+            f"{str(path)!r} has format version {version!r}; this version reads up to "
+            f"{FORMAT_VERSION}. Read it with the version of modelzoo_trainer that wrote it."
         )
     raw.pop(_DIGEST, None)
     if text != _sealed(raw):
-        raise CheckpointError(f"{str(file)!r} is damaged: it is not what was written.")
-    outside = sorted(name for name in raw["files"] if not _NAME.fullmatch(name))
+        raise CheckpointError(f"{str(path / MANIFEST)!r} is damaged: it is not what was written.")
+    manifest = _manifest_of(migrate(raw), path)
+    right, given = manifest.name, Path(os.path.abspath(path)).name  # no link followed
+    if right and right != given:
+        raise CheckpointError(
+            f"{str(path)!r} was renamed: it was written as {right!r}. Give it that name again; it "
+            f"may be copied into any folder."
+        )
+    return manifest
+
+
+_MIGRATIONS: Final[Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    1: lambda raw: raw | {"name": "", "facts": {}},
+    2: lambda raw: raw,
+}
+
+
+def _manifest_of(raw: dict[str, Any], path: Path) -> Manifest:
+    outside = sorted(name for name in raw["files"] if not is_file_name(name) or name == MANIFEST)
     if outside:
-        raise CheckpointError(f"{str(file)!r} names {outside[0]!r}, which leads outside.")
-    files = {name: FileRecord(**record) for name, record in raw["files"].items()}
+        raise CheckpointError(
+            f"{str(path / MANIFEST)!r} names {outside[0]!r}, which leads outside."
+        )
+    if type(raw["step"]) is not int or raw["step"] < 0:
+        raise ValueError(f"its step is {raw['step']!r}")
+    if not isinstance(raw["name"], str) or not isinstance(raw["facts"], dict):
+        raise ValueError(f"its name is {raw['name']!r}, and its facts are {raw['facts']!r}")
     return Manifest(
-        format_version=version, step=index(raw["step"]), versions=raw["versions"], files=files
+        format_version=raw["format_version"],
+        name=raw["name"],
+        step=raw["step"],
+        versions={name: str(version) for name, version in raw["versions"].items()},
+        files={name: _record_of(record) for name, record in raw["files"].items()},
+        facts=raw["facts"],
     )
 
 
-def verify(path: Path) -> list[str]:
-    """Return what is wrong with a checkpoint; an empty list if it is intact.
-
-    Cost: Reads all files once.
-    """
-    try:
-        manifest = read_manifest(path)
-    except CheckpointError as error:
-        return [str(error).removesuffix(".")]
-    try:
-        found = {entry.name for entry in path.iterdir()} - {MANIFEST}
-    except OSError as error:
-        return [f"{str(path)!r} cannot be read: {error.strerror or error}"]
-    problems = []
-    problems += [f"{name!r} is missing" for name in sorted(manifest.files.keys() - found)]
-    problems += [
-        f"{name!r} does not belong to it" for name in sorted(found - manifest.files.keys())
-    ]
-    for name in sorted(manifest.files.keys() & found):
-        problem = _problem(path / name, manifest.files[name])
-        if problem is not None:
-            problems.append(f"{name!r} {problem}")
-    return problems
-
-
-def _problem(file: Path, expected: FileRecord) -> str | None:
-    try:
-        if file.is_symlink() or not file.is_file():
-            return "is not a plain file"
-        size = file.stat().st_size
-        if size != expected.size_bytes:
-            return f"has {size} bytes instead of {expected.size_bytes}"
-        if record_of(file).xxh3_128 != expected.xxh3_128:
-            return "is damaged: its digest is not the one that was written"
-    except OSError as error:
-        return f"cannot be read: {error.strerror or error}"
-    return None
+def _record_of(raw: dict[str, Any]) -> FileRecord:
+    size, digest = raw["size_bytes"], raw["xxh3_128"]
+    if type(size) is not int or size < 0 or not _HEX.fullmatch(digest):
+        raise ValueError(f"it has a file of {size!r} bytes with the digest {digest!r}")
+    return FileRecord(size_bytes=size, xxh3_128=digest)

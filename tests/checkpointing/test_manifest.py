@@ -59,12 +59,15 @@ def test_fields_of_later_versions_are_no_damage(path):
         "7" * 5000,
         "\ufeff{}",
         "\x00\xff",
+        '{"format_version": true}',
+        '{"format_version": [1]}',
+        '{"format_version": 2, "step": 1, "name": "c", "versions": {}, "files": {}, "facts": {}}',
     ],
     ids=lambda content: content[:8],
 )
 def test_whatever_a_manifest_holds_the_error_is_one_kind(path, content):
     (path / "manifest.json").write_text(content, encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"manifest\.json"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json|has format version"):
         checkpointing.load(path)
     assert checkpointing.list_checkpoints(path.parent) == []
 
@@ -115,6 +118,77 @@ def test_a_folder_with_other_things_lists_its_checkpoints(path, tmp_path):
     (tmp_path / ".tmp-c-12345678").mkdir()
     (tmp_path / "link").symlink_to(path)
     (tmp_path / "\u00b2").mkdir()  # a digit that is no decimal
-    path.rename(tmp_path / "c_\u00b2_3")
+    checkpointing.save(tmp_path / "c_\u00b2_3", {}, step=13)
     names = [info.path.name for info in checkpointing.list_checkpoints(tmp_path)]
-    assert names == ["c_\u00b2_3"]
+    assert names == ["c", "c_\u00b2_3"]
+
+
+SEALED = {
+    "format_version": 2,
+    "name": "c",
+    "step": 12,
+    "versions": {},
+    "files": {},
+    "facts": {},
+}
+RECORD = {"size_bytes": 3, "xxh3_128": "0" * 32}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": -1},
+        {"step": True},
+        {"step": 1.0},
+        {"step": None},
+        {"name": None},
+        {"name": ["c"]},
+        {"facts": []},
+        {"versions": []},
+        {"files": {"state.json": {}}},
+        {"files": {"state.json": []}},
+        {"files": {"state.json": RECORD | {"size_bytes": -1}}},
+        {"files": {"state.json": RECORD | {"size_bytes": 1.5}}},
+        {"files": {"state.json": RECORD | {"xxh3_128": "0"}}},
+        {"files": {"state.json": RECORD | {"xxh3_128": 7}}},
+        {"files": {"manifest.json": RECORD}},
+    ],
+    ids=str,
+)
+def test_a_malformed_manifest_with_the_right_digest_is_one_clear_error(path, change):
+    sealed = checkpointing.manifest._sealed(SEALED | change)
+    (path / "manifest.json").write_text(sealed)
+    with pytest.raises(CheckpointError, match=r"manifest\.json"):
+        checkpointing.load(path)
+
+
+def test_a_huge_manifest_is_not_read(path):
+    with (path / "manifest.json").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(CheckpointError, match=r"manifest\.json' cannot be read: .*more than"):
+        checkpointing.load(path)
+
+
+def test_a_link_to_a_checkpoint_is_refused_by_its_target(path, tmp_path):
+    (tmp_path / "latest").symlink_to("c")
+    with pytest.raises(CheckpointError, match="latest' is a symbolic link to 'c'; name the check"):
+        checkpointing.load(tmp_path / "latest")
+
+
+def test_a_checkpoint_is_found_by_a_relative_path(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(path)
+    assert checkpointing.read_manifest(Path()).name == "c"
+    assert checkpointing.verify(Path("../c")) == []
+
+
+def test_the_manifest_says_who_wrote_it_and_what_else_is_known(tmp_path):
+    facts = {"run": "a", "metrics": {"loss": float("nan"), "accuracy": 0.5}, "seeds": (1, 2)}
+    checkpointing.save(tmp_path / "c", {}, step=3, facts=facts)
+    found = checkpointing.read_manifest(tmp_path / "c")
+    assert (found.format_version, found.name, found.step) == (2, "c", 3)
+    assert found.versions.keys() == {"python", "torch", "numpy"}
+    assert found.facts == {
+        "run": "a",
+        "metrics": {"loss": "nan", "accuracy": 0.5},
+        "seeds": [1, 2],
+    }

@@ -216,3 +216,36 @@ def test_a_malformed_state_with_the_right_digest_is_one_clear_error(tmp_path, sk
     with pytest.raises(CheckpointError, match=r"cannot be read|holds no state"):
         checkpointing.load(path)
     assert sys.getrecursionlimit() == depth
+
+
+@pytest.mark.parametrize(
+    ("before", "within"),
+    [("", ""), ("_orig_mod.", ""), ("module.", ""), ("module._orig_mod.", ""), ("", "_orig_mod.")],
+)
+def test_the_tensor_file_has_the_bare_models_names_whatever_wraps_it(tmp_path, before, within):
+    from safetensors import safe_open
+
+    state = {f"{before}0.weight": torch.ones(1), f"{before}1.{within}bias": torch.ones(2)}
+    checkpointing.save(tmp_path / "c", {"model": state}, step=1)
+    with safe_open(tmp_path / "c/model.safetensors", "pt") as file:
+        assert sorted(file.keys()) == ["0.weight", "1.bias"]
+    assert list(checkpointing.load(tmp_path / "c")["model"]) == list(state)
+
+
+def test_a_part_of_a_model_may_be_called_module(tmp_path):
+    from safetensors import safe_open
+
+    state = {
+        "n_averaged": torch.tensor(1),
+        "module.w": torch.ones(1),
+        "my_orig_mod.w": torch.ones(1),
+    }
+    checkpointing.save(tmp_path / "c", {"model": state}, step=1)
+    with safe_open(tmp_path / "c/model.safetensors", "pt") as file:
+        assert set(file.keys()) == set(state)
+
+
+def test_names_that_become_the_same_stay_two_tensors(tmp_path):
+    state = {"a._orig_mod.w": torch.ones(1), "a.w": torch.zeros(1)}
+    checkpointing.save(tmp_path / "c", {"model": state}, step=1)
+    assert checkpointing.load(tmp_path / "c")["model"] == state

@@ -12,9 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from modelzoo_trainer import CheckpointError, checkpointing
-from modelzoo_trainer.checkpointing.tensor_file import _DTYPES, bytes_of, read_tensors
+from modelzoo_trainer.checkpointing.tensor_file import _NAMES, bytes_of
+from modelzoo_trainer.checkpointing.tensor_reading import checked_tensors
 
-DTYPES = sorted(_DTYPES.values(), key=str)
+DTYPES = sorted((dtype for dtype in _NAMES if not dtype.is_complex), key=str)
+
+
+def read_tensors(path):
+    return {name: tensor for _, name, tensor in checked_tensors(path, None, lambda name: True)}
 
 
 def tensors_of(dtype):

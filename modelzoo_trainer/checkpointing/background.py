@@ -1,0 +1,148 @@
+"""Saving while the run goes on: a copy is taken at once and written by a thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+from modelzoo_trainer.checkpointing.draft import Draft, check_step, plain_facts
+from modelzoo_trainer.checkpointing.host_buffer import HostBuffer
+from modelzoo_trainer.checkpointing.manifest import STATE
+from modelzoo_trainer.checkpointing.skeleton import Encoder
+from modelzoo_trainer.checkpointing.tensor_file import bytes_of
+from modelzoo_trainer.checkpointing.write import SUFFIX, Files, skeleton_text, write_files
+
+
+@dataclass(slots=True)
+class _Flight:
+    """One save under way, and what has become of it."""
+
+    path: Path
+    thread: threading.Thread | None = None
+    error: BaseException | None = None
+    pid: int = field(default_factory=os.getpid)
+
+    def is_over(self) -> bool:
+        """Return whether nothing is written any more; in a forked process nothing ever was."""
+        return self.thread is None or not self.thread.is_alive()
+
+
+class BackgroundSaver:
+    """Writes one checkpoint at a time in a thread, from a copy that nothing changes any more.
+
+    The memory for the copy is kept and used again. At the end of the program a save under way is
+    finished. The thread is started for a save and ends with it, and it computes nothing with
+    torch, so a process that is forked meanwhile finds no lock held.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = HostBuffer()
+        self._flight: _Flight | None = None
+        self._committed: list[Path] = []
+        self._errors: list[BaseException] = []
+        self.stall_s = 0.0
+        """For how long its callers were held up so far, in seconds."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether a save is under way."""
+        return self._flight is not None and not self._flight.is_over()
+
+    def save(
+        self,
+        path: Path,
+        state: Mapping[str, Any],
+        *,
+        step: SupportsIndex,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Take a copy of a state and begin to write it; wait first if a save is under way.
+
+        How it went is told by `collect` and `wait`, also of the save before.
+
+        Args:
+            path: A name that is not in use.
+            state: What to save; may change as soon as this has returned.
+            step: The global step, >= 0.
+            facts: What else the manifest is to say.
+
+        Raises:
+            CheckpointError: If the name is in use, the state has something that cannot be saved,
+                or no folder can be made for it.
+
+        Cost: Memory of the host for a whole state, kept. Waits for the device.
+        """
+        begin = time.perf_counter()
+        try:
+            self._land()
+            plain_step, plain = check_step(step), plain_facts(facts or {})
+            encoded = Encoder(state)
+            copies = self._buffer.copy(encoded.tensors)
+            files: Files = {
+                f"{stem}{SUFFIX}": list(bytes_of(tensors)) for stem, tensors in copies.items()
+            } | {STATE: [skeleton_text(encoded)]}
+            self._start(path, files, plain_step, plain)
+        finally:
+            self.stall_s += time.perf_counter() - begin
+
+    def _start(self, path: Path, files: Files, step: int, facts: Mapping[str, Any]) -> None:
+        flight, draft = _Flight(path=path), Draft(path)
+
+        def write() -> None:
+            try:
+                write_files(draft, files, step, facts)
+            except BaseException as error:  # noqa: BLE001  # raised where it is asked for
+                flight.error = error
+
+        # No daemon: the interpreter waits for it before it ends.
+        flight.thread = threading.Thread(target=write, name=f"save {path.name}")
+        try:
+            flight.thread.start()
+        except BaseException:
+            draft.discard()
+            raise
+        self._flight = flight
+
+    def collect(self) -> list[Path]:
+        """Return what has been committed since this or `wait` was called last.
+
+        Raises:
+            CheckpointError: If a save has failed; once for each.
+        """
+        if not self.is_busy:
+            self._land()
+        if self._errors:
+            raise self._errors.pop(0)
+        committed, self._committed = self._committed, []
+        return committed
+
+    def wait(self) -> list[Path]:
+        """Return likewise, when nothing is under way any more.
+
+        Raises:
+            CheckpointError: If a save has failed; once for each.
+        """
+        begin = time.perf_counter()
+        self._land()
+        self.stall_s += time.perf_counter() - begin
+        return self.collect()
+
+    def _land(self) -> None:
+        """Wait for the save that is under way, and note what has become of it."""
+        flight = self._flight
+        if flight is None:
+            return
+        if flight.thread is not None:
+            flight.thread.join()
+        self._flight = None
+        if flight.pid != os.getpid():
+            return
+        if flight.error is None:
+            self._committed.append(flight.path)
+        else:
+            self._errors.append(flight.error)

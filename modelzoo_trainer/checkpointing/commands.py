@@ -1,0 +1,264 @@
+"""The command line of checkpoints: list, info, verify, diff, export, delete.
+
+What needs torch is imported by the command that needs it: the others answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from modelzoo_trainer.checkpointing.overview import (
+    Overview,
+    details,
+    details_json,
+    find_checkpoints,
+    is_meant_as_one,
+    overview,
+    table,
+)
+from modelzoo_trainer.checkpointing.sizes import readable
+from modelzoo_trainer.errors import CheckpointError
+
+DONE: Final = 0
+FAILED: Final = 1
+WRONG_USE: Final = 2
+INTERRUPTED: Final = 130
+_PROG: Final = "python -m modelzoo_trainer.checkpointing"
+_EPILOG: Final = f"""\
+examples:
+  {_PROG} list runs/mnist
+  {_PROG} info runs/mnist/checkpoint_100
+  {_PROG} verify runs/mnist
+  {_PROG} diff runs/a/checkpoint_100 runs/b/checkpoint_100 --key model
+  {_PROG} export runs/mnist/checkpoint_100 model.safetensors
+  {_PROG} delete runs/mnist/checkpoint_50
+
+exit codes: 0 done, 1 a checkpoint is damaged, or two differ, or the disk refuses,
+            2 the command is wrong, 130 Ctrl-C
+"""
+
+
+class _WrongUse(Exception):
+    """The command asks for something that is not done."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return the exit code.
+
+    Args:
+        argv: The arguments; None = those of the process.
+    """
+    options = _parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except _WrongUse as error:
+        _complain([str(error)])
+        return WRONG_USE
+    except CheckpointError as error:
+        _complain([str(error)])
+        return FAILED
+    except BrokenPipeError:  # a reader who has had enough is no failure
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return DONE
+    except OSError as error:
+        _complain([f"{error.filename or 'output'}: {error.strerror or error}"])
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=_PROG,
+        description="Look at checkpoints, check them, compare them, take weights out of them.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> _Parser:
+        command = commands.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
+        )
+        command.set_defaults(run=run)
+        return command
+
+    command = add("list", _list, "list the checkpoints of folders, the oldest step first")
+    _add_paths(command, "a folder with checkpoints, or a checkpoint")
+    command.add_argument(
+        "--verify", action="store_true", help="read all files, not only their names and sizes"
+    )
+    command = add("info", _info, "show what a checkpoint consists of, with a table of its tensors")
+    command.add_argument("path", metavar="CHECKPOINT", type=_path)
+    command.add_argument("--json", action="store_true", help="as JSON")
+    command = add("verify", _verify, "read all files of checkpoints and compare their digests")
+    _add_paths(command, "a checkpoint, or a folder with checkpoints")
+    command = add("diff", _diff, "compare two checkpoints, bit by bit")
+    command.add_argument("before", metavar="A", type=_path)
+    command.add_argument("after", metavar="B", type=_path)
+    command.add_argument("--key", help="compare only this part of the state, such as model")
+    command = add("export", _export, "write the model to one safetensors file")
+    command.add_argument("path", metavar="CHECKPOINT", type=_path)
+    command.add_argument("file", metavar="FILE", type=_path, help="ends in .safetensors")
+    command.add_argument("--force", action="store_true", help="replace the file if it is there")
+    command = add("delete", _delete, "delete checkpoints")
+    _add_paths(command, "a checkpoint")
+    command.add_argument(
+        "--yes", action="store_true", help="also if no intact one is left in the folder then"
+    )
+    return parser
+
+
+_Parser = argparse.ArgumentParser
+
+
+def _add_paths(command: _Parser, text: str) -> None:
+    command.add_argument("paths", metavar="PATH", nargs="+", type=_path, help=text)
+
+
+def _path(text: str) -> Path:
+    return Path(os.path.abspath(text))  # links stay what they are
+
+
+# ---- the commands
+
+
+def _list(options: argparse.Namespace) -> int:
+    found = [item for path in options.paths for item in _existing(path)]
+    if options.verify:
+        found = [item.verified(_verified(item.path)) for item in found]
+    _say(table(found) if found else ["no checkpoints"])
+    return FAILED if any(item.is_damaged for item in found) else DONE
+
+
+def _info(options: argparse.Namespace) -> int:
+    _check_is_folder(options.path)
+    lines = details_json(options.path) if options.json else details(options.path)
+    _say(lines)
+    problems = overview(options.path).problems
+    _complain(f"{options.path.name}: {problem}" for problem in problems)
+    return FAILED if problems else DONE
+
+
+def _verify(options: argparse.Namespace) -> int:
+    code = DONE
+    for path in options.paths:
+        found = [item for item in _existing(path) if not item.is_leftover]
+        if not found:
+            raise _WrongUse(f"{str(path)!r} has no checkpoints.")
+        for item in found:
+            problems = _verified(item.path)
+            if not problems:
+                _say([f"{item.path}: intact (step {item.step}, {readable(item.num_bytes)})"])
+            _complain(f"{item.path}: {problem}" for problem in problems)
+            code = FAILED if problems else code
+    return code
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from modelzoo_trainer.checkpointing import load
+    from modelzoo_trainer.checkpointing.compare import compare
+    from modelzoo_trainer.checkpointing.exporting import read_part
+
+    for path in (options.before, options.after):
+        _check_is_folder(path)
+    if options.key is None:
+        before, after = load(options.before), load(options.after)
+    else:
+        before = {options.key: read_part(options.before, options.key)}
+        after = {options.key: read_part(options.after, options.key)}
+    differences = compare(before, after)
+    _say([f"{item.kind:8} {item.name}: {item.what}" for item in differences])
+    if not differences:
+        _say(["equal, bit by bit"])
+        return DONE
+    counts = dict.fromkeys(("changed", "added", "removed"), 0)
+    for item in differences:
+        counts[item.kind] += 1
+    _say([", ".join(f"{num} {kind}" for kind, num in counts.items() if num)])
+    return FAILED
+
+
+def _export(options: argparse.Namespace) -> int:
+    from modelzoo_trainer.checkpointing.exporting import TargetError, export
+
+    _check_is_folder(options.path)
+    try:
+        rest = export(options.path, options.file, force=options.force)
+    except TargetError as error:
+        raise _WrongUse(str(error)) from None
+    _complain(f"left out, for it is no tensor: {name}" for name in rest)
+    _say([f"{options.file}: {readable(options.file.stat().st_size)}"])
+    return DONE
+
+
+def _delete(options: argparse.Namespace) -> int:
+    from modelzoo_trainer.checkpointing import delete
+
+    for path in options.paths:
+        _check_is_checkpoint(path)
+    if not options.yes:
+        _check_others_stay(options.paths)
+    for path in options.paths:
+        delete(path)
+        _say([f"{path}: deleted"])
+    return DONE
+
+
+# ---- what they share
+
+
+def _existing(path: Path) -> list[Overview]:
+    _check_is_folder(path)
+    return find_checkpoints(path)
+
+
+def _check_is_folder(path: Path) -> None:
+    if not path.is_dir():
+        what = "is a file, not a folder" if path.exists() else "does not exist"
+        raise _WrongUse(f"{str(path)!r} {what}.")
+
+
+def _check_is_checkpoint(path: Path) -> None:
+    if path.is_symlink():
+        raise _WrongUse(
+            f"{str(path)!r} is a symbolic link. Name the checkpoint itself: {path.resolve()}"
+        )
+    _check_is_folder(path)
+    item = overview(path)
+    if item.is_leftover or not is_meant_as_one(path):
+        raise _WrongUse(f"{str(path)!r} is not deleted: {item.problems[0]}.")
+
+
+def _check_others_stay(paths: Sequence[Path]) -> None:
+    for folder in sorted({path.parent for path in paths}):
+        intact = {item.path for item in find_checkpoints(folder) if item.is_intact}
+        if intact and not intact - set(paths):
+            raise _WrongUse(
+                f"{str(folder)!r} has no other intact checkpoint than {min(intact).name!r}. "
+                f"Nothing was deleted; give --yes if it is to go as well."
+            )
+
+
+def _verified(path: Path) -> list[str]:
+    from modelzoo_trainer.checkpointing import verify
+
+    return verify(path)
+
+
+def _say(lines: Iterable[str]) -> None:
+    for line in lines:
+        sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _complain(lines: Iterable[str]) -> None:
+    for line in lines:
+        sys.stderr.write(f"{line}\n")

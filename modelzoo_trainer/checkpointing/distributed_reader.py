@@ -1,0 +1,256 @@
+"""Loading checkpoints through torch.distributed.checkpoint, on any number of processes."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    STORAGE_TYPES,
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+from typing_extensions import override
+
+from modelzoo_trainer.checkpointing.manifest import read_manifest
+from modelzoo_trainer.checkpointing.nesting import flatten
+from modelzoo_trainer.checkpointing.planners import CompleteLoadPlanner
+from modelzoo_trainer.checkpointing.read import load
+from modelzoo_trainer.checkpointing.shard_index import (
+    LIST,
+    SHARDS,
+    Chunk,
+    ShardedTensor,
+    ShardIndex,
+)
+from modelzoo_trainer.checkpointing.sharded import (
+    Parts,
+    Use,
+    Values,
+    as_saved,
+    dtype_of,
+    narrowed,
+    read_index,
+)
+from modelzoo_trainer.errors import CheckpointError, CheckpointMismatch
+
+
+class CheckpointReader(StorageReader):
+    """Reads a checkpoint of any layout for `torch.distributed.checkpoint.load`.
+
+    Each process verifies all files that it needs before any process copies anything: if one of
+    them finds damage, no state is changed anywhere. Nothing of a file is unpickled.
+
+    Args:
+        path: The checkpoint.
+
+    Cost: Each process reads whole files, and holds what it needs in host memory until it is
+        copied; of a checkpoint that one process wrote, the whole state.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._source: _ShardedSource | _WholeSource | None = None
+        self._staged: dict[ReadItem, Any] = {}
+
+    @override
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        if checkpoint_id is not None:
+            self.path = Path(checkpoint_id)
+        self._source = None
+        self._staged = {}
+
+    @classmethod
+    @override
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return Path(checkpoint_id).is_dir()
+
+    # Not called `kwargs`: by that name torch knows readers that have metadata for each rank.
+    @override
+    def read_metadata(self, *args: Any, **options: Any) -> Metadata:
+        self._staged = {}
+        try:
+            manifest = read_manifest(self.path)
+            is_sharded = SHARDS in manifest.files
+            self._source = _ShardedSource(self.path) if is_sharded else _WholeSource(self.path)
+            return _metadata_of(self._source.index)
+        except CheckpointError as error:
+            # torch would log it with its traceback and raise an AssertionError: the next that it
+            # calls raises it.
+            return Metadata({}, storage_data=error)
+
+    @override
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        if isinstance(metadata.storage_data, CheckpointError):
+            raise metadata.storage_data
+
+    @override
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        self._stage(plan)  # here: if this fails anywhere, no process goes on to copy
+        return plan
+
+    @override
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    @override
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        if any(item not in self._staged for item in plan.items):  # another planner's change of mind
+            self._stage(plan)
+        tensors = [item for item in plan.items if item.type is LoadItemType.TENSOR]
+        targets = [(item, planner.resolve_tensor(item)) for item in tensors]
+        for item, target in targets:
+            _check_fits(item, self._staged[item], target)
+        for item, target in targets:
+            target.detach().copy_(self._staged.pop(item))
+            planner.commit_tensor(item, target)
+        for item in plan.items:
+            if item.type is LoadItemType.BYTE_IO:
+                _hand_over(planner, item, self._staged.pop(item))
+        self._staged = {}
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _stage(self, plan: LoadPlan) -> None:
+        if self._source is None:
+            raise CheckpointError("read_metadata comes before the plans.")
+        self._staged = self._source.stage(plan.items)
+
+
+class _ShardedSource:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._manifest = read_manifest(path)
+        self.index = read_index(path, self._manifest)
+
+    def stage(self, items: list[ReadItem]) -> dict[ReadItem, Any]:
+        """Return what the items stand for, verified."""
+        staged: dict[ReadItem, Any] = {}
+        parts = Parts(self._path, self._manifest)
+        names = {item.storage_index.fqn for item in items if item.type is LoadItemType.BYTE_IO}
+        values = Values(parts, {name: self.index.values[name] for name in names})
+        for item in items:
+            if item.type is LoadItemType.TENSOR:
+                tensor, chunk = self._find(item)
+                use = _staging(staged, item, tensor, chunk)
+                parts.want((chunk.file, chunk.name), use)
+        parts.read()
+        decoded = dict(values.decoded())
+        for item in items:
+            if item.type is LoadItemType.BYTE_IO:
+                staged[item] = decoded[item.storage_index.fqn]
+        return staged
+
+    def _find(self, item: ReadItem) -> tuple[ShardedTensor, Chunk]:
+        index = item.storage_index
+        tensor = self.index.tensors[index.fqn]
+        hint = index.index
+        chunks = tensor.chunks if hint is None else tensor.chunks[hint : hint + 1] + tensor.chunks
+        for chunk in chunks:
+            if index.offset is None or chunk.offsets == tuple(index.offset):
+                return tensor, chunk
+        raise CheckpointError(f"the checkpoint has no block of {index.fqn!r} at {index.offset}.")
+
+
+def _staging(
+    staged: dict[ReadItem, Any], item: ReadItem, tensor: ShardedTensor, chunk: Chunk
+) -> Use:
+    def stage(stored: Tensor) -> None:
+        staged[item] = _part(as_saved(stored, tensor, chunk), item)
+
+    return stage
+
+
+def _part(block: Tensor, item: ReadItem) -> Tensor:
+    """Return what an item wants of a block, and let the rest go."""
+    part = narrowed(block, item.storage_offsets, item.lengths)
+    return part if part.numel() == block.numel() else part.clone()
+
+
+class _WholeSource:
+    """A checkpoint that one process wrote: each tensor is one block."""
+
+    def __init__(self, path: Path) -> None:
+        self._leaves, paths = flatten(load(path))
+        tensors = {name: leaf for name, leaf in self._leaves.items() if isinstance(leaf, Tensor)}
+        self.index = ShardIndex(
+            world_size=1,
+            tensors={name: _one_block(name, tensor) for name, tensor in tensors.items()},
+            values={name: "" for name in self._leaves if name not in tensors},
+            paths=paths,
+        )
+
+    def stage(self, items: list[ReadItem]) -> dict[ReadItem, Any]:
+        """Return what the items stand for; it was verified when it was loaded."""
+        return {item: self._find(item) for item in items}
+
+    def _find(self, item: ReadItem) -> Any:
+        leaf = self._leaves[item.storage_index.fqn]
+        if item.type is LoadItemType.BYTE_IO:
+            return leaf
+        return narrowed(leaf, item.storage_offsets, item.lengths)
+
+
+def _one_block(name: str, tensor: Tensor) -> ShardedTensor:
+    shape = tuple(tensor.shape)
+    chunk = Chunk(offsets=(0,) * len(shape), lengths=shape, file="", name=name)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return ShardedTensor(dtype=dtype, shape=shape, chunks=(chunk,))
+
+
+def _metadata_of(index: ShardIndex) -> Metadata:
+    entries: dict[str, STORAGE_TYPES] = {}
+    for name in index.paths:
+        if name in index.tensors:
+            entries[name] = _tensor_metadata(index.tensors[name])
+        else:
+            entries[name] = BytesStorageMetadata()
+    paths = {
+        name: tuple(key if kind == LIST else str(key) for kind, key in path)
+        for name, path in index.paths.items()
+    }
+    return Metadata(entries, planner_data=paths, storage_data=index)
+
+
+def _tensor_metadata(tensor: ShardedTensor) -> TensorStorageMetadata:
+    return TensorStorageMetadata(
+        properties=TensorProperties(dtype=dtype_of(tensor)),
+        size=torch.Size(tensor.shape),
+        chunks=[
+            ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.lengths))
+            for chunk in tensor.chunks
+        ],
+    )
+
+
+def _check_fits(item: ReadItem, saved: Tensor, target: Tensor) -> None:
+    if saved.dtype is not target.dtype or saved.shape != target.shape:
+        raise CheckpointMismatch(
+            f"{item.dest_index.fqn}: {saved.dtype} {list(saved.shape)} in the checkpoint, "
+            f"{target.dtype} {list(target.shape)} here. Nothing was changed."
+        )
+
+
+def _hand_over(planner: LoadPlanner, item: ReadItem, value: Any) -> None:
+    if isinstance(planner, CompleteLoadPlanner):
+        planner.load_value(item, value)
+        return
+    # torch's planners take a value only as what torch.save makes of it. It is made here, in
+    # memory, of plain values that were verified: no byte of a file is ever unpickled.
+    made = io.BytesIO()
+    torch.save(value, made)
+    made.seek(0)
+    planner.load_bytes(item, made)

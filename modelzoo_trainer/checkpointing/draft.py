@@ -1,0 +1,253 @@
+"""A checkpoint that is being written: all of it gets its name, or nothing is left."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from operator import index
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, SupportsIndex
+
+import numpy as np
+import torch
+import xxhash
+
+from modelzoo_trainer.checkpointing import disk
+from modelzoo_trainer.checkpointing.folder import hidden_name
+from modelzoo_trainer.checkpointing.manifest import (
+    FORMAT_VERSION,
+    MANIFEST,
+    FileRecord,
+    Manifest,
+    is_file_name,
+    parse_manifest,
+)
+from modelzoo_trainer.errors import CheckpointError
+
+_PIECE: Final = 1 << 23  # bytes: hashed, then written, while they are in the processor's cache
+
+
+class Draft:
+    """A checkpoint being written, in a hidden folder beside its place.
+
+    `commit` gives it its name; without it, `discard` (or leaving the `with` block) removes it.
+
+    Args:
+        path: Its place; a name that is not in use.
+
+    Raises:
+        CheckpointError: If the name is in use, or the disk refuses. Nothing is left behind.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(os.path.abspath(path))  # links stay what they are
+        self.folder = self.path.with_name(hidden_name("tmp", self.path.name))
+        self.records: dict[str, FileRecord] = {}
+        self._is_done = False
+        with self._whole():
+            self._check_free()
+            disk.make_folder(self.path.parent)
+            disk.make_new_folder(self.folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.discard()
+
+    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileRecord:
+        """Write a file and wait until the disk has it.
+
+        Args:
+            name: Letters, digits, `_` and `-`, then `.safetensors` or `.json`.
+            chunks: Its content, piece by piece.
+
+        Returns:
+            Its record, also in `records`: of what was handed over, not of what a disk made of it.
+
+        Raises:
+            CheckpointError: If the disk refuses. The draft is gone then.
+        """
+        with self._whole():
+            if not is_file_name(name) or name in self.records or name == MANIFEST:
+                raise CheckpointError(f"{name!r} cannot be the name of a checkpoint's file.")
+            self.records[name] = write_file(self.folder / name, chunks)
+        return self.records[name]
+
+    def commit(self, *, step: SupportsIndex, facts: Mapping[str, Any] | None = None) -> None:
+        """Write the manifest, and give the checkpoint its name; then it survives a power loss.
+
+        Args:
+            step: The global step, >= 0.
+            facts: A few more things to know about it: text, numbers, lists and mappings of them.
+
+        Raises:
+            CheckpointError: If a file of `records` is not there, the name is in use by now, or
+                the disk refuses. The draft is gone then.
+        """
+        with self._whole():
+            for name, record in self.records.items():
+                self._check_there(name, record)
+            text = _manifest_text(self.path, self.records, step, facts or {})
+            write_file(self.folder / MANIFEST, [text.encode("ascii")])
+            disk.sync_folder(self.folder)
+            self._check_free()  # again: a rename would replace an empty directory
+            disk.rename(self.folder, self.path)
+            self._sync_name()
+            self._is_done = True
+
+    def discard(self) -> None:
+        """Remove what was written; nothing if it was committed."""
+        if not self._is_done:
+            self._is_done = True
+            with suppress(OSError):
+                disk.remove_tree(self.folder)
+
+    def _check_free(self) -> None:
+        if os.path.lexists(self.path):
+            raise CheckpointError(f"{str(self.path)!r} exists; checkpoints are never overwritten.")
+
+    def _check_there(self, name: str, record: FileRecord) -> None:
+        """Another process says that it wrote this: on the same disk?"""
+        file = self.folder / name
+        size = file.stat().st_size if file.exists() else None
+        if size != record.size_bytes:
+            found = "is not there" if size is None else f"has {size} bytes"
+            raise CheckpointError(
+                f"checkpoint {str(self.path)!r} cannot be committed: {name!r} {found}, and "
+                f"{record.size_bytes} bytes were written. Do all processes write to the same disk?"
+            )
+
+    def _sync_name(self) -> None:
+        """Wait until the new name is safe, and take it back if that may not last."""
+        try:
+            disk.sync_folder(self.path.parent)
+        except BaseException:
+            with suppress(OSError):
+                disk.rename(self.path, self.folder)
+            raise
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.discard()
+            if not isinstance(error, OSError):
+                raise
+            raise CheckpointError(
+                f"checkpoint {str(self.path)!r} could not be written: {_reason(error)}. "
+                f"Earlier ones are untouched."
+            ) from error
+
+
+def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
+    """Write a new file, wait until the disk has it, and return its record.
+
+    Digest, copy and disk work at the same time: the disk begins with the first piece.
+
+    Args:
+        path: A name that is not in use.
+        chunks: Its content.
+
+    Raises:
+        OSError: If the disk refuses.
+    """
+    digest = xxhash.xxh3_128()
+    size = 0
+    fd = disk.open_new(path)
+    try:
+        for chunk in chunks:
+            view = memoryview(chunk).cast("B")
+            for begin in range(0, len(view), _PIECE):
+                piece = view[begin : begin + _PIECE]
+                digest.update(piece)
+                disk.write(fd, piece)
+                size += len(piece)
+                if len(piece) == _PIECE:
+                    disk.start_writing_back(fd, size - _PIECE, _PIECE)
+        disk.sync(fd)
+    except BaseException:
+        with suppress(OSError):  # the first error is the one to know
+            disk.close(fd)
+        raise
+    disk.close(fd)
+    return FileRecord(size_bytes=size, xxh3_128=digest.hexdigest())
+
+
+def check_step(step: SupportsIndex) -> int:
+    """Return a step as a plain number.
+
+    Raises:
+        CheckpointError: If it is no whole number >= 0.
+    """
+    try:
+        plain = -1 if isinstance(step, bool) else index(step)
+    except TypeError:
+        plain = -1
+    if plain < 0:
+        raise CheckpointError(f"step is {step!r}; it must be a whole number >= 0.")
+    return plain
+
+
+def _manifest_text(
+    path: Path, records: Mapping[str, FileRecord], step: SupportsIndex, facts: Mapping[str, Any]
+) -> str:
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        name=path.name,
+        step=check_step(step),
+        versions={
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "numpy": np.__version__,
+        },
+        files=dict(records),
+        facts=plain_facts(facts),
+    )
+    text = manifest.to_json()
+    parse_manifest(text, path)  # what cannot be read must not be committed
+    return text
+
+
+def plain_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return facts as they will be read: numbers that JSON has no word for as text, such as "nan".
+
+    Raises:
+        CheckpointError: If they have something else than text, numbers, lists and mappings.
+    """
+    try:
+        found = json.loads(json.dumps(_finite(facts), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"facts cannot be saved: {error}. Give text, numbers, lists and dicts with str keys."
+        ) from None
+    return dict(found)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    if isinstance(value, Mapping):
+        if not all(type(key) is str for key in value):
+            raise TypeError(f"the keys {list(value)!r} are not all str")
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _reason(error: OSError) -> str:
+    """Return what the system said, and of which file."""
+    text = error.strerror or str(error)
+    return f"{text} ({error.filename!s})" if error.filename is not None else text

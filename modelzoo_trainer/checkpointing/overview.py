@@ -1,0 +1,229 @@
+"""Checkpoints as a reader sees them: one line each, or all about one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from modelzoo_trainer.checkpointing.files import listing_problems
+from modelzoo_trainer.checkpointing.manifest import MANIFEST, STATE, Manifest, read_manifest
+from modelzoo_trainer.checkpointing.shard_index import SHARDS
+from modelzoo_trainer.checkpointing.sizes import readable
+from modelzoo_trainer.checkpointing.tensor_table import TensorRow, tensor_table
+from modelzoo_trainer.errors import CheckpointError
+
+_LEFTOVERS: Final = {
+    ".tmp-": "uncommitted: being written, or left by a process that was killed",
+    ".trash-": "deleted in part: left by a process that was killed",
+}
+_MARKS: Final = (MANIFEST, STATE, SHARDS)  # a directory with any of them is meant as a checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """What can be said of a directory at a glance.
+
+    Args:
+        path: The directory.
+        step: Its global step; None = nobody can tell.
+        num_bytes: What its files take.
+        written: When, local time; None = nobody can tell.
+        problems: What is wrong with it; empty = nothing that was seen.
+        is_leftover: Whether it is what an interrupted process left, and no checkpoint.
+        is_verified: Whether all files were read.
+    """
+
+    path: Path
+    step: int | None
+    num_bytes: int
+    written: datetime | None
+    problems: tuple[str, ...] = ()
+    is_leftover: bool = False
+    is_verified: bool = False
+
+    @property
+    def is_intact(self) -> bool:
+        """Return whether it is a checkpoint with which nothing seems to be wrong."""
+        return not self.problems and not self.is_leftover
+
+    @property
+    def is_damaged(self) -> bool:
+        """Return whether it is meant as a checkpoint, and cannot be used as one."""
+        return bool(self.problems) and not self.is_leftover
+
+    def verified(self, problems: list[str]) -> Overview:
+        """Return it with what reading all files has shown."""
+        if self.is_leftover:
+            return self
+        return replace(self, problems=tuple(problems), is_verified=True)
+
+    def verdict(self) -> str:
+        """Return in words whether it can be used."""
+        if self.problems:
+            return "; ".join(self.problems)
+        return "intact" if self.is_verified else "complete"
+
+
+def overview(path: Path) -> Overview:
+    """Return what can be said of a directory; nothing but its manifest is read."""
+    for prefix, what in _LEFTOVERS.items():
+        if path.name.startswith(prefix):
+            return Overview(
+                path=path,
+                step=None,
+                num_bytes=_num_bytes(path),
+                written=None,
+                problems=(what,),
+                is_leftover=True,
+            )
+    try:
+        manifest = read_manifest(path)
+    except CheckpointError as error:
+        problem = str(error).removesuffix(".")
+        return Overview(
+            path=path, step=None, num_bytes=_num_bytes(path), written=None, problems=(problem,)
+        )
+    return Overview(
+        path=path,
+        step=manifest.step,
+        num_bytes=_num_bytes(path),
+        written=_written(path),
+        problems=tuple(listing_problems(path, manifest)),
+    )
+
+
+def find_checkpoints(folder: Path) -> list[Overview]:
+    """Return the checkpoints of a folder and what is left of some, the oldest step first.
+
+    Args:
+        folder: Where to look; a checkpoint stands for itself.
+
+    Raises:
+        OSError: If it cannot be listed.
+    """
+    if is_meant_as_one(folder):
+        return [overview(folder)]
+    paths = [path for path in folder.iterdir() if not path.is_symlink() and path.is_dir()]
+    found = [overview(path) for path in paths if is_meant_as_one(path)]
+    return sorted(found, key=lambda item: (item.step is None, item.step or 0, _natural(item.path)))
+
+
+def is_meant_as_one(path: Path) -> bool:
+    """Return whether a directory is a checkpoint, was one, or was to become one."""
+    return path.name.startswith(tuple(_LEFTOVERS)) or any((path / name).exists() for name in _MARKS)
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    parts = re.split(r"(\d+)", path.name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+
+def _num_bytes(path: Path) -> int:
+    try:
+        return sum(entry.lstat().st_size for entry in path.iterdir())
+    except OSError:  # it may be going at this moment
+        return 0
+
+
+def _written(path: Path) -> datetime | None:
+    try:
+        return datetime.fromtimestamp((path / MANIFEST).stat().st_mtime).astimezone()
+    except OSError:
+        return None
+
+
+def table(found: list[Overview]) -> list[str]:
+    """Return one line for each, and one above them."""
+    rows = [("name", "step", "size", "written", "state")]
+    for item in found:
+        when = f"{item.written:%Y-%m-%d %H:%M:%S}" if item.written else "-"
+        step = "-" if item.step is None else str(item.step)
+        rows.append((item.path.name, step, readable(item.num_bytes), when, item.verdict()))
+    return _aligned(rows, right={1, 2})
+
+
+def _aligned(rows: Sequence[tuple[str, ...]], right: set[int]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if idx in right else cell.ljust(width)
+            for idx, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def details(path: Path) -> list[str]:
+    """Return all about a checkpoint.
+
+    Raises:
+        CheckpointError: If it has no manifest that can be read.
+    """
+    manifest = read_manifest(path)
+    rows = _rows(path, manifest)
+    item = overview(path)
+    pairs = [
+        ("path", str(path)),
+        ("step", str(manifest.step)),
+        ("format", str(manifest.format_version)),
+        ("written", f"{item.written:%Y-%m-%d %H:%M:%S}" if item.written else "-"),
+        ("size", f"{readable(item.num_bytes)} in {len(manifest.files) + 1} files"),
+        ("versions", ", ".join(f"{name} {text}" for name, text in manifest.versions.items())),
+    ]
+    pairs += [(f"fact {name}", json.dumps(fact)) for name, fact in _facts(manifest).items()]
+    total = sum(row.num_bytes for row in rows)
+    pairs.append(("tensors", f"{len(rows)}, {readable(total)}"))
+    lines = _aligned(pairs, right=set())
+    if rows:
+        cells = [("tensor", "dtype", "shape", "size")]
+        cells += [
+            (row.name, row.dtype, str(list(row.shape)), readable(row.num_bytes)) for row in rows
+        ]
+        lines += ["", *_aligned(cells, right={3})]
+    return lines
+
+
+def details_json(path: Path) -> list[str]:
+    """Return all about a checkpoint as the lines of a JSON text.
+
+    Raises:
+        CheckpointError: If it has no manifest that can be read.
+    """
+    manifest = read_manifest(path)
+    item = overview(path)
+    found = {
+        "path": str(path),
+        "step": manifest.step,
+        "format_version": manifest.format_version,
+        "written": item.written.isoformat(timespec="seconds") if item.written else None,
+        "num_bytes": item.num_bytes,
+        "problems": list(item.problems),
+        "versions": manifest.versions,
+        "facts": _facts(manifest),
+        "files": {name: record.size_bytes for name, record in manifest.files.items()},
+        "tensors": [
+            {
+                "name": row.name,
+                "dtype": row.dtype,
+                "shape": list(row.shape),
+                "num_bytes": row.num_bytes,
+            }
+            for row in _rows(path, manifest)
+        ],
+    }
+    return json.dumps(found, indent=1).splitlines()
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    return dict(manifest.facts)
+
+
+def _rows(path: Path, manifest: Manifest) -> list[TensorRow]:
+    """Return the tensors; none of a checkpoint whose files are not all there."""
+    return [] if listing_problems(path, manifest) else tensor_table(path, manifest)

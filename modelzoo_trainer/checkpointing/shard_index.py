@@ -1,0 +1,155 @@
+"""The index of a checkpoint that several processes wrote: which file has which part of what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Final, TypeAlias
+
+from modelzoo_trainer.errors import CheckpointError
+
+SHARDS: Final = "shards.json"
+DICT: Final = "k"
+LIST: Final = "l"
+TUPLE: Final = "t"
+Path: TypeAlias = tuple[tuple[str, str | int], ...]
+"""How a leaf is reached from the state: of each container its kind, and the key or index in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A block of a tensor, which one process wrote.
+
+    Args:
+        offsets: Where in the whole tensor it begins.
+        lengths: Its shape.
+        file: The file.
+        name: Its name there.
+    """
+
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+    file: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedTensor:
+    """A tensor in blocks that fill it.
+
+    Args:
+        dtype: As torch calls it, such as "float32".
+        shape: Of the whole.
+        chunks: The blocks.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardIndex:
+    """What the processes wrote together.
+
+    Args:
+        world_size: How many they were.
+        tensors: By full name.
+        values: The file of what is no tensor, by full name.
+        paths: Where in the state each of them is, in the order of the state.
+    """
+
+    world_size: int
+    tensors: Mapping[str, ShardedTensor]
+    values: Mapping[str, str]
+    paths: Mapping[str, Path] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Return it as it is written."""
+        tensors = {
+            name: {
+                "dtype": tensor.dtype,
+                "shape": tensor.shape,
+                "chunks": [
+                    [chunk.offsets, chunk.lengths, chunk.file, chunk.name]
+                    for chunk in tensor.chunks
+                ],
+            }
+            for name, tensor in self.tensors.items()
+        }
+        raw = {
+            "world_size": self.world_size,
+            "tensors": tensors,
+            "values": dict(self.values),
+            "paths": [[name, path] for name, path in self.paths.items()],
+        }
+        return json.dumps(raw, separators=(",", ":")) + "\n"
+
+
+def parse_index(raw: Any) -> ShardIndex:
+    """Return an index that was read.
+
+    Args:
+        raw: The JSON of the file.
+
+    Raises:
+        CheckpointError: If it does not describe tensors that their blocks fill.
+    """
+    try:
+        tensors = {name: _tensor(name, value) for name, value in raw["tensors"].items()}
+        paths = {name: _path(path) for name, path in raw["paths"]}
+        values = {name: _text(file) for name, file in raw["values"].items()}
+        world_size = _count(raw["world_size"])
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{SHARDS!r} cannot be read: {error!r}.") from None
+    if paths.keys() != tensors.keys() | values.keys() or tensors.keys() & values.keys():
+        raise CheckpointError(f"{SHARDS!r} does not say where in the state its entries belong.")
+    return ShardIndex(world_size=world_size, tensors=tensors, values=values, paths=paths)
+
+
+def _tensor(name: str, raw: Any) -> ShardedTensor:
+    shape = _counts(raw["shape"])
+    chunks = tuple(_chunk(chunk) for chunk in raw["chunks"])
+    for chunk in chunks:
+        begins_and_ends = zip(chunk.offsets, chunk.lengths, shape, strict=True)
+        if any(offset + length > whole for offset, length, whole in begins_and_ends):
+            raise ValueError(f"a block of {name!r} leads outside of it")
+    if sum(prod(chunk.lengths) for chunk in chunks) != prod(shape):
+        raise ValueError(f"the blocks of {name!r} do not fill it")
+    return ShardedTensor(dtype=_text(raw["dtype"]), shape=shape, chunks=chunks)
+
+
+def _chunk(raw: Any) -> Chunk:
+    offsets, lengths, file, name = raw
+    return Chunk(
+        offsets=_counts(offsets), lengths=_counts(lengths), file=_text(file), name=_text(name)
+    )
+
+
+def _path(raw: Any) -> Path:
+    path = tuple((_text(kind), key) for kind, key in raw)
+    for kind, key in path:
+        fits = type(key) in (str, int) if kind == DICT else type(key) is int and key >= 0
+        if kind not in (DICT, LIST, TUPLE) or not fits:
+            raise ValueError(f"{key!r} in a container {kind!r}")
+    if not path or path[0][0] != DICT:
+        raise ValueError(f"the path {path!r} does not begin in a dict")
+    return path
+
+
+def _counts(raw: Any) -> tuple[int, ...]:
+    return tuple(_count(item) for item in raw)
+
+
+def _count(raw: Any) -> int:
+    if type(raw) is not int or not 0 <= raw < 1 << 63:
+        raise ValueError(f"{raw!r} is no count")
+    return raw
+
+
+def _text(raw: Any) -> str:
+    if type(raw) is not str:
+        raise TypeError(f"{raw!r} is no text")
+    return raw

@@ -1,0 +1,274 @@
+"""One process's share of a checkpoint, and what the first process makes of all shares."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
+
+from modelzoo_trainer.checkpointing import disk
+from modelzoo_trainer.checkpointing.draft import write_file
+from modelzoo_trainer.checkpointing.folder import hidden_name
+from modelzoo_trainer.checkpointing.manifest import FileRecord
+from modelzoo_trainer.checkpointing.shard_index import (
+    DICT,
+    LIST,
+    Chunk,
+    ShardedTensor,
+    ShardIndex,
+)
+from modelzoo_trainer.checkpointing.shard_index import Path as StatePath
+from modelzoo_trainer.checkpointing.sharded import as_stored
+from modelzoo_trainer.checkpointing.skeleton import Encoder
+from modelzoo_trainer.checkpointing.tensor_file import METADATA, bytes_of, can_hold
+from modelzoo_trainer.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What a process is told: where to write.
+
+    Args:
+        folder: The directory that is being written.
+        rank: Its number among those that write.
+    """
+
+    folder: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What a process tells of one entry that it wrote.
+
+    Args:
+        file: Where it is.
+        name: Its name there.
+        records: Of all files of the process.
+    """
+
+    file: str
+    name: str
+    records: Mapping[str, FileRecord]
+
+
+class _Content:
+    """What goes into a process's two files."""
+
+    def __init__(self, rank: int) -> None:
+        self.tensor_file = f"shard-{rank:05d}.safetensors"
+        self.value_file = f"values-{rank:05d}.json"
+        self.tensors: dict[str, Tensor] = {}
+        self.values: dict[str, Any] = {}
+        self.places: list[tuple[WriteItem, str, str]] = []
+        self._known: dict[tuple[Any, ...], str] = {}
+
+    def add_tensor(self, item: WriteItem, tensor: Tensor) -> None:
+        data = item.tensor_data
+        stored = as_stored(tensor)
+        if data is None or not can_hold(stored):
+            raise CheckpointError(
+                f"{item.index.fqn} is a tensor of {tensor.dtype} and {tensor.layout} on "
+                f"{tensor.device.type}, which cannot be saved."
+            )
+        if tensor.dtype is not data.properties.dtype or tensor.shape != data.chunk.sizes:
+            raise CheckpointError(
+                f"{item.index.fqn} is {tensor.dtype} of {list(tensor.shape)}; the plan says "
+                f"{data.properties.dtype} of {list(data.chunk.sizes)}."
+            )
+        name = item.index.fqn
+        if data.chunk.sizes != data.size:
+            name += "@" + ",".join(map(str, data.chunk.offsets))
+        self.places.append((item, self.tensor_file, self._put(name, stored)))
+
+    def add_value(self, item: WriteItem, value: Any) -> None:
+        name = item.index.fqn
+        _refuse_distributed(name, value)
+        encoded = Encoder({name: value})
+        tensors = [
+            [stem, inner, [self.tensor_file, self._put(f"{name}:{inner}", tensor)]]
+            for stem, found in encoded.tensors.items()
+            for inner, tensor in found.items()
+        ]
+        self.values[name] = {"value": encoded.skeleton[name], "tensors": tensors}
+        self.places.append((item, self.value_file, name))
+
+    def _put(self, name: str, tensor: Tensor) -> str:
+        """Return the name of a tensor in the file; of tied ones, the first one's."""
+        key = (
+            tensor.data_ptr(),
+            tensor.device,
+            tensor.dtype,
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+        )
+        if tensor.numel() and key in self._known:
+            return self._known[key]
+        while name in self.tensors or name == METADATA:
+            name += "_"
+        self.tensors[name] = tensor
+        self._known[key] = name
+        return name
+
+
+def _refuse_distributed(name: str, value: Any) -> None:
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, DTensor):
+            raise CheckpointError(
+                f"{name} has a DTensor inside of a tuple, where it cannot be saved in parts. Use "
+                f"CheckpointSavePlanner, or a list."
+            )
+        if isinstance(item, list | tuple):
+            waiting += item
+        elif isinstance(item, Mapping):
+            waiting += item.values()
+
+
+def write_share(
+    share: Share, items: Sequence[WriteItem], planner: SavePlanner
+) -> list[WriteResult]:
+    """Write what the plan gives to this process, synchronised to the disk.
+
+    Values are encoded before anything is written: what cannot be saved is refused early.
+
+    Raises:
+        CheckpointError: If something cannot be saved.
+        OSError: If the disk refuses.
+    """
+    content = _Content(share.rank)
+    for item in items:
+        if item.type is WriteItemType.BYTE_IO:
+            content.add_value(item, _value_of(planner, item))
+    for item in items:
+        if item.type is not WriteItemType.BYTE_IO:
+            tensor = planner.resolve_data(item)
+            if not isinstance(tensor, Tensor):
+                raise CheckpointError(f"the planner gives no tensor for {item.index.fqn}.")
+            content.add_tensor(item, tensor)
+    records = _write(Path(share.folder), content)
+    return [
+        WriteResult(
+            index=item.index,
+            size_in_bytes=item.tensor_storage_size() or 0,
+            storage_data=Written(file=file, name=name, records=records),
+        )
+        for item, file, name in content.places
+    ]
+
+
+def _value_of(planner: SavePlanner, item: WriteItem) -> Any:
+    look_up = getattr(planner, "lookup_object", None)
+    if look_up is None:  # its resolve_data would pickle
+        raise CheckpointError(
+            f"the planner is a {type(planner).__name__}; to save {item.index.fqn}, which is no "
+            f"tensor, without pickle it must be a DefaultSavePlanner."
+        )
+    return look_up(item.index)
+
+
+def _write(folder: Path, content: _Content) -> dict[str, FileRecord]:
+    records = {}
+    if content.tensors:
+        chunks = bytes_of(content.tensors)
+        records[content.tensor_file] = write_file(folder / content.tensor_file, chunks)
+    if content.values:
+        text = json.dumps(content.values, allow_nan=False).encode("ascii")
+        records[content.value_file] = write_file(folder / content.value_file, [text])
+    return records
+
+
+def abandon(folder: Path) -> None:
+    """Take a directory that is being written away from all processes that write into it.
+
+    Renamed first: files that others open from then on are refused, so all of it can be removed.
+    """
+    with suppress(OSError):
+        trash = folder.with_name(hidden_name("trash", "draft"))
+        disk.rename(folder, trash)
+        disk.remove_tree(trash)
+
+
+def records_of(results: Iterable[Iterable[WriteResult]]) -> dict[str, FileRecord]:
+    """Return all files that the processes wrote."""
+    records: dict[str, FileRecord] = {}
+    for result in _all(results):
+        records.update(result.storage_data.records)
+    return records
+
+
+def index_of(
+    metadata: Metadata, results: Sequence[Sequence[WriteResult]], world_size: int
+) -> ShardIndex:
+    """Return the index of what the processes wrote.
+
+    Raises:
+        CheckpointError: If something that was planned was not written.
+    """
+    written = {(result.index.fqn, result.index.offset): result for result in _all(results)}
+    tensors, values = {}, {}
+    for name, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata):
+            tensors[name] = _tensor_of(name, entry, written)
+        else:
+            values[name] = _place(name, None, written).file
+    planned: Mapping[str, Any] = metadata.planner_data or {}
+    order = [name for name in planned if name in tensors or name in values]
+    order += [name for name in (*tensors, *values) if name not in planned]
+    paths = {name: _path_of(planned.get(name, (name,))) for name in order}
+    return ShardIndex(world_size=world_size, tensors=tensors, values=values, paths=paths)
+
+
+def _all(results: Iterable[Iterable[WriteResult]]) -> list[WriteResult]:
+    return [result for of_one in results for result in of_one]
+
+
+_Results = Mapping[tuple[str, Any], WriteResult]
+
+
+def _tensor_of(name: str, entry: TensorStorageMetadata, written: _Results) -> ShardedTensor:
+    chunks = []
+    for chunk in entry.chunks:
+        place = _place(name, chunk.offsets, written)
+        chunks.append(
+            Chunk(
+                offsets=tuple(chunk.offsets),
+                lengths=tuple(chunk.sizes),
+                file=place.file,
+                name=place.name,
+            )
+        )
+    return ShardedTensor(
+        dtype=str(entry.properties.dtype).removeprefix("torch."),
+        shape=tuple(entry.size),
+        chunks=tuple(chunks),
+    )
+
+
+def _place(name: str, offsets: Any, written: _Results) -> Written:
+    result = written.get((name, offsets))
+    if result is None:
+        raise CheckpointError(f"{name} was planned, but no process wrote it (at {offsets}).")
+    place: Written = result.storage_data
+    return place
+
+
+def _path_of(planned: Sequence[Any]) -> StatePath:
+    """Return a path with the kinds of its containers; torch's planner does not tell all."""
+    return tuple(
+        step if isinstance(step, tuple) else (LIST if isinstance(step, int) else DICT, step)
+        for step in planned
+    )

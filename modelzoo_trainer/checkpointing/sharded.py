@@ -1,0 +1,213 @@
+"""Reading a checkpoint that several processes wrote, whole and in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import Tensor
+
+from modelzoo_trainer.checkpointing.checked_file import checked_json, record_of_name
+from modelzoo_trainer.checkpointing.files import check_listing
+from modelzoo_trainer.checkpointing.manifest import Manifest
+from modelzoo_trainer.checkpointing.nesting import unflatten
+from modelzoo_trainer.checkpointing.shard_index import (
+    SHARDS,
+    Chunk,
+    ShardedTensor,
+    ShardIndex,
+    parse_index,
+)
+from modelzoo_trainer.checkpointing.skeleton import Tensors, decode
+from modelzoo_trainer.checkpointing.tensor_reading import checked_tensors
+from modelzoo_trainer.errors import CheckpointError
+
+TENSOR_SUFFIX: Final = ".safetensors"
+Place: TypeAlias = tuple[str, str]
+"""A tensor of a file: the file, its name there."""
+Use: TypeAlias = Callable[[Tensor], None]
+
+
+def read_index(path: Path, manifest: Manifest) -> ShardIndex:
+    """Return the index of a checkpoint, whose files have the right names and sizes.
+
+    Raises:
+        CheckpointError: If they have not, or it is damaged.
+    """
+    check_listing(path, manifest)
+    return parse_index(checked_json(path / SHARDS, record_of_name(manifest.files, SHARDS)))
+
+
+def load_sharded(
+    path: Path, manifest: Manifest, *, keys: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Verify a checkpoint that several processes wrote and return its state, with whole tensors.
+
+    Args:
+        path: Its directory.
+        manifest: What `read_manifest` returned.
+        keys: Of the state; None = all, and then every file is verified, else those of these keys.
+
+    Raises:
+        CheckpointError: If it is not intact.
+
+    Cost: Reads each file once; the whole state in host memory, and one block of a tensor.
+    """
+    index = read_index(path, manifest)
+    names = [name for name, steps in index.paths.items() if keys is None or steps[0][1] in keys]
+    parts = Parts(path, manifest)
+    leaves: dict[str, Any] = {}
+    for name in names:
+        if name in index.tensors:
+            _want_whole(parts, name, index.tensors[name], leaves)
+    values = Values(parts, {name: index.values[name] for name in names if name in index.values})
+    parts.read(everything=keys is None)
+    leaves.update(values.decoded())
+    return unflatten(leaves, index.paths)
+
+
+class Parts:
+    """Reads what is wanted of the tensor files, each of them once.
+
+    Args:
+        path: The checkpoint's directory.
+        manifest: What was read of it.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._uses: dict[str, dict[str, list[Use]]] = {}
+
+    def want(self, place: Place, use: Use) -> None:
+        """Have `use` called with a tensor as it is in its file."""
+        file, name = place
+        record_of_name(self.manifest.files, file)
+        if not file.endswith(TENSOR_SUFFIX):
+            raise CheckpointError(f"{SHARDS!r} names {file!r}, which is none of its tensor files.")
+        self._uses.setdefault(file, {}).setdefault(name, []).append(use)
+
+    def json(self, file: str) -> Any:
+        """Return what a JSON file holds, verified."""
+        return checked_json(self.path / file, record_of_name(self.manifest.files, file))
+
+    def read(self, *, everything: bool = False) -> None:
+        """Read all that is wanted; when this returns, all of it is verified.
+
+        Args:
+            everything: Verify the tensor files that nothing is wanted of as well.
+
+        Raises:
+            CheckpointError: If a file is damaged, or does not have what is wanted of it.
+        """
+        files = {name for name in self.manifest.files if name.endswith(TENSOR_SUFFIX)}
+        for file in sorted(files if everything else files & self._uses.keys()):
+            uses = self._uses.get(file, {})
+            record = self.manifest.files[file]
+            found = set()
+            for _, name, tensor in checked_tensors(self.path / file, record, uses.__contains__):
+                found.add(name)
+                for use in uses[name]:
+                    use(tensor)
+            missing = sorted(uses.keys() - found)
+            if missing:
+                raise CheckpointError(f"{str(self.path / file)!r} does not have {missing[0]!r}.")
+
+
+class Values:
+    """What is no tensor, and the arrays in it.
+
+    Args:
+        parts: Asked for the arrays; to be read before `decoded`.
+        files: The file of each value, by full name.
+    """
+
+    def __init__(self, parts: Parts, files: Mapping[str, str]) -> None:
+        self._raw: dict[str, Any] = {}
+        self._tensors: dict[str, Tensors] = {}
+        loaded = {file: parts.json(file) for file in sorted(set(files.values()))}
+        try:
+            for name, file in files.items():
+                entry = loaded[file][name]
+                self._raw[name] = entry["value"]
+                for stem, inner, place in entry["tensors"]:
+                    keep = self._tensors.setdefault(name, {}).setdefault(str(stem), {})
+                    parts.want((str(place[0]), str(place[1])), _keeping(keep, str(inner)))
+        except (LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the values of {str(parts.path)!r} cannot be read: {error!r}."
+            ) from None
+
+    def decoded(self) -> Iterator[tuple[str, Any]]:
+        """Yield each value, by full name."""
+        for name, raw in self._raw.items():
+            yield name, decode({name: raw}, self._tensors.get(name, {}))[name]
+
+
+def _keeping(kept: dict[str, Tensor], name: str) -> Use:
+    def keep(tensor: Tensor) -> None:
+        kept[name] = tensor
+
+    return keep
+
+
+def _want_whole(parts: Parts, name: str, tensor: ShardedTensor, leaves: dict[str, Any]) -> None:
+    """Have a tensor put together from its blocks; one that is a single block is taken as it is."""
+    is_single = len(tensor.chunks) == 1 and tensor.chunks[0].lengths == tensor.shape
+    whole = None if is_single else torch.empty(tensor.shape, dtype=dtype_of(tensor))
+    if whole is not None:
+        leaves[name] = whole
+    for chunk in tensor.chunks:
+        parts.want((chunk.file, chunk.name), _placing(name, tensor, chunk, leaves))
+
+
+def _placing(name: str, tensor: ShardedTensor, chunk: Chunk, leaves: dict[str, Any]) -> Use:
+    def place(stored: Tensor) -> None:
+        block = as_saved(stored, tensor, chunk)
+        if name in leaves:
+            narrowed(leaves[name], chunk.offsets, chunk.lengths).copy_(block)
+        else:
+            leaves[name] = block
+
+    return place
+
+
+def narrowed(tensor: Tensor, offsets: Collection[int], lengths: Collection[int]) -> Tensor:
+    """Return the block of a tensor that begins at `offsets`."""
+    for dim, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
+        tensor = tensor.narrow(dim, offset, length)
+    return tensor
+
+
+def dtype_of(tensor: ShardedTensor) -> torch.dtype:
+    """Return the dtype that the index names."""
+    dtype = getattr(torch, tensor.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise CheckpointError(f"{SHARDS!r} names the dtype {tensor.dtype!r}, which torch lacks.")
+    return dtype
+
+
+def as_stored(tensor: Tensor) -> Tensor:
+    """Return a tensor as it is put into a file: complex numbers as pairs of real ones."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return torch.view_as_real(plain) if plain.is_complex() else plain
+
+
+def as_saved(stored: Tensor, tensor: ShardedTensor, chunk: Chunk) -> Tensor:
+    """Return a block as it was before `as_stored`.
+
+    Raises:
+        CheckpointError: If the file has another dtype or shape than the index says.
+    """
+    dtype = dtype_of(tensor)
+    block = stored
+    if dtype.is_complex and stored.shape[-1:] == (2,) and stored.dtype is dtype.to_real():
+        block = torch.view_as_complex(stored)
+    if block.dtype is not dtype or tuple(block.shape) != chunk.lengths:
+        raise CheckpointError(
+            f"{chunk.file!r} has {chunk.name!r} as {block.dtype} of shape {tuple(block.shape)}; "
+            f"{SHARDS!r} says {dtype} of shape {chunk.lengths}."
+        )
+    return block

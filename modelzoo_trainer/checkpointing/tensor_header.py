@@ -1,0 +1,166 @@
+"""What a safetensors file says of itself: read without its data, and without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final, Protocol
+
+METADATA: Final = "__metadata__"
+LENGTH_BYTES: Final = 8
+DTYPES: Final[Mapping[str, tuple[str, int]]] = {  # the name in torch, and bytes
+    "BOOL": ("bool", 1),
+    "U8": ("uint8", 1),
+    "I8": ("int8", 1),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E4M3FNUZ": ("float8_e4m3fnuz", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "F8_E5M2FNUZ": ("float8_e5m2fnuz", 1),
+    "F8_E8M0": ("float8_e8m0fnu", 1),
+    "U16": ("uint16", 2),
+    "I16": ("int16", 2),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "U32": ("uint32", 4),
+    "I32": ("int32", 4),
+    "F32": ("float32", 4),
+    "U64": ("uint64", 8),
+    "I64": ("int64", 8),
+    "F64": ("float64", 8),
+    "C64": ("complex64", 8),
+}
+_MAX_HEADER_BYTES: Final = 100_000_000  # the limit of the safetensors library
+_MAX_DIMS: Final = 64  # the limit of torch
+_MAX_COUNT: Final = 1 << 63
+
+
+class Readable(Protocol):
+    """What a header is read from."""
+
+    def read(self, num_bytes: int, /) -> bytes:
+        """Return the next bytes; fewer only at the end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    """One tensor of a file.
+
+    Args:
+        dtype: As torch calls it, such as "float32".
+        shape: Its lengths.
+        begin: Its first byte, counted from the start of the data.
+        end: The byte after its last.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Return what it takes in the file."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a file holds.
+
+    Args:
+        tensors: By name, in the order of their bytes.
+        metadata: What the writer added.
+        data_start: Where in the file the data begin.
+    """
+
+    tensors: dict[str, TensorEntry]
+    metadata: dict[str, str]
+    data_start: int
+
+
+def read_header(file: Readable, size: int) -> Header:
+    """Read and check a file's header; the file is left at the start of the data.
+
+    Args:
+        file: At its start.
+        size: The length of the whole file.
+
+    Raises:
+        ValueError: If it is no safetensors file, or its tensors do not fill it without gaps and
+            overlaps.
+        OSError: If it cannot be read.
+    """
+    length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+    if size < LENGTH_BYTES or not 0 < length <= min(size - LENGTH_BYTES, _MAX_HEADER_BYTES):
+        raise ValueError("it does not begin with the header of a safetensors file")
+    text = file.read(length)
+    if len(text) != length:
+        raise ValueError("it ends within its header")
+    return parse_header(text, size)
+
+
+def parse_header(text: bytes, size: int) -> Header:
+    """Return what a header says.
+
+    Args:
+        text: The header, without the length before it.
+        size: The length of the whole file.
+
+    Raises:
+        ValueError: As `read_header`.
+    """
+    try:
+        raw = json.loads(text, object_pairs_hook=_no_duplicates)
+    except RecursionError:
+        raise ValueError("its header is nested too deeply") from None
+    if not isinstance(raw, dict):
+        raise ValueError("its header is not a JSON object")
+    metadata = raw.pop(METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ValueError(f"the {METADATA} of its header are not strings")
+    tensors = {name: _entry(name, value) for name, value in raw.items()}
+    ordered = sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end))
+    start = LENGTH_BYTES + len(text)
+    _check_filled(ordered, size - start)
+    return Header(tensors=dict(ordered), metadata=metadata, data_start=start)
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("its header has a name twice")
+    return found
+
+
+def _entry(name: str, value: Any) -> TensorEntry:
+    is_entry = isinstance(value, dict) and {"dtype", "shape", "data_offsets"} <= value.keys()
+    if not is_entry or not isinstance(value["dtype"], str):
+        raise ValueError(f"its header does not describe {name!r}")
+    known = DTYPES.get(value["dtype"])
+    if known is None:
+        raise ValueError(f"{name!r} has the dtype {value['dtype']!r}; known: {', '.join(DTYPES)}")
+    shape, offsets = value["shape"], value["data_offsets"]
+    if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
+        raise ValueError(f"{name!r} has the shape {shape!r} and the bytes {offsets!r}")
+    dtype, itemsize = known
+    if offsets[1] - offsets[0] != prod(shape) * itemsize:
+        raise ValueError(f"{name!r} of shape {shape} and {dtype} does not fit bytes {offsets}")
+    return TensorEntry(dtype=dtype, shape=tuple(shape), begin=offsets[0], end=offsets[1])
+
+
+def _are_counts(value: Any) -> bool:
+    is_short = isinstance(value, list) and len(value) <= _MAX_DIMS
+    return is_short and all(type(item) is int and 0 <= item < _MAX_COUNT for item in value)
+
+
+def _check_filled(ordered: list[tuple[str, TensorEntry]], num_bytes: int) -> None:
+    end = 0
+    for name, entry in ordered:
+        if entry.begin != end:
+            raise ValueError(f"{name!r} begins at byte {entry.begin} of the data instead of {end}")
+        end = entry.end
+    if end != num_bytes:
+        raise ValueError(f"it has {num_bytes} bytes of data instead of {end}")
