@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -16,6 +17,7 @@ from .backend import Backend, Caps
 from .deferred import DeferredReads, HostCopies
 from .errors import BackendUnavailable
 from .fused import fuse_optimizer
+from .masking import MaskedSteps, put_back
 from .prefetch import Lane, LookAhead, PlainLane, StreamLane, has_streams
 
 # What a device's module calls its figures (mps has its own words).
@@ -61,6 +63,7 @@ class AcceleratorBackend(Backend):
         self._look_ahead = look_ahead
         self._lane: Lane | None = None
         self._has_sparse_gradients = False
+        self.masked_steps = MaskedSteps(self._look)
         super().__init__(**options)
 
     # ---- life
@@ -178,6 +181,17 @@ class AcceleratorBackend(Backend):
     @override
     def grad_scaler(self, **options: Any) -> torch.amp.GradScaler | None:
         return torch.amp.GradScaler(self._device.type, **options)
+
+    @override
+    def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
+        if keep is None:
+            super().optimizer_step(optimizer)
+        else:
+            self.masked_steps.step(optimizer, keep)
+
+    @override
+    def restore(self, tensors: Sequence[Tensor], copies: Sequence[Tensor], keep: Tensor) -> None:
+        put_back(tensors, copies, keep)
 
     # ---- values
 

@@ -16,11 +16,12 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from .compile import CompileOptions, compile_model
+from .masking import leave_out
 from .oom import OUT_OF_MEMORY_ADVICE, is_out_of_memory
 from .placement import move_model
 from .reads import Deliver, HostReads, Reads
 from .seeds import GAMMA, MASK, Stream, step_seed, stream_base
-from .stepping import plain_step, plain_zero_grad
+from .stepping import grad_norm, plain_step, plain_zero_grad
 from .trees import map_tensors
 
 Precision = Literal["highest", "high", "medium"]
@@ -286,9 +287,40 @@ class Backend(ABC):
         """Limit each gradient's elements to [-max_value, max_value]."""
         torch.nn.utils.clip_grad_value_(parameters, max_value)
 
-    def optimizer_step(self, optimizer: Optimizer) -> None:
-        """Update the parameters."""
-        plain_step(optimizer)
+    def grad_norm(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Return the joint 2-norm of the gradients, (), on the device."""
+        return grad_norm(parameters, self.device)
+
+    def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
+        """Update the parameters; or, where `keep` is false, leave them as they are, bit by bit.
+
+        Args:
+            optimizer: Its state, step counts too, stays as it is with the parameters.
+            keep: (), bool, on the device; None = update.
+
+        Cost: On a device a masked step waits for it only where an optimizer counts on the host,
+            and in the first step of a parameter. Memory for a copy of parameters and state during
+            the step, unless the optimizer is a fused one.
+        """
+        if keep is None or self._look(keep):
+            plain_step(optimizer)
+        else:
+            leave_out(optimizer)
+
+    def restore(self, tensors: Sequence[Tensor], copies: Sequence[Tensor], keep: Tensor) -> None:
+        """Put copies back into their tensors where `keep` is false.
+
+        Args:
+            tensors: Changed in place.
+            copies: One for each, of its shape and type.
+            keep: (), bool, on the device.
+        """
+        if tensors and not self._look(keep):
+            torch._foreach_copy_(list(tensors), list(copies))
+
+    def _look(self, flag: Tensor) -> bool:
+        """Return the value of a flag, also within a step. Waits for the device."""
+        return bool(flag.item())
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         """Drop the gradients."""

@@ -14,6 +14,7 @@ from typing_extensions import override
 from .backend import Backend, Caps
 from .deferred import DeferredReads, HostCopies
 from .host_reads import HostReadGuard
+from .masking import MaskedSteps, put_back
 from .prefetch import LookAhead, PlainLane
 from .trees import map_tensors
 
@@ -58,6 +59,7 @@ class FakeBackend(Backend):
     def __init__(self, *, look_ahead: bool = True, **options: Any) -> None:
         self._look_ahead = look_ahead
         self._guard = HostReadGuard()
+        self.masked_steps = MaskedSteps(self._look)
         super().__init__(**options)
 
     @staticmethod
@@ -120,9 +122,16 @@ class FakeBackend(Backend):
             super().clip_grad_value(parameters, max_value)
 
     @override
-    def optimizer_step(self, optimizer: Optimizer) -> None:
+    def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
         with self._guard.paused():
-            super().optimizer_step(optimizer)
+            if keep is None:
+                super().optimizer_step(optimizer)
+            else:
+                self.masked_steps.step(optimizer, keep)
+
+    @override
+    def restore(self, tensors: Sequence[Tensor], copies: Sequence[Tensor], keep: Tensor) -> None:
+        put_back(tensors, copies, keep)
 
     # ---- values, facts
 

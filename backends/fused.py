@@ -24,7 +24,8 @@ def fuse_optimizer(optimizer: Optimizer, device: torch.device) -> bool:
 
     Args:
         optimizer: Left alone if it is none of torch's Adam, AdamW, SGD and Adagrad, if `foreach`
-            or `fused` was chosen, or if a parameter is not a floating point one on `device`.
+            or `fused` was chosen, if a momentum is dampened, or if a parameter is not a floating
+            point one on `device`.
         device: Where the parameters are.
 
     Returns:
@@ -66,6 +67,8 @@ def _fits(optimizer: Optimizer, device: torch.device) -> bool:
             return False
         if group.get("differentiable"):
             return False
+        if group.get("momentum") and group.get("dampening"):
+            return False  # a momentum of zeros would be dampened in the first step
         for param in group["params"]:
             if param.device.type != device.type or not param.is_floating_point():
                 return False
@@ -81,3 +84,17 @@ def _switch(optimizer: Optimizer) -> None:
             if isinstance(step, torch.Tensor) and step.device != param.device:
                 # The fused kernels count on the device, the others on the host.
                 state["step"] = step.to(param.device, torch.float32)
+        if isinstance(optimizer, SGD) and group["momentum"]:
+            _begin_momentum(optimizer, group["params"])
+
+
+def _begin_momentum(optimizer: Optimizer, params: list[torch.Tensor]) -> None:
+    """Give parameters without a momentum one of zeros, which is the same.
+
+    Left to torch's fused step, it is memory as it was found if a loss scaler leaves out the first
+    step, and an error if only some of the parameters have one.
+    """
+    for param in params:
+        state = optimizer.state[param]
+        if state.get("momentum_buffer") is None:
+            state["momentum_buffer"] = torch.zeros_like(param)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from typing_extensions import override
 
 from .backend import Backend, Caps
@@ -66,6 +67,14 @@ class MetaBackend(Backend):
     @override
     def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         return map(self.to_device, batches)
+
+    @override
+    def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
+        super().optimizer_step(optimizer)  # a flag has no value: every step is taken
+
+    @override
+    def restore(self, tensors: Sequence[Tensor], copies: Sequence[Tensor], keep: Tensor) -> None:
+        """Do nothing: there is nothing to put back."""
 
     @override
     def host_state(self, tree: Any) -> Any:

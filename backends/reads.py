@@ -76,6 +76,12 @@ class Reads(ABC):
             if self._delivering or not self._open:
                 return
 
+    def clear(self) -> None:
+        """Forget what was read and not delivered."""
+        self._open = []
+        self._shipped.clear()
+        self.is_empty = True
+
     def _deliver(self, keep: int) -> None:
         if self._delivering:  # a delivery that reads: the outer call goes on with it
             return

@@ -9,11 +9,18 @@ _ALL: Final = (1 << 64) - 1
 
 
 class Stream(enum.IntEnum):
-    """What a seed is for; different streams never share numbers."""
+    """What a seed is for; different streams never share numbers.
+
+    EPOCH is for the order of a pass, SAMPLE for what is drawn while a sample is loaded, FETCH for
+    what is drawn while a batch is fetched from a loader whose samples are not known, and for the
+    generators of the host afterwards.
+    """
 
     TRAIN = 0
     VALIDATE = 1
     EPOCH = 2
+    SAMPLE = 3
+    FETCH = 4
 
 
 def stream_base(seed: int, stream: int = 0, place: int = 0) -> int:

@@ -1,8 +1,10 @@
-"""An optimizer's step and zero_grad without the profiler's label, when nobody would see it."""
+"""An optimizer's step and zero_grad without the profiler's label, and its gradients' norm."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim import optimizer as _torch_optimizer
 
@@ -41,3 +43,28 @@ def plain_zero_grad(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         for param in group["params"]:
             param.grad = None
+
+
+def grad_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return the joint 2-norm of all gradients, in float32, or in double if one is double.
+
+    Args:
+        parameters: Those without a gradient are left out.
+        device: Where the result is.
+    """
+    grads = [param.grad.detach() for param in parameters if param.grad is not None]
+    # Entries of a sparse one that stand for the same place are not added up, which would wait.
+    parts = [grad._values() if grad.is_sparse else grad for grad in grads]
+    if not parts:
+        return torch.zeros((), device=device)
+    if all(part.dtype is torch.float32 for part in parts):
+        norms = list(torch._foreach_norm(parts))
+    else:
+        norms = [torch.linalg.vector_norm(part, dtype=_wide(part.dtype)) for part in parts]
+    joint: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]))
+    return joint
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return a type in which a norm does not overflow before its gradient does."""
+    return torch.promote_types(dtype, torch.float32)

@@ -1,35 +1,120 @@
-"""Ends a run whose loss is no number."""
+"""What becomes of a run whose loss is no number, or jumps."""
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs
+from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs, StateDict
+from modelzoo_trainer.callbacks.loss_window import LossWindow
+from modelzoo_trainer.callbacks.step_finding import StepFinding, named
+from modelzoo_trainer.callbacks.step_guard import StepGuard, wide_type
+from modelzoo_trainer.core.loop import require_positive
+from modelzoo_trainer.errors import ConfigError, RollBack
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
+log = logging.getLogger("modelzoo_trainer.check_loss")
+
+Policy = Literal["raise", "skip", "rollback"]
+
 
 class CheckLoss(Callback):
-    """Raises when the loss of a training or validation step is NaN or infinite.
+    """Acts when the loss of a training or validation step is NaN or infinite.
 
-    The loss is read without waiting for the device, so the error may come some steps late; it
-    names the step that it belongs to. No checkpoint is written in between.
+    Nothing waits for the device: what is found may be told some steps late, and names the step
+    that it belongs to. No checkpoint is written in between.
+
+    * `raise` ends the run.
+    * `skip` leaves out the step: weights, buffers and the optimizer's state stay as they were
+      before its first batch, bit by bit; schedules and `global_step` go on. That is decided on
+      the device, so a step is left out however late it is told. Logs `skipped_steps`.
+    * `rollback` goes back to the newest checkpoint of the run, from where it goes on without the
+      batches of the bad step (as Chowdhery et al. 2022, PaLM, section 5.1, did by hand).
+
+    A validation whose loss is not finite ends the run under each of them: it changes nothing that
+    could be left out or taken back.
+
+    A loss is a spike if it is more than `spike_threshold` robust standard deviations (1.4826 times
+    the median absolute deviation) above the median of the last `spike_window` good losses; none is
+    before there are so many. Six of them is once in a thousand million steps, if losses are
+    distributed normally; they have heavier tails where batches are small.
+
+    Args:
+        policy: What becomes of a step that is bad.
+        check_gradients: Whether gradients whose norm is not finite make a step bad as well; None =
+            under `skip` and `rollback`. Under a loss scaler they do not, it leaves those out.
+        spike_window: Losses by which a spike is judged, >= 8; None = spikes are not bad.
+        spike_threshold: How far above the median a spike begins, > 0.
+        max_skips: Most steps that are left out in a row; with the next one the run ends.
+        max_rollbacks: Most times in a row to roll back before a step beyond the bad ones is good.
+
+    State: The last finite losses, those of the window, and the counts.
 
     Raises:
-        FloatingPointError: With the step, and the last finite loss before it.
+        ConfigError: If a value does not fit.
+        FloatingPointError: In a run, with the step, and the last finite loss before it.
+
+    Cost: `raise` alone nothing worth telling. With spikes, a sort of the window in each step; with
+        gradients, their norm unless they are clipped by it; `skip` also a copy of the buffers, and
+        what `Backend.optimizer_step` says.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        policy: Policy = "raise",
+        *,
+        check_gradients: bool | None = None,
+        spike_window: int | None = None,
+        spike_threshold: float = 6.0,
+        max_skips: int = 10,
+        max_rollbacks: int = 3,
+    ) -> None:
+        if policy not in get_args(Policy):
+            raise ConfigError(
+                f"CheckLoss.policy is {policy!r}; known: {', '.join(get_args(Policy))}."
+            )
+        require_positive("CheckLoss.spike_window", spike_window)
+        if spike_window is not None and spike_window < 8:
+            raise ConfigError(
+                f"CheckLoss.spike_window is {spike_window}; fewer than 8 losses do not say what is "
+                f"usual. Use more, or null for no spikes."
+            )
+        is_number = isinstance(spike_threshold, (int, float))
+        if not is_number or isinstance(spike_threshold, bool) or not 0 < spike_threshold < math.inf:
+            raise ConfigError(
+                f"CheckLoss.spike_threshold is {spike_threshold!r}; it must be a number > 0."
+            )
+        require_positive("CheckLoss.max_skips", max_skips)
+        require_positive("CheckLoss.max_rollbacks", max_rollbacks)
+        self.policy = policy
+        self.check_gradients = policy != "raise" if check_gradients is None else check_gradients
+        self.spike_window = spike_window
+        self.spike_threshold = spike_threshold
+        self.max_skips = max_skips
+        self.max_rollbacks = max_rollbacks
+        self._guard: StepGuard | None = None
+        self._forget()
+
+    def _forget(self) -> None:
         self._last_train: tuple[float, int] | None = None
         self._last_val: tuple[float, int] | None = None
+        self._num_skips = 0
+        self._num_rollbacks = 0
+        self._bad_step = 0
+        self._is_rolling_back = False
+
+    # ---- the length of a fit
 
     @override
     def on_enter_fit(
@@ -40,12 +125,43 @@ class CheckLoss(Callback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        self._last_train = self._last_val = None
+        self._forget()
+        if self.policy != "raise" or self.check_gradients or self.spike_window is not None:
+            if trainer.get_callback(StepGuard) is not None:
+                raise ConfigError(
+                    "callbacks has two CheckLoss with a policy, gradients or spikes of their own. "
+                    "Put what they do into one."
+                )
+            self._guard = guard = StepGuard(
+                trainer,
+                self._judge,
+                self._make_window(trainer),
+                masks=self.policy == "skip",
+                gradients=self.check_gradients,
+            )
+            stack.callback(setattr, self, "_guard", None)
+            stack.callback(trainer.precision.check_step, None)  # of a step that was cut off
+            stack.callback(trainer.add_callback(guard).remove)
+
+    def _make_window(self, trainer: Trainer) -> LossWindow | None:
+        if self.spike_window is None:
+            return None
+        device, dtype = trainer.backend.device, wide_type(trainer)
+        return LossWindow(self.spike_window, self.spike_threshold, device, dtype)
+
+    @override
+    def on_train_end(self, trainer: Trainer, model: Module, loop: Any, loop_idx: int) -> None:
+        if self._guard is not None:
+            self._guard.drop_batches()  # of a step that a stop has cut off
+
+    # ---- what was found
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
     ) -> None:
+        if self._guard is not None:
+            return
         loss = outputs["loss"]
         if trainer.backend.reads_at_once and math.isfinite(value := loss.item()):
             self._last_train = (value, trainer.global_step)
@@ -63,15 +179,94 @@ class CheckLoss(Callback):
     def _check_train(self, trainer: Trainer, values: list[Any]) -> None:
         loss = _number(values[0])
         if not math.isfinite(loss):
-            raise _error("loss", loss, trainer.global_step, self._last_train)
+            raise _error(f"loss is {loss} at global_step {trainer.global_step}", self._last_train)
         self._last_train = (loss, trainer.global_step)
 
     def _check_val(self, trainer: Trainer, values: list[Any]) -> None:
         loss = _number(values[0])
         if not math.isfinite(loss):
-            name = f"{trainer.name_scope_path}loss"
-            raise _error(name, loss, trainer.global_step, self._last_val)
+            what = f"{trainer.name_scope_path}loss is {loss} at global_step {trainer.global_step}"
+            raise _error(what, self._last_val)
         self._last_val = (loss, trainer.global_step)
+
+    def _judge(self, trainer: Trainer, found: StepFinding) -> None:
+        if self._is_rolling_back:  # steps that will not have been
+            return
+        if not found.is_bad:
+            self._last_train = (found.loss, found.step)
+            self._num_skips = 0
+            if found.step >= self._bad_step:
+                self._num_rollbacks = 0
+            return
+        error = _error(found.complaint, self._last_train)
+        if self.policy == "skip":
+            self._skip(found, error)
+        elif self.policy == "rollback":
+            self._roll_back(found, error)
+        else:
+            raise error
+
+    def _skip(self, found: StepFinding, error: FloatingPointError) -> None:
+        self._num_skips += 1
+        if self._num_skips > self.max_skips:
+            error.add_note(
+                f"The {self.max_skips} steps before it were left out (CheckLoss.max_skips). It is "
+                f"hardly the data: look at the learning rate, the precision and the model."
+            )
+            raise error
+        log.warning("Left out a step: %s.", found.complaint)
+
+    def _roll_back(self, found: StepFinding, error: FloatingPointError) -> None:
+        self._bad_step = max(found.step, self._bad_step)
+        self._num_rollbacks += 1
+        if self._num_rollbacks > self.max_rollbacks:
+            error.add_note(
+                f"The run went back {self.max_rollbacks} times in a row "
+                f"(CheckLoss.max_rollbacks). It is hardly the data: look at the learning rate, the "
+                f"precision and the model."
+            )
+            raise error
+        self._is_rolling_back = True
+        message = f"{found.complaint}. Going back, and on without {named(found.batches)}."
+        log.warning("%s", message)
+        raise RollBack(message, step=found.step, batches=found.batches, cause=error)
+
+    # ---- state
+
+    @override
+    def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
+        if ckpt_path is not None and self._guard is not None:
+            self._guard.drop_batches()
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        self._is_rolling_back = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what decides about the steps to come."""
+        return {
+            "last_train": self._last_train,
+            "last_val": self._last_val,
+            "num_skips": self._num_skips,
+            "num_rollbacks": self._num_rollbacks,
+            "bad_step": self._bad_step,
+            "guard": None if self._guard is None else self._guard.state(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore it; what counts roll-backs goes on counting over one."""
+        self._last_train = _pair(state_dict["last_train"])
+        self._last_val = _pair(state_dict["last_val"])
+        self._num_skips = state_dict["num_skips"]
+        if not self._is_rolling_back:
+            self._num_rollbacks = state_dict["num_rollbacks"]
+            self._bad_step = state_dict["bad_step"]
+        if self._guard is not None and state_dict["guard"] is not None:
+            self._guard.load_state(state_dict["guard"])
+
+
+def _pair(value: Any) -> tuple[float, int] | None:
+    return None if value is None else (value[0], value[1])
 
 
 def _number(value: Any) -> float:
@@ -79,8 +274,8 @@ def _number(value: Any) -> float:
     return float(value.double().sum()) if isinstance(value, Tensor) else value
 
 
-def _error(name: str, loss: float, step: int, last: tuple[float, int] | None) -> FloatingPointError:
+def _error(what: str, last: tuple[float, int] | None) -> FloatingPointError:
     before = "No loss before it was finite."
     if last is not None:
         before = f"Last finite loss: {last[0]:.6g} at {last[1]}."
-    return FloatingPointError(f"{name} is {loss} at global_step {step}. {before}")
+    return FloatingPointError(f"{what}. {before}")

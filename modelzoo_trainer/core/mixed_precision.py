@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Outputs, StateDict
-from modelzoo_trainer.core.precision import Precision
+from modelzoo_trainer.core.precision import Precision, parameters_of
+from modelzoo_trainer.core.step_check import StepCheck
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -159,21 +160,51 @@ class MixedPrecision(Precision):
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
 
-    def clip_gradients(self, optimizer: Optimizer) -> None:
-        """Limit the gradients, in place."""
+    def clip_gradients(self, optimizer: Optimizer) -> Tensor | None:
+        """Limit the gradients, in place.
+
+        Returns:
+            Their norm before, on the device, if it is what is limited.
+        """
         if self.max_gradient_norm is not None:
-            self._backend.clip_grad_norm(_parameters(optimizer), self.max_gradient_norm)
-        elif self.max_gradient_value is not None:
-            self._backend.clip_grad_value(_parameters(optimizer), self.max_gradient_value)
+            params = parameters_of(optimizer)
+            return self._backend.clip_grad_norm(params, self.max_gradient_norm)
+        if self.max_gradient_value is not None:
+            self._backend.clip_grad_value(parameters_of(optimizer), self.max_gradient_value)
+        return None
 
     @override
     def optimizer_step(self, optimizer: Optimizer) -> None:
-        self.clip_gradients(optimizer)
+        check, self._check = self._check, None
+        if check is None:
+            self.clip_gradients(optimizer)
+        else:
+            self._clip_and_check(optimizer, check)
         if self.scaler is None:
-            self._backend.optimizer_step(optimizer)
-            return
-        self.scaler.step(optimizer)
-        self.scaler.update()
+            keep = None if check is None or not check.masks else check.bad.logical_not()
+            self._backend.optimizer_step(optimizer, keep)
+        else:
+            self._scaled_step(optimizer, self.scaler, check)
+
+    def _clip_and_check(self, optimizer: Optimizer, check: StepCheck) -> None:
+        norm = None
+        judges = check.gradients and self.scaler is None
+        if judges and self.max_gradient_norm is None:  # a value that was clipped is finite
+            norm = self._backend.grad_norm(parameters_of(optimizer))
+        clipped = self.clip_gradients(optimizer)
+        check.settle(self._backend, (clipped if norm is None else norm) if judges else None)
+
+    def _scaled_step(
+        self, optimizer: Optimizer, scaler: torch.amp.GradScaler, check: StepCheck | None
+    ) -> None:
+        if check is None or not check.masks:
+            scaler.step(optimizer)
+        else:
+            # The scaler's own step cannot be masked; what it found is part of the mask.
+            overflows = list(scaler._found_inf_per_device(optimizer).values())
+            bad = torch.stack([check.bad, *(found.reshape(()) > 0 for found in overflows)]).any()
+            self._backend.optimizer_step(optimizer, bad.logical_not())
+        scaler.update()
         if self.min_loss_scale is not None or self.max_loss_scale is not None:
             self._scale().clamp_(self.min_loss_scale or 0.0, self.max_loss_scale or math.inf)
 
@@ -204,7 +235,3 @@ class MixedPrecision(Precision):
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         if self.scaler is not None and "grad_scaler" in state_dict:
             self.scaler.load_state_dict(state_dict["grad_scaler"])
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [param for group in optimizer.param_groups for param in group["params"]]

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback
 from modelzoo_trainer.core.backend import Backend
+from modelzoo_trainer.core.step_check import StepCheck
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -22,6 +23,7 @@ class Precision(CoreCallback):
     _backend: Backend
     autocast: AbstractContextManager[Any] | None = None
     """The context of the forward pass, entered again and again; None = none."""
+    _check: StepCheck | None = None
 
     @override
     def pre_setup(self, trainer: Trainer) -> None:
@@ -31,6 +33,26 @@ class Precision(CoreCallback):
         """Add the loss's gradients."""
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
+    def check_step(self, check: StepCheck | None) -> None:
+        """Have the step at hand checked; called in `on_before_optimizer_step`.
+
+        Args:
+            check: Its results are there when the step was taken. None = no check after all.
+        """
+        self._check = check
+
     def optimizer_step(self, optimizer: Optimizer) -> None:
         """Clip the gradients if asked for, and update the parameters."""
-        self._backend.optimizer_step(optimizer)
+        check = self._check
+        if check is None:
+            self._backend.optimizer_step(optimizer)
+            return
+        self._check = None
+        params = parameters_of(optimizer)
+        check.settle(self._backend, self._backend.grad_norm(params) if check.gradients else None)
+        self._backend.optimizer_step(optimizer, check.bad.logical_not() if check.masks else None)
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """Return all parameters of an optimizer."""
+    return [param for group in optimizer.param_groups for param in group["params"]]

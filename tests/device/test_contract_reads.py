@@ -49,6 +49,38 @@ def test_reads_of_a_step_keep_their_values_apart(valued: Backend) -> None:
     assert seen == [4.0, [[2.0, 2.0], [2.0, 2.0]], [], 7]
 
 
+def test_reads_that_were_forgotten_are_not_delivered(open_backend: Make) -> None:
+    backend = open_backend("fake")
+    seen: list[Any] = []
+    for value in (1.0, 2.0):
+        with backend.step(0):
+            backend.read([torch.tensor(value)], seen.extend)
+    backend.read([torch.tensor(3.0)], seen.extend)
+    backend.reads.clear()
+    assert backend.reads.is_empty
+    with backend.step(2):
+        backend.read([torch.tensor(4.0)], seen.extend)
+    backend.flush()
+    assert seen == [4.0]
+
+
+def test_reads_are_forgotten_when_a_delivery_has_failed(open_backend: Make) -> None:
+    backend = open_backend("fake")
+    seen: list[Any] = []
+
+    def fail(values: list[Any]) -> None:
+        raise ZeroDivisionError
+
+    with backend.step(0):
+        backend.read([torch.tensor(1.0)], fail)
+        backend.read([torch.tensor(2.0)], seen.extend)
+    with pytest.raises(ZeroDivisionError):
+        backend.flush()
+    backend.reads.clear()
+    backend.flush()
+    assert seen == []
+
+
 def test_a_read_of_a_tensor_with_a_graph_is_delivered_without_it(valued: Backend) -> None:
     seen: list[Any] = []
     with valued.step(0):

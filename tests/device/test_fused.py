@@ -67,6 +67,40 @@ def test_an_overflow_leaves_the_weights_alone() -> None:
     assert scaler.get_scale() == 2.0
 
 
+def test_a_momentum_whose_first_step_overflowed_begins_at_zero() -> None:
+    weight, optimizer = weight_and(SGD, momentum=0.9)
+    fuse_optimizer(optimizer, CPU)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for factor in (float("inf"), 1.0):
+        optimizer.zero_grad()
+        scaler.scale((weight * torch.tensor([factor, 1.0, 1.0])).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert optimizer.state[weight]["momentum_buffer"].tolist() == [1.0, 1.0, 1.0]
+    torch.testing.assert_close(weight.detach(), torch.tensor([0.9, -2.1, 2.9]))
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_a_momentum_may_begin_later_for_some_parameters(nesterov: bool) -> None:
+    runs = []
+    for fused_ in (True, False):
+        first, late = (nn.Parameter(torch.tensor([value])) for value in (1.0, 2.0))
+        optimizer = SGD([first, late], lr=0.1, momentum=0.9, nesterov=nesterov)
+        assert not fused_ or fuse_optimizer(optimizer, CPU)
+        for step in range(4):
+            optimizer.zero_grad()
+            ((first * first).sum() + (late * late).sum() * (step > 1)).backward()
+            late.grad = late.grad if step > 1 else None
+            optimizer.step()
+        runs.append(torch.cat((first.detach(), late.detach())))
+    torch.testing.assert_close(*runs)
+
+
+def test_a_dampened_momentum_is_left_alone() -> None:
+    _, optimizer = weight_and(SGD, momentum=0.9, dampening=0.1)
+    assert not fuse_optimizer(optimizer, CPU)
+
+
 @pytest.mark.parametrize("choice", [{"foreach": True}, {"foreach": False}, {"fused": False}])
 def test_what_the_user_chose_stays(choice: dict[str, bool]) -> None:
     _, optimizer = weight_and(AdamW, **choice)
