@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
@@ -62,7 +62,13 @@ class LoadingOptions:
 
 
 class BatchDataset(Dataset[Any], ABC):
-    """A data set that returns whole batches: `__getitems__` takes all indices at once."""
+    """A data set that returns whole batches: `__getitems__` takes all indices at once.
+
+    One whose samples need random numbers sets `draws_numbers`: its batches are then loaded with
+    generators that are seeded by the pass and the first index.
+    """
+
+    draws_numbers: ClassVar[bool] = False
 
     @abstractmethod
     def __len__(self) -> int:

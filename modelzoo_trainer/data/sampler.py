@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 _CHUNK: Final = 8192  # indices that are Python objects at a time
@@ -35,11 +37,23 @@ class SeededSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         epoch, self.epoch = self.epoch, self.epoch + 1
-        return self._indices(epoch if self.reshuffle else 0)
+        return self._indices(epoch)
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """Return all indices of a pass.
+
+        Args:
+            epoch: The number of the pass.
+
+        Cost:
+            Eight bytes and about ten nanoseconds an index.
+        """
+        generator = torch.Generator().manual_seed(_mix(self.seed, epoch if self.reshuffle else 0))
+        order: NDArray[np.int64] = torch.randperm(self.length, generator=generator).numpy()
+        return order
 
     def _indices(self, epoch: int) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(_mix(self.seed, epoch))
-        order = torch.randperm(self.length, generator=generator).numpy()
+        order = self.order(epoch)
         for start in range(0, self.length, _CHUNK):
             yield from order[start : start + _CHUNK].tolist()
 
