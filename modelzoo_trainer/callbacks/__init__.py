@@ -17,6 +17,8 @@ from modelzoo_trainer.callbacks.load_checkpoint_states import LoadCheckpointStat
 from modelzoo_trainer.callbacks.log_optimizer_param_group import LogOptimizerParamGroup
 from modelzoo_trainer.callbacks.model_eval_metrics import ModelEvalMetrics
 from modelzoo_trainer.callbacks.rate_profiler import RateProfiler
+from modelzoo_trainer.callbacks.save_best import SaveBest
+from modelzoo_trainer.callbacks.save_checkpoint_state import SaveCheckpointState
 from modelzoo_trainer.core import Checkpoint as Checkpoint
 from modelzoo_trainer.core import Logging as Logging
 from modelzoo_trainer.core import MixedPrecision as MixedPrecision
@@ -34,6 +36,8 @@ __all__ = [
     "LogOptimizerParamGroup",
     "ModelEvalMetrics",
     "RateProfiler",
+    "SaveBest",
+    "SaveCheckpointState",
     "ScopedTrainFlags",
     "ScopedValidateFlags",
     "default_callbacks",

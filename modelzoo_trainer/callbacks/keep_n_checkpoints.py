@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import logging
-import shutil
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback
+from modelzoo_trainer.callbacks.checkpoint_files import is_in_folder, is_of_run, remove
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
-
-log = logging.getLogger("modelzoo_trainer.checkpoint")
 
 
 class KeepNCheckpoints(Callback):
     """Keeps the newest checkpoints of this run and deletes those before.
 
     Only checkpoints that were written while this callback was there are deleted, by this run or
-    by the one that it resumes, and only when a newer one has been committed. A failure to delete
-    is logged; the run goes on.
+    by the one that it resumes, and only when a newer one has been committed: the one that a run
+    goes on from stays until then. A failure to delete is logged; the run goes on.
 
     Args:
         n: How many to keep, > 0; None = all.
@@ -38,53 +36,39 @@ class KeepNCheckpoints(Callback):
         if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
             raise ConfigError(f"n is {n!r}; it must be a whole number > 0, or null to keep all.")
         self._n = n
-        self._kept: list[Path] = []
-        self._root: Path | None = None
-        self._loaded: Path | None = None
+        self._kept: list[str] = []
+        self._written: set[str] = set()
+        self._loaded: str | None = None
+        self._is_foreign = False
 
     @override
     def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
-        if ckpt_path in self._kept:
-            self._kept.remove(ckpt_path)
-        self._kept.append(ckpt_path)
+        root, new = ckpt_path.parent, ckpt_path.name
+        others = [name for name in self._kept if name != new and os.path.lexists(root / name)]
+        self._kept = [*others, new]
+        self._written.add(new)
         while self._n is not None and len(self._kept) > self._n:
             old = self._kept.pop(0)
+            self._written.discard(old)
             if trainer.backend.is_main:
-                _delete(old)
+                remove(root / old)
 
     @override
     def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
-        self._root = trainer.checkpoint.root(trainer)
-        self._loaded = ckpt_path
+        if ckpt_path is None:
+            return
+        self._is_foreign = not is_in_folder(trainer, ckpt_path)
+        self._loaded = ckpt_path.name if is_of_run(trainer, ckpt_path.name) else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the names of the checkpoints so far; the one being written is not among them."""
-        return {"kept": [path.name for path in self._kept]}
+        return {"kept": list(self._kept)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the checkpoints of the run that is resumed, if it is in the same folder."""
-        if self._loaded is None or self._root is None:
-            return
-        if self._loaded.resolve().parent != self._root.resolve():
-            return  # another run's: this one starts from it, but does not own it
-        taken = [self._root / Path(name).name for name in state["kept"]]
-        taken.append(self._root / self._loaded.name)
-        taken = [path for path in dict.fromkeys(taken) if path.exists()]
-        self._kept = [path for path in taken if path not in self._kept] + self._kept
-
-
-def _delete(path: Path) -> None:
-    """Delete a checkpoint: renamed first, so that no half of one is left under its name."""
-    doomed = path.with_name(f".{path.name}.deleted")
-    try:
-        path.rename(doomed)
-        if doomed.is_dir():
-            shutil.rmtree(doomed)
-        else:
-            doomed.unlink()
-    except FileNotFoundError:
-        pass  # somebody else has deleted it
-    except OSError as error:
-        log.warning("Checkpoint %s could not be deleted: %s", path, error)
-    else:
-        log.info("Deleted checkpoint %s.", path)
+        taken: list[str] = []
+        if not self._is_foreign:  # another run's stay: this one starts from it, but owns it not
+            taken = [Path(name).name for name in state["kept"]]
+            taken += [] if self._loaded is None else [self._loaded]
+        here = [name for name in self._kept if name in self._written]
+        self._kept = list(dict.fromkeys([*taken, *here]))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Callback, StateDict
-from modelzoo_trainer.errors import CheckpointMismatch, ConfigError, suggest
+from modelzoo_trainer.callback import Callback, Loader, StateDict
+from modelzoo_trainer.callbacks.checkpoint_files import part_names
+from modelzoo_trainer.errors import CheckpointMismatch, suggest
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -19,7 +21,8 @@ class LoadCheckpointStates(Callback):
     """Loads only the named parts of a checkpoint that a run is told to start from.
 
     With `model` alone, fine-tuning begins at step 0 with the weights of another run. A run that
-    goes on from its own newest checkpoint takes all of it, so that a restart does not begin anew.
+    goes on from its own newest checkpoint takes all of it, so that a restart, or a return to an
+    earlier step, does not begin anew.
 
     Args:
         load_checkpoint_states: Names of top-level parts such as `model` and `optimizer`: a list,
@@ -31,19 +34,36 @@ class LoadCheckpointStates(Callback):
     """
 
     def __init__(self, load_checkpoint_states: str | Iterable[str] = "all") -> None:
-        given = load_checkpoint_states
-        names = given.split(",") if isinstance(given, str) else list(given)
-        self.states = tuple(name.strip() for name in names)
-        if not self.states or not all(self.states):
-            raise ConfigError(
-                f"LoadCheckpointStates.load_checkpoint_states is {given!r}; name parts of a "
-                f"checkpoint, such as 'model' or 'model,optimizer', or write 'all'."
-            )
+        self.states = part_names(
+            "LoadCheckpointStates.load_checkpoint_states", load_checkpoint_states
+        )
         self._is_own = False
+        self._has_begun = False
+
+    @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        stack.callback(self._leave)
+
+    def _leave(self) -> None:
+        self._has_begun = False
+
+    @override
+    def on_fit_start(
+        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
+    ) -> None:
+        self._has_begun = True
 
     @override
     def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
-        self._is_own = trainer.checkpoint.is_own
+        goes_back = trainer.is_resuming and self._has_begun
+        self._is_own = trainer.checkpoint.is_own or goes_back
 
     @override
     def preprocess_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:

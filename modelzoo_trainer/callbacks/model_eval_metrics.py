@@ -26,7 +26,8 @@ class ModelEvalMetrics(Callback):
     Every tensor without dimensions in the model's output is averaged over the batches, weighted
     like the loss: by samples, or by `num_items` if the output has it. Every submodule with
     methods `compute` and `reset` (as those of torchmetrics) is reset when a validation begins,
-    computed and reset when it ends, and logged under its name.
+    computed and reset when it ends, and logged under its name. Of a validation that was cut short
+    nothing is logged.
     """
 
     def __init__(self) -> None:
@@ -65,9 +66,12 @@ class ModelEvalMetrics(Callback):
 
     @override
     def on_validate_end(self, trainer: Trainer, model: Module, loop: Any) -> None:
-        trainer.log_metrics_dict({name: mean.take() for name, mean in self._means.items()})
+        means = {name: mean.take() for name, mean in self._means.items()}
+        if trainer.val_is_complete:
+            trainer.log_metrics_dict(means)
         for name, metric in metric_modules(model):
-            trainer.log_metrics_dict(_named(name, metric.compute()))
+            if trainer.val_is_complete:
+                trainer.log_metrics_dict(_named(name, metric.compute()))
             metric.reset()
 
 

@@ -101,6 +101,10 @@ class RateProfiler(Callback):
     def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
         self._clock.go_on()
 
+    @override
+    def on_step_boundary(self, trainer: Trainer) -> None:
+        self._clock.go_on()  # after a checkpoint that failed, or is written in the background
+
     # ---- what is counted
 
     @override

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import re
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -17,6 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Loader, Metrics, StateDict
+from modelzoo_trainer.loggers.line_file import cut_back, cut_to, end_last_line, mark
 from modelzoo_trainer.loggers.logger import Logger
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ log = logging.getLogger("modelzoo_trainer.jsonl")
 MAX_ELEMENTS: Final = 1000
 FLUSH_INTERVAL_S: Final = 1.0
 _OWN_KEYS: Final = ("step", "time")
-_STEP: Final = re.compile(rb'\{"step": (\d+), "time": ')
 _encode: Final = json.JSONEncoder(allow_nan=False).encode
 _SKIPPED: Final = object()
 
@@ -38,12 +36,15 @@ class JsonlLogger(Logger):
     A line is `{"step": 20, "time": 1735689600.0, "loss": 2.31, ...}`; `time` is in seconds since
     1970. Numbers that are not finite are the strings "nan", "inf" and "-inf". Tensors are nested
     lists; those of more than 1000 elements are left out. Lines reach the file at most about a
-    second later. A run that resumes first removes the lines of the steps that it will take again.
+    second later. A run that resumes first cuts the file back to where it was when the checkpoint
+    was made; of another file it removes the lines of the steps that it will take again.
 
     A file that cannot be written is logged once, and the run goes on without it.
 
     Args:
         path: The file; None = `metrics.jsonl` in `model_dir`.
+
+    State: The length of the file, with a digest of its end.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -53,7 +54,7 @@ class JsonlLogger(Logger):
         self._lines: list[tuple[Metrics, int, float]] = []
         self._flushed = 0.0
         self._has_failed = False
-        self._is_resuming = False
+        self._place: dict[str, Any] | None = None
 
     @override
     def setup(self, trainer: Trainer) -> None:
@@ -75,7 +76,7 @@ class JsonlLogger(Logger):
     def _open(self) -> IO[str]:
         assert self._path is not None  # set at set-up
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        _end_last_line(self._path)
+        end_last_line(self._path)
         return self._path.open("a", encoding="utf-8", newline="\n")
 
     @override
@@ -111,35 +112,35 @@ class JsonlLogger(Logger):
             with suppress(OSError):  # told already
                 file.close()
 
-    # ---- when
+    # ---- going back
 
-    @override
-    def on_enter_fit(
-        self,
-        trainer: Trainer,
-        stack: ExitStack,
-        train_dataloader: Loader,
-        val_dataloader: Loader,
-        loop: Any,
-    ) -> None:
-        self._is_resuming = True
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the file ends, with all lines so far in it."""
+        self.flush()
+        return {"num_bytes": None, "tail": ""} if self._path is None else mark(self._path)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keep where the file ended, for when it is to be cut back."""
+        self._place = state
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        place, self._place = self._place, None
         # A validation of an older checkpoint takes nothing back.
-        if self._is_resuming and "global_step" in state_dict and trainer.backend.is_main:
-            assert self._path is not None  # set at set-up
+        if trainer.is_resuming and "global_step" in state_dict and trainer.backend.is_main:
             self.finalize()
             try:
-                cut_back(self._path, trainer.global_step)
+                self._cut(place, trainer.global_step)
             except OSError as error:
                 self._fail(error)
 
-    @override
-    def on_fit_start(
-        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
-    ) -> None:
-        self._is_resuming = False
+    def _cut(self, place: dict[str, Any] | None, step: int) -> None:
+        assert self._path is not None  # set at set-up
+        if place is None or not cut_to(self._path, place):
+            log.debug("%s is not as the checkpoint knows it, or was empty then.", self._path)
+            cut_back(self._path, step)
+
+    # ---- when
 
     @override
     def on_enter_validate(
@@ -173,61 +174,3 @@ def to_plain(value: Any) -> Any:
         items = [to_plain(item) for item in value]
         return [item for item in items if item is not _SKIPPED]
     return _SKIPPED
-
-
-def cut_back(path: Path, step: int) -> None:
-    """Remove the lines of later steps, and any that is not whole, at once or not at all.
-
-    Args:
-        path: The file; nothing happens if it is not there.
-        step: The last one to keep.
-    """
-    if not path.is_file():  # a pipe or device has no past
-        return
-    fresh = path.with_name(f".{path.name}.new")
-    num_cut = 0
-    with path.open("rb") as lines, fresh.open("wb") as kept:
-        for line in lines:
-            found = _step_of(line)
-            if found is None or found > step:
-                num_cut += 1
-            else:
-                kept.write(line)
-        kept.flush()
-        os.fsync(kept.fileno())
-    if num_cut:
-        fresh.replace(path)
-        log.info("Removed %d lines after step %d from %s.", num_cut, step, path)
-    else:
-        fresh.unlink()
-
-
-def _step_of(line: bytes) -> float | None:
-    """Return the step of a line: none if it is not whole, before all if it is another's."""
-    match = _STEP.match(line)
-    if match is not None and line.endswith(b"}\n"):
-        return int(match[1])
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    step = record.get("step") if isinstance(record, dict) else None
-    return step if isinstance(step, int) else -math.inf
-
-
-def _end_last_line(path: Path) -> None:
-    """Remove a last line that a crash cut off; end one that only lacks its newline."""
-    if not path.is_file():  # a pipe or device has no past
-        return
-    with path.open("rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        start = max(0, size - (1 << 20))
-        file.seek(start)
-        tail = file.read()
-        if not tail or tail.endswith(b"\n"):
-            return
-        last = tail[tail.rfind(b"\n") + 1 :]
-        if _step_of(last) is None:
-            file.truncate(size - len(last))
-        else:
-            file.write(b"\n")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Loader, Metrics
+from modelzoo_trainer.callback import Loader, Metrics, StateDict
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loggers.logger import Logger
 
@@ -32,7 +32,8 @@ class ProgressLogger(Logger):
 
     On a terminal that is a bar. Elsewhere it is a line through `logging`: for the first and the
     last logged step of a fit, and in between for a logged step every `interval_s` seconds.
-    Results of validations always get a line, and a fit ends with a summary.
+    Results of validations always get a line, and a fit ends with a summary. When training goes back
+    to a checkpoint, so does the bar.
 
     Args:
         interval_s: Least seconds between two lines (or drawings of the bar); None = 10 (0.1).
@@ -54,6 +55,7 @@ class ProgressLogger(Logger):
         self._is_fitting = False
         self._start = self._next = 0.0
         self._start_step = 0
+        self._rate_start, self._rate_step = 0.0, 0
         self._total: int | None = None
         self._pending: tuple[Metrics, int] | None = None
         self._losses: dict[str, deque[tuple[int, float]]] = {}
@@ -85,13 +87,26 @@ class ProgressLogger(Logger):
     def on_fit_start(
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
-        self._start = time.perf_counter()
-        self._start_step = trainer.global_step
+        self._start = self._rate_start = time.perf_counter()
+        self._start_step = self._rate_step = trainer.global_step
         self._total = trainer.schedule.total_steps
         self._is_fitting = trainer.backend.is_main
         if self._is_fitting and sys.stderr.isatty():
             self._every_s = BAR_INTERVAL_S if self._interval_s is None else self._interval_s
             self._bar = Bar(self._start_step, self._total)
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        if not (trainer.is_resuming and self._is_fitting):  # the fit may be about to start
+            return
+        step = trainer.global_step
+        self._rate_start, self._rate_step = time.perf_counter(), step
+        self._pending = None
+        for name, losses in self._losses.items():
+            kept = [loss for loss in losses if loss[0] <= step]
+            self._losses[name] = deque(kept, maxlen=_NUM_LOSSES)
+        if self._bar is not None:
+            self._bar.show(step, "")
 
     @override
     def on_train_end(self, trainer: Trainer, model: Any, loop: Any, loop_idx: int) -> None:
@@ -167,11 +182,12 @@ class ProgressLogger(Logger):
         log.info("train step %s | %s | %s", position, " | ".join(figures), self._times(step))
 
     def _times(self, step: int) -> str:
-        elapsed = time.perf_counter() - self._start
-        text = f"{duration(elapsed)} elapsed"
-        num_done = step - self._start_step
+        now = time.perf_counter()
+        text = f"{duration(now - self._start)} elapsed"
+        num_done = step - self._rate_step
         if self._total is not None and num_done > 0:
-            text += f", {duration(elapsed / num_done * (self._total - step))} left"
+            step_s = (now - self._rate_start) / num_done
+            text += f", {duration(step_s * (self._total - step))} left"
         return text
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from contextlib import ExitStack
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Loader, Metrics, StateDict
+from modelzoo_trainer.callback import Metrics, StateDict
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loggers.logger import Logger
 
@@ -49,7 +48,6 @@ class TensorBoardLogger(Logger):
         self._make: Any = None
         self._writers: dict[str, Any] = {}
         self._purge_step: int | None = None
-        self._is_resuming = False
         self._has_failed = False
 
     @override
@@ -117,27 +115,11 @@ class TensorBoardLogger(Logger):
             log.warning("%s cannot be written, metrics are lost: %s", self._root, error)
         self._has_failed = True
 
-    # ---- when
-
-    @override
-    def on_enter_fit(
-        self,
-        trainer: Trainer,
-        stack: ExitStack,
-        train_dataloader: Loader,
-        val_dataloader: Loader,
-        loop: Any,
-    ) -> None:
-        self._is_resuming = True
+    # ---- going back
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        if self._is_resuming and "global_step" in state_dict:
+        # A validation of an older checkpoint takes nothing back.
+        if trainer.is_resuming and "global_step" in state_dict:
             self.finalize()  # another writer begins after the checkpoint's step
             self._purge_step = trainer.global_step + 1
-
-    @override
-    def on_fit_start(
-        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
-    ) -> None:
-        self._is_resuming = False

@@ -2,7 +2,7 @@ import shutil
 
 import pytest
 
-from modelzoo_trainer import Callback, Checkpoint, ConfigError
+from modelzoo_trainer import Callback, Checkpoint, CheckpointError, ConfigError, checkpointing
 from modelzoo_trainer.callbacks import KeepNCheckpoints
 
 
@@ -68,11 +68,11 @@ def test_a_run_that_starts_from_anothers_checkpoint_leaves_that_alone(make, batc
 
 
 def test_a_failure_to_delete_is_logged_and_the_run_goes_on(make, batches, caplog, monkeypatch):
-    def refuse(path, *args, **kwargs):
-        raise PermissionError(13, "Permission denied", str(path))
+    def refuse(path):
+        raise CheckpointError(f"{path} stays")
 
     trainer = make(KeepNCheckpoints(1), checkpoint=Checkpoint(steps=1))
-    monkeypatch.setattr(shutil, "rmtree", refuse)
+    monkeypatch.setattr(checkpointing, "delete", refuse)
     trainer.fit(batches)
     assert trainer.global_step == 4
     assert caplog.text.count("could not be deleted") == 3
@@ -93,3 +93,70 @@ def test_one_that_is_gone_already_is_no_failure(make, batches, caplog):
 def test_a_number_that_is_none_is_refused(n):
     with pytest.raises(ConfigError, match="it must be a whole number > 0, or null"):
         KeepNCheckpoints(n)
+
+
+# ---- after a restart
+
+
+class Crash(Exception):
+    pass
+
+
+class CrashAt(Callback):
+    """Raises at a step boundary, after the checkpoint of the step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_boundary(self, trainer):
+        if trainer.global_step == self.step:
+            raise Crash
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_run_that_crashes_again_and_again_leaves_no_more_than_its_number(
+    make, batches, asynchronous
+):
+    def run(*callbacks):
+        checkpoint = Checkpoint(steps=1, asynchronous=asynchronous)
+        return make(KeepNCheckpoints(2), *callbacks, checkpoint=checkpoint, max_steps=9)
+
+    for step in (2, 3, 5, 6):
+        with pytest.raises(Crash):
+            run(CrashAt(step)).fit(batches)
+    trainer = run()
+    trainer.fit(batches)
+    assert names(trainer.model_dir) == ["checkpoint_8", "checkpoint_9"]
+
+
+def test_the_one_that_a_run_goes_on_from_stays_until_there_is_a_newer_one(make, batches):
+    make(checkpoint=Checkpoint(steps=2), max_steps=2).fit(batches)
+    seen = Seen()
+    resumed = make(seen, KeepNCheckpoints(1), checkpoint=Checkpoint(steps=1), max_steps=3)
+    resumed.fit(batches)
+    assert seen.at_save == [["checkpoint_2", "checkpoint_3"]]
+
+
+def test_a_checkpoint_of_another_kind_that_a_run_begins_with_stays(make, batches):
+    first = make(callbacks=[KeepNCheckpoints(1)], checkpoint=Checkpoint(steps=1), max_steps=2)
+    first.fit(batches)
+    special = first.model_dir / "special_1"
+    checkpointing.save(special, checkpointing.load(first.model_dir / "checkpoint_2"), step=2)
+    second = make(KeepNCheckpoints(1), checkpoint=Checkpoint(steps=1), max_steps=4)
+    second.fit(batches, ckpt_path=special)
+    assert special.is_dir()
+
+
+def test_a_folder_that_is_no_checkpoint_is_never_deleted(make, batches, caplog):
+    class Replace(Callback):
+        def on_step_boundary(self, trainer):
+            if trainer.global_step == 1:
+                path = trainer.model_dir / "checkpoint_1"
+                shutil.rmtree(path)
+                path.mkdir()
+                (path / "mine.txt").write_text("mine")
+
+    trainer = make(Replace(), KeepNCheckpoints(1), checkpoint=Checkpoint(steps=1), max_steps=2)
+    trainer.fit(batches)
+    assert (trainer.model_dir / "checkpoint_1" / "mine.txt").read_text() == "mine"
+    assert "checkpoint_1 could not be deleted" in caplog.text

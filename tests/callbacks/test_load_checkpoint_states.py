@@ -4,7 +4,7 @@ import pytest
 import torch
 from doubles import TinyModel, differing, make_trainer, run_trainer, tiny_batches, weights_of
 
-from modelzoo_trainer import Checkpoint
+from modelzoo_trainer import Callback, Checkpoint, RollBack
 from modelzoo_trainer.callbacks import LoadCheckpointStates
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 
@@ -64,3 +64,35 @@ def test_a_part_that_is_not_there_is_refused_and_nothing_is_changed(tmp_path, sa
 def test_no_part_at_all_is_refused(states):
     with pytest.raises(ConfigError, match="name parts of a checkpoint"):
         LoadCheckpointStates(states)
+
+
+@pytest.mark.parametrize("part", ["rng", "dataloader", "schedule", "global_step", "optimizer"])
+def test_every_part_can_be_named(tmp_path, saved, part):
+    _, path = saved
+    second = make_trainer(tmp_path / "second", LoadCheckpointStates(f"model,{part}"))
+    second.load_checkpoint(path)
+    assert second.global_step == (3 if part == "global_step" else 0)
+
+
+def test_a_run_that_goes_back_takes_all_of_its_own_checkpoint(tmp_path, saved):
+    class GoBack(Callback):
+        def __init__(self):
+            self.steps = []
+
+        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            self.steps.append(trainer.global_step)
+            if self.steps == [1, 2, 3, 4, 5]:
+                found = RuntimeError("nowhere to go back to")
+                raise RollBack("bad", step=5, batches=[], cause=found)
+
+    _, path = saved
+    go_back = GoBack()
+    second = make_trainer(
+        tmp_path / "second",
+        LoadCheckpointStates("model"),
+        go_back,
+        max_steps=6,
+        checkpoint=Checkpoint(steps=2),
+    )
+    second.fit(tiny_batches(), ckpt_path=path)
+    assert go_back.steps == [1, 2, 3, 4, 5, 5, 6]

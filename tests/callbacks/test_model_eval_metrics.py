@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from modelzoo_trainer import Callback
 from modelzoo_trainer.callbacks import ModelEvalMetrics
 
 
@@ -88,4 +89,22 @@ def test_a_metric_module_is_computed_for_the_validation_alone(make, history, mea
     assert history.of("validate_0/highest") == [(1, 3.0)]
     assert history.of("validate_0/both/top") == [(1, 3.0)]
     assert history.of("validate_0/both/twice") == [(1, 6.0)]
+    assert trainer.model.highest.value == -1
+
+
+class StopAfter(Callback):
+    def __init__(self, num):
+        self.num = num
+
+    def on_validate_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        if batch_idx + 1 == self.num:
+            trainer.early_exit.stop("enough")
+
+
+@pytest.mark.parametrize(("num", "logged"), [(1, 0), (2, 1)])
+def test_a_validation_that_was_cut_short_logs_none(make, history, measured, num, logged):
+    trainer = make(StopAfter(num), ModelEvalMetrics(), model=measured)
+    trainer.validate([(torch.zeros(2, 4), torch.ones(2, 1)) for _ in range(2)])
+    assert len(history.of("validate_0/accuracy")) == logged
+    assert len(history.of("validate_0/highest")) == logged
     assert trainer.model.highest.value == -1

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from modelzoo_trainer import Callback, Checkpoint, TrainingLoop
+from modelzoo_trainer import Callback, Checkpoint, CheckpointError, TrainingLoop
 from modelzoo_trainer.callbacks import RateProfiler
 from modelzoo_trainer.callbacks.rate_profiler import Stopwatch
 
@@ -83,3 +83,27 @@ def test_a_stopwatch_that_was_not_running_is_not_started_by_going_on():
     clock.pause()
     clock.go_on()
     assert not clock.is_running
+
+
+def test_the_clock_goes_on_after_a_checkpoint_that_was_not_written(make, batches, monkeypatch):
+    def refuse(*args, **settings):
+        error = CheckpointError("the disk is full")
+        raise error from OSError(28, "No space left on device")
+
+    profiler = RateProfiler()
+    trainer = make(
+        Slow("batch", 0.02), profiler, checkpoint=Checkpoint(steps=2), max_steps=8, log_steps=3
+    )
+    monkeypatch.setattr(trainer.checkpoint, "write", refuse)
+    with pytest.raises(CheckpointError):  # the last one must succeed
+        trainer.fit(batches)
+    assert profiler.perf_metrics["total_steps"] == 7
+    assert profiler.perf_metrics["total_time"] >= 7 * 0.02
+
+
+def test_a_checkpoint_that_is_written_in_the_background_stops_it_no_longer(make, batches):
+    profiler = RateProfiler()
+    checkpoint = Checkpoint(steps=1, asynchronous=True)
+    make(Slow("batch", 0.02), profiler, checkpoint=checkpoint, max_steps=6).fit(batches)
+    assert profiler.perf_metrics["total_steps"] == 5
+    assert profiler.perf_metrics["total_time"] >= 5 * 0.02

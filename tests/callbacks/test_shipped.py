@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from modelzoo_trainer import Callback, CoreCallback, TrainingLoop, callbacks, loggers
+from modelzoo_trainer import (
+    Callback,
+    Checkpoint,
+    CoreCallback,
+    TrainingLoop,
+    callbacks,
+    checkpointing,
+    loggers,
+)
 
 SIZE = "csx.performance.micro_batch_size"
 
@@ -27,6 +35,8 @@ MAKERS = {
     "LogOptimizerParamGroup": lambda: callbacks.LogOptimizerParamGroup(["lr", "momentum"]),
     "ModelEvalMetrics": lambda: callbacks.ModelEvalMetrics(),
     "RateProfiler": lambda: callbacks.RateProfiler(),
+    "SaveBest": lambda: callbacks.SaveBest("validate_0/loss"),
+    "SaveCheckpointState": lambda: callbacks.SaveCheckpointState(1),
     "ScopedTrainFlags": lambda: callbacks.ScopedTrainFlags(**{SIZE: 2}),
     "ScopedValidateFlags": lambda: callbacks.ScopedValidateFlags(**{SIZE: 2}),
 }
@@ -92,3 +102,45 @@ def test_the_defaults_are_new_each_time():
         "RateProfiler",
     ]
     assert not {id(item) for item in first} & {id(item) for item in second}
+
+
+# ---- what one saves is what it saves again when it has loaded it
+
+
+LOGGERS = {name: getattr(loggers, name) for name in loggers.__all__ if name.endswith("Logger")}
+STATEFUL = {"CheckLoss", "JsonlLogger", "KeepNCheckpoints", "SaveBest", "SaveCheckpointState"}
+
+
+def equal(first, second):
+    """Return whether two states are the same, of the same types, tensors bit by bit."""
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(equal(first[k], second[k]) for k in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(equal, first, second))
+    return torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
+
+
+def state_of(callback):
+    return callback.state_dict() if hasattr(callback, "state_dict") else {}
+
+
+@pytest.mark.parametrize("name", [*MAKERS, *LOGGERS])
+def test_what_it_saves_is_what_it_saves_again(make, batches, net, tmp_path, name):
+    def trainer_with(callback):
+        loop = TrainingLoop(max_steps=5, eval_frequency=2)
+        settings = {"model": generating(net), "loop": loop, "checkpoint": Checkpoint(steps=2)}
+        return make(callback, loggers=(), **settings)
+
+    callback, fresh = ((MAKERS | LOGGERS)[name]() for _ in range(2))
+    trainer = trainer_with(callback)
+    trainer.fit(batches, batches[:2])
+    trainer.close()
+    saved = state_of(callback)
+    checkpointing.save(tmp_path / "saved", {"state": saved}, step=5)
+    trainer_with(fresh)
+    if saved:
+        fresh.load_state_dict(checkpointing.load(tmp_path / "saved")["state"])
+    assert bool(saved) == (name in STATEFUL)
+    assert equal(state_of(fresh), saved)

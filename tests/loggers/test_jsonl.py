@@ -1,13 +1,15 @@
 import json
 import math
 import os
+import re
 
 import pytest
 import torch
 
-from modelzoo_trainer import Callback, Checkpoint, TrainingLoop
+from modelzoo_trainer import Callback, Checkpoint, RollBack, TrainingLoop, checkpointing
 from modelzoo_trainer.loggers import JsonlLogger
-from modelzoo_trainer.loggers.jsonl import cut_back, to_line
+from modelzoo_trainer.loggers.jsonl import to_line
+from modelzoo_trainer.loggers.line_file import cut_back, cut_to, mark
 
 
 def read(path):
@@ -105,6 +107,164 @@ def test_a_validation_of_an_older_checkpoint_removes_nothing(make, batches):
     trainer.fit(batches)
     trainer.validate_all(batches[:1], ckpt_paths=trainer.model_dir / "checkpoint_2")
     assert steps(trainer.model_dir / "metrics.jsonl") == [1, 2, 3, 4, 2]
+
+
+class Crash(Exception):
+    pass
+
+
+class CrashAt(Callback):
+    """Raises when a step has been taken, or after the validation at one."""
+
+    def __init__(self, step, after_validation=False):
+        self.step, self.after_validation = step, after_validation
+
+    def on_step_boundary(self, trainer):
+        if trainer.global_step == self.step and not self.after_validation:
+            raise Crash
+
+    def on_train_start(self, trainer, model, train_dataloader, loop, loop_idx):
+        if trainer.global_step == self.step and self.after_validation:
+            raise Crash
+
+
+def without_times(path):
+    return re.sub(rb'"time": [0-9.]+', b"", path.read_bytes())
+
+
+def settings(**more):
+    loop = TrainingLoop(max_steps=9, eval_frequency=3)
+    return {"loop": loop, "checkpoint": Checkpoint(steps=3), **more}
+
+
+@pytest.mark.parametrize("after_validation", [False, True])
+@pytest.mark.parametrize("crashes", [[3], [4], [6], [8], [3, 5, 6, 8]], ids=str)
+@pytest.mark.parametrize("device", ["cpu", "fake"])
+def test_a_run_that_resumes_leaves_the_file_of_one_that_was_not_broken(
+    make, batches, tmp_path, crashes, after_validation, device
+):
+    whole = make(JsonlLogger(), **settings(model_dir=tmp_path / "whole", device=device))
+    whole.fit(batches, batches[:2])
+    whole.close()
+    for step in crashes:
+        crash = CrashAt(step, after_validation and step % 3 == 0)
+        trainer = make(JsonlLogger(), **settings(callbacks=[crash], device=device))
+        with pytest.raises(Crash):
+            trainer.fit(batches, batches[:2])
+        trainer.close()
+    trainer = make(JsonlLogger(), **settings(device=device))
+    trainer.fit(batches, batches[:2])
+    trainer.close()
+    expected = without_times(tmp_path / "whole" / "metrics.jsonl")
+    assert expected.count(b"validate_0") == 3
+    assert without_times(trainer.model_dir / "metrics.jsonl") == expected
+
+
+class GoBack(Callback):
+    """Goes back to the last checkpoint, once."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_boundary(self, trainer):
+        if trainer.global_step == self.step:
+            self.step = None
+            found = RuntimeError("nowhere to go back to")
+            raise RollBack("bad", step=trainer.global_step, batches=[], cause=found)
+
+
+@pytest.mark.parametrize("step", [4, 5, 8])
+@pytest.mark.parametrize("device", ["cpu", "fake"])
+def test_a_run_that_goes_back_takes_its_lines_back(make, batches, tmp_path, step, device):
+    whole = make(JsonlLogger(), **settings(model_dir=tmp_path / "whole", device=device))
+    whole.fit(batches, batches[:2])
+    whole.close()
+    trainer = make(JsonlLogger(), **settings(callbacks=[GoBack(step)], device=device))
+    trainer.fit(batches, batches[:2])
+    trainer.close()
+    expected = without_times(tmp_path / "whole" / "metrics.jsonl")
+    assert without_times(trainer.model_dir / "metrics.jsonl") == expected
+
+
+def test_the_file_is_cut_in_place(make, batches):
+    first = make(JsonlLogger(), checkpoint=Checkpoint(steps=2), max_steps=4)
+    first.fit(batches)
+    first.close()
+    path = first.model_dir / "metrics.jsonl"
+    before = path.stat().st_ino
+    second = make(JsonlLogger(), max_steps=6)
+    second.fit(batches, ckpt_path=first.model_dir / "checkpoint_2")
+    assert steps(path) == [1, 2, 3, 4, 5, 6]
+    assert path.stat().st_ino == before
+
+
+def test_another_file_of_the_same_length_is_cut_by_its_steps(make, batches):
+    first = make(JsonlLogger(), checkpoint=Checkpoint(steps=2), max_steps=4)
+    first.fit(batches)
+    first.close()
+    path = first.model_dir / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"step": 1', '"step": 7').replace("loss", "lost"))
+    second = make(JsonlLogger(), max_steps=3)
+    second.fit(batches, ckpt_path=first.model_dir / "checkpoint_2")
+    assert steps(path) == [2, 3]
+
+
+def test_a_file_that_has_lost_its_end_keeps_what_is_left(make, batches):
+    first = make(JsonlLogger(), checkpoint=Checkpoint(steps=3), max_steps=4)
+    first.fit(batches)
+    first.close()
+    path = first.model_dir / "metrics.jsonl"
+    path.write_text(path.read_text().splitlines(keepends=True)[0] + '{"step": 2, "ti')
+    second = make(JsonlLogger(), max_steps=4)
+    second.fit(batches, ckpt_path=first.model_dir / "checkpoint_3")
+    assert steps(path) == [1, 4]
+
+
+def test_a_checkpoint_without_its_state_cuts_by_steps(make, batches):
+    first = make(JsonlLogger(), checkpoint=Checkpoint(steps=2), max_steps=4)
+    first.fit(batches)
+    first.close()
+    state = checkpointing.load(first.model_dir / "checkpoint_2")
+    del state["callbacks"]["JsonlLogger"]
+    checkpointing.save(first.model_dir / "old_2", state, step=2)
+    second = make(JsonlLogger(), max_steps=3)
+    second.fit(batches, ckpt_path=first.model_dir / "old_2")
+    assert steps(first.model_dir / "metrics.jsonl") == [1, 2, 3]
+
+
+def test_a_run_that_begins_with_anothers_checkpoint_keeps_to_its_own_file(make, batches, tmp_path):
+    first = make(JsonlLogger(), checkpoint=Checkpoint(steps=2), max_steps=4)
+    first.fit(batches)
+    first.close()
+    before = (first.model_dir / "metrics.jsonl").read_bytes()
+    other = make(JsonlLogger(), max_steps=4, model_dir=tmp_path / "other")
+    other.fit(batches, ckpt_path=first.model_dir / "checkpoint_2")
+    assert steps(other.model_dir / "metrics.jsonl") == [3, 4]
+    assert (first.model_dir / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("content", ["", "{}\n", '{"step": 1, "time": 1.0}\n' * 5000])
+def test_a_place_is_found_again(tmp_path, content):
+    path = tmp_path / "m.jsonl"
+    path.write_text(content)
+    place = mark(path)
+    with path.open("a") as file:
+        file.write('{"step": 2, "time": 1.0}\n')
+    assert cut_to(path, place) == bool(content)
+    assert mark(path)["num_bytes"] == (len(content) or 25)
+
+
+def test_a_file_that_does_not_end_with_a_line_has_no_place(tmp_path):
+    (tmp_path / "m.jsonl").write_text('{"step": 1, "ti')
+    assert mark(tmp_path / "m.jsonl")["num_bytes"] is None
+
+
+def test_what_is_no_file_has_no_place_and_is_not_cut(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    place = mark(tmp_path / "pipe")
+    assert place["num_bytes"] is None
+    assert not cut_to(tmp_path / "pipe", {"num_bytes": 3, "tail": ""})
+    assert mark(tmp_path / "missing")["num_bytes"] == 0
 
 
 def test_lines_after_a_step_and_torn_ones_are_cut(tmp_path):

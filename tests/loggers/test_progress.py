@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from modelzoo_trainer import Callback, ConfigError, TrainingLoop
+from modelzoo_trainer import Callback, Checkpoint, ConfigError, RollBack, TrainingLoop
 from modelzoo_trainer.callbacks import LogOptimizerParamGroup, ModelEvalMetrics, RateProfiler
 from modelzoo_trainer.loggers import ProgressLogger
 from modelzoo_trainer.loggers.progress import duration, number
@@ -81,6 +81,42 @@ def test_a_failed_run_shows_how_far_it_came(make, batches, messages):
     assert [line.split()[2] for line in messages()] == ["1/4", "3/4"]
 
 
+class GoBack(Callback):
+    """Goes back to the last checkpoint, once."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_boundary(self, trainer):
+        if trainer.global_step == self.step:
+            self.step = None
+            found = RuntimeError("nowhere to go back to")
+            raise RollBack("bad", step=trainer.global_step, batches=[], cause=found)
+
+
+def going_back():
+    return {
+        "callbacks": [GoBack(5)],
+        "checkpoint": Checkpoint(steps=3),
+        "loop": TrainingLoop(max_steps=6, eval_frequency=2),
+    }
+
+
+def test_a_run_that_goes_back_goes_on_from_there(make, batches, messages):
+    make(ProgressLogger(interval_s=0.0), **going_back()).fit(batches, batches[:1])
+    steps = [line.split()[2] for line in messages() if line.startswith("train")]
+    assert steps == ["1/6", "2/6", "3/6", "4/6", "5/6", "4/6", "5/6", "6/6"]
+    assert re.findall(r"\((\d+)\)", messages()[-1]) == ["2", "4", "6"]
+    assert not any("-" in line for line in messages())
+
+
+def test_a_run_that_resumes_counts_from_there(make, batches, messages):
+    make(checkpoint=Checkpoint(steps=2), max_steps=2).fit(batches)
+    make(ProgressLogger(interval_s=0.0), max_steps=4).fit(batches)
+    assert [line.split()[2] for line in messages()[:-1]] == ["3/4", "4/4"]
+    assert messages()[-1].startswith("fit ended at step 4: 2 steps in")
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True
@@ -130,6 +166,15 @@ def test_the_bar_leaves_the_handlers_as_they_were_even_after_a_failure(make, bat
             trainer.fit(batches)
         assert logging.getLogger("modelzoo_trainer").handlers == before
     assert "train" in terminal.getvalue()
+
+
+def test_the_bar_goes_back_with_the_run(make, batches, monkeypatch):
+    trainer = make(ProgressLogger(interval_s=0.0), **going_back())
+    with on_terminal(monkeypatch) as terminal:
+        trainer.fit(batches, batches[:1])
+    shown_steps = [int(step) for step in re.findall(r"(\d)/6", terminal.getvalue())]
+    assert shown_steps.index(5) < len(shown_steps) - 1 - shown_steps[::-1].index(3)
+    assert shown_steps[-1] == 6
 
 
 @pytest.mark.parametrize(

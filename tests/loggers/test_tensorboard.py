@@ -3,7 +3,7 @@ import sys
 import pytest
 import torch
 
-from modelzoo_trainer import Callback, Checkpoint, ConfigError
+from modelzoo_trainer import Callback, Checkpoint, ConfigError, RollBack
 from modelzoo_trainer.loggers import TensorBoardLogger
 
 
@@ -61,6 +61,38 @@ def test_a_run_that_resumes_hides_the_steps_that_it_takes_again(make, batches):
     second.close()
     found = scalars(second.model_dir / "events", "loss")
     assert [step for step, _ in found] == [1, 2, 3]
+
+
+class GoBack(Callback):
+    """Goes back to the last checkpoint, once."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_boundary(self, trainer):
+        if trainer.global_step == self.step:
+            self.step = None
+            found = RuntimeError("nowhere to go back to")
+            raise RollBack("bad", step=trainer.global_step, batches=[], cause=found)
+
+
+def test_a_run_that_goes_back_hides_the_steps_that_it_takes_again(make, batches):
+    trainer = make(
+        TensorBoardLogger(), callbacks=[GoBack(5)], checkpoint=Checkpoint(steps=2), max_steps=6
+    )
+    trainer.fit(batches)
+    trainer.close()
+    found = scalars(trainer.model_dir / "events", "loss")
+    assert [step for step, _ in found] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_validation_of_an_older_checkpoint_hides_nothing(make, batches):
+    trainer = make(TensorBoardLogger(), checkpoint=Checkpoint(steps=2), max_steps=4)
+    trainer.fit(batches)
+    trainer.validate_all(batches[:1], ckpt_paths=trainer.model_dir / "checkpoint_2")
+    trainer.close()
+    found = scalars(trainer.model_dir / "events", "loss")
+    assert [step for step, _ in found] == [1, 2, 3, 4]
 
 
 def test_a_folder_that_cannot_be_written_is_told_once(make, batches, tmp_path, caplog):

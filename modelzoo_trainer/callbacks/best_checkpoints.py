@@ -1,0 +1,129 @@
+"""The best checkpoints of a run: their ranking, and their directories."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from modelzoo_trainer import checkpointing
+from modelzoo_trainer.callbacks.checkpoint_files import remove
+from modelzoo_trainer.errors import CheckpointError
+
+log = logging.getLogger("modelzoo_trainer.checkpoint")
+
+_FACT = "save_best"
+
+
+class BestCheckpoints:
+    """Ranks checkpoints by a value, and keeps the first few of them on the disk.
+
+    What it has written carries a mark in its manifest, which is part of the state. So a run that
+    resumes finds what was written after its checkpoint, and takes it over instead of writing it
+    again, and nothing else is ever deleted.
+
+    Args:
+        k: How many to keep, > 0.
+        mode: "min" or "max".
+        template: Their names, with the field `{step}`.
+    """
+
+    def __init__(self, k: int, mode: str, template: str) -> None:
+        self._k = k
+        self._sign = 1.0 if mode == "min" else -1.0
+        self._template = template
+        self._mark = secrets.token_hex(8)
+        self.entries: list[dict[str, Any]] = []
+        """Best first: `name`, `step`, `value`."""
+
+    def has_place_for(self, value: float) -> bool:
+        """Return whether a value would be among the best."""
+        return self._rank(value) < self._k
+
+    def _rank(self, value: float) -> int:
+        """Return how many are at least as good: of equal ones the earlier is better."""
+        return sum(self._sign * entry["value"] <= self._sign * value for entry in self.entries)
+
+    def name_of(self, step: int) -> str:
+        """Return the name of a step's checkpoint, if it is not in use."""
+        return self._template.format(step=step)
+
+    def add(self, name: str, step: int, value: float) -> None:
+        """Put a checkpoint in its place; those behind the k-th are no longer listed."""
+        self.entries.insert(self._rank(value), {"name": name, "step": step, "value": value})
+        del self.entries[self._k :]
+
+    # ---- on the disk
+
+    def write(self, root: Path, state: Mapping[str, Any], step: int, facts: Any) -> str | None:
+        """Write a checkpoint, or find it as it was written before a restart.
+
+        Args:
+            root: The folder.
+            state: What to save.
+            step: The global step.
+            facts: What makes it one and the same, for its manifest: metric and value.
+
+        Returns:
+            Its name; None if the disk has refused, which is logged.
+        """
+        facts = {_FACT: self._mark, **facts}
+        for path, manifest in self._own(root).items():
+            is_same = manifest.step == step and manifest.facts == facts
+            if is_same and not checkpointing.verify(path):
+                return path.name
+        path = self._unused(root / self.name_of(step))
+        try:
+            checkpointing.save(path, state, step=step, facts=facts)
+        except CheckpointError as error:
+            if not isinstance(error.__cause__, OSError):
+                raise
+            log.error("NO BEST CHECKPOINT WAS WRITTEN at step %d: %s", step, error)
+            return None
+        return path.name
+
+    def sweep(self, root: Path, step: int) -> None:
+        """Delete what was written and is not listed; what a restart left is found when due.
+
+        Args:
+            root: The folder.
+            step: The last one whose checkpoints may be deleted.
+        """
+        listed = {entry["name"] for entry in self.entries}
+        for path, manifest in self._own(root).items():
+            if path.name not in listed and manifest.step <= step:
+                remove(path)
+
+    def _own(self, root: Path) -> dict[Path, checkpointing.Manifest]:
+        before, after = self._template.split("{step}")
+        pattern = re.compile(rf"{re.escape(before)}\d+{re.escape(after)}(_\d+)?")
+        found = {}
+        for info in checkpointing.list_checkpoints(root):
+            if pattern.fullmatch(info.path.name):
+                manifest = checkpointing.read_manifest(info.path)
+                if manifest.facts.get(_FACT) == self._mark:
+                    found[info.path] = manifest
+        return found
+
+    @staticmethod
+    def _unused(plain: Path) -> Path:
+        path, number = plain, 1
+        while os.path.lexists(path):
+            number += 1
+            path = plain.with_name(f"{plain.name}_{number}")
+        return path
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the list and the mark."""
+        return {"best": [dict(entry) for entry in self.entries], "mark": self._mark}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.entries = [dict(entry) for entry in state["best"]]
+        self._mark = state["mark"]

@@ -1,0 +1,116 @@
+"""What callbacks around checkpoints share: names of parts and files, and their deletion."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from string import Formatter
+from typing import TYPE_CHECKING, Any
+
+from modelzoo_trainer import checkpointing
+from modelzoo_trainer.errors import CheckpointError, ConfigError, suggest
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.checkpoint")
+
+
+def part_names(where: str, given: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the names of a checkpoint's parts that an argument stands for.
+
+    Args:
+        where: The argument, for the message.
+        given: A list of names, or a text with commas.
+
+    Raises:
+        ConfigError: If no part is named.
+    """
+    names = given.split(",") if isinstance(given, str) else list(given)
+    found = tuple(name.strip() for name in names)
+    if not found or not all(found):
+        raise ConfigError(
+            f"{where} is {given!r}; name parts of a checkpoint, such as 'model' or "
+            f"'model,optimizer'."
+        )
+    return found
+
+
+def parts_of(where: str, state: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the named parts of a state, and those that belong to any: `__*`.
+
+    Args:
+        where: The argument that names them, for the message.
+        state: A checkpoint's.
+        names: The parts.
+
+    Raises:
+        ConfigError: If there is no such part.
+    """
+    for name in names:
+        if name not in state:
+            raise ConfigError(
+                f"{where}: a checkpoint of this run has no part {name!r}. "
+                f"{suggest(name, state, cutoff=0.75)}"
+            )
+    wanted = set(names)
+    return {key: part for key, part in state.items() if key in wanted or key.startswith("__")}
+
+
+def check_name(where: str, template: str, fields: tuple[str, ...]) -> None:
+    """Raise a `ConfigError` unless a template is a file name with each field once.
+
+    Args:
+        where: The argument, for the message.
+        template: What it is.
+        fields: The names of the fields.
+    """
+    try:
+        found = [tuple(part[1:]) for part in Formatter().parse(template) if part[1] is not None]
+    except ValueError:
+        found = []
+    if sorted(found) != sorted((field, "", None) for field in fields) or "/" in template:
+        listed = " and ".join(f"{{{field}}}" for field in fields)
+        raise ConfigError(f"{where} is {template!r}; it must be a file name with {listed}, once.")
+
+
+def is_of_run(trainer: Trainer, name: str) -> bool:
+    """Return whether a name is one of those that a run looks for to go on from."""
+    before, after = trainer.checkpoint.checkpoint_name.split("{step}")
+    pattern = rf"{re.escape(before)}\d+{re.escape(after)}(_\d+)?"
+    return re.fullmatch(pattern, name) is not None
+
+
+def check_is_apart(where: str, trainer: Trainer, example: str) -> None:
+    """Raise a `ConfigError` if a run would take what has this name for its own checkpoint.
+
+    Args:
+        where: The argument, for the message.
+        trainer: Whose run it is.
+        example: A name as the argument makes them.
+    """
+    if is_of_run(trainer, example):
+        raise ConfigError(
+            f"{where}: {example!r} is a name of the checkpoints that the run itself goes on from "
+            f"(checkpoint.checkpoint_name: {trainer.checkpoint.checkpoint_name!r}). Use another."
+        )
+
+
+def is_in_folder(trainer: Trainer, path: Path) -> bool:
+    """Return whether a checkpoint is in the folder that the run writes its own to."""
+    return path.resolve().parent == trainer.checkpoint.root(trainer).resolve()
+
+
+def remove(path: Path) -> None:
+    """Delete a checkpoint, if it is there; a failure is logged."""
+    if not os.path.lexists(path):
+        return
+    try:
+        checkpointing.delete(path)
+    except (CheckpointError, OSError) as error:
+        log.warning("Checkpoint %s could not be deleted: %s", path, error)
+    else:
+        log.info("Deleted checkpoint %s.", path)

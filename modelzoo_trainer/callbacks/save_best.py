@@ -1,0 +1,237 @@
+"""Keeps the best checkpoints by a metric."""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextlib import ExitStack
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from torch.nn import Module
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Callback, Loader, Metrics
+from modelzoo_trainer.callbacks.best_checkpoints import BestCheckpoints
+from modelzoo_trainer.callbacks.checkpoint_files import (
+    check_is_apart,
+    check_name,
+    is_in_folder,
+    part_names,
+    parts_of,
+)
+from modelzoo_trainer.errors import ConfigError, suggest
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.checkpoint")
+
+_NAME: Final = "SaveBest.checkpoint_name"
+_STATES: Final = "SaveBest.checkpoint_states"
+
+
+class SaveBest(Callback):
+    """Keeps checkpoints of the weights that had the best values of a metric.
+
+    They are written beside the run's own checkpoints, as soon as the value of the weights as they
+    are has arrived: that of a validation before the next step. They are never what a run goes on
+    from by itself. A worse one is deleted when the better one has been committed, also by the run
+    that resumes this one, and nothing is deleted that this callback did not write.
+
+    Values that are not finite are never best; of equal values the earlier is kept. A value that
+    arrives when the weights have moved on (of a training step, on some devices) is not used. If a
+    checkpoint cannot be written that is logged; the run goes on.
+
+    Args:
+        metric: Its name as the loggers see it, such as `validate_0/loss`.
+        mode: Whether the least or the greatest value is best.
+        k: How many checkpoints to keep, > 0.
+        checkpoint_states: Names of top-level parts such as `model` and `optimizer` to save: a
+            list, or a text with commas; "all" = everything.
+        checkpoint_name: Their names; holds the field `{step}` once.
+
+    State: The best values with their checkpoints, a value whose checkpoint is not written yet, and
+        a mark by which the run's own ones are known.
+
+    Raises:
+        ConfigError: If an argument does not fit; when the metric arrives, if it is no number.
+    """
+
+    def __init__(
+        self,
+        metric: str,
+        mode: Literal["min", "max"] = "min",
+        k: int = 1,
+        checkpoint_states: str | list[str] = "all",
+        checkpoint_name: str = "best_{step}",
+    ) -> None:
+        if not isinstance(metric, str) or not metric:
+            raise ConfigError(
+                f"SaveBest.metric is {metric!r}; it must be the name of a metric, such as "
+                f"'validate_0/loss'."
+            )
+        if mode not in ("min", "max"):
+            raise ConfigError(f"SaveBest.mode is {mode!r}; it must be 'min' or 'max'.")
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise ConfigError(f"SaveBest.k is {k!r}; it must be a whole number > 0.")
+        check_name(_NAME, checkpoint_name, ("step",))
+        self.metric = metric
+        self.states = part_names(_STATES, checkpoint_states)
+        self._best = BestCheckpoints(k, mode, checkpoint_name)
+        self._arrived: tuple[float, int] | None = None
+        self._seen: set[str] | None = set()
+        self._is_fitting = False
+        self._is_foreign = False
+        self._is_told = False
+
+    @property
+    def best(self) -> list[dict[str, Any]]:
+        """The checkpoints that are kept, best first: `name`, `step` and `value` of each."""
+        return [dict(entry) for entry in self._best.entries]
+
+    # ---- values
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        check_is_apart(_NAME, trainer, self._best.name_of(0))
+
+    @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        self._is_fitting = True
+        self._seen = set()
+        stack.callback(self._leave)
+
+    def _leave(self) -> None:
+        self._is_fitting = False
+        self._arrived = None
+
+    @override
+    def on_metrics(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
+        if not self._is_fitting:  # a validation of whatever checkpoint
+            return
+        if self.metric in metrics:
+            self._seen = None
+            self._arrived = (self._number(metrics[self.metric]), step)
+        elif self._seen is not None:
+            self._seen.update(metrics)
+
+    def _number(self, value: Any) -> float:
+        if not isinstance(value, Real):
+            raise ConfigError(
+                f"SaveBest.metric: {self.metric!r} is a {type(value).__name__}, which cannot be "
+                f"best. Name a metric that is a number."
+            )
+        return float(value)
+
+    # ---- when
+
+    @override
+    def on_train_start(
+        self,
+        trainer: Trainer,
+        model: Module,
+        train_dataloader: Loader,
+        loop: Any,
+        loop_idx: int,
+    ) -> None:
+        trainer.drain()  # what validations have logged
+        self._use(trainer)
+
+    @override
+    def on_step_boundary(self, trainer: Trainer) -> None:
+        if self._arrived is not None:
+            self._use(trainer)
+
+    @override
+    def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
+        trainer.drain()
+        self._use(trainer)
+        self._sweep(trainer)
+        if self._seen and not self._best.entries:
+            log.warning(
+                "SaveBest: no metric %r was logged, so there is no best checkpoint. %s",
+                self.metric,
+                suggest(self.metric, self._seen),
+            )
+
+    def _use(self, trainer: Trainer) -> None:
+        """Use the value that has arrived, if it is that of the weights as they are."""
+        arrived, self._arrived = self._arrived, None
+        if arrived is None or not trainer.backend.caps.holds_values:
+            return
+        value, step = arrived
+        if step != trainer.global_step:
+            self._tell_late(step, trainer.global_step)
+        elif not math.isfinite(value):
+            log.info("%s is %s at step %d, which is never best.", self.metric, value, step)
+        elif self._best.has_place_for(value):
+            self._save(trainer, value)
+
+    def _tell_late(self, step: int, now: int) -> None:
+        if not self._is_told:
+            log.warning(
+                "SaveBest: %s of step %d arrived at step %d, when its weights were gone: it is not "
+                "used, nor are others like it. Name a metric of a validation.",
+                self.metric,
+                step,
+                now,
+            )
+        self._is_told = True
+
+    # ---- what
+
+    def _save(self, trainer: Trainer, value: float) -> None:
+        state = self._state(trainer, value)
+        step = trainer.global_step
+        name: str | None = self._best.name_of(step)
+        if trainer.backend.is_main:
+            root = trainer.checkpoint.root(trainer)
+            name = self._best.write(root, state, step, {"metric": self.metric, "value": value})
+        if name is None:
+            return
+        self._best.add(name, step, value)
+        log.info("%s is %.6g at step %d: kept as %s.", self.metric, value, step, name)
+        self._sweep(trainer)
+
+    def _sweep(self, trainer: Trainer) -> None:
+        if trainer.backend.is_main:
+            self._best.sweep(trainer.checkpoint.root(trainer), trainer.global_step)
+
+    def _state(self, trainer: Trainer, value: float) -> dict[str, Any]:
+        """Return what is to be saved, in which this value is still to be used."""
+        state: dict[str, Any] = {}
+        self._arrived = (value, trainer.global_step)
+        try:
+            trainer.hooks.on_save_checkpoint(trainer, state)
+            trainer.hooks.postprocess_checkpoint(trainer, state)
+        finally:
+            self._arrived = None
+        return state if "all" in self.states else parts_of(_STATES, state, self.states)
+
+    # ---- after a restart
+
+    @override
+    def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
+        if ckpt_path is not None:
+            self._is_foreign = not is_in_folder(trainer, ckpt_path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is best so far, and a value whose checkpoint is not written yet."""
+        arrived = None if self._arrived is None else list(self._arrived)
+        return {**self._best.state_dict(), "arrived": arrived}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on, unless it is another run whose checkpoint this one begins with."""
+        if not self._is_foreign:
+            self._best.load_state_dict(state)
+            arrived = state["arrived"]
+            self._arrived = None if arrived is None else (arrived[0], arrived[1])

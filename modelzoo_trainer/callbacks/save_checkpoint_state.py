@@ -1,0 +1,148 @@
+"""Writes parts of checkpoints beside them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+from modelzoo_trainer import checkpointing
+from modelzoo_trainer.callback import Callback, Loader, StateDict
+from modelzoo_trainer.callbacks.checkpoint_files import (
+    check_is_apart,
+    check_name,
+    is_in_folder,
+    is_of_run,
+    part_names,
+    parts_of,
+)
+from modelzoo_trainer.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.checkpoint")
+
+_STATES: Final = "SaveCheckpointState.checkpoint_states"
+
+
+class SaveCheckpointState(Callback):
+    """Writes a second checkpoint, of some parts only, after every k-th one and the very last.
+
+    It lies beside the first, is never what a run goes on from by itself, and stays when
+    `KeepNCheckpoints` deletes the first. If it cannot be written that is logged; the run goes on.
+
+    Args:
+        k: After every how many checkpoints, > 0; those before a restart count.
+        checkpoint_states: Names of top-level parts such as `model` and `optimizer`: a list, or a
+            text with commas. Parts whose names begin with two underscores are always there.
+        checkpoint_name: Its name; holds the fields `{checkpoint_states}` (the parts, joined by
+            "_") and `{ckpt_name}` (the name of the first).
+
+    State: How many checkpoints have been written.
+
+    Cost: Reads a k-th checkpoint back as a whole, verified, into host memory.
+
+    Raises:
+        ConfigError: If `k` is not positive, no part is named, or the name lacks a field; at the
+            first checkpoint, if the run's checkpoints have no such part.
+    """
+
+    def __init__(
+        self,
+        k: int,
+        checkpoint_states: str | list[str] = "model",
+        checkpoint_name: str = "{checkpoint_states}_{ckpt_name}",
+    ) -> None:
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise ConfigError(f"SaveCheckpointState.k is {k!r}; it must be a whole number > 0.")
+        self._k = k
+        self.states = part_names(_STATES, checkpoint_states)
+        check_name(
+            "SaveCheckpointState.checkpoint_name",
+            checkpoint_name,
+            ("checkpoint_states", "ckpt_name"),
+        )
+        self._template = checkpoint_name
+        self._num_saved = 0
+        self._newest: Path | None = None
+        self._loaded: Path | None = None
+        self._is_foreign = False
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        example = self._name(trainer.checkpoint.checkpoint_name.format(step=0))
+        check_is_apart("SaveCheckpointState.checkpoint_name", trainer, example)
+
+    def _name(self, ckpt_name: str) -> str:
+        return self._template.format(checkpoint_states="_".join(self.states), ckpt_name=ckpt_name)
+
+    # ---- when
+
+    @override
+    def postprocess_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        parts_of(_STATES, state_dict, self.states)
+
+    @override
+    def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
+        self._num_saved += 1
+        self._newest = ckpt_path
+        self._write_if_due(trainer)
+
+    def _write_if_due(self, trainer: Trainer) -> None:
+        if self._num_saved and self._num_saved % self._k == 0:
+            self._write_newest(trainer)
+
+    @override
+    def on_fit_start(
+        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
+    ) -> None:
+        self._write_if_due(trainer)  # after a crash between a checkpoint and this
+
+    @override
+    def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
+        if trainer.interrupted is None:
+            self._write_newest(trainer)
+
+    # ---- what
+
+    def _write_newest(self, trainer: Trainer) -> None:
+        source, self._newest = self._newest, None
+        if source is None or not trainer.backend.is_main:
+            return
+        path = source.with_name(self._name(source.name))
+        if os.path.lexists(path):
+            return
+        try:
+            state = checkpointing.load(source)
+            step = checkpointing.read_manifest(source).step
+            checkpointing.save(path, parts_of(_STATES, state, self.states), step=step)
+        except CheckpointError as error:
+            log.warning("%s was not written: %s", path, error)
+        else:
+            log.info("Saved %s of checkpoint %s as %s.", ", ".join(self.states), source, path.name)
+
+    # ---- after a restart
+
+    @override
+    def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
+        if ckpt_path is None:
+            return
+        self._is_foreign = not is_in_folder(trainer, ckpt_path)
+        self._loaded = ckpt_path if is_of_run(trainer, ckpt_path.name) else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how many checkpoints there were; the one being written is not counted."""
+        return {"num_saved": self._num_saved}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on counting, unless it is another run whose checkpoint this one begins with."""
+        if self._is_foreign:
+            return
+        self._num_saved = state["num_saved"]
+        if self._loaded is not None:
+            self._num_saved += 1
+            self._newest = self._loaded

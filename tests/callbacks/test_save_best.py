@@ -1,0 +1,414 @@
+"""The best checkpoints: which, when, and what is deleted for them."""
+
+import math
+
+import pytest
+import torch
+
+from modelzoo_trainer import (
+    Callback,
+    Checkpoint,
+    CheckpointError,
+    ConfigError,
+    RollBack,
+    TrainingLoop,
+    ValidationCallback,
+    checkpointing,
+)
+from modelzoo_trainer.callbacks import KeepNCheckpoints, SaveBest
+
+
+def names(folder):
+    return sorted(info.path.name for info in checkpointing.list_checkpoints(folder))
+
+
+class Score(ValidationCallback):
+    """Logs given values, one at each validation, under the name `score`."""
+
+    def __init__(self, *values):
+        self.values = values
+
+    @property
+    def name_scope(self):
+        return ""
+
+    @property
+    def every_n_vals(self):
+        return 1
+
+    @property
+    def num_validate_loops(self):
+        return 0
+
+    def run_validation(self, trainer, loop_idx, is_last):
+        trainer.log_metrics(score=self.values[trainer.global_step - 1])
+
+
+@pytest.fixture
+def run(make, batches):
+    """A function that trains a step for each value, and returns the trainer."""
+
+    def fit(values, *callbacks, expected=None, **settings):
+        plan = {"loop": TrainingLoop(max_steps=len(values), eval_frequency=1)} | settings
+        trainer = make(Score(*values), *callbacks, **plan)
+        if expected is None:
+            trainer.fit(batches, batches[:1])
+        else:
+            with pytest.raises(expected):
+                trainer.fit(batches, batches[:1])
+        return trainer
+
+    return fit
+
+
+# ---- which
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "kept"),
+    [
+        ([3.0, 1.0, 2.0], {}, ["best_2"]),
+        ([3.0, 1.0, 2.0], {"mode": "max"}, ["best_1"]),
+        ([1.0, 2.0, 3.0], {"mode": "max"}, ["best_3"]),
+        ([3.0, 1.0, 2.0], {"k": 2}, ["best_2", "best_3"]),
+        ([3.0, 1.0, 2.0], {"k": 5}, ["best_1", "best_2", "best_3"]),
+        ([2.0, 2.0, 2.0], {}, ["best_1"]),
+        ([2.0, 2.0, 2.0], {"k": 2}, ["best_1", "best_2"]),
+        ([math.nan, 2.0, -math.inf], {}, ["best_2"]),
+        ([2.0, math.nan, math.inf], {"mode": "max"}, ["best_1"]),
+        ([math.nan, math.nan], {}, []),
+        ([0.0, -0.0], {}, ["best_1"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("device", ["cpu", "fake"])
+def test_the_best_are_kept(run, values, settings, kept, device):
+    trainer = run(values, SaveBest("score", **settings), device=device)
+    assert names(trainer.model_dir) == kept
+
+
+def test_they_are_listed_with_their_values_best_first(run):
+    best = SaveBest("score", k=2)
+    run([3.0, 1.0, 2.0], best)
+    assert best.best == [
+        {"name": "best_2", "step": 2, "value": 1.0},
+        {"name": "best_3", "step": 3, "value": 2.0},
+    ]
+
+
+class Weights(Callback):
+    """Keeps the weights of each step."""
+
+    def __init__(self):
+        self.at = {}
+
+    def on_step_boundary(self, trainer):
+        self.at[trainer.global_step] = trainer.model.head.weight.detach().clone()
+
+
+@pytest.mark.parametrize("device", ["cpu", "fake"])
+@pytest.mark.parametrize("values", [[3.0, 1.0, 2.0], [3.0, 2.0, 1.0]])
+def test_the_weights_are_those_that_had_the_value(run, values, device):
+    weights = Weights()
+    trainer = run(values, weights, SaveBest("score"), device=device)
+    step = values.index(1.0) + 1
+    state = checkpointing.load(trainer.model_dir / f"best_{step}")
+    assert state["global_step"] == step
+    assert torch.equal(state["model"]["head.weight"], weights.at[step])
+
+
+def test_the_loss_of_a_validation_can_be_named(make, batches):
+    loop = TrainingLoop(max_steps=4, eval_frequency=1)
+    trainer = make(SaveBest("validate_0/loss", k=9), loop=loop)
+    trainer.fit(batches, batches[:1])
+    assert names(trainer.model_dir) == ["best_1", "best_2", "best_3", "best_4"]
+
+
+def test_the_loss_of_a_step_can_be_named_where_it_arrives_at_once(make, batches):
+    trainer = make(SaveBest("loss", mode="max", k=9), max_steps=3)
+    trainer.fit(batches)
+    assert names(trainer.model_dir) == ["best_1", "best_2", "best_3"]
+
+
+def test_a_value_that_arrives_when_its_weights_are_gone_is_not_used(make, batches, caplog):
+    trainer = make(SaveBest("loss", k=9), device="fake", max_steps=6)
+    trainer.fit(batches)
+    late = [record for record in caplog.records if "its weights were gone" in record.getMessage()]
+    assert trainer.backend.lag > 0
+    assert len(late) == 1
+    assert names(trainer.model_dir) == ["best_6"]  # that of the last step has been waited for
+
+
+def test_a_validation_outside_of_a_fit_is_none(make, batches):
+    trainer = make(SaveBest("validate_0/loss"))
+    trainer.validate(batches[:1])
+    assert names(trainer.model_dir) == []
+
+
+def test_a_validation_that_was_cut_short_is_none(make, batches):
+    class Stop(Callback):
+        def on_validate_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            trainer.early_exit.stop("enough")
+
+    trainer = make(Stop(), SaveBest("validate_0/loss"))
+    trainer.fit(batches, batches[:3])
+    assert names(trainer.model_dir) == []
+
+
+# ---- what
+
+
+def test_parts_can_be_chosen(run):
+    trainer = run([1.0], SaveBest("score", checkpoint_states="model,global_step"))
+    state = checkpointing.load(trainer.model_dir / "best_1")
+    assert sorted(state) == ["global_step", "model"]
+
+
+def test_a_part_that_is_not_there_is_named(run):
+    run([1.0], SaveBest("score", checkpoint_states="modle"), expected=ConfigError)
+
+
+def test_a_run_that_is_told_to_begin_with_a_best_one_knows_it(run, make, batches):
+    first = run([3.0, 1.0, 2.0], SaveBest("score"))
+    best = SaveBest("score")
+    loop = TrainingLoop(max_steps=4, eval_frequency=1)
+    again = make(Score(0.0, 0.0, 2.0, 2.0), best, loop=loop)
+    again.fit(batches, batches[:1], ckpt_path=first.model_dir / "best_2")
+    assert again.data.num_batches == 4
+    assert best.best == [{"name": "best_2", "step": 2, "value": 1.0}]
+    assert names(first.model_dir) == ["best_2"]
+
+
+def test_its_own_name_can_be_chosen(run):
+    trainer = run([1.0], SaveBest("score", checkpoint_name="top-{step}"))
+    assert names(trainer.model_dir) == ["top-1"]
+
+
+def test_it_is_never_what_a_run_goes_on_from_by_itself(run):
+    run([1.0, 2.0], SaveBest("score"))
+    again = run([1.0, 2.0], SaveBest("score"))
+    assert again.data.num_batches == 2
+
+
+def test_the_new_one_is_there_before_the_old_one_goes(run, monkeypatch):
+    seen = []
+    delete = checkpointing.delete
+
+    def note(path):
+        seen.append(names(path.parent))
+        delete(path)
+
+    monkeypatch.setattr(checkpointing, "delete", note)
+    run([3.0, 2.0, 1.0], SaveBest("score"))
+    assert seen == [["best_1", "best_2"], ["best_2", "best_3"]]
+
+
+def test_a_run_without_values_saves_none(make, batches):
+    trainer = make(SaveBest("validate_0/loss"), device="meta")
+    trainer.fit(batches, batches[:1])
+    assert names(trainer.model_dir) == []
+
+
+def test_two_of_them_do_not_touch_each_others(run):
+    trainer = run([3.0, 1.0, 2.0], SaveBest("score"), SaveBest("score", mode="max"))
+    assert names(trainer.model_dir) == ["best_1_2", "best_2"]
+
+
+def test_what_another_run_has_written_stays(run):
+    run([1.0], SaveBest("score"))
+    trainer = run([2.0, 1.0], SaveBest("score"))
+    assert names(trainer.model_dir) == ["best_1", "best_2"]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_it_goes_together_with_the_runs_own_checkpoints(run, asynchronous):
+    checkpoint = Checkpoint(steps=1, asynchronous=asynchronous)
+    trainer = run([3.0, 1.0, 2.0], KeepNCheckpoints(1), SaveBest("score"), checkpoint=checkpoint)
+    assert names(trainer.model_dir) == ["best_2", "checkpoint_3"]
+
+
+# ---- a disk that refuses
+
+
+def test_a_disk_that_refuses_is_reported_and_the_run_goes_on(run, monkeypatch, caplog):
+    save = checkpointing.save
+
+    def refuse(path, state, *, step, facts=None):
+        if path.name == "best_2":
+            raise CheckpointError("no space") from OSError(28, "No space left on device")
+        save(path, state, step=step, facts=facts)
+
+    monkeypatch.setattr(checkpointing, "save", refuse)
+    best = SaveBest("score")
+    trainer = run([3.0, 1.0, 2.0], best)
+    assert "NO BEST CHECKPOINT WAS WRITTEN at step 2: no space" in caplog.text
+    assert names(trainer.model_dir) == ["best_3"]
+    assert [entry["value"] for entry in best.best] == [2.0]
+
+
+# ---- after a restart
+
+
+class Crash(Exception):
+    pass
+
+
+class CrashAt(Callback):
+    """Raises after the checkpoint of a step, or (late) when its best one has been written."""
+
+    def __init__(self, step, late=False):
+        self.step, self.late = step, late
+
+    def on_step_boundary(self, trainer):
+        if trainer.global_step == self.step and not self.late:
+            raise Crash
+
+    def on_train_start(self, trainer, model, train_dataloader, loop, loop_idx):
+        if trainer.global_step == self.step and self.late:
+            raise Crash
+
+
+VALUES = [5.0, 4.0, 6.0, 3.0, 3.0, 2.0, 7.0]
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("steps", [[1], [2], [3], [4], [6], [1, 3, 4, 5]], ids=str)
+def test_a_run_that_was_broken_keeps_the_same_ones(run, tmp_path, k, late, steps):
+    def settings(**more):
+        return {"checkpoint": Checkpoint(steps=2), **more}
+
+    whole = SaveBest("score", k=k)
+    expected = run(VALUES, whole, **settings(model_dir=tmp_path / "whole"))
+    for step in steps:
+        run(VALUES, SaveBest("score", k=k), CrashAt(step, late), **settings(expected=Crash))
+    best = SaveBest("score", k=k)
+    trainer = run(VALUES, best, **settings())
+    assert [(entry["step"], entry["value"]) for entry in best.best] == [
+        (entry["step"], entry["value"]) for entry in whole.best
+    ]
+    kept = {entry["name"] for entry in best.best}
+    left = set(names(trainer.model_dir)) - set(names(expected.model_dir))
+    assert kept <= set(names(trainer.model_dir))
+    assert left <= {"best_1", "best_1_2"}  # before the first checkpoint it is another run
+
+
+def test_one_that_was_written_before_the_restart_is_not_written_again(run):
+    checkpoint = {"checkpoint": Checkpoint(steps=2)}
+    values = [5.0, 4.0, 3.0, 2.0]
+    first = run(values, SaveBest("score"), CrashAt(3, late=True), expected=Crash, **checkpoint)
+    before = (first.model_dir / "best_3" / "manifest.json").stat().st_ino
+    run(values[:3], SaveBest("score"), checkpoint=Checkpoint(steps=2))
+    assert (first.model_dir / "best_3" / "manifest.json").stat().st_ino == before
+    assert "best_3_2" not in names(first.model_dir)
+
+
+def test_one_that_was_damaged_in_between_is_written_again(run):
+    values = [5.0, 4.0, 3.0]
+    checkpoint = Checkpoint(steps=2)
+    first = run(
+        values, SaveBest("score"), CrashAt(2, late=True), expected=Crash, checkpoint=checkpoint
+    )
+    file = next((first.model_dir / "best_2").glob("model*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    best = SaveBest("score")
+    run(values[:2], best, checkpoint=Checkpoint(steps=2))
+    assert best.best[0]["name"] == "best_2_2"
+    assert checkpointing.verify(first.model_dir / "best_2_2") == []
+
+
+def test_the_last_one_of_a_complete_run_is_known_when_it_goes_on(run):
+    run([3.0, 1.0], SaveBest("score"), checkpoint=Checkpoint(steps=2))
+    best = SaveBest("score")
+    trainer = run([3.0, 1.0, 2.0, 0.5], best, checkpoint=Checkpoint(steps=2))
+    assert [entry["name"] for entry in best.best] == ["best_4"]
+    assert names(trainer.model_dir) == ["best_4", "checkpoint_2", "checkpoint_4"]
+
+
+def test_a_run_that_starts_from_anothers_checkpoint_leaves_its_best_alone(
+    run, make, batches, tmp_path
+):
+    first = run([1.0, 2.0], SaveBest("score"), checkpoint=Checkpoint(steps=2))
+    best = SaveBest("score")
+    other = make(
+        Score(9.0, 8.0, 9.0),
+        best,
+        model_dir=tmp_path / "other",
+        loop=TrainingLoop(max_steps=3, eval_frequency=1),
+    )
+    other.fit(batches, batches[:1], ckpt_path=first.model_dir / "checkpoint_2")
+    assert names(first.model_dir) == ["best_1", "checkpoint_2"]
+    assert best.best == [{"name": "best_2", "step": 2, "value": 8.0}]
+
+
+def test_a_run_that_goes_back_keeps_what_was_best_there(run):
+    class GoBack(Callback):
+        def __init__(self):
+            self.is_done = False
+
+        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            if trainer.global_step == 4 and not self.is_done:
+                self.is_done = True
+                raise RollBack("bad", step=4, batches=[], cause=RuntimeError("no way back"))
+
+    best = SaveBest("score")
+    trainer = run([5.0, 4.0, 3.0, 2.0], best, GoBack(), checkpoint=Checkpoint(steps=2))
+    assert [entry["step"] for entry in best.best] == [4]
+    assert names(trainer.model_dir) == ["best_4", "checkpoint_2", "checkpoint_4"]
+
+
+def test_what_a_restart_has_left_and_nobody_needs_is_gone_at_the_end(run):
+    crash = CrashAt(3, late=True)
+    checkpoint = Checkpoint(steps=2)
+    run([5.0, 4.0, 3.0, 2.0], SaveBest("score"), crash, expected=Crash, checkpoint=checkpoint)
+    trainer = run([5.0, 4.0, 6.0, 7.0], SaveBest("score"), checkpoint=Checkpoint(steps=2))
+    assert names(trainer.model_dir) == ["best_2", "checkpoint_2", "checkpoint_4"]
+
+
+# ---- mistakes
+
+
+def test_a_metric_that_never_appears_is_told_with_the_nearest_name(make, batches, caplog):
+    make(SaveBest("validate_0/los")).fit(batches, batches[:1])
+    assert "no metric 'validate_0/los' was logged" in caplog.text
+    assert "Did you mean 'validate_0/loss'?" in caplog.text
+
+
+def test_a_metric_that_appears_is_not_missed(make, batches, caplog):
+    make(SaveBest("validate_0/loss")).fit(batches, batches[:1])
+    assert "was logged" not in caplog.text
+
+
+def test_a_metric_that_is_no_number_is_refused(make, batches):
+    class Log(Callback):
+        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            trainer.log_metrics(weight=model.head.weight)
+
+    with pytest.raises(ConfigError, match="'weight' is a Tensor, which cannot be best"):
+        make(Log(), SaveBest("weight")).fit(batches)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"metric": ""}, "metric is ''; it must be the name of a metric"),
+        ({"mode": "least"}, "mode is 'least'; it must be 'min' or 'max'"),
+        ({"k": 0}, "k is 0; it must be a whole number > 0"),
+        ({"k": True}, "k is True"),
+        ({"checkpoint_name": "best"}, "must be a file name with {step}, once"),
+        ({"checkpoint_name": "a/{step}"}, "must be a file name with {step}, once"),
+        ({"checkpoint_name": "{step}{step}"}, "must be a file name with {step}, once"),
+        ({"checkpoint_name": "{step"}, "must be a file name with {step}, once"),
+        ({"checkpoint_states": ""}, "name parts of a checkpoint"),
+    ],
+)
+def test_an_argument_that_does_not_fit_is_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        SaveBest(**({"metric": "loss"} | arguments))
+
+
+def test_the_name_of_the_runs_own_checkpoints_is_refused(make):
+    with pytest.raises(ConfigError, match="'checkpoint_0' is a name of the checkpoints that"):
+        make(SaveBest("loss", checkpoint_name="checkpoint_{step}"))
