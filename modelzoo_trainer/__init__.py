@@ -29,6 +29,8 @@ if TYPE_CHECKING:
         ConfigError,
         HookError,
         ModelZooError,
+        RollBack,
+        StopTraining,
     )
     from modelzoo_trainer.hooks import HOOKS
     from modelzoo_trainer.loggers.logger import Logger
@@ -60,6 +62,8 @@ _HOMES = {
         "ConfigError",
         "HookError",
         "ModelZooError",
+        "RollBack",
+        "StopTraining",
     ),
     "loggers.logger": ("Logger",),
     "trainer": ("Trainer",),
@@ -81,6 +85,8 @@ __all__ = [
     "MixedPrecision",
     "ModelZooError",
     "Precision",
+    "RollBack",
+    "StopTraining",
     "Trainer",
     "TrainingLoop",
     "ValidationCallback",

@@ -5,33 +5,39 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+from types import ModuleType
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from modelzoo_trainer.config.options import OPTIONS
-from modelzoo_trainer.errors import ConfigError, ModelZooError
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.running import DONE, Runner, fail, refuse
+from modelzoo_trainer.stopping import INTERRUPTED, StopRequests
 
 if TYPE_CHECKING:
     from modelzoo_trainer.config.names import Names
     from modelzoo_trainer.config.plan import TrainerPlan
+    from modelzoo_trainer.supervisor.settings import Settings
 
 MakeNames: TypeAlias = "Callable[[Sequence[ModuleType]], Names]"
-
-DONE: Final = 0
-FAILED: Final = 1
-WRONG_USE: Final = 2
-BY_SIGNAL: Final = {"SIGINT": 130, "SIGTERM": 143}  # 128 and the signal's number, as shells say it
 
 _MODE: Final = "train_and_eval"
 _MODES: Final = ("train", _MODE, "eval", "eval_all")
 _ALIASES: Final = {"device": ("--target_device",), "model_dir": ("-o",)}
+_SUPERVISED: Final = "--supervised"
 _EPILOG: Final = """\
-exit codes: 0 done, 1 the run failed, 2 the command or the file is wrong, 130 Ctrl-C, 143 SIGTERM
+exit codes:
+  0    done: everything came to its end
+  1    the run failed
+  2    the command or the file is wrong
+  130  stopped by Ctrl-C (SIGINT)
+  143  stopped by SIGTERM, SIGUSR1, a stop file or the end of loop.max_time
+
+A run that was stopped wrote a checkpoint if it could; the same command goes on from it. With
+init.autorestart.max_num_restarts in the file, a run that fails is started again by itself.
 """
 
 
@@ -48,14 +54,20 @@ def main(argv: Sequence[str] | None = None, *, names: MakeNames | None = None) -
     options.check = options.check or options.explain_hooks
     if options.params is None and not options.schema:
         parser.error("the following arguments are required: -p/--params")
-    command = sys.argv if argv is None else ["modelzoo-trainer", *argv]
-    restore = _exit_on_sigterm()
-    try:
-        return _run(options, names or _shipped_names, command)
-    except KeyboardInterrupt:
-        return BY_SIGNAL["SIGINT"]
-    finally:
-        restore()
+    words = sys.argv if argv is None else ["modelzoo-trainer", *argv]
+    with StopRequests(owns_process=argv is None) as requests:
+        try:
+            if options.supervised is not None:
+                return _run_as_child(options, names or _shipped_names, words, requests)
+            restarts = [] if options.check or options.schema else _restarts(options)
+            command = _command(argv, names) if restarts else None
+            if command is not None:
+                return _supervise(command, restarts, words)
+            return _run(options, names or _shipped_names, Runner(words, requests))
+        except ConfigError as error:
+            return refuse(str(error))
+        except KeyboardInterrupt:
+            return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -99,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         help="change a value of the file, such as init.loop.max_steps=10 or "
         "init.callbacks[KeepNCheckpoints].n=3; may be repeated",
     )
+    parser.add_argument(_SUPERVISED, help=argparse.SUPPRESS)  # for a supervisor to give
     changes = parser.add_argument_group("changes of the file")
     for option in OPTIONS:
         names = [f"--{option.name}", *_ALIASES.get(option.name, ())]
@@ -109,24 +122,66 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(options: argparse.Namespace, names: MakeNames, command: Sequence[str]) -> int:
+def _run(options: argparse.Namespace, names: MakeNames, runner: Runner) -> int:
     try:
         require_sibling("backends")
     except ImportError as error:
-        return _refuse(str(error))
+        return refuse(str(error))
+    if options.schema:
+        return _print_schema(options, names)
+    plans = _plans(options, names)
+    return _print_report(options, plans) if options.check else runner.run(plans)
+
+
+def _restarts(options: argparse.Namespace) -> list[Settings]:
+    """Return what the file says of restarts; nothing if it asks for none."""
+    from modelzoo_trainer.supervisor.settings import read_settings
+
+    return read_settings(
+        options.params,
+        mode=options.mode or _MODE,
+        changes=options.changes,
+        options=_given(options),
+    )
+
+
+def _command(argv: Sequence[str] | None, names: MakeNames | None) -> list[str] | None:
+    """Return the command line as it can be started again; None if it cannot."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    whole = sys.orig_argv
+    if argv is None and whole[len(whole) - len(words) :] == words:
+        return [sys.executable, *whole[1:]]
+    return [sys.executable, "-m", "modelzoo_trainer", *words] if names is None else None
+
+
+def _supervise(command: list[str], restarts: list[Settings], words: Sequence[str]) -> int:
+    from modelzoo_trainer.config.secrets import hide_in_command
+    from modelzoo_trainer.supervisor.supervising import supervise
+
+    def tell(text: str) -> None:
+        sys.stderr.write(f"autorestart: {text}\n")
+
     try:
-        if options.schema:
-            return _print_schema(options, names)
-        plans = _plans(options, names)
-    except ConfigError as error:
-        return _refuse(str(error))
-    if options.check:
-        return _print_report(options, plans)
-    for plan in plans:
-        code = _run_plan(plan, command)
-        if code != DONE:
-            return code
-    return DONE
+        return supervise(command, restarts, tell, shown=hide_in_command(words))
+    except OSError as error:
+        return fail(error)
+
+
+def _run_as_child(
+    options: argparse.Namespace, names: MakeNames, words: Sequence[str], requests: StopRequests
+) -> int:
+    from modelzoo_trainer.supervisor.child import Child
+    from modelzoo_trainer.supervisor.order import Order, without_order
+
+    try:
+        child = Child(Order.parse(options.supervised))
+    except (OSError, ValueError) as error:
+        return refuse(str(error))
+    try:
+        return _run(options, names, Runner(without_order(list(words)), requests, child))
+    except Exception as error:
+        child.fail(error)
+        raise
 
 
 def _print_schema(options: argparse.Namespace, names: MakeNames) -> int:
@@ -156,7 +211,7 @@ def _print(text: str) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
     except OSError as error:
-        return _fail(error)
+        return fail(error)
     return DONE
 
 
@@ -184,71 +239,13 @@ def _plans(options: argparse.Namespace, names: MakeNames) -> list[TrainerPlan]:
         lambda: names(modules),
         mode=options.mode or (None if options.check else _MODE),
         changes=options.changes,
-        options={option.name: getattr(options, option.name) for option in OPTIONS},
+        options=_given(options),
         for_a_run=not options.check,
     )
 
 
-def _run_plan(plan: TrainerPlan, command: Sequence[str]) -> int:
-    """Build and run one trainer; what users wrote raises through, with its traceback."""
-    from modelzoo_trainer.core.backend import BackendError, BackendUnavailable
-
-    for note in plan.notes:
-        sys.stderr.write(f"note: {note}\n")
-    try:
-        trainer = plan.build()
-        _save_params(plan, trainer, command)
-    except (ConfigError, BackendUnavailable) as error:
-        return _refuse(str(error))
-    except (ModelZooError, BackendError) as error:
-        return _fail(error)
-    try:
-        plan.run(trainer)
-    except ConfigError as error:  # what only the data or the model could tell
-        return _refuse(str(error))
-    except (ModelZooError, BackendError) as error:
-        return _fail(error)
-    finally:
-        trainer.close()
-    interrupted: str | None = trainer.interrupted
-    return DONE if interrupted is None else BY_SIGNAL.get(interrupted, FAILED)
-
-
-def _save_params(plan: TrainerPlan, trainer: Any, command: Sequence[str]) -> None:
-    """Write the file as it is run, changes included, beside the run's log."""
-    from modelzoo_trainer.config.provenance import describe_run
-
-    if not trainer.backend.is_main:
-        return
-    path = trainer.artifact_dir / "params.yaml"
-    try:
-        path.write_text(describe_run(plan, command), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None
-
-
-def _refuse(message: str) -> int:
-    sys.stderr.write(f"{message}\n")
-    return WRONG_USE
-
-
-def _fail(error: BaseException) -> int:
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    sys.stderr.write(f"{type(error).__name__}: {error}{notes}\n")
-    return FAILED
-
-
-def _exit_on_sigterm() -> Any:
-    """Let SIGTERM unwind the process where no trainer has taken it over; return how to undo it."""
-
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(BY_SIGNAL["SIGTERM"])
-
-    try:
-        before = signal.signal(signal.SIGTERM, leave)
-    except ValueError:  # not the main thread: signals are somebody else's
-        return lambda: None
-    return lambda: signal.signal(signal.SIGTERM, before)
+def _given(options: argparse.Namespace) -> dict[str, str | None]:
+    return {option.name: getattr(options, option.name) for option in OPTIONS}
 
 
 def require_sibling(name: str) -> None:

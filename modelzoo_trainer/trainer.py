@@ -25,7 +25,7 @@ from modelzoo_trainer.core.backend import Backend, Stream
 from modelzoo_trainer.core.model import ModelFactory, require_loss, to_outputs
 from modelzoo_trainer.core.optimizer import OptimizerFactory
 from modelzoo_trainer.core.passes import Pass, as_loaders, resolve_loader
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, RollBack, StopTraining
 from modelzoo_trainer.hooks import note_origin
 from modelzoo_trainer.loggers.logger import Logger
 from modelzoo_trainer.trainer_parts import TrainerParts
@@ -51,7 +51,7 @@ class Trainer(TrainerParts):
         callbacks: Called after the core ones, in this order.
         loggers: Receive metrics; called after `callbacks`.
         seed: Seeds everything; None = whatever torch was seeded with.
-        autorestart: None; restarts are not part of this version.
+        autorestart: Restarts of the command line; None = none.
 
     Raises:
         ConfigError: If something does not fit.
@@ -121,35 +121,59 @@ class Trainer(TrainerParts):
         loop = self._training_loop()
         with ExitStack() as stack, self.on_exception("fit"):
             self.hooks.on_enter_fit(self, stack, train_dataloader, val_dataloader, loop)
-            self.load_checkpoint(ckpt_path)
-            self.hooks.on_fit_start(self, train_dataloader, val_dataloader, loop)
+            self._resume(ckpt_path)
+            with self.early_exit.honouring_stops():
+                self.hooks.on_fit_start(self, train_dataloader, val_dataloader, loop)
+                self.early_exit.heed(self)
             val_dataloaders = self.number_val_dataloaders(as_loaders(val_dataloader))
-            loop_idx = 0
+            with self.early_exit.honouring_stops():
+                self._end_owed_epoch()
+            if self.schedule.owes_validation(self):
+                self.reproducibility.restore(self)
+                self._validate_stage(val_dataloaders, loop)
             while self.schedule.has_steps_left(self):
-                self._run_train(train_dataloader, loop, loop_idx)
+                with self.early_exit.honouring_stops():
+                    self._run_train(train_dataloader, loop)
                 if self.schedule.validates and not self.early_exit.should_exit:
-                    is_last = not self.schedule.has_steps_left(self)
-                    self._validate_all(val_dataloaders, [None], loop.val_loop, loop_idx, is_last)
-                loop_idx += 1
+                    self._validate_stage(val_dataloaders, loop)
             self.hooks.on_fit_end(self, loop)
             self.drain()
 
-    def _run_train(self, train_dataloader: Loader, loop: TrainingLoop, loop_idx: int) -> None:
+    def _run_train(self, train_dataloader: Loader, loop: TrainingLoop) -> None:
+        loop_idx = self.schedule.loop_idx
         with ExitStack() as stack, self.on_exception("train"):
             self.schedule.begin_stage(self)
             self.hooks.on_enter_train(self, stack, train_dataloader, loop, loop_idx)
             self.hooks.on_train_start(self, self.model, train_dataloader, loop, loop_idx)
+            self.reproducibility.restore(self)
+            is_over = False
+            while not is_over:
+                is_over = self._train_stage()
+            self.hooks.on_train_end(self, self.model, loop, loop_idx)
+
+    def _train_stage(self) -> bool:
+        """Train on; return whether the stage is over."""
+        try:
             while self.schedule.stage_continues(self):
                 self._train_batch()
             self.drain()
-            self.hooks.on_train_end(self, self.model, loop, loop_idx)
+        except StopTraining as stop:
+            self.early_exit.end(stop)
+            self.loop.settle_step(self)
+            self.data.give_back_window(self)
+            self.grad_accum.drop(self)
+            return False  # values may still be under way
+        except RollBack as found:
+            self.roll_back(found)
+            return self.schedule.owes_validation(self)
+        return True
 
     def _train_batch(self) -> None:
         data = self.data
         if data.begins_epoch:
             self.hooks.on_train_epoch_start(self, data.epoch)
-        batch_idx = data.batch_idx
         batch = data.next_batch(self)
+        batch_idx = data.batch_idx - data.ends_batch
         self.hooks.on_train_batch_start(self, self.model, batch, batch_idx)
         outputs = self.training_step(batch)
         self.hooks.on_train_batch_end(self, self.model, outputs, batch, batch_idx)
@@ -172,6 +196,7 @@ class Trainer(TrainerParts):
                 self.optimizer_zero_grad()
                 if self.schedulers:
                     self.schedulers_step()
+                self.loop.updated_step = self.global_step + 1
             else:
                 with self.backend.accumulating():
                     outputs = self.forward(batch)
@@ -246,7 +271,11 @@ class Trainer(TrainerParts):
             CheckpointError: If the checkpoint cannot be used.
         """
         loop = self._validation_loop(loop)
-        with ExitStack() as stack, self.on_exception("validate"):
+        with (
+            ExitStack() as stack,
+            self.early_exit.honouring_stops(),
+            self.on_exception("validate"),
+        ):
             stack.enter_context(self.name_scope(self.get_val_dataloader_scope(val_dataloader)))
             self.hooks.on_enter_validate(self, stack, val_dataloader, loop)
             self.load_checkpoint(ckpt_path)
@@ -260,7 +289,9 @@ class Trainer(TrainerParts):
             )
             stack.callback(setattr, self, "val_pass", self.val_pass)
             self.val_pass = batches
+            self.val_is_complete = False
             self._validate_batches(batches, loop)
+            self.val_is_complete = batches.is_last
             self.logging.gate_validation(self, 0, is_last=True)
             self.call(loop.on_end_hook, self.model, loop)
             self.drain()
@@ -305,6 +336,14 @@ class Trainer(TrainerParts):
         loaders = self.number_val_dataloaders(as_loaders(val_dataloaders))
         self._validate_all(loaders, paths, self._validation_loop(loop), None, True)
 
+    def _validate_stage(self, val_dataloaders: list[Loader], loop: TrainingLoop) -> None:
+        schedule = self.schedule
+        is_last = not schedule.has_steps_left(self)
+        with self.early_exit.honouring_stops():
+            self._validate_all(val_dataloaders, [None], loop.val_loop, schedule.loop_idx, is_last)
+        is_cut = self.early_exit.should_exit or not self.val_is_complete
+        schedule.end_stage(self, is_validated=not is_cut)
+
     def _validate_all(
         self,
         val_dataloaders: list[Loader],
@@ -313,31 +352,44 @@ class Trainer(TrainerParts):
         loop_idx: int | None,
         is_last: bool,
     ) -> None:
+        self.val_is_complete = True  # of no dataloaders
         with ExitStack() as stack:
             self.hooks.on_enter_validate_all(self, stack, val_dataloaders, loop, ckpt_paths)
             for ckpt_path in ckpt_paths:
                 self.load_checkpoint(ckpt_path)
                 for val_dataloader in val_dataloaders:
-                    if self.early_exit.should_exit:
-                        return
                     self.validate(val_dataloader, ckpt_path=None, loop=loop)
+                    if self.early_exit.should_exit or not self.val_is_complete:
+                        return
                 self.hooks.run_validation(self, loop_idx, is_last)
 
     # ---- checkpoints
 
-    def save_checkpoint(self) -> Path:
+    def save_checkpoint(self, *, wait: bool = True) -> Path:
         """Write a checkpoint of the current state and return its path.
+
+        Args:
+            wait: Until it is committed; if not, it is written while training goes on, and
+                `on_after_save_checkpoint` is called at a later step boundary.
 
         Raises:
             CheckpointError: If it cannot be written; there is none then, not half of one.
         """
         self.drain()
+        self.checkpoint.finish(self)
         state: dict[str, Any] = {}
         self.hooks.on_save_checkpoint(self, state)
         self.hooks.postprocess_checkpoint(self, state)
-        path = self.checkpoint.write(self, state)
-        self.hooks.on_after_save_checkpoint(self, path)
+        self.autorestart.add_state(self, state)
+        path = self.checkpoint.write(self, state, wait=wait)
+        self.after_save(self.checkpoint.take_committed())
         return path
+
+    def after_save(self, committed: Iterable[Path]) -> None:
+        """Tell everybody of checkpoints that have been committed."""
+        for path in committed:
+            self.hooks.on_after_save_checkpoint(self, path)
+            self.autorestart.saved(self, path)
 
     def load_checkpoint(self, ckpt_path: CkptPath = None) -> None:
         """Restore the state of a checkpoint.
@@ -354,8 +406,43 @@ class Trainer(TrainerParts):
         if path is None:
             return
         state = self.checkpoint.read(self, path)
+        self.autorestart.loaded(self, state)
         self.hooks.preprocess_checkpoint(self, state)
         self.hooks.on_load_checkpoint(self, state)
+
+    def _resume(self, ckpt_path: CkptPath) -> None:
+        self.is_resuming = True
+        try:
+            self.load_checkpoint(ckpt_path)
+        finally:
+            self.is_resuming = False
+
+    def _end_owed_epoch(self) -> None:
+        if self.data.owes_epoch_end:
+            self.reproducibility.restore(self)
+            self.data.owes_epoch_end = False
+            self.hooks.on_train_epoch_end(self, self.data.epoch - 1)
+
+    def roll_back(self, found: RollBack) -> None:
+        """Go back to the newest intact checkpoint of the run, and past the data that spoilt it.
+
+        Args:
+            found: What was bad, and the batches that are left out from now on.
+
+        Raises:
+            BaseException: `found.cause`, if there is no checkpoint to go back to.
+        """
+        path = self.checkpoint.to_roll_back_to(self)
+        if path is None:
+            raise found.cause
+        self.backend.reads.clear()
+        self.logging.drop(self)
+        self.grad_accum.drop(self)
+        self._resume(path)
+        self.data.pass_over(found.batches)
+        self.reproducibility.restore(self)
+        self._end_owed_epoch()
+        self.schedule.begin_stage(self)
 
     # ---- which loop, and what happens on an error
 
@@ -383,6 +470,8 @@ class Trainer(TrainerParts):
         """
         try:
             yield
+        except StopTraining:
+            raise  # no failure
         except BaseException as error:
             try:
                 self.drain()

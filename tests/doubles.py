@@ -161,6 +161,7 @@ _LOOP_KEYS: Final = (
     "eval_frequency",
     "eval_steps",
     "grad_accum_steps",
+    "max_time",
 )
 
 

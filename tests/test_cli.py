@@ -223,8 +223,17 @@ def test_an_error_of_the_users_in_a_run_keeps_its_traceback(run, trainer):
     assert trainer.built[0].is_closed
 
 
-@pytest.mark.parametrize(("reason", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 1)])
-def test_a_run_that_a_signal_ended_says_so(run, trainer, reason, code):
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        ("SIGINT", 130),
+        ("SIGTERM", 143),
+        ("SIGUSR1", 143),
+        ("stop file", 143),
+        ("max_time", 143),
+    ],
+)
+def test_a_run_that_was_interrupted_says_so(run, trainer, reason, code):
     trainer.interrupted = reason
     assert run() == code
 

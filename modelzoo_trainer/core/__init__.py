@@ -16,6 +16,7 @@ from modelzoo_trainer.core.model import ModelCallback
 from modelzoo_trainer.core.optimizer import OptimizerCallback
 from modelzoo_trainer.core.precision import Precision
 from modelzoo_trainer.core.reproducibility import Reproducibility
+from modelzoo_trainer.core.run_lock import RunLock
 from modelzoo_trainer.core.run_schedule import RunSchedule
 from modelzoo_trainer.core.schedulers import SchedulersCallback
 from modelzoo_trainer.core.sparsity import Sparsity
@@ -37,6 +38,7 @@ __all__ = [
     "OptimizerCallback",
     "Precision",
     "Reproducibility",
+    "RunLock",
     "RunSchedule",
     "SchedulersCallback",
     "Sparsity",

@@ -25,6 +25,7 @@ from modelzoo_trainer.core.model import ModelCallback
 from modelzoo_trainer.core.optimizer import OptimizerCallback
 from modelzoo_trainer.core.precision import Precision
 from modelzoo_trainer.core.reproducibility import Reproducibility
+from modelzoo_trainer.core.run_lock import RunLock
 from modelzoo_trainer.core.run_schedule import RunSchedule
 from modelzoo_trainer.core.schedulers import SchedulersCallback
 from modelzoo_trainer.core.sparsity import Sparsity
@@ -60,6 +61,7 @@ def core_callbacks(parts: Mapping[str, Any]) -> OrderedDict[str, CoreCallback]:
         reproducibility=Reproducibility(parts["seed"]),
         backend=BackendCallback(parts["backend"], parts["device"]),
         precision=own["precision"],
+        run_lock=RunLock(),
         artifact_dir=ArtifactDir(),
         model=ModelCallback(model),
         dataloader=DataLoaderCallback(),
@@ -71,8 +73,8 @@ def core_callbacks(parts: Mapping[str, Any]) -> OrderedDict[str, CoreCallback]:
         run_schedule=RunSchedule(),
         logging=own["logging"],
         loss_accum=LossAccumulation(num),
-        interrupt=Interrupt(),
         early_exit=EarlyExit(),
+        interrupt=Interrupt(),  # after what it asks: a signal must not be forgotten there
         checkpoint=own["checkpoint"],
     )
 

@@ -13,7 +13,9 @@ from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
-from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
+from modelzoo_trainer.core.checkpoint_saving import Saving, prepare
+from modelzoo_trainer.core.checkpoint_times import Times
+from modelzoo_trainer.errors import CheckpointError, CheckpointMismatch, ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -22,22 +24,33 @@ log = logging.getLogger("modelzoo_trainer.checkpoint")
 
 
 class Checkpoint(CoreCallback):
-    """Writes checkpoints at step boundaries, and finds the newest one.
+    """Writes checkpoints at step boundaries, and finds the newest intact one.
+
+    With any of `steps`, `minutes` and `epochs` one is also written where a run ends, for whatever
+    reason; without, only if it was interrupted by something else than Ctrl-C. One that cannot be
+    written (a full disk, a folder that became read-only) does not end the training: it is reported,
+    the earlier ones stay, and the next is tried when it is due; only the one at the end must
+    succeed.
 
     Args:
-        steps: Write one every so many steps, and at the end; None or 0 = none.
-        autoload_last_checkpoint: Start from the newest checkpoint of the folder, unless `fit` is
-            told otherwise.
+        steps: Write one every so many steps; None or 0 = none.
+        autoload_last_checkpoint: Start from the newest intact checkpoint of the folder, unless
+            `fit` is told otherwise.
         disable_strict_checkpoint_loading: Load what fits and leave the rest.
         save_initial_checkpoint: Write one before the first step.
         checkpoint_root: Where they are; None = `model_dir`.
         checkpoint_name: Their names; holds the field `{step}` once.
-        strict_version: Accepted for the format's sake: another format version is always refused.
+        strict_version: Accepted for the format's sake: one that cannot be read is always refused.
+        minutes: Write one at the first step boundary so many minutes after the last; None = none.
+        epochs: Write one at the end of every so many passes over the data; None = none.
+        asynchronous: Go on training while a checkpoint is written, from a copy of the state in
+            host memory. At most one is under way.
 
     State: `callbacks`, what the callbacks' `state_dict` methods return.
 
     Raises:
-        ConfigError: If `steps` is negative or the name lacks its field.
+        ConfigError: If a number is negative or the name lacks its field; at the start of a fit, if
+            the folder cannot be written or has less space than one checkpoint takes.
     """
 
     def __init__(  # noqa: PLR0913  # the YAML section's keys
@@ -49,27 +62,31 @@ class Checkpoint(CoreCallback):
         checkpoint_root: str | Path | None = None,
         checkpoint_name: str = "checkpoint_{step}",
         strict_version: bool = True,
+        minutes: float | None = None,
+        epochs: int | None = None,
+        asynchronous: bool = False,
     ) -> None:
-        is_count = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0
-        if steps is not None and not is_count:
-            raise ConfigError(f"checkpoint.steps is {steps!r}; it must be a whole number or null.")
         if _fields_of(checkpoint_name) != [("step", "", None)] or "/" in checkpoint_name:
             raise ConfigError(
                 f"checkpoint.checkpoint_name is {checkpoint_name!r}; it must be a file name with "
                 f"the field {{step}} once, such as 'checkpoint_{{step}}'."
             )
-        self.steps = steps or None
+        self.times = Times(steps, minutes, epochs)
+        self.steps = self.times.steps
         self.autoload_last_checkpoint = autoload_last_checkpoint
         self.disable_strict_checkpoint_loading = disable_strict_checkpoint_loading
         self.save_initial_checkpoint = save_initial_checkpoint
         self.checkpoint_root = None if checkpoint_root is None else Path(checkpoint_root)
         self.checkpoint_name = checkpoint_name
         self.strict_version = strict_version
+        self.asynchronous = asynchronous
+        self._saving = Saving()
         self._saved_step: int | None = None
         self._is_fresh = True
+        self._found: tuple[Path, StateDict] | None = None
         self.is_own = False
         """Whether the checkpoint that was chosen last is the newest one of this run's folder."""
-        if self.steps is None:
+        if not self.times.is_any:
             self.idle_hooks = frozenset({"on_step_boundary"})
 
     # ---- names
@@ -82,30 +99,79 @@ class Checkpoint(CoreCallback):
         """Return a path for the current step that is not in use."""
         plain = self.root(trainer) / self.checkpoint_name.format(step=trainer.global_step)
         path, number = plain, 1
-        while path.exists():
+        while path.exists() or path == self._saving.path:
             number += 1
             path = plain.with_name(f"{plain.name}_{number}")
         return path
 
     def get_latest_checkpoint(self, trainer: Trainer) -> Path | None:
         """Return the newest checkpoint of the folder: highest step, then latest attempt."""
+        return checkpointing.newest(self.root(trainer), self._pattern())
+
+    def _pattern(self) -> re.Pattern[str]:
         before, after = self.checkpoint_name.split("{step}")
-        pattern = re.compile(rf"{re.escape(before)}\d+{re.escape(after)}(_\d+)?")
-        return checkpointing.newest(self.root(trainer), pattern)
+        return re.compile(rf"{re.escape(before)}\d+{re.escape(after)}(_\d+)?")
 
     def choose(self, trainer: Trainer, ckpt_path: Any) -> Path | None:
         """Return the checkpoint that an argument stands for.
 
         Args:
             trainer: The trainer.
-            ckpt_path: A path; None = none; Ellipsis = the newest one, if autoload is on and this
-                trainer has neither trained nor loaded anything yet.
+            ckpt_path: A path; None = none; Ellipsis = the newest intact one, if autoload is on
+                and this trainer has neither trained nor loaded anything yet.
+
+        Raises:
+            CheckpointError: If there are checkpoints and none of them is intact.
         """
+        self._found = None
         self.is_own = ckpt_path is ...
         if not self.is_own:
-            return None if ckpt_path is None else Path(ckpt_path)
+            return None if ckpt_path is None else self._told(trainer, Path(ckpt_path))
         if self.autoload_last_checkpoint and self._is_fresh:
-            return self.get_latest_checkpoint(trainer)
+            self._found = self._newest_intact(trainer)
+        return None if self._found is None else self._found[0]
+
+    def _told(self, trainer: Trainer, path: Path) -> Path:
+        """Return the checkpoint that a run was told to begin with, or what it has made of it."""
+        if not trainer.is_resuming:
+            return path
+        own = self.get_latest_checkpoint(trainer)
+        if own is None or own.resolve() == path.resolve():
+            return path
+        if trainer.autorestart.is_restart:
+            self.is_own = True
+            self._found = self._newest_intact(trainer)
+            return own if self._found is None else self._found[0]
+        if self._is_fresh:
+            log.warning(
+                "The run begins with %s as it was told, although its folder has %s already. Leave "
+                "ckpt_path out to go on from that.",
+                path,
+                own,
+            )
+        return path
+
+    def to_roll_back_to(self, trainer: Trainer) -> Path | None:
+        """Return the newest intact checkpoint of the folder, or None."""
+        self.finish(trainer)
+        self._found = self._newest_intact(trainer)
+        return None if self._found is None else self._found[0]
+
+    def _newest_intact(self, trainer: Trainer) -> tuple[Path, StateDict] | None:
+        """Return the newest checkpoint that can be loaded, and its content."""
+        root = self.root(trainer)
+        damaged = []
+        for path in checkpointing.candidates(root, self._pattern()):
+            try:
+                return path, checkpointing.load(path)
+            except CheckpointError as error:
+                log.warning("Passed over %s: %s", path, error)
+                damaged.append(f"  {path.name}: {error}")
+        if damaged:
+            raise CheckpointError(
+                f"no checkpoint in {str(root)!r} is intact:\n" + "\n".join(damaged) + "\nMove them "
+                "away to begin anew, or name another one with ckpt_path."
+            )
         return None
 
     def all_of(self, trainer: Trainer) -> list[Path]:
@@ -117,7 +183,9 @@ class Checkpoint(CoreCallback):
         Raises:
             ConfigError: If there is none.
         """
-        found = [info.path for info in checkpointing.list_checkpoints(self.root(trainer))]
+        listed = checkpointing.list_checkpoints(self.root(trainer))
+        pattern = self._pattern()
+        found = [info.path for info in listed if pattern.fullmatch(info.path.name)]
         if not found:
             raise ConfigError(
                 f"there is no checkpoint in {str(self.root(trainer))!r} to validate. Name some "
@@ -154,41 +222,72 @@ class Checkpoint(CoreCallback):
         loop: Any,
     ) -> None:
         self._saved_step = None
+        stack.callback(self._saving.settle)
 
     @override
     def on_fit_start(
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
+        saves = self.times.is_any or self.save_initial_checkpoint
+        if saves and trainer.backend.caps.holds_values and trainer.backend.is_main:
+            prepare(self.root(trainer), trainer, is_locked=self.checkpoint_root is None)
         if self.save_initial_checkpoint and self._is_fresh:
-            self._save(trainer)
+            self._save(trainer, wait=True)
         self._is_fresh = False
         self._saved_step = trainer.global_step
+        self.times.start()
 
     @override
     def on_step_boundary(self, trainer: Trainer) -> None:
-        if self.steps is not None and trainer.global_step % self.steps == 0:
-            self._save(trainer)
+        try:
+            trainer.after_save(self._saving.collect())
+        except CheckpointError as error:
+            self._tell(error)
+        if self.times.is_due(trainer):
+            self._try_save(trainer)
+
+    def finish(self, trainer: Trainer) -> None:
+        """Wait for what is being written; report its failure, as that is not the caller's."""
+        try:
+            trainer.after_save(self._saving.wait())
+        except CheckpointError as error:
+            self._tell(error)
+
+    def _try_save(self, trainer: Trainer) -> None:
+        try:
+            self._save(trainer, wait=not self.asynchronous)
+        except CheckpointError as error:
+            self._tell(error)
+
+    def _tell(self, error: CheckpointError) -> None:
+        """Report a checkpoint that the disk has refused; anything else is a mistake, and raised."""
+        if not isinstance(error.__cause__, OSError):
+            raise error
+        self._saved_step = None
+        log.error(
+            "NO CHECKPOINT WAS WRITTEN: %s Training goes on, and the next one is tried when it is "
+            "due. Make space or mend the folder before then.",
+            error,
+        )
 
     @override
     def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
-        if self.steps is not None and self._saved_step != trainer.global_step:
-            self._save(trainer)
+        self.finish(trainer)
+        is_preempted = trainer.interrupted not in (None, "SIGINT")
+        if (self.times.is_any or is_preempted) and self._saved_step != trainer.global_step:
+            self._save(trainer, wait=True)
 
-    def _save(self, trainer: Trainer) -> None:
+    def _save(self, trainer: Trainer, *, wait: bool) -> None:
         if trainer.backend.caps.holds_values:  # a dry run has nothing to save
-            trainer.save_checkpoint()
+            trainer.save_checkpoint(wait=wait)
 
     # ---- what
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        states = {
-            name: callback.state_dict()
-            for name, callback in trainer.stateful_callbacks()
-            if hasattr(callback, "state_dict")
-        }
+        states = {name: callback.state_dict() for name, callback in trainer.stateful_callbacks()}
         if states:
-            state_dict["callbacks"] = trainer.backend.host_state(states)
+            state_dict["callbacks"] = trainer.backend.state_view(states)
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
@@ -204,28 +303,51 @@ class Checkpoint(CoreCallback):
             elif states and strict:
                 log.warning("The checkpoint has no state of %s; it starts anew.", name)
 
-    def write(self, trainer: Trainer, state: StateDict) -> Path:
-        """Commit a checkpoint of the current step and return its path."""
+    def write(self, trainer: Trainer, state: StateDict, *, wait: bool) -> Path:
+        """Write a checkpoint of the current step and return its path.
+
+        Args:
+            trainer: The trainer.
+            state: What to write; shares memory with the run.
+            wait: Until it is committed.
+
+        Raises:
+            CheckpointError: If it cannot be written; or, of one before that was not waited for.
+        """
         path = self.get_checkpoint_path(trainer)
         if trainer.backend.is_main:
-            checkpointing.save(path, state, step=trainer.global_step)
+            self._saving.save(path, state, trainer.global_step, wait=wait)
         self._saved_step = trainer.global_step
-        log.info("Saved checkpoint %s.", path)
+        self.times.start()
         return path
+
+    def take_committed(self) -> list[Path]:
+        """Return the checkpoints that have been committed since this was asked last."""
+        return self._saving.collect()
 
     def read(self, trainer: Trainer, path: Path) -> StateDict:
         """Verify a checkpoint and return its content.
 
+        Args:
+            trainer: The trainer.
+            path: A checkpoint; or a `.safetensors` file, or a folder with one, for the weights.
+
         Raises:
             CheckpointError: If it is not there, not intact, or of another format.
         """
-        if not path.exists():
+        found, self._found = self._found, None
+        if found is not None and found[0] == path:
+            state = found[1]
+        elif not path.exists():
             raise CheckpointMismatch(
                 f"ckpt_path: there is no checkpoint {str(path)!r}. Newest in "
                 f"{str(self.root(trainer))!r}: {self.get_latest_checkpoint(trainer) or 'none'}."
             )
-        log.info("Loading checkpoint %s.", path)
-        state = checkpointing.load(path)
+        elif checkpointing.holds_weights(path):
+            state = {"model": checkpointing.read_weights(path)}
+        else:
+            state = checkpointing.load(path)
+        log.info("Loaded checkpoint %s.", path)
         self._is_fresh = False
         return state
 

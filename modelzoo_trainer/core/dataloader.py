@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, StateDict
-from modelzoo_trainer.core.backend import Stream
-from modelzoo_trainer.core.passes import Pass, exact_length, known_length, resolve_loader
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.core.data_facts import facts_of, warn_of_changes
+from modelzoo_trainer.core.data_position import PassSeeds, Position
+from modelzoo_trainer.core.feed import Feed
+from modelzoo_trainer.core.passes import Pass, known_length
+from modelzoo_trainer.core.sources import LoaderState
+from modelzoo_trainer.data.generators import mixed, seed_generators
+from modelzoo_trainer.errors import ConfigError, StopTraining
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.data")
 
 
 class DataLoaderCallback(CoreCallback):
     """Owns the position in the training data.
 
-    The order of a shuffling loader is a function of (seed, epoch): torch's host generator is
-    seeded when a pass begins. A run that resumes in the middle of a pass leaves out the batches
-    that were trained on.
+    Order and random numbers of a pass are functions of the run's seed and its number, so that a
+    run that resumes in its middle takes exactly the batches that are left. How it gets there
+    depends on the loader, see `core/sources.py`: a torch DataLoader begins at the position, one
+    with `state_dict()` and `load_state_dict()` gets its state back, a list is sliced, and of any
+    other the batches that were trained on are loaded and dropped.
+
+    Where fetching draws from the generators of this process, these are seeded when a batch is
+    handed out: what a callback draws does not depend on how far ahead batches were fetched.
 
     `begins_epoch` says whether the next batch is the first that this fit takes of a pass,
     `is_last` whether the batch at hand is the last of one.
@@ -31,7 +43,10 @@ class DataLoaderCallback(CoreCallback):
     ones.
 
     State: `dataloader`: `epoch`, `batch_idx` (batches of the pass consumed), `num_batches`
-        (forward passes since the start).
+        (forward passes since the start), `parts` (of the next batch, consumed), `loader` (the
+        loader's own state), `passed_over`, `facts` (sizes of the data), `ends_epoch` (whether the
+        pass before is over but for its end hook), and in the middle of a step `window`: where
+        that began.
     """
 
     micro_batch_size: int | None = None
@@ -41,12 +56,19 @@ class DataLoaderCallback(CoreCallback):
         self.batch_idx = 0
         self.num_batches = 0
         self.is_last = False
-        self.loader: Iterable[Batch] | None = None
-        self._source: Loader = None
-        self._is_used = False
         self.begins_epoch = True
+        self.passed_over: set[tuple[int, int]] = set()
+        self.owes_epoch_end = False
+        """Whether a pass was over at the checkpoint, but its end hook had not been called."""
+        self._parts = 0
+        self._feed: Feed | None = None
         self._pass: Pass | None = None
         self._was_loaded = False
+        self._restores = False
+        self._loader_state: LoaderState | None = None
+        self._facts: dict[str, Any] = {}
+        self._window = Position()
+        self._window_step: int | None = None
 
     @override
     def on_enter_fit(
@@ -57,15 +79,24 @@ class DataLoaderCallback(CoreCallback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        self._source = train_dataloader
-        self._is_used = False
-        self.loader = resolve_loader(train_dataloader, "train_dataloader")
+        steps = loop.steps_per_epoch
+        limit = None if steps is None else steps * loop.grad_accum_steps
+        self._feed = Feed(train_dataloader, limit)
+        self._window_step = None
         stack.callback(self._leave)
 
     def _leave(self) -> None:
+        self._loader_state = self._state_of_loader()
         self._forget_pass()
-        self.loader = self._source = None
-        self._was_loaded = False
+        if self._feed is not None:
+            self._feed.close()
+        self._feed = None
+        self._was_loaded = self.owes_epoch_end = False
+
+    @property
+    def loader(self) -> Iterable[Batch] | None:
+        """The dataloader of the fit at hand."""
+        return None if self._feed is None else self._feed.loader
 
     def _forget_pass(self) -> None:
         self._pass = None
@@ -75,9 +106,13 @@ class DataLoaderCallback(CoreCallback):
     def on_fit_start(
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
-        if self.batch_idx and not self._was_loaded:  # an earlier fit stopped within a pass
-            self.epoch += 1
-            self.batch_idx = 0
+        if not self._was_loaded:
+            self._restores = False
+            if self.batch_idx or self._parts:  # an earlier fit stopped within a pass
+                self._go_on_to(self.epoch + 1)
+        self._leave_out_passes()
+
+    # ---- batches
 
     def next_batch(self, trainer: Trainer) -> Batch:
         """Return the next training batch, on the device, and count it as consumed.
@@ -85,51 +120,57 @@ class DataLoaderCallback(CoreCallback):
         Raises:
             ConfigError: If a pass has no batch.
         """
+        if trainer.global_step != self._window_step:
+            self._open_window(trainer.global_step)
         if self._pass is None:
             self._pass = self._begin(trainer)
             self.begins_epoch = False
+        begun, feed = self._pass, self._feed
+        assert feed is not None  # a pass has begun
         try:
-            batch, self.is_last = next(self._pass.items)
+            batch, self.is_last, idx = next(begun.items)
         except StopIteration:
-            raise ConfigError(self._explain_empty()) from None
-        self.batch_idx += self._pass.ends_batch
+            return self._after_nothing(trainer, feed)
+        if feed.host_seed is not None:
+            seed_generators(mixed(feed.host_seed, idx, self._parts))
+        if begun.ends_batch:
+            self.batch_idx = idx + 1
+            self._parts = 0
+        else:
+            self.batch_idx = idx
+            self._parts += 1
         self.num_batches += 1
         return batch
 
     def end_epoch(self) -> None:
         """Go on to the next pass."""
-        self.epoch += 1
-        self.batch_idx = 0
+        self._loader_state = self._state_of_loader()
+        self._go_on_to(self.epoch + 1)
+        self._leave_out_passes()
+
+    def _go_on_to(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.batch_idx = self._parts = 0
         self._forget_pass()
 
     def _begin(self, trainer: Trainer) -> Pass:
-        if self._is_used and isinstance(self.loader, Iterator) and self._source is not self.loader:
-            self.loader = resolve_loader(self._source, "train_dataloader")
-        self._is_used = True
-        loader = self.loader
-        assert loader is not None  # set for the length of a fit
-        trainer.backend.seed_host(self.epoch, Stream.EPOCH)
-        for owner in (loader, getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
-            if owner is not None and hasattr(owner, "set_epoch"):
-                owner.set_epoch(self.epoch)
-        skip = self.batch_idx
-        limit = trainer.schedule.batches_per_epoch
-        num = exact_length(loader)
-        if limit is not None and limit <= skip:
-            raise ConfigError(
-                f"the checkpoint was made after batch {skip} of a pass, but loop.steps_per_epoch "
-                f"ends a pass after {limit}. Use the one that it was made with."
-            )
-        if num is not None and 0 < num <= skip:
-            raise ConfigError(
-                f"the checkpoint was made after batch {skip} of a pass, but train_dataloader has "
-                f"{num}. Use the data and batch size that it was made with."
-            )
+        feed = self._feed
+        assert feed is not None  # there for the length of a fit
+        begun = feed.begin(
+            self._position(),
+            PassSeeds.of(trainer.backend, self.epoch),
+            self._passed_over_here(),
+            restores=self._restores,
+        )
+        facts = facts_of(feed.loader)
+        if self._restores:
+            warn_of_changes(self._facts, facts)
+        self._facts = facts
+        self._restores = False
         return Pass(
-            loader,
+            begun,
             trainer.backend.batches,
-            limit=limit,
-            skip=skip,
+            limit=feed.limit,
             micro_batch_size=self.micro_batch_size,
         )
 
@@ -145,37 +186,112 @@ class DataLoaderCallback(CoreCallback):
         assert self._pass is not None  # there is a batch at hand
         return self._pass.num_parts
 
-    def _explain_empty(self) -> str:
-        if self.num_batches and self.loader is not None and exact_length(self.loader) is None:
-            return (
-                f"train_dataloader gave {self.num_batches} batches and cannot be iterated again. "
-                f"Pass a callable that makes it anew for each pass."
-            )
-        return (
-            "train_dataloader yields no batch. Check the data, the split, and whether drop_last "
-            "with this batch_size leaves anything."
-        )
-
     def num_batches_per_pass(self) -> int | None:
         """Return how many batches a pass has, as far as the loader tells."""
-        return None if self.loader is None else known_length(self.loader)
+        return None if self._feed is None else known_length(self._feed.loader)
+
+    # ---- what is not trained on
+
+    def pass_over(self, batches: Iterable[tuple[int, int]]) -> None:
+        """Leave batches out when their pass comes to them; they count as consumed.
+
+        Args:
+            batches: Number of the pass, and of the batch in it.
+        """
+        found = {(int(epoch), int(idx)) for epoch, idx in batches}
+        self.passed_over |= found
+        for epoch in sorted({epoch for epoch, _ in found}):
+            numbers = ", ".join(str(idx) for other, idx in sorted(found) if other == epoch)
+            log.info("Pass %d: not trained on from now on: batches %s.", epoch, numbers)
+        self._leave_out_passes()
+
+    def _passed_over_here(self) -> frozenset[int]:
+        return frozenset(idx for epoch, idx in self.passed_over if epoch == self.epoch)
+
+    def _leave_out_passes(self) -> None:
+        """Go on to the first pass that has something left."""
+        if not self.passed_over or self._feed is None:
+            return
+        while self._feed.has_nothing_left(self.batch_idx, self._passed_over_here()):
+            log.info("Pass %d: all that is left of it is passed over.", self.epoch)
+            self._go_on_to(self.epoch + 1)
+            self._loader_state = None
+
+    def _after_nothing(self, trainer: Trainer, feed: Feed) -> Batch:
+        """Return the first batch of the next pass, if all that was left of this is passed over.
+
+        Raises:
+            ConfigError: If the pass has no batch.
+            StopTraining: If it was the last one.
+        """
+        if not any(idx >= self.batch_idx for idx in self._passed_over_here()):
+            raise ConfigError(feed.explain_empty(self.num_batches))
+        if self.epoch + 1 >= trainer.schedule.end_epoch:
+            raise StopTraining("all that was left of the last pass is passed over")
+        trainer.hooks.on_train_epoch_end(trainer, self.epoch)
+        self.end_epoch()
+        trainer.hooks.on_train_epoch_start(trainer, self.epoch)
+        return self.next_batch(trainer)
+
+    # ---- state
+
+    def _state_of_loader(self) -> LoaderState | None:
+        if self._feed is None or self._pass is None:
+            return self._loader_state
+        return self._feed.state(None if self.is_last else self.batch_idx)
+
+    def _position(self) -> Position:
+        """Return where the run is; after the last batch of a pass at the beginning of the next."""
+        loader = self._state_of_loader()
+        if self._pass is not None and self.is_last:
+            return Position(self.epoch + 1, 0, self.num_batches, 0, loader)
+        return Position(self.epoch, self.batch_idx, self.num_batches, self._parts, loader)
+
+    def _go_to(self, position: Position) -> None:
+        self.epoch, self.batch_idx = position.epoch, position.batch_idx
+        self.num_batches, self._parts = position.num_batches, position.parts
+        self._loader_state = position.loader
+        self._restores = True
+        self._forget_pass()
+
+    def _open_window(self, step: int) -> None:
+        self._window_step = step
+        self._window = self._position()
+        if self._feed is not None:
+            self._feed.forget_before(self.batch_idx)
+
+    def give_back_window(self, trainer: Trainer) -> None:
+        """Go back to where the step at hand began: a run that resumes takes its batches again."""
+        num = self.num_batches - self._window.num_batches
+        if num and trainer.global_step == self._window_step:
+            log.info("%d batches of a step that was not taken are given back.", num)
+            self._go_to(self._window)
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        is_complete = self._pass is not None and self.is_last
-        state_dict["dataloader"] = {
-            "epoch": self.epoch + 1 if is_complete else self.epoch,
-            "batch_idx": 0 if is_complete else self.batch_idx,
-            "num_batches": self.num_batches,
-        }
+        position = self._position()
+        state = position.state()
+        state["passed_over"] = [list(place) for place in sorted(self.passed_over)]
+        state["facts"] = dict(self._facts)
+        state["ends_epoch"] = self.owes_epoch_end or (self._pass is not None and self.is_last)
+        is_within = trainer.global_step == self._window_step
+        if is_within and position.num_batches > self._window.num_batches:
+            state["window"] = self._window.state()
+        state_dict["dataloader"] = state
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         state = state_dict.get("dataloader")
         if state is None:
             return
-        self.epoch = state["epoch"]
-        self.batch_idx = state["batch_idx"]
-        self.num_batches = state["num_batches"]
-        self._forget_pass()
+        self._go_to(Position.from_state(state))
+        is_used = self._feed is not None and self._feed.is_used
+        known = {(epoch, idx) for epoch, idx in state.get("passed_over", ())}
+        self.passed_over = known | (self.passed_over if is_used else set())
+        self._facts = dict(state.get("facts", {}))
+        self.owes_epoch_end = state.get("ends_epoch", False)
         self._was_loaded = True
+        self._window_step = None
+        if "window" in state:
+            self._window_step = state_dict.get("global_step")
+            self._window = Position.from_state(state["window"])

@@ -1,15 +1,16 @@
-"""Ending a run before its time."""
+"""Ending a run before its time, in order."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, Loader
+from modelzoo_trainer.errors import StopTraining
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -31,12 +32,12 @@ class ExitHandle:
 
 
 class EarlyExit(CoreCallback):
-    """Ends a run at a step boundary when somebody, or a signal, has asked for it.
+    """Ends a run at a step boundary when somebody has asked for it.
 
     The run ends in order: its end hooks are called and the final checkpoint is written. The next
-    run of the trainer starts unasked; registered conditions stay. If it was a signal,
-    `trainer.interrupted` is its name, and `on_interrupt` is called. `is_asked` says whether there
-    is anything to check.
+    run of the trainer starts unasked; registered conditions stay. If the run was interrupted (a
+    signal, a stop file, the end of its time), `trainer.interrupted` says by what, and
+    `on_interrupt` is called. `is_asked` says whether there is anything to check.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class EarlyExit(CoreCallback):
         self.is_asked = False
         self.reason = ""
         self._asked = ""
-        self._signal: str | None = None
+        self._interruption: str | None = None
         self._conditions: list[Callable[[], bool]] = []
         self._depth = 0
 
@@ -82,13 +83,33 @@ class EarlyExit(CoreCallback):
         self.is_asked = True
 
     def interrupt(self, name: str) -> None:
-        """Ask for the run to end because of a signal; safe in a signal handler.
+        """Ask for the run to end before it is finished; safe in a signal handler.
 
         Args:
-            name: The signal's name, such as "SIGINT".
+            name: By what: a signal's name such as "SIGINT", "stop file", "max_time".
         """
-        self._signal = name
+        self._interruption = self._interruption or name
         self.stop(name)
+
+    @contextmanager
+    def honouring_stops(self) -> Iterator[None]:
+        """Turn a `StopTraining` that leaves the block into a stop, and go on behind the block."""
+        try:
+            yield
+        except StopTraining as stop:
+            self.end(stop)
+
+    def end(self, stop: StopTraining) -> None:
+        """End the run here, as that was raised."""
+        self.stop(str(stop) or "StopTraining was raised")
+        self.should_exit = True
+        self.reason = self._asked
+        log.info("The run ends: %s.", self.reason)
+
+    def heed(self, trainer: Trainer) -> None:
+        """End the run here if it was asked to; conditions are for step boundaries."""
+        if self._asked:
+            self.check(trainer)
 
     @override
     def on_enter_fit(
@@ -99,7 +120,7 @@ class EarlyExit(CoreCallback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        trainer.interrupted = self._signal = None
+        trainer.interrupted = self._interruption = None
         self._enter(stack)
 
     @override
@@ -141,7 +162,7 @@ class EarlyExit(CoreCallback):
             self.should_exit = True
             self.reason = self._asked
             log.info("The run ends at step %d: %s.", trainer.global_step, self.reason)
-        if self._signal is not None and trainer.interrupted is None:
-            trainer.interrupted = self._signal
-            trainer.hooks.on_interrupt(trainer, self._signal)
+        if self._interruption is not None and trainer.interrupted is None:
+            trainer.interrupted = self._interruption
+            trainer.hooks.on_interrupt(trainer, self._interruption)
         return self.should_exit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,15 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs
+from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, StateDict
+from modelzoo_trainer.core.backend import map_tensors
 from modelzoo_trainer.data.batches import batch_size_of
+from modelzoo_trainer.errors import CheckpointMismatch
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.grad_accum")
 
 Weight = int | float | Tensor
 
@@ -33,6 +38,9 @@ class GradientAccumulation(CoreCallback):
 
     Args:
         num: Batches of the loader per optimizer step.
+
+    State: `grad_accum`, in the middle of a window alone: its counts and weights so far, and the
+        gradients by the names of their parameters.
     """
 
     def __init__(self, num: int = 1) -> None:
@@ -65,10 +73,21 @@ class GradientAccumulation(CoreCallback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        stack.callback(self._drop, trainer)
+        stack.callback(self.drop, trainer)
 
-    def _drop(self, trainer: Trainer) -> None:
-        """Forget a step that an exception cut off."""
+    @override
+    def on_enter_train(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        loop: Any,
+        loop_idx: int,
+    ) -> None:
+        stack.callback(self.drop, trainer)  # a stop may cut a window off: it is not to be saved
+
+    def drop(self, trainer: Trainer) -> None:
+        """Forget a window that is not complete, and its gradients."""
         if trainer.has_optimizer:
             trainer.backend.zero_grad(trainer.optimizer)
         self._reset()
@@ -131,6 +150,70 @@ class GradientAccumulation(CoreCallback):
     ) -> None:
         if self.should_run_optimizer_step:
             self._reset()
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        if not self._count:
+            return
+        grads = {
+            name: param.grad
+            for name, param in trainer.model.named_parameters()
+            if param.grad is not None
+        }
+        window = {
+            "num_whole": self._num_whole,
+            "expected": self._expected,
+            "count": self._count,
+            "first": self._first,
+            "sum": self._sum,
+            "is_even": self._is_even,
+            "grads": grads,
+        }
+        state_dict["grad_accum"] = trainer.backend.state_view(window)
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        if self._count:  # a window of other weights
+            self.drop(trainer)
+        window = state_dict.get("grad_accum")
+        if window is None or not trainer.has_optimizer:
+            return
+        if not self.is_active:
+            log.warning(
+                "The checkpoint was made after %d of the %d batches of a step, and this run does "
+                "not accumulate: their gradients are left out.",
+                window["count"],
+                window["expected"],
+            )
+            return
+        _restore_grads(trainer.model, window["grads"])
+        device = trainer.backend.device
+        weights = map_tensors(
+            {"first": window["first"], "sum": window["sum"]}, lambda value: value.to(device)
+        )
+        self._first, self._sum = weights["first"], weights["sum"]
+        self._num_whole, self._expected = window["num_whole"], window["expected"]
+        self._count, self._is_even = window["count"], window["is_even"]
+        self.should_run_optimizer_step = False
+
+
+def _restore_grads(model: Module, grads: dict[str, Tensor]) -> None:
+    """Give parameters the gradients that were saved, laid out as autograd does.
+
+    Raises:
+        CheckpointMismatch: If one has no parameter of its shape; nothing is changed then.
+    """
+    params = dict(model.named_parameters())
+    for name, grad in grads.items():
+        if name not in params or params[name].shape != grad.shape:
+            raise CheckpointMismatch(
+                f"the checkpoint has a gradient of {name!r}, {tuple(grad.shape)}, and the model "
+                f"has no such parameter. It was made in the middle of an optimizer step: use the "
+                f"model that it was made with, or load it with LoadCheckpointStates('model')."
+            )
+    for name, grad in grads.items():
+        param = params[name]
+        param.grad = torch.empty_like(param, requires_grad=False).copy_(grad)
 
 
 def weight_of(outputs: Outputs, batch: Batch) -> Weight:

@@ -1,34 +1,48 @@
-"""Ctrl-C and SIGTERM: end at a step boundary instead of anywhere."""
+"""Signals, a stop file and a time limit: end at a step boundary instead of anywhere."""
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
+from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer.callback import CoreCallback, Loader
+from modelzoo_trainer.callback import Batch, CoreCallback, Loader
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.interrupt")
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+STOP_FILE: Final = "stop"
+_NAMES: Final = ("SIGINT", "SIGTERM", "SIGUSR1")  # not every system has the last
+_SIGNALS: Final = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+_STDERR: Final = 2
+_INTERVAL_S: Final = 1.0  # between two looks at the clock's limit and the stop file
 
 
 class Interrupt(CoreCallback):
-    """Turns the first signal of a fit into an orderly end, and the second into one at once.
+    """Turns what interrupts a fit into an orderly end, by `trainer.early_exit`.
 
-    `trainer.early_exit` ends the run. Handlers are those of the fit only, and
-    only in the main thread.
+    That is SIGINT, SIGTERM and SIGUSR1; a file `stop` in `model_dir`, which is removed when it
+    has been heeded; and the end of the loop's `max_time`, which counts from the start of the fit.
+    A second Ctrl-C ends the fit at once. Handlers of signals are there for the fit only, and only
+    in the main thread.
     """
 
     def __init__(self) -> None:
         self._received: str | None = None
+        self._end: float | None = None
+        self._next_look = 0.0
+        self._stop_file = Path()
 
     @override
     def on_enter_fit(
@@ -41,6 +55,10 @@ class Interrupt(CoreCallback):
     ) -> None:
         self._received = None
         self._early_exit = trainer.early_exit
+        self._stop_file = trainer.model_dir / STOP_FILE
+        limit_s = loop.max_time_s
+        self._end = None if limit_s is None else time.monotonic() + limit_s
+        self._next_look = 0.0
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
@@ -50,7 +68,43 @@ class Interrupt(CoreCallback):
     def _receive(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         if self._received is not None:
-            raise KeyboardInterrupt(f"{name} a second time")
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt(f"{name} a second time")
+            return
         self._received = name
         self._early_exit.interrupt(name)
-        log.warning("%s: the run ends after this step; once more ends it at once.", name)
+        # Not by logging: the signal may have come while something was being logged.
+        text = f"{name}: the run ends after this step; Ctrl-C once more ends it at once.\n"
+        with suppress(OSError):
+            os.write(_STDERR, text.encode("ascii"))
+
+    @override
+    def on_step_boundary(self, trainer: Trainer) -> None:
+        if time.monotonic() >= self._next_look:
+            self._look(trainer)
+
+    @override
+    def on_validate_batch_start(
+        self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
+    ) -> None:
+        if self._end is not None and time.monotonic() >= self._next_look:
+            self._look(trainer)
+
+    def _look(self, trainer: Trainer) -> None:
+        now = time.monotonic()
+        self._next_look = now + _INTERVAL_S
+        if self._end is not None:
+            if now >= self._end:
+                trainer.early_exit.interrupt("max_time")
+            self._next_look = min(self._next_look, self._end)
+        if os.path.lexists(self._stop_file):
+            if trainer.backend.is_main:
+                _remove(self._stop_file)
+            trainer.early_exit.interrupt("stop file")
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink()
+    except OSError as error:
+        log.warning("%s cannot be removed (%s): the next run will stop at once.", path, error)

@@ -163,8 +163,16 @@ class Logging(CoreCallback):
         self._collected_step = step
         self.collected.update(metrics)
 
+    def drop(self, trainer: Trainer) -> None:
+        """Forget what was collected: the run goes back to before it."""
+        self.collected = {}
+        self._open_gate(trainer)
+
     def deliver(self, trainer: Trainer) -> None:
-        """Read what was collected, in one go, and have it handed over when it is there."""
+        """Read what was collected, in one go, and have it handed over when it is there.
+
+        Of a step that a stop has cut off nothing is: the step will be taken again.
+        """
         metrics, self.collected = self.collected, {}
         if not metrics:
             return
@@ -174,7 +182,7 @@ class Logging(CoreCallback):
                 if type(value) is not float and isinstance(value, Tensor):
                     metrics[name] = host_value(value)
             self.hand_over(trainer, metrics, step)
-        else:
+        elif step <= trainer.global_step or not trainer.early_exit.should_exit:
             self._read(trainer, metrics, step, partial(self.hand_over, trainer, metrics, step))
 
     def send(self, trainer: Trainer, metrics: Metrics, step: int, dest: Sequence[str]) -> None:

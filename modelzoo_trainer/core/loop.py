@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+import re
+from typing import TYPE_CHECKING, Final
 
 from torch.nn import Module
 from typing_extensions import override
@@ -20,6 +22,9 @@ class LoopCallback(CoreCallback):
     State: `global_step`.
     """
 
+    updated_step = 0
+    """The step whose update was made last, though it may not have been counted yet."""
+
     @override
     def setup(self, trainer: Trainer) -> None:
         trainer.global_step = 0
@@ -29,6 +34,11 @@ class LoopCallback(CoreCallback):
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
     ) -> None:
         if trainer.grad_accum.should_run_optimizer_step:
+            trainer.global_step += 1
+
+    def settle_step(self, trainer: Trainer) -> None:
+        """Count the step at hand if its update was made before it was cut off."""
+        if self.updated_step == trainer.global_step + 1:
             trainer.global_step += 1
 
     @override
@@ -68,7 +78,8 @@ class TrainingLoop(LoopCallback):
     """How long to train, and when to validate. A step is one update of the parameters.
 
     Args:
-        num_steps: Train this many more steps; excludes `num_epochs`, goes before `max_steps`.
+        num_steps: Train this many more steps; excludes `num_epochs`, goes before `max_steps`. A
+            run that was cut off and is started again takes those that are left.
         max_steps: Train until `global_step` is this, steps before a restart counted.
         num_epochs: Train this many passes over the data, those before a restart counted. With
             none of the three: one.
@@ -78,9 +89,13 @@ class TrainingLoop(LoopCallback):
             the end.
         eval_steps: Batches of a validation; None = all.
         grad_accum_steps: Batches per step.
+        max_time: End a fit, in order and to be resumed, at the first step boundary after this
+            time: seconds, or "HH:MM:SS" or "D-HH:MM:SS". None = no limit. Of a job that has a
+            limit, leave the time that a step, a validation's batch and a checkpoint take.
 
     Raises:
-        ConfigError: If a number is not positive, or both `num_steps` and `num_epochs` are given.
+        ConfigError: If a number is not positive, a time is none, or both `num_steps` and
+            `num_epochs` are given.
     """
 
     def __init__(  # noqa: PLR0913  # the YAML section's keys
@@ -92,6 +107,7 @@ class TrainingLoop(LoopCallback):
         eval_frequency: int | float | None = 1.0,
         eval_steps: int | None = None,
         grad_accum_steps: int = 1,
+        max_time: str | float | None = None,
     ) -> None:
         require_positive("loop.num_steps", num_steps)
         require_positive("loop.max_steps", max_steps)
@@ -114,7 +130,32 @@ class TrainingLoop(LoopCallback):
         self.eval_frequency = eval_frequency
         self.eval_steps = eval_steps
         self.grad_accum_steps = grad_accum_steps
+        self.max_time = max_time
+        self.max_time_s = _seconds(max_time)
         self.val_loop = ValidationLoop(eval_steps=eval_steps)
+
+
+_TIME: Final = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", re.ASCII)
+
+
+def _seconds(max_time: str | float | None) -> float | None:
+    """Return a time in seconds."""
+    if max_time is None:
+        return None
+    seconds: float | None = None
+    if isinstance(max_time, str):
+        found = _TIME.fullmatch(max_time)
+        if found is not None:
+            days, hours, minutes, rest = (int(part or 0) for part in found.groups())
+            seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    elif not isinstance(max_time, bool) and isinstance(max_time, (int, float)):
+        seconds = max_time
+    if seconds is None or not 0 < seconds < math.inf:
+        raise ConfigError(
+            f"loop.max_time is {max_time!r}; it must be a number of seconds > 0, or a time such "
+            f"as '11:30:00' or '1-11:30:00' (days, hours, minutes, seconds)."
+        )
+    return seconds
 
 
 def require_positive(name: str, value: int | None) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs
+from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, StateDict
+from modelzoo_trainer.core.backend import map_tensors
 from modelzoo_trainer.core.grad_accum import weight_of
 
 if TYPE_CHECKING:
@@ -37,15 +38,33 @@ class Mean:
         self._sum, self._weight = None, 0
         return mean
 
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return what was added so far, all bits of it; None if nothing was."""
+        return None if self._sum is None else {"sum": self._sum, "weight": self._weight}
+
+    def load_state_dict(self, state: dict[str, Any] | None, device: torch.device) -> None:
+        """Go on from what `state_dict` returned.
+
+        Args:
+            state: That.
+            device: Where what is added will be.
+        """
+        self.take()
+        if state is not None:
+            found = map_tensors(state, lambda tensor: tensor.to(device, copy=True))
+            self._sum, self._weight = found["sum"].to(self._dtype), found["weight"]
+
 
 class LossAccumulation(CoreCallback):
     """Logs `loss`: of each logged step, and of a validation as a whole.
 
     The average over the batches of a step and over a validation is weighted by samples, or by
-    `num_items` if the model's output has it.
+    `num_items` if the model's output has it. Of a validation that was cut short nothing is logged.
 
     Args:
         num: Batches per optimizer step.
+
+    State: `loss_accum`, in the middle of a step alone: the average so far.
     """
 
     def __init__(self, num: int = 1) -> None:
@@ -103,5 +122,16 @@ class LossAccumulation(CoreCallback):
     @override
     def on_validate_end(self, trainer: Trainer, model: Module, loop: Any) -> None:
         mean = self._val.take()
-        if mean is not None:
+        if mean is not None and trainer.val_is_complete:
             trainer.log_metrics(loss=mean)
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        mean = self._train.state_dict()
+        if mean is not None:
+            state_dict["loss_accum"] = trainer.backend.state_view(mean)
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        mean = state_dict.get("loss_accum") if trainer.grad_accum.is_active else None
+        self._train.load_state_dict(mean, trainer.backend.device)

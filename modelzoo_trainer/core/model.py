@@ -76,7 +76,7 @@ class ModelCallback(CoreCallback):
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        state_dict["model"] = trainer.backend.host_state(dict(trainer.model.state_dict()))
+        state_dict["model"] = trainer.backend.state_view(dict(trainer.model.state_dict()))
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
@@ -86,7 +86,7 @@ class ModelCallback(CoreCallback):
         found = state_dict["model"]
         own = trainer.model.state_dict()
         if strict:
-            _check_names(own, found)
+            _check_names(own, found, is_resumed="global_step" in state_dict)
         else:
             found = _fitting(own, found)
         trainer.model.load_state_dict(found, strict=strict)
@@ -154,7 +154,10 @@ def _restore_modes(modes: list[tuple[Module, bool]]) -> None:
         part.training = training
 
 
-def _check_names(expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+def _check_names(
+    expected: Mapping[str, Any], found: Mapping[str, Any], *, is_resumed: bool
+) -> None:
+    """Compare the names, shapes and, of a run that goes on, the types of two states."""
     rows = [f"  missing      {name}" for name in expected if name not in found]
     rows += [f"  unexpected   {name}" for name in found if name not in expected]
     rows += [
@@ -162,6 +165,12 @@ def _check_names(expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
         for name, value in expected.items()
         if isinstance(value, Tensor) and name in found and found[name].shape != value.shape
     ]
+    if is_resumed:  # weights alone may be loaded in another type
+        rows += [
+            f"  other type   {name}: {found[name].dtype}, the model has {value.dtype}"
+            for name, value in expected.items()
+            if isinstance(value, Tensor) and name in found and found[name].dtype != value.dtype
+        ]
     if rows:
         raise CheckpointMismatch(
             "the checkpoint's model does not fit this one:\n"

@@ -81,7 +81,7 @@ class OptimizerCallback(CoreCallback):
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         if trainer.has_optimizer:
-            state_dict["optimizer"] = trainer.backend.host_state(trainer.optimizer.state_dict())
+            state_dict["optimizer"] = trainer.backend.state_view(trainer.optimizer.state_dict())
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:

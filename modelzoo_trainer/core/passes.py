@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -11,9 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from modelzoo_trainer.callback import Batch, Loader
 from modelzoo_trainer.data.batches import split_batch
+from modelzoo_trainer.data.worker_life import start_iterator
 from modelzoo_trainer.errors import ConfigError
-
-_NONE = object()
 
 
 def resolve_loader(loader: Loader, name: str) -> Iterable[Batch]:
@@ -72,72 +71,116 @@ def known_length(loader: Iterable[Batch]) -> int | None:
         return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A pass that was begun, perhaps in its middle.
+
+    Args:
+        items: The numbers of batches, and the batches.
+        length: Number of batches of the whole pass where it cannot be wrong; None = not known.
+        position: Batches that are left out at its beginning.
+        parts: Parts of the first batch that are left out as well.
+        passed_over: Numbers of other batches that are left out.
+    """
+
+    items: Iterator[tuple[int, Batch]]
+    length: int | None = None
+    position: int = 0
+    parts: int = 0
+    passed_over: Collection[int] = ()
+
+
 class Pass:
-    """One pass over the batches of a dataloader; `items` yields (batch, is it the last).
+    """One pass over the batches of a dataloader; `items` yields (batch, is it the last, number).
 
     A loader whose length is exact is read batch by batch; of any other one the next batch is
     fetched early, to know the last one when it is yielded.
 
     Args:
-        loader: The dataloader.
+        loader: The dataloader, or a pass over it that was begun.
         place: Puts batches on the device: `backend.batches`.
-        limit: Most batches to yield; None = all.
-        skip: Batches to leave out at the start (they were trained on before).
+        limit: Number of the batch before which the pass ends; None = none.
         micro_batch_size: Yield batches in parts of at most this many samples; `ends_batch` says
             whether the part at hand is the last of its batch, `num_parts` how many that has.
     """
 
     def __init__(
         self,
-        loader: Iterable[Batch],
-        place: Callable[[Iterable[Batch]], Iterator[Batch]],
+        loader: Iterable[Batch] | Begun,
+        place: Callable[[Iterable[Any]], Iterator[Any]],
         *,
         limit: int | None = None,
-        skip: int = 0,
         micro_batch_size: int | None = None,
     ) -> None:
-        num = exact_length(loader)
-        if limit is not None and num is not None:
-            num = min(num, limit)
-        fetched = islice(iter(loader), skip, limit)
-        marked = _one_ahead(fetched) if num is None else _counted(fetched, num - skip)
-        self.items = place(marked)
+        if isinstance(loader, Begun):
+            begun = loader
+        else:
+            begun = Begun(items=enumerate(start_iterator(loader)), length=exact_length(loader))
+        self.items: Iterator[tuple[Batch, bool, int]] = place(_marked(begun, limit))
         self.ends_batch = True
         self.num_parts = 1
         if micro_batch_size is not None:
-            self.items = self._in_parts(self.items, micro_batch_size)
+            self.items = self._in_parts(self.items, micro_batch_size, begun.parts)
         self.is_last = False
-        self.num_yielded = skip
+        self.num_yielded = begun.position
 
     def __next__(self) -> Batch:
-        batch, self.is_last = next(self.items)
+        batch, self.is_last, _ = next(self.items)
         self.num_yielded += 1
         return batch
 
     def _in_parts(
-        self, items: Iterator[tuple[Batch, bool]], size: int
-    ) -> Iterator[tuple[Batch, bool]]:
-        for batch, is_last in items:
+        self, items: Iterator[tuple[Batch, bool, int]], size: int, num_left_out: int
+    ) -> Iterator[tuple[Batch, bool, int]]:
+        for batch, is_last, idx in items:
             parts = split_batch(batch, size)
             self.num_parts = len(parts)
-            for number, part in enumerate(parts, 1):
+            for number, part in enumerate(parts[num_left_out:], num_left_out + 1):
                 self.ends_batch = number == self.num_parts
-                yield part, is_last and self.ends_batch
+                yield part, is_last and self.ends_batch, idx
+            num_left_out = 0
 
 
-def _counted(batches: Iterator[Batch], num: int) -> Iterator[tuple[Batch, bool]]:
-    idx = 0
-    for idx, batch in enumerate(batches, 1):
-        yield batch, idx == num
-        if idx == num:
+def _marked(begun: Begun, limit: int | None) -> Iterator[tuple[Batch, bool, int]]:
+    ends = [end for end in (begun.length, limit) if end is not None]
+    if not ends:
+        return _one_ahead(begun.items)
+    last = last_index(begun.position, min(ends), begun.passed_over)
+    if last is None:
+        return iter(())
+    if begun.length is None:
+        return _one_ahead(_through(begun.items, last))
+    return _counted(begun, last)
+
+
+def last_index(start: int, end: int, passed_over: Collection[int]) -> int | None:
+    """Return the last number in [start, end) that is not passed over, or None."""
+    numbers = range(end - 1, start - 1, -1)
+    return next((number for number in numbers if number not in passed_over), None)
+
+
+def _counted(begun: Begun, last: int) -> Iterator[tuple[Batch, bool, int]]:
+    idx = begun.position - 1
+    for idx, batch in begun.items:
+        yield batch, idx == last, idx
+        if idx == last:
             return
-    if idx < num:
-        raise RuntimeError(f"the dataloader's length is {num} batches, but it ended after {idx}.")
+    raise RuntimeError(
+        f"the dataloader's length is {begun.length} batches, but it ended after {idx + 1}."
+    )
 
 
-def _one_ahead(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
-    current = next(batches, _NONE)
-    while current is not _NONE:
-        following = next(batches, _NONE)
-        yield current, following is _NONE
+def _through(items: Iterator[tuple[int, Batch]], last: int) -> Iterator[tuple[int, Batch]]:
+    for idx, batch in items:
+        yield idx, batch
+        if idx == last:
+            return
+
+
+def _one_ahead(items: Iterator[tuple[int, Batch]]) -> Iterator[tuple[Batch, bool, int]]:
+    current = next(items, None)
+    while current is not None:
+        following = next(items, None)
+        idx, batch = current
+        yield batch, following is None, idx
         current = following

@@ -23,9 +23,11 @@ class RunSchedule(CoreCallback):
     """Divides a fit into train stages; a validation follows each stage, if there is any.
 
     All positions are functions of `global_step` and the epoch, so that a resumed run validates
-    and ends where the uninterrupted one does.
+    and ends where the uninterrupted one does. A checkpoint may lie between a stage and its
+    validation: a run that goes on from there begins with that validation.
 
-    State: `schedule`: the step and the epoch at which the fit began, and whether it was complete.
+    State: `schedule`: the step and the epoch at which the fit began, how many stages it has had,
+        and the step of the last validation that was done.
     """
 
     def __init__(self) -> None:
@@ -37,6 +39,9 @@ class RunSchedule(CoreCallback):
         self.stage_end: float = math.inf
         self._every: int | None = None
         self._origin: tuple[int, int] | None = None
+        self.loop_idx = 0
+        """Number of stages of this fit that are over, those before a restart counted."""
+        self._validated: int | None = None
 
     @override
     def on_enter_fit(
@@ -53,6 +58,8 @@ class RunSchedule(CoreCallback):
     def _leave(self) -> None:
         self.stage_end = math.inf
         self._origin = None
+        self.loop_idx = 0
+        self._validated = None
 
     @override
     def on_fit_start(
@@ -60,7 +67,8 @@ class RunSchedule(CoreCallback):
     ) -> None:
         if self._origin is None:
             self._origin = (trainer.global_step, trainer.data.epoch)
-        origin_step, origin_epoch = self._origin
+        if self._validated is None:
+            self._validated = trainer.global_step
         self.batches_per_epoch = (
             None if loop.steps_per_epoch is None else loop.steps_per_epoch * loop.grad_accum_steps
         )
@@ -68,9 +76,10 @@ class RunSchedule(CoreCallback):
         self.end_epoch = math.inf
         self.end_step = math.inf
         if loop.num_steps is not None:
-            self.end_step = trainer.global_step + loop.num_steps
+            self.end_step = self._first_step(trainer, loop.num_steps) + loop.num_steps
         elif loop.max_steps is not None:
             self.end_step = loop.max_steps
+        origin_step, origin_epoch = self._origin
         if loop.num_epochs is not None:
             self.end_epoch = origin_epoch + loop.num_epochs
             if steps_per_epoch is not None:
@@ -80,6 +89,15 @@ class RunSchedule(CoreCallback):
         self._every = self._stage_length(loop, origin_step)
         if not self.has_steps_left(trainer):
             log.info("Nothing to do: the run is complete at step %d.", trainer.global_step)
+
+    def _first_step(self, trainer: Trainer, num_steps: int) -> int:
+        """Return where a fit of so many steps began: a run that was cut off takes the rest."""
+        assert self._origin is not None  # set when a fit starts
+        origin_step = self._origin[0]
+        is_rest = trainer.checkpoint.is_own and trainer.global_step < origin_step + num_steps
+        if not is_rest:
+            self._origin = (trainer.global_step, trainer.data.epoch)
+        return self._origin[0]
 
     def _steps_per_epoch(self, trainer: Trainer, loop: TrainingLoop) -> int | None:
         num = trainer.data.num_batches_per_pass()
@@ -117,6 +135,20 @@ class RunSchedule(CoreCallback):
             and not trainer.early_exit.should_exit
         )
 
+    def owes_validation(self, trainer: Trainer) -> bool:
+        """Return whether a stage ended here whose validation has not been done."""
+        step = trainer.global_step
+        if not self.validates or step == self._validated or trainer.early_exit.should_exit:
+            return False
+        is_over = step >= self.end_step or trainer.data.epoch >= self.end_epoch
+        return is_over or (self._every is not None and step % self._every == 0)
+
+    def end_stage(self, trainer: Trainer, *, is_validated: bool) -> None:
+        """Count a stage; one whose validation was cut short still owes it."""
+        if is_validated:
+            self._validated = trainer.global_step
+            self.loop_idx += 1
+
     def begin_stage(self, trainer: Trainer) -> None:
         """Fix where the stage that begins will end."""
         self.stage_end = self.end_step
@@ -136,10 +168,17 @@ class RunSchedule(CoreCallback):
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         if self._origin is not None:
             step, epoch = self._origin
-            state_dict["schedule"] = {"origin_step": step, "origin_epoch": epoch}
+            state_dict["schedule"] = {
+                "origin_step": step,
+                "origin_epoch": epoch,
+                "loop_idx": self.loop_idx,
+                "validated_step": self._validated,
+            }
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         state = state_dict.get("schedule")
         if state is not None:
             self._origin = (state["origin_step"], state["origin_epoch"])
+            self.loop_idx = state.get("loop_idx", 0)  # one of the first format has neither
+            self._validated = state.get("validated_step")

@@ -66,7 +66,7 @@ class SchedulersCallback(CoreCallback):
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        state_dict["schedulers"] = trainer.backend.host_state(
+        state_dict["schedulers"] = trainer.backend.state_view(
             [_plain(scheduler.state_dict()) for scheduler in trainer.schedulers]
         )
 

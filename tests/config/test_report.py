@@ -170,11 +170,12 @@ Components
       defaults: cycle=false, param_group_tags=null
   loop: TrainingLoop
       max_steps=10, eval_frequency=4, eval_steps=2, grad_accum_steps=3
-      defaults: num_steps=null, num_epochs=null, steps_per_epoch=null
+      defaults: num_steps=null, num_epochs=null, steps_per_epoch=null, max_time=null
   checkpoint: Checkpoint
       steps=20, save_initial_checkpoint=true
       defaults: autoload_last_checkpoint=true, disable_strict_checkpoint_loading=false,
-                checkpoint_root=null, checkpoint_name=checkpoint_{step}, strict_version=true
+                checkpoint_root=null, checkpoint_name=checkpoint_{step}, strict_version=true,
+                minutes=null, epochs=null, asynchronous=false
   logging: Logging
       log_steps=1, wsc_log_level={a: INFO}
       defaults: log_level=INFO, enable_act_frequency=false

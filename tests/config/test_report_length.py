@@ -359,3 +359,20 @@ def test_micro_batches_are_told(told, callbacks, lines):
 def test_what_never_happens_is_worth_a_hint(told, loop, checkpoint, logging, hints):
     lines = " ".join(told(loop, checkpoint=checkpoint, logging=logging))
     assert lines.split(" hint: ")[1:] == hints
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "line"),
+    [
+        ("minutes: 30", "checkpoints: at the end; 30 minutes after the last one"),
+        ("epochs: 1", "checkpoints: at the end; after every pass over the data"),
+        ("steps: 5, epochs: 2", "; after every 2 passes over the data"),
+        ("steps: 5, asynchronous: true", "; written while training goes on"),
+    ],
+)
+def test_other_times_of_checkpoints_are_told(told, checkpoint, line):
+    assert line in " ".join(" ".join(told("max_steps: 10", checkpoint=checkpoint)).split())
+
+
+def test_a_time_limit_is_told(told):
+    assert "at most '01:00:00' of time" in " ".join(told('max_steps: 10, max_time: "01:00:00"'))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import signal
+from typing import Any
 
 import pytest
 from doubles import Recorder, tiny_batches
 
-from modelzoo_trainer import Callback, Checkpoint
+from modelzoo_trainer import Callback, Checkpoint, ConfigError, StopTraining, TrainingLoop
 
 
 class Stopping(Callback):
@@ -149,7 +152,147 @@ def test_a_signal_ends_the_run_at_the_boundary(trainer_of, number) -> None:
     assert trainer.global_step == 1
     assert trainer.interrupted == number.name
     assert signalling.told == [(number.name, 1)]
-    assert recorder.names[-3:] == ["on_interrupt", "on_train_end", "on_fit_end"]
+    ends = [name for name in recorder.names[-6:] if "checkpoint" not in name]
+    assert ends[-3:] == ["on_interrupt", "on_train_end", "on_fit_end"]
+
+
+@pytest.mark.parametrize(
+    ("number", "found"), [(signal.SIGINT, False), (signal.SIGTERM, True), (signal.SIGUSR1, True)]
+)
+def test_a_preempted_run_leaves_a_checkpoint_though_none_was_asked_for(
+    trainer_of, number, found
+) -> None:
+    trainer = trainer_of(Signalling(number))
+    trainer.fit(tiny_batches(5))
+    assert trainer.interrupted == number.name
+    assert (trainer.model_dir / "checkpoint_1").exists() == found
+
+
+def test_a_second_sigterm_changes_nothing(trainer_of) -> None:
+    trainer = trainer_of(Signalling(signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1))
+    trainer.fit(tiny_batches(5))
+    assert (trainer.interrupted, trainer.global_step) == ("SIGTERM", 1)
+
+
+def test_a_signal_while_a_fit_begins_ends_it_before_the_first_step(trainer_of) -> None:
+    class Early(Callback):
+        def on_enter_fit(self, trainer, stack, train_dataloader, val_dataloader, loop):
+            signal.raise_signal(signal.SIGTERM)
+
+    recorder = Recorder()
+    trainer = trainer_of(Early(), recorder)
+    trainer.fit(tiny_batches(5))
+    assert (trainer.interrupted, trainer.global_step) == ("SIGTERM", 0)
+    assert recorder.count("on_train_start") == 0
+    assert recorder.count("on_fit_end") == 1
+
+
+# ---- stop file, time limit, StopTraining
+
+
+def test_a_stop_file_ends_the_run_and_is_removed(trainer_of) -> None:
+    class Touch(Callback):
+        def on_fit_start(self, trainer, train_dataloader, val_dataloader, loop):
+            (trainer.model_dir / "stop").touch()
+
+    trainer = trainer_of(Touch())
+    trainer.fit(tiny_batches(5))
+    assert (trainer.interrupted, trainer.global_step) == ("stop file", 1)
+    assert not (trainer.model_dir / "stop").exists()
+    assert (trainer.model_dir / "checkpoint_1").exists()
+
+
+def test_a_run_whose_time_is_over_ends_at_the_boundary(trainer_of) -> None:
+    trainer = trainer_of(max_time=1e-6)
+    trainer.fit(tiny_batches(5))
+    assert (trainer.interrupted, trainer.global_step) == ("max_time", 1)
+
+
+def test_a_time_that_is_over_ends_a_validation_too(trainer_of) -> None:
+    class Slow(Callback):
+        def on_validate_start(self, trainer, model, val_dataloader, loop):
+            trainer.callbacks["interrupt"]._end = trainer.callbacks["interrupt"]._next_look = 0.0
+
+    recorder = Recorder()
+    trainer = trainer_of(Slow(), recorder, max_time=3600)
+    trainer.fit(tiny_batches(3), tiny_batches(4))
+    assert trainer.interrupted == "max_time"
+    assert recorder.count("on_validate_batch_end") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [(90, 90), (0.5, 0.5), ("00:01:30", 90), ("1-02:00:05", 93605), (None, None)],
+)
+def test_a_time_limit_is_seconds_or_a_time(given, seconds) -> None:
+    assert TrainingLoop(max_time=given).max_time_s == seconds
+
+
+@pytest.mark.parametrize(
+    "given", ["soon", "1:2:3", "00:60:00", 0, -1, True, math.inf, math.nan, ""]
+)
+def test_what_is_no_time_is_refused(given) -> None:
+    with pytest.raises(ConfigError, match=r"^loop.max_time is .*; it must be a number of seconds"):
+        TrainingLoop(max_time=given)
+
+
+def raising(name: str, at: int = 1) -> Any:
+    """Return a callback that raises `StopTraining` in the n-th call of a hook."""
+    left = [at]
+
+    def listener(self, *passed):
+        left[0] -= 1
+        if left[0] == 0:
+            raise StopTraining("enough")
+
+    signature = inspect.signature(getattr(Callback, name))
+    listener.__signature__ = signature
+    return type("Raising", (Callback,), {name: listener})()
+
+
+@pytest.mark.parametrize(
+    ("hook", "steps"),
+    [
+        ("on_fit_start", 0),
+        ("on_train_start", 0),
+        ("on_train_batch_start", 1),
+        ("on_train_step_start", 1),
+        ("on_before_backward", 1),
+        ("on_train_step_end", 1),
+        ("on_train_batch_end", 2),
+        ("on_step_boundary", 2),
+        ("on_metrics", 2),
+    ],
+)
+def test_stop_training_ends_a_run_in_order_from_anywhere(trainer_of, hook, steps) -> None:
+    recorder = Recorder()
+    at = 1 if steps == 0 else 2
+    trainer = trainer_of(raising(hook, at), recorder, checkpoint=Checkpoint(steps=100))
+    trainer.fit(tiny_batches(5), tiny_batches(1))
+    assert trainer.interrupted is None
+    assert trainer.early_exit.reason == "enough"
+    assert recorder.names[-1] == "on_fit_end"
+    assert recorder.count("on_fit_exception") == recorder.count("on_train_exception") == 0
+    assert recorder.count("on_train_end") == (0 if hook == "on_fit_start" else int(steps > 0))
+    assert [path.name for path in trainer.model_dir.glob("checkpoint_*")] == (
+        [f"checkpoint_{trainer.global_step}"] if trainer.global_step else []
+    )
+
+
+def test_stop_training_in_a_validation_ends_the_run(trainer_of) -> None:
+    recorder = Recorder()
+    trainer = trainer_of(raising("on_validate_batch_end"), recorder, eval_frequency=2)
+    trainer.fit(tiny_batches(6), tiny_batches(3))
+    assert trainer.global_step == 2
+    assert recorder.count("on_validate_exception") == 0
+    assert recorder.names[-1] == "on_fit_end"
+
+
+def test_stop_training_in_a_validation_alone_ends_it(trainer_of) -> None:
+    recorder = Recorder()
+    trainer_of(raising("on_validate_batch_end"), recorder).validate(tiny_batches(3))
+    assert recorder.count("on_validate_batch_end") == 0
+    assert recorder.count("on_validate_exception") == 0
 
 
 def test_a_signal_leaves_a_checkpoint(trainer_of) -> None:

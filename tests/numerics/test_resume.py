@@ -139,7 +139,7 @@ def validations_of(recorder: Any) -> int:
     return int(recorder.count("on_validate_start"))
 
 
-@pytest.mark.parametrize(("step", "left"), [(3, 5), (5, 4), (7, 4), (10, 3), (20, 1)])
+@pytest.mark.parametrize(("step", "left"), [(3, 5), (5, 5), (7, 4), (10, 4), (20, 2)])
 def test_a_resumed_run_validates_where_the_unbroken_one_does(
     trainer_of, tmp_path, step, left
 ) -> None:

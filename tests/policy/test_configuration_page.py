@@ -1,4 +1,4 @@
-"""What the page on the configuration says is what the program does."""
+"""What the pages on the configuration and on checkpoints say is what the program does."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.options import OPTIONS
 from modelzoo_trainer.config.overrides import apply_overrides, parse_override
 from modelzoo_trainer.config.shipped import shipped_names
+from modelzoo_trainer.stopping import exit_code
 
 BLOCK = re.compile(r"<!-- check -->\n```yaml\n(.*?)```", re.DOTALL)
 CHANGE = re.compile(r"`--set ([a-z]\S*=\S+)`")
@@ -30,12 +31,31 @@ def test_the_table_of_options_is_that_of_the_program(page):
     assert [line for line in page.splitlines() if line.startswith("| `--")] == rows
 
 
-def test_the_examples_are_right(page):
+@pytest.mark.parametrize("name", ["configuration", "checkpoints"])
+def test_the_examples_are_right(root, name):
     names = shipped_names()
-    blocks = BLOCK.findall(page)
+    blocks = BLOCK.findall((root / "docs" / f"{name}.md").read_text(encoding="utf-8"))
     assert blocks
     for text in blocks:
         assert check_config(read_text(text, "page.yaml"), names)
+
+
+def test_the_table_of_stops_has_the_codes_of_the_program(root):
+    page = (root / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    table = page.partition("## Stops")[2].partition("\n\nThe run ends")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    told = {
+        reason: int(row[-1])
+        for row in rows
+        for reason in re.findall(r'"(.+?)"', row[2] if len(row) == 4 else "")
+    }
+    assert told == {reason: exit_code(reason) for reason in ("SIGINT", "stop file", "max_time")}
+
+
+def test_the_commands_of_checkpoints_exist(root):
+    page = (root / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    found = set(re.findall(r"-m modelzoo_trainer.checkpointing (\w+)", page))
+    assert found == {"list", "info", "verify", "diff", "export", "delete"}
 
 
 def test_the_changes_can_be_made(page):

@@ -139,8 +139,8 @@ class RunLength:
     def checkpoints(self) -> Positions | None:
         """Where checkpoints are written; None if there are none but perhaps the initial one."""
         first = 0 if self.has_initial_checkpoint else None
-        steps = self.checkpoint.steps
-        return None if steps is None else Positions(every=steps, first=first)
+        times = self.checkpoint.times
+        return Positions(every=times.steps, first=first) if times.is_any else None
 
     @property
     def has_initial_checkpoint(self) -> bool:

@@ -53,7 +53,8 @@ def _steps(plan: TrainerPlan, length: RunLength) -> str:
     else:
         num = str(loop.max_steps)
         num += "" if length.is_at_step_0 else ", those before the checkpoint counted"
-    return f"{num}; each of {_batches(plan, loop.grad_accum_steps)}"
+    limit = "" if loop.max_time is None else f"; at most {loop.max_time!r} of time"
+    return f"{num}; each of {_batches(plan, loop.grad_accum_steps)}{limit}"
 
 
 def _epochs(length: RunLength) -> str:
@@ -169,7 +170,23 @@ def _checkpoints(plan: TrainerPlan, length: RunLength) -> str:
     num = min(kept, default=0)
     rest = f"; the newest {num} are kept" if num > 1 else "; only the newest is kept"
     rest = rest if kept else ""
-    return f"{where.describe(_counted(length))}{rest}"
+    # Of those by the clock or the data the number is not known.
+    end = None if length.checkpoint.steps is None else _counted(length)
+    return f"{where.describe(end)}{_more_times(length)}{rest}"
+
+
+def _more_times(length: RunLength) -> str:
+    """Return the times of checkpoints that are no multiples of steps."""
+    times = length.checkpoint.times
+    more = ""
+    if times.minutes is not None:
+        more += f"; {times.minutes:g} minutes after the last one"
+    if times.epochs is not None:
+        passes = "pass" if times.epochs == 1 else f"{times.epochs} passes"
+        more += f"; after every {passes} over the data"
+    if length.checkpoint.asynchronous:
+        more += "; written while training goes on"
+    return more
 
 
 # ---- what has no effect, or another one than meant

@@ -1,0 +1,190 @@
+"""What was done to runs and checkpoints, how often, and what came of it: a row of tests each.
+
+python benchmarks/reliability.py [--long] [--rows 1 6 13] [--jobs 2] [--page docs/reliability.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from xml.etree import ElementTree
+
+import torch
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+TESTS: Final = Path("tests/reliability")
+ELSEWHERE: Final[dict[int, tuple[str, Sequence[str]]]] = {
+    8: (
+        "Every shipped callback, logger, optimizer and schedule: what it saves, loads and saves "
+        "again is the same.",
+        ("tests/callbacks/test_shipped.py", "tests/loggers/test_shipped.py", "tests/optim"),
+    ),
+    16: (
+        "YAML changed at random: an error with its place, or a configuration; nothing else.",
+        ("tests/config/test_fuzz.py", "tests/config/test_mutations.py"),
+    ),
+}
+LATER: Final = {
+    9: "Several processes: one, or all, killed, stopped, late, or with a full disk.",
+    10: "A checkpoint of one number of processes loaded by another.",
+}
+MAXIMA: Final = ("most_", "longest_")  # of such counts the largest is shown, of others the sum
+NO_TESTS: Final = 5
+
+PAGE: Final = """\
+# What runs and checkpoints have been put through
+
+Written by `{command}`, with {environment}. A row is one command,
+`python -m pytest PATHS`; with `-m "soak or slow or not slow"` in its long form.
+
+{table}
+
+Numbers are counts of what was done and of what was found; of `most_...` and `longest_...` the
+largest. Zeros under `lost`, `unequal`, `undetected`, `executed`, `orphans` and `leaks` are what the
+tests demand.
+
+## How
+
+* **Runs** (rows 1, 6, 7, 11 to 15, 21) train a small model with dropout and batch normalisation on
+  samples that python's, numpy's and torch's generators change; another process sends the signal.
+  Every batch of every attempt (its loss and all weights) is compared with that of a run that nobody
+  stopped, and at the end the sha256 of weights, optimizer, schedules, averaged weights and metrics.
+* **Disks** (rows 2 to 4): every call by which the package changes a folder is seen. Row 2 ends the
+  process before each, writes done by half; row 3 lets each fail; row 4 keeps what each would have
+  left on a disk that loses or reorders whatever was not synchronised, and finds losses when a
+  synchronisation is taken away. With root, its long form also cuts the power of a real ext4.
+* **Files** (rows 5, 17, 18): a checkpoint is damaged, changed with digests that fit again, or mixed
+  with code. Whatever loads is compared with what was saved.
+
+## What it does not show
+
+One process, on a CPU with one thread. A kill leaves the system's page cache alone. Network file
+systems, and disks that confirm what they have not written, are not tried.
+"""
+
+
+@dataclass(slots=True)
+class Row:
+    """One row of the table.
+
+    Args:
+        number: Of the row.
+        what: What is done.
+        paths: The tests that do it.
+        counts: What they counted.
+        outcomes: How many tests passed, failed, were skipped.
+        seconds: How long they took.
+    """
+
+    number: int
+    what: str
+    paths: Sequence[str]
+    counts: dict[str, int] = field(default_factory=dict)
+    outcomes: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0
+
+    def run(self, *, is_long: bool) -> None:
+        """Run its tests."""
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder, "report.xml")
+            words = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+            words += ["-m", "soak or slow or not slow"] if is_long else []
+            begin = time.perf_counter()
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", *words, *self.paths],
+                cwd=ROOT,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            self.seconds = time.perf_counter() - begin
+            if done.returncode > 1 and done.returncode != NO_TESTS:
+                raise SystemExit(f"row {self.number}: {done.stdout[-3000:]}{done.stderr[-3000:]}")
+            self._read(report)
+        print(f"{self.number:2} {self.result:24} {self.seconds:6.1f} s", flush=True)
+
+    def _read(self, report: Path) -> None:
+        for case in ElementTree.parse(report).iter("testcase"):
+            kinds = {child.tag for child in case}
+            found = "failed" if kinds & {"failure", "error"} else "passed"
+            found = "skipped" if "skipped" in kinds else found
+            self.outcomes[found] = self.outcomes.get(found, 0) + 1
+            for counted in case.iter("property"):
+                name, number = counted.attrib["name"], int(counted.attrib["value"])
+                known = self.counts.get(name, 0)
+                is_largest = name.startswith(MAXIMA)
+                self.counts[name] = max(known, number) if is_largest else known + number
+
+    @property
+    def result(self) -> str:
+        """How many tests passed, failed and were skipped."""
+        return ", ".join(f"{number} {name}" for name, number in sorted(self.outcomes.items()))
+
+
+def all_rows() -> list[Row]:
+    """Return the rows, those of other folders too, in order."""
+    rows = [Row(number, what, paths) for number, (what, paths) in ELSEWHERE.items()]
+    for path in sorted((ROOT / TESTS).glob("test_*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        what = (ast.get_docstring(tree) or "").splitlines()[0]
+        rows.append(Row(int(path.name.split("_")[1]), what, (str(TESTS / path.name),)))
+    return sorted(rows, key=lambda row: (row.number, row.paths[0]))
+
+
+def table(rows: Iterable[Row]) -> str:
+    """Return the table of results."""
+    lines = ["| # | what is done | counted | tests | s | paths |", "|---|---|---|---|---|---|"]
+    cells = [(row.number, row) for row in rows]
+    for number, row in cells:
+        counts = ", ".join(f"{name} {count:,}" for name, count in row.counts.items())
+        paths = " ".join(f"`{path}`" for path in row.paths)
+        lines.append(
+            f"| {number} | {row.what} | {counts.replace('_', ' ')} | {row.result} "
+            f"| {row.seconds:.0f} | {paths} |"
+        )
+    later = "; ".join(f"{number}: {what}" for number, what in LATER.items())
+    return "\n".join([*lines, "", f"Not here yet: {later}"])
+
+
+def environment() -> str:
+    """Return what it was run with."""
+    return (
+        f"Python {platform.python_version()}, torch {torch.__version__}, {platform.system()} "
+        f"{platform.release()} on {platform.machine()}, {os.cpu_count()} cores"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--long", action="store_true", help="the long form: a quarter of an hour")
+    parser.add_argument("--rows", type=int, nargs="+", metavar="N", help="these rows only")
+    parser.add_argument("--jobs", type=int, default=2, help="rows at a time (default: 2)")
+    parser.add_argument("--page", type=Path, help="write the table there")
+    options = parser.parse_args()
+    rows = [row for row in all_rows() if options.rows is None or row.number in options.rows]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(lambda row: row.run(is_long=options.long), rows))
+    text = table(rows)
+    if options.page is None:
+        print(text)
+    else:
+        command = f"python benchmarks/reliability.py{' --long' if options.long else ''}"
+        page = PAGE.format(command=command, environment=environment(), table=text)
+        options.page.write_text(page, encoding="utf-8")
+    return int(any("failed" in row.outcomes for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

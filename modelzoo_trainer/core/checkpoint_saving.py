@@ -1,0 +1,131 @@
+"""How checkpoints get to the disk: now, or while training goes on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from modelzoo_trainer import checkpointing
+from modelzoo_trainer.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.checkpoint")
+
+_GIB: Final = 2**30
+_HEADROOM: Final = 1.1
+
+
+class Saving:
+    """Writes checkpoints, one at a time, and says which have been committed."""
+
+    def __init__(self) -> None:
+        self._background = checkpointing.BackgroundSaver()
+        self._committed: list[Path] = []
+        self.path: Path | None = None
+        """That of the checkpoint under way."""
+
+    def save(self, path: Path, state: Mapping[str, Any], step: int, *, wait: bool) -> None:
+        """Write a checkpoint.
+
+        Args:
+            path: A name that is not in use.
+            state: What to save; may change once this has returned.
+            step: The global step.
+            wait: Until it is committed.
+
+        Raises:
+            CheckpointError: If it cannot be written; or, of the one before.
+        """
+        begin = time.perf_counter()
+        self._note(self._background.wait())
+        if wait:
+            checkpointing.save(path, state, step=step)
+            self._note([path])
+        else:
+            self.path = path
+            self._background.save(path, state, step=step)
+        held_up_s = time.perf_counter() - begin
+        if not wait:
+            log.info("Writing checkpoint %s; training was held up for %.3f s.", path, held_up_s)
+        else:
+            log.info("Saved checkpoint %s in %.3f s.", path, held_up_s)
+
+    def _note(self, committed: list[Path]) -> None:
+        self._committed += committed
+        for path in committed:
+            checkpointing.point_latest(path.parent, path.name)
+            if path == self.path:
+                log.info("Saved checkpoint %s.", path)
+                self.path = None
+
+    def collect(self) -> list[Path]:
+        """Return what has been committed since this was asked last.
+
+        Raises:
+            CheckpointError: If one that was not waited for could not be written.
+        """
+        if self.path is not None:
+            self._note(self._take(wait=False))
+        committed, self._committed = self._committed, []
+        return committed
+
+    def wait(self) -> list[Path]:
+        """Return likewise, when nothing is under way any more."""
+        if self.path is not None:
+            self._note(self._take(wait=True))
+        return self.collect()
+
+    def _take(self, *, wait: bool) -> list[Path]:
+        try:
+            return self._background.wait() if wait else self._background.collect()
+        except CheckpointError:
+            self.path = None
+            raise
+
+    def settle(self) -> None:
+        """Wait for what is under way; a failure is logged, as another error may be on its way."""
+        try:
+            self.wait()
+        except CheckpointError as error:
+            log.error("%s", error)  # the message says it all
+
+
+def prepare(root: Path, trainer: Trainer, *, is_locked: bool) -> None:
+    """Make sure that checkpoints can be written in a folder, before hours are spent on one.
+
+    Args:
+        root: The folder; it is made if it is not there.
+        trainer: Whose state will be saved.
+        is_locked: Whether nobody else writes there: then what a crash has left over is removed.
+
+    Raises:
+        ConfigError: If it cannot be written, or has less space than a checkpoint takes.
+    """
+    try:
+        checkpointing.probe(root)
+    except CheckpointError as error:
+        raise ConfigError(f"checkpoints cannot be written: {error}") from None
+    if is_locked:
+        for path in checkpointing.clean(root):
+            log.info("Removed %s, which an earlier run has left unfinished.", path.name)
+    free = checkpointing.free_bytes(root)
+    needed = _HEADROOM * least_bytes(trainer)
+    if free is not None and free < needed:
+        raise ConfigError(
+            f"{str(root)!r} has {free / _GIB:.2f} GiB of free space, and one checkpoint takes at "
+            f"least {needed / _GIB:.2f} GiB. Make space, or set checkpoint.checkpoint_root or "
+            f"model_dir to another disk."
+        )
+
+
+def least_bytes(trainer: Trainer) -> int:
+    """Return what a checkpoint of a trainer takes at least: the optimizer's state may grow."""
+    size = checkpointing.state_bytes(dict(trainer.model.state_dict()))
+    if trainer.has_optimizer:
+        size += checkpointing.state_bytes(trainer.optimizer.state_dict())
+    return size

@@ -1,0 +1,118 @@
+"""The plans of a file, run one after another; how that ends is an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from modelzoo_trainer.errors import ConfigError, ModelZooError
+from modelzoo_trainer.stopping import Phase, StopRequests, exit_code
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.config.plan import TrainerPlan
+    from modelzoo_trainer.supervisor.child import Child
+
+DONE: Final = 0
+FAILED: Final = 1
+WRONG_USE: Final = 2
+
+
+class Runner:
+    """Builds and runs trainers; what users wrote raises through, with its traceback.
+
+    Args:
+        command: The words of the command line, for the kept file.
+        requests: Has the signals that no trainer takes.
+        child: Tells a supervisor how it goes; None = there is none.
+    """
+
+    def __init__(
+        self, command: Sequence[str], requests: StopRequests, child: Child | None = None
+    ) -> None:
+        self._command = command
+        self._requests = requests
+        self._child = child
+
+    def run(self, plans: Sequence[TrainerPlan]) -> int:
+        """Run the trainers until one ends early, and return the exit code."""
+        done = 0 if self._child is None else self._child.order.trainer
+        for number, plan in enumerate(plans[done:], done):
+            if self._requests.received is not None:
+                return exit_code(self._requests.received)
+            code = self._run(number, plan)
+            if code != DONE:
+                return code
+        return DONE
+
+    def _run(self, number: int, plan: TrainerPlan) -> int:
+        from modelzoo_trainer.core.backend import BackendError, BackendUnavailable
+
+        for note in plan.notes:
+            sys.stderr.write(f"note: {note}\n")
+        self._requests.set_phase(Phase.STARTING)
+        try:
+            trainer = plan.build()
+            self._save_params(plan, trainer)
+        except (ConfigError, BackendUnavailable) as error:
+            return refuse(str(error))
+        except (ModelZooError, BackendError) as error:
+            return self._fail(error)
+        try:
+            self._run_trainer(number, plan, trainer)
+        except ConfigError as error:  # what only the data or the model could tell
+            return refuse(str(error))
+        except (ModelZooError, BackendError) as error:
+            return self._fail(error)
+        except OSError as error:
+            if error.errno is None:  # not the operating system's
+                raise
+            return self._fail(error)
+        finally:
+            self._requests.set_phase(Phase.ENDING)
+            trainer.close()
+        return DONE if trainer.interrupted is None else exit_code(trainer.interrupted)
+
+    def _run_trainer(self, number: int, plan: TrainerPlan, trainer: Any) -> None:
+        if self._child is not None:
+            self._child.begin_trainer(number, trainer.autorestart)
+
+        def phase() -> Phase:
+            is_before_fit = plan.method == "fit" and not trainer.data.num_batches
+            return Phase.STARTING if is_before_fit else Phase.RUNNING
+
+        self._requests.set_phase(phase)
+        plan.run(trainer)
+        self._requests.set_phase(Phase.ENDING)
+        if self._child is not None:
+            self._child.end_trainer(number, trainer.interrupted)
+
+    def _save_params(self, plan: TrainerPlan, trainer: Any) -> None:
+        """Write the file as it is run, changes included, beside the run's log."""
+        from modelzoo_trainer.config.provenance import describe_run
+
+        if not trainer.backend.is_main:
+            return
+        path = trainer.artifact_dir / "params.yaml"
+        try:
+            path.write_text(describe_run(plan, self._command), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None
+
+    def _fail(self, error: Exception) -> int:
+        if self._child is not None:
+            self._child.fail(error)
+        return fail(error)
+
+
+def refuse(message: str) -> int:
+    """Say what is wrong with the command or the file, and return the exit code."""
+    sys.stderr.write(f"{message}\n")
+    return WRONG_USE
+
+
+def fail(error: BaseException) -> int:
+    """Say in one line why a run has failed, and return the exit code."""
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    sys.stderr.write(f"{type(error).__name__}: {error}{notes}\n")
+    return FAILED

@@ -1,0 +1,91 @@
+"""Signals where no trainer has taken them over: before a fit, in a validation, after a run."""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Any, Final, Self
+
+INTERRUPTED: Final = 130  # 128 and the signal's number, as shells say it
+PREEMPTED: Final = 143
+_NAMES: Final = ("SIGINT", "SIGTERM", "SIGUSR1")
+
+
+def exit_code(interruption: str) -> int:
+    """Return the exit code of a run that ended before its time.
+
+    Args:
+        interruption: By what: "SIGINT", or any other signal, a stop file, the end of its time.
+    """
+    return INTERRUPTED if interruption == "SIGINT" else PREEMPTED
+
+
+class Phase(enum.Enum):
+    """What a signal would cut off."""
+
+    STARTING = "nothing is lost: end at once"
+    RUNNING = "unwind"
+    ENDING = "let it come to its end"
+
+
+class StopRequests:
+    """Takes SIGINT, SIGTERM and SIGUSR1 for the length of a `with` block.
+
+    Until something has been trained, one of them ends the process on the spot: an exception that a
+    handler raises may be swallowed, where it comes in the middle of the import of a library in
+    native code. Later it unwinds what is going on. At the end of a run the first one is only
+    remembered.
+
+    Args:
+        owns_process: Whether the process is there for the run alone; one that is somebody else's is
+            never ended on the spot.
+    """
+
+    def __init__(self, *, owns_process: bool = True) -> None:
+        self.received: str | None = None
+        """The first one that came and was outlived."""
+        self._owns_process = owns_process
+        self._ask: Callable[[], Phase] | None = None
+        self._phase = Phase.STARTING
+        self._before: dict[int, Any] = {}
+
+    def set_phase(self, phase: Phase | Callable[[], Phase]) -> None:
+        """Set what follows from a signal.
+
+        Args:
+            phase: What goes on from now on, or a function that knows.
+        """
+        if isinstance(phase, Phase):
+            self._phase, self._ask = phase, None
+        else:
+            self._ask = phase
+
+    def __enter__(self) -> Self:
+        with suppress(ValueError):  # not the main thread: signals are somebody else's
+            for name in _NAMES:
+                number = getattr(signal, name, None)
+                if number is not None:
+                    self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before or signal.SIG_DFL)
+        self._before.clear()
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        phase = self._phase if self._ask is None else self._ask()
+        if phase is Phase.STARTING and self._owns_process:
+            os._exit(exit_code(name))
+        is_first = self.received is None
+        self.received = self.received or name
+        if phase is Phase.ENDING and is_first:
+            return
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(exit_code(name))

@@ -1,0 +1,140 @@
+"""The child's side: a process that a supervisor watches, and starts again."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from modelzoo_trainer.supervisor.order import Order
+from modelzoo_trainer.supervisor.page import Field, Page
+from modelzoo_trainer.supervisor.status import Failure, Status
+from modelzoo_trainer.watchdog import Position, Watchdog
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.core import AutoRestart
+    from modelzoo_trainer.supervisor.timekeeper import Timekeeper
+
+STACKS_SIGNAL: Final = signal.SIGUSR2 if hasattr(signal, "SIGUSR2") else None
+"""Has a child write its stacks; in native code, so that it also does what holds the interpreter."""
+
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+_ORPHANED: Final = 1
+
+
+class Child:
+    """Makes this process the child of a supervisor: it beats, tells how it ends, dies with it.
+
+    Args:
+        order: What the supervisor has told.
+
+    Raises:
+        OSError: If there is no such supervisor.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self._page = Page(order.descriptor)
+        os.set_inheritable(order.descriptor, False)
+        _die_with(order.supervisor)
+        if hasattr(signal, "SIGTTOU"):  # its group is in the background: it may write nonetheless
+            signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        self._write_stacks_on_request()
+        self._status = Status(pid=os.getpid())
+        self._autorestart: AutoRestart | None = None
+        self._timekeeper: Timekeeper | None = None
+        self._watchdog = Watchdog(
+            self._position, order.stacks, on_hang=self._hang, on_look=self._beat
+        )
+        self._watchdog.start()
+
+    def _write_stacks_on_request(self) -> None:
+        with suppress(OSError):
+            self._stacks = self.order.stacks.open("ab")
+            faulthandler.enable(self._stacks)
+            if STACKS_SIGNAL is not None:
+                faulthandler.register(STACKS_SIGNAL, self._stacks)
+
+    # ---- while it lives
+
+    def _beat(self) -> None:
+        if os.getppid() != self.order.supervisor:  # where the kernel does not see to it
+            os._exit(_ORPHANED)
+        self._page.values[Field.BEAT] += 1
+        if self._timekeeper is not None:
+            self._timekeeper.note_median()
+
+    def _position(self) -> Position:
+        if self._autorestart is None:
+            return Position(-1)
+        return self._autorestart.position()
+
+    def begin_trainer(self, number: int, autorestart: AutoRestart) -> None:
+        """Have a trainer measured and watched; those before it are done.
+
+        Args:
+            number: Its index in the file.
+            autorestart: Its own.
+        """
+        from modelzoo_trainer.callback import register_global_callback
+        from modelzoo_trainer.supervisor.timekeeper import Timekeeper
+
+        order = self.order
+        is_known = order.trainer == number
+        checkpoint = order.checkpoint if is_known else None
+        autorestart.supervise(
+            is_restart=is_known and order.is_restart,
+            last_checkpoint=None if checkpoint is None else Path(checkpoint),
+        )
+        if number != int(self._page.values[Field.TRAINER]):
+            self._page.begin_trainer(number)
+        self._status = Status(pid=os.getpid(), checkpoint=checkpoint)
+        self._watchdog.set_limits(autorestart.hang_timeout, autorestart.startup_timeout)
+        self._autorestart = autorestart
+        if self._timekeeper is None:
+            self._timekeeper = Timekeeper(self._page, self._committed)
+            register_global_callback(self._timekeeper)
+
+    def end_trainer(self, number: int, interrupted: str | None) -> None:
+        """Note how a trainer ended.
+
+        Args:
+            number: Its index in the file.
+            interrupted: What ended it before its time; None = it is done.
+        """
+        if interrupted is None:
+            self._page.values[Field.NUM_DONE] = number + 1
+        else:
+            self._say(interrupted=interrupted)
+
+    def _committed(self, path: Path) -> None:
+        self._say(checkpoint=str(path.absolute()))
+
+    def fail(self, error: BaseException) -> None:
+        """Note what ends this process."""
+        step = self._page.number(Field.STEP)
+        self._say(failure=Failure.of(error, step))
+
+    def _hang(self, found: str) -> None:
+        self._page.values[Field.IS_HUNG] = 1
+        self._say(hung=found)
+
+    def _say(self, **news: Any) -> None:
+        self._status = replace(self._status, **news)
+        with suppress(OSError):  # a full disk: the exit code and the page say the rest
+            self._status.write(self.order.status)
+
+
+def _die_with(supervisor: int) -> None:
+    """Have the kernel kill this process when that of its supervisor ends, where it can."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != supervisor:
+        raise ChildProcessError(f"process {supervisor} is not the parent of this one")

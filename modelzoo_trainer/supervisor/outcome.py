@@ -1,0 +1,119 @@
+"""How a child ended, and whether that is a reason to start it again."""
+
+from __future__ import annotations
+
+import enum
+import re
+import signal
+from dataclasses import dataclass
+from typing import Final
+
+from modelzoo_trainer.supervisor.status import Failure, Status
+
+DONE: Final = 0
+FAILED: Final = 1
+WRONG_USE: Final = 2
+INTERRUPTED: Final = 130
+PREEMPTED: Final = 143
+
+_ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+")
+_REQUESTS: Final = {"SIGINT": INTERRUPTED, "SIGTERM": PREEMPTED, "SIGUSR1": PREEMPTED}
+
+
+class Outcome(enum.StrEnum):
+    """The classes of ends."""
+
+    DONE = "done"
+    STOPPED = "stopped on request"
+    WRONG_CONFIG = "wrong configuration"
+    CANNOT_HEAL = "cannot heal by itself"
+    CRASHED = "crashed"
+    KILLED = "killed"
+    HUNG = "hung"
+
+
+FAILURES: Final = frozenset({Outcome.CRASHED, Outcome.KILLED, Outcome.HUNG})
+"""Those after which the run is started again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What is known of the end of a child.
+
+    Args:
+        outcome: Its class.
+        cause: In words.
+        exit_code: That of the command, if the run ends with this.
+        fingerprint: Equal for the same exception at the same step; None = there was no exception.
+    """
+
+    outcome: Outcome
+    cause: str
+    exit_code: int
+    fingerprint: tuple[str, str, int | None] | None = None
+
+
+def classify(
+    code: int, status: Status, *, passed_on: tuple[str, ...] = (), hung: str | None = None
+) -> Ending:
+    """Return how a child ended.
+
+    A child that somebody else asks to stop (SIGTERM, SIGINT or SIGUSR1 to it alone, a stop file,
+    the end of its time) ends the run as well: whoever stops the process that trains wants the
+    training to stop, and it has written its checkpoint. Only what nobody asked for is a failure.
+
+    Args:
+        code: Of its process; below 0 = the signal that killed it.
+        status: What it said of itself.
+        passed_on: The signals that the supervisor was sent, and passed on.
+        hung: What was found if it hung, by whomever.
+    """
+    name = _signal_name(code)
+    if code == DONE:
+        return Ending(outcome=Outcome.DONE, cause="finished", exit_code=DONE)
+    if passed_on:
+        return _stopped(passed_on[0])
+    if hung is not None:
+        return Ending(outcome=Outcome.HUNG, cause=f"hung: {hung}", exit_code=FAILED)
+    if code in (INTERRUPTED, PREEMPTED):
+        told = "SIGINT" if code == INTERRUPTED else "SIGTERM"
+        return _stopped(status.interrupted or told)
+    if name in _REQUESTS:
+        return _stopped(name)
+    if code < 0:
+        return _killed(name)
+    return _failed(code, status.failure)
+
+
+def _stopped(by: str) -> Ending:
+    code = _REQUESTS.get(by, PREEMPTED)
+    return Ending(outcome=Outcome.STOPPED, cause=f"stopped by {by}", exit_code=code)
+
+
+def _killed(name: str) -> Ending:
+    guess = " (possibly out of memory)" if name == "SIGKILL" else ""
+    return Ending(outcome=Outcome.KILLED, cause=f"killed by {name}{guess}", exit_code=FAILED)
+
+
+def _failed(code: int, failure: Failure | None) -> Ending:
+    if code == WRONG_USE or (failure is not None and failure.is_config):
+        what = "the command or the file is wrong"
+        return Ending(outcome=Outcome.WRONG_CONFIG, cause=what, exit_code=WRONG_USE)
+    if failure is None:
+        cause = f"ended with exit code {code}"
+        return Ending(outcome=Outcome.CRASHED, cause=cause, exit_code=FAILED)
+    lines = failure.message.splitlines()
+    cause = f"{failure.kind}: {lines[0]}" if lines else failure.kind
+    return Ending(
+        outcome=Outcome.CRASHED if failure.can_heal else Outcome.CANNOT_HEAL,
+        cause=cause,
+        exit_code=FAILED,
+        fingerprint=(failure.kind, _ADDRESS.sub("0x", failure.message), failure.step),
+    )
+
+
+def _signal_name(code: int) -> str:
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

@@ -1,0 +1,149 @@
+"""The child's process: started, sent signals to, watched for beats, killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Final
+
+from modelzoo_trainer.supervisor.child import STACKS_SIGNAL
+from modelzoo_trainer.supervisor.page import Field, Kind, Page
+from modelzoo_trainer.supervisor.settings import Settings
+
+_NAMES: Final = ("SIGINT", "SIGTERM", "SIGUSR1")
+_POLL_S: Final = 0.05
+_SLOW_END_S: Final = 10.0  # that a child gets to write stacks and leave, once it knows it hangs
+_STACKS_S: Final = 1.0
+
+
+class Stops:
+    """The signals that ask the supervisor to stop, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.received: list[str] = []
+        self.num_handled = 0
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether there was one."""
+        return bool(self.received)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Receive them instead of dying; only the main thread can."""
+        before = {}
+        try:
+            for name in _NAMES:
+                number = getattr(signal, name, None)
+                if number is not None:
+                    before[number] = signal.signal(number, self._receive)
+        except ValueError:  # not the main thread: signals are somebody else's
+            pass
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler or signal.SIG_DFL)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(signal.Signals(number).name)
+
+    def pause(self, seconds: float) -> None:
+        """Sleep, but not after one has come."""
+        end = time.monotonic() + seconds
+        while not self.is_asked and time.monotonic() < end:
+            time.sleep(min(_POLL_S, seconds))
+
+
+class Process:
+    """A child in a process group of its own, so that Ctrl-C reaches it once: through here.
+
+    Args:
+        command: Its words.
+        page: What it inherits.
+        stops: Signals to pass on.
+
+    Raises:
+        OSError: If it cannot be started.
+    """
+
+    def __init__(self, command: Sequence[str], page: Page, stops: Stops) -> None:
+        self._page = page
+        self._stops = stops
+        # A group in the background must not read from the terminal.
+        self._popen = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, pass_fds=(page.descriptor,), process_group=0
+        )
+        self.hung: str | None = None
+        """What was found, if it had to be killed because it stood still."""
+        self._beat = -1.0
+        self._idle_s = 0.0
+
+    def wait(self, settings: Settings) -> int:
+        """Wait for its end, and return its code: below 0 = the signal that killed it.
+
+        Args:
+            settings: How long it may stand still.
+        """
+        before = time.monotonic()
+        while self._popen.poll() is None:
+            time.sleep(_POLL_S)
+            now = time.monotonic()
+            self._pass_on()
+            self._watch(min(now - before, 2 * _POLL_S), settings)  # we may have been stopped
+            before = now
+        code = self._popen.returncode
+        if code not in (0, 130, 143):
+            self._sweep()
+        return code
+
+    def _pass_on(self) -> None:
+        stops = self._stops
+        while stops.num_handled < len(stops.received):
+            name = stops.received[stops.num_handled]
+            if name in stops.received[: stops.num_handled]:
+                self._kill()
+            else:
+                self._popen.send_signal(getattr(signal, name))
+            stops.num_handled += 1
+
+    def _watch(self, elapsed_s: float, settings: Settings) -> None:
+        values = self._page.values
+        beat, before = values[Field.BEAT], self._beat
+        self._beat = beat
+        if beat != before:
+            self._idle_s = 0.0
+            return
+        self._idle_s += elapsed_s
+        if values[Field.IS_HUNG]:
+            limit_s = _SLOW_END_S
+        elif values[Field.KIND] == Kind.STARTUP:
+            limit_s = settings.startup_timeout_s
+        else:
+            limit_s = settings.beat_timeout_s
+        if self._idle_s > limit_s:
+            self.hung = f"the process stood still for {self._idle_s:.0f} s"
+            self._write_stacks()
+            self._kill()
+
+    def _write_stacks(self) -> None:
+        # Before the child has taken the signal over, it would be killed by it: which is all right.
+        if STACKS_SIGNAL is not None:
+            self._popen.send_signal(STACKS_SIGNAL)
+            with suppress(subprocess.TimeoutExpired):
+                self._popen.wait(_STACKS_S)
+
+    def _kill(self) -> None:
+        if self._popen.poll() is None:
+            self._popen.kill()
+            self._popen.wait()
+
+    def _sweep(self) -> None:
+        """Kill what the child has left behind, such as workers that were just being started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, signal.SIGKILL)

@@ -1,0 +1,137 @@
+"""What a file says of restarts, read without the rest of it, and without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.watchdog import STARTUP_TIMEOUT_S
+
+_WORD: Final = "autorestart"
+_BEAT_TIMEOUT_S: Final = 300.0
+_MODEL_DIR: Final = "model_dir"  # as the trainer has it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a supervisor needs to know of one trainer.
+
+    Args:
+        model_dir: Its folder.
+        max_num_restarts: Most restarts in a row without progress, > 0.
+        hang_timeout: Of `AutoRestart`.
+        startup_timeout: Of `AutoRestart`.
+    """
+
+    model_dir: Path
+    max_num_restarts: int
+    hang_timeout: float | None = None
+    startup_timeout: float | None = None
+
+    @property
+    def beat_timeout_s(self) -> float:
+        """After how long a child whose interpreter stands still is killed.
+
+        Longer than what its own watchdog takes: another library may hold the interpreter.
+        """
+        return _BEAT_TIMEOUT_S if self.hang_timeout is None else 3 * self.hang_timeout + 1
+
+    @property
+    def startup_timeout_s(self) -> float:
+        """Likewise at start-up."""
+        own = STARTUP_TIMEOUT_S if self.startup_timeout is None else self.startup_timeout
+        return max(own, self.beat_timeout_s)
+
+
+def read_settings(
+    path: Path,
+    *,
+    mode: str | None,
+    changes: Sequence[str],
+    options: Mapping[str, str | None],
+) -> list[Settings]:
+    """Return the settings of each trainer of a file; none if it does not ask for restarts.
+
+    A file that is wrong asks for nothing: who runs it says what is wrong.
+
+    Args:
+        path: The file.
+        mode: What runs.
+        changes: As for `--set`.
+        options: The command line's own options by name.
+
+    Raises:
+        ConfigError: If only some trainers of a list ask for restarts.
+    """
+    if not _is_mentioned(path, changes):
+        return []
+    try:
+        plain = _read(path, mode, changes, options)
+    except ConfigError:
+        return []
+    trainer = plain.get("trainer") if isinstance(plain, dict) else None
+    items = trainer if isinstance(trainer, list) else [plain]
+    found = [_settings_of(item) for item in items]
+    asking = [one for one in found if one is not None]
+    if asking and len(asking) < len(found):
+        without = found.index(None)
+        raise ConfigError(
+            f"{path}: trainer[{without}].init.autorestart: restarts are not asked for, but "
+            f"{len(asking)} of the {len(found)} trainers ask for them. Write it for all or none."
+        )
+    return asking
+
+
+def _is_mentioned(path: Path, changes: Sequence[str]) -> bool:
+    """Return whether it is worth the time to read the file as YAML."""
+    if any(_WORD in change for change in changes):
+        return True
+    try:
+        return _WORD.encode() in path.read_bytes()
+    except OSError:
+        return False
+
+
+def _read(
+    path: Path, mode: str | None, changes: Sequence[str], options: Mapping[str, str | None]
+) -> Any:
+    from modelzoo_trainer.config.changes import changes_of
+    from modelzoo_trainer.config.legacy import convert_legacy, is_legacy
+    from modelzoo_trainer.config.loader import read_file
+    from modelzoo_trainer.config.overrides import apply_overrides, parse_override
+    from modelzoo_trainer.config.positions import to_plain
+    from modelzoo_trainer.config.problems import Problems
+
+    root = read_file(path)
+    if is_legacy(root):
+        root = convert_legacy(root, Problems())
+    overrides = [parse_override(change) for change in changes]
+    return to_plain(apply_overrides(root, [*changes_of(options, mode, root), *overrides]))
+
+
+def _settings_of(item: Any) -> Settings | None:
+    """Return what one trainer asks for; None = nothing, or nothing that could be right."""
+    init = _get(_get(item, "trainer"), "init")
+    section = _get(init, _WORD)
+    num = _get(section, "max_num_restarts")
+    hang, startup = _get(section, "hang_timeout"), _get(section, "startup_timeout")
+    if type(num) is not int or num < 1 or not (_is_limit(hang) and _is_limit(startup)):
+        return None
+    model_dir = _get(init, "model_dir")
+    return Settings(
+        model_dir=Path(model_dir if isinstance(model_dir, str) and model_dir else _MODEL_DIR),
+        max_num_restarts=num,
+        hang_timeout=hang,
+        startup_timeout=startup,
+    )
+
+
+def _get(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, dict) else None
+
+
+def _is_limit(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and value > 0)

@@ -1,0 +1,203 @@
+"""The supervisor: starts a command as its child until it is done, or cannot be."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.supervisor.ledger import Attempt, Ledger
+from modelzoo_trainer.supervisor.order import Order
+from modelzoo_trainer.supervisor.outcome import FAILED, FAILURES, Ending, Outcome, classify
+from modelzoo_trainer.supervisor.page import Field, Page
+from modelzoo_trainer.supervisor.policy import Decision, Policy
+from modelzoo_trainer.supervisor.process import Process, Stops
+from modelzoo_trainer.supervisor.settings import Settings
+from modelzoo_trainer.supervisor.status import Status, write_json
+
+FOLDER: Final = "restarts"
+LEDGER: Final = "ledger.json"
+
+
+def supervise(
+    command: Sequence[str],
+    settings: Sequence[Settings],
+    tell: Callable[[str], None],
+    *,
+    shown: Sequence[str] | None = None,
+) -> int:
+    """Run a command as a child, again and again if it fails, and return the exit code.
+
+    SIGINT, SIGTERM and SIGUSR1 are passed on, once each; the same one a second time kills the
+    child. What the child prints goes where this process prints.
+
+    Args:
+        command: What to start; told that it is supervised by more words at its end.
+        settings: Of each trainer of the run.
+        tell: Gets sentences for the user.
+        shown: The command as the ledger shows it; None = as it is.
+
+    Raises:
+        ConfigError: If the folder cannot be made.
+    """
+    stops = Stops()
+    with stops.listening():
+        made = _Supervision(command, settings, tell, stops, shown or command)
+        return made.run()
+
+
+class _Supervision:
+    def __init__(
+        self,
+        command: Sequence[str],
+        settings: Sequence[Settings],
+        tell: Callable[[str], None],
+        stops: Stops,
+        shown: Sequence[str],
+    ) -> None:
+        self._command = command
+        self._settings = settings
+        self._tell = tell
+        self._stops = stops
+        self._ended_at = time.monotonic()
+        self._ledger = Ledger(shown, time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+        self._policy = Policy()
+        self._parent = settings[0].model_dir
+        self._parent_is_new = not self._parent.exists()
+        self._folder = _make_folder(self._parent / FOLDER)
+        self._num_done = 0
+        self._has_saved = False
+        self._has_warned = False
+        self._checkpoint: str | None = None
+
+    def run(self) -> int:
+        while True:
+            attempt = self._attempt()
+            ending = attempt.ending
+            assert ending is not None  # it has just ended
+            if ending.outcome is Outcome.WRONG_CONFIG and self._is_unborn(attempt):
+                self._discard()
+                return ending.exit_code
+            budget = self._settings_at_hand.max_num_restarts
+            decision = self._policy.decide(ending, attempt.start, attempt.progress, budget)
+            again = decision.is_again and not self._stops.is_asked
+            self._report(attempt, ending, decision, again=again)
+            if not again:
+                return self._end(ending)
+            self._stops.pause(decision.pause_s)
+            if self._stops.is_asked:
+                return self._end(classify(FAILED, Status(), passed_on=tuple(self._stops.received)))
+
+    @property
+    def _settings_at_hand(self) -> Settings:
+        return self._settings[min(self._num_done, len(self._settings) - 1)]
+
+    def _attempt(self) -> Attempt:
+        """Run one child to its end, and return what is known of it."""
+        number = len(self._ledger.attempts) + 1
+        settings = self._settings_at_hand
+        page = Page.create()
+        started_at = page.values[Field.SINCE]
+        try:
+            page.values[Field.TRAINER] = page.values[Field.NUM_DONE] = self._num_done
+            order = self._order(number, page)
+            process = Process([*self._command, *order.to_words()], page, self._stops)
+            code = process.wait(settings)
+            attempt = Attempt.of(number, started_at - self._ended_at, page)
+            self._ended_at = page.values[Field.SINCE]
+            is_hung = page.values[Field.IS_HUNG] > 0
+        finally:
+            page.close()
+        status = Status.read(order.status)
+        hung = process.hung or (status.hung or "no progress" if is_hung else None)
+        attempt.ending = classify(code, status, passed_on=tuple(self._stops.received), hung=hung)
+        self._learn(attempt, status)
+        with suppress(OSError):
+            if order.stacks.stat().st_size == 0:
+                order.stacks.unlink()
+        self._ledger.attempts.append(attempt)
+        self._write_ledger()
+        return attempt
+
+    def _order(self, number: int, page: Page) -> Order:
+        return Order(
+            folder=str(self._folder),
+            attempt=number,
+            supervisor=os.getpid(),
+            descriptor=page.descriptor,
+            trainer=self._num_done,
+            is_restart=self._has_saved,
+            checkpoint=self._checkpoint,
+        )
+
+    def _learn(self, attempt: Attempt, status: Status) -> None:
+        """Take over what the next child has to know."""
+        if attempt.num_done != self._num_done:
+            self._num_done, self._has_saved, self._checkpoint = attempt.num_done, False, None
+        if attempt.saved_step is not None and not attempt.is_between:
+            self._has_saved = True
+            self._checkpoint = status.checkpoint
+
+    def _report(self, attempt: Attempt, ending: Ending, decision: Decision, *, again: bool) -> None:
+        if ending.outcome not in FAILURES and ending.outcome is not Outcome.CANNOT_HEAL:
+            return
+        at = "before the first step" if attempt.step is None else f"at step {attempt.step}"
+        text = f"Attempt {attempt.number} failed {at}: {ending.cause}."
+        if again:
+            after = f" in {decision.pause_s:.0f} s" if decision.pause_s else ""
+            whence = "its newest checkpoint" if self._has_saved else "where it began"
+            text += f" Starting it again{after} from {whence}; {decision.reason}."
+        elif not self._stops.is_asked:
+            text += f" Not started again: {decision.reason or 'that cannot heal by itself'}."
+        self._tell(text)
+
+    def _end(self, ending: Ending) -> int:
+        self._tell(f"{self._ledger.summary()}. See {self._folder / LEDGER}.")
+        return ending.exit_code
+
+    def _write_ledger(self) -> None:
+        try:
+            write_json(self._folder / LEDGER, self._ledger.to_dict())
+        except OSError as error:
+            if not self._has_warned:
+                self._tell(f"{self._folder / LEDGER} cannot be written: {error.strerror or error}.")
+            self._has_warned = True
+
+    @staticmethod
+    def _is_unborn(attempt: Attempt) -> bool:
+        return attempt.number == 1 and attempt.start_step is None and not attempt.num_done
+
+    def _discard(self) -> None:
+        """Leave nothing behind of a run that never was."""
+        with suppress(OSError):
+            for path in self._folder.iterdir():
+                path.unlink()
+            self._folder.rmdir()
+            self._folder.parent.rmdir()
+            if self._parent_is_new:
+                self._parent.rmdir()
+
+
+def _make_folder(parent: Path) -> Path:
+    """Make a new folder, named after the time."""
+    name = time.strftime("%Y%m%d_%H%M%S")
+    number = 1
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            folder = parent / (name if number == 1 else f"{name}_{number}")
+            try:
+                folder.mkdir()
+            except FileExistsError:  # another run began in the same second
+                number += 1
+            else:
+                return folder.absolute()
+    except OSError as error:
+        raise ConfigError(
+            f"model_dir {str(parent.parent)!r} cannot be used: {error.strerror or error} "
+            f"({error.filename}). Choose a folder that can be written."
+        ) from None

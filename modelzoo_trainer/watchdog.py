@@ -1,0 +1,159 @@
+"""What notices that a run hangs, shows where, and ends it."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import statistics
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+HANG_TIMEOUT_S: Final = 60.0
+"""Without progress between batches; more where ten steps take longer."""
+STARTUP_TIMEOUT_S: Final = 1800.0
+"""Without progress where a single act may take long: start-up, first step, checkpoints."""
+
+_STEPS: Final = 10
+_INTERVAL_S: Final = 1.0
+_NUM_KEPT: Final = 101
+_FAILED: Final = 1
+_STDERR: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a run is.
+
+    Args:
+        mark: Of the stretch of the run; any two different ones are progress.
+        count: Batches of the stretch; more of them are progress.
+        is_settled: Whether the next batch should take no longer than those before.
+    """
+
+    mark: Any
+    count: int = 0
+    is_settled: bool = False
+
+
+class Watchdog:
+    """A thread that ends the process when the run has made no progress for too long.
+
+    It looks at the position of the run from time to time, so the run pays nothing for it. Only
+    time in which the process was at work counts: a stopped process, or one whose interpreter
+    another library holds, does not look either.
+
+    Args:
+        look: Returns the position; called from the thread.
+        stacks: The file that the stacks of all threads are added to; None = standard error.
+        hang_timeout: Seconds without progress between batches, > 0; None = 60, or ten times the
+            median step if that is more.
+        startup_timeout: Likewise at start-up, for the first batches of a stretch, for checkpoints
+            and between stretches; None = 1800. At least `hang_timeout`.
+        on_hang: Called with what was found before anything else is done.
+        on_look: Called at each look.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Position],
+        stacks: Path | None = None,
+        *,
+        hang_timeout: float | None = None,
+        startup_timeout: float | None = None,
+        on_hang: Callable[[str], None] | None = None,
+        on_look: Callable[[], None] | None = None,
+    ) -> None:
+        self._look = look
+        self._stacks = stacks
+        self._on_hang = on_hang
+        self._on_look = on_look
+        self._interval_s = _INTERVAL_S
+        self.set_limits(hang_timeout, startup_timeout)
+        self._durations: deque[float] = deque(maxlen=_NUM_KEPT)
+        self._position: Position | None = None
+        self._looked_at: float | None = None
+        self.idle_s = 0.0
+        """Seconds since the last progress."""
+        self._is_over = threading.Event()
+
+    def set_limits(self, hang_timeout: float | None, startup_timeout: float | None) -> None:
+        """Replace the limits, as they are given to the constructor."""
+        self._hang_timeout_s = hang_timeout
+        patience_s = STARTUP_TIMEOUT_S if startup_timeout is None else startup_timeout
+        self._startup_timeout_s = max(patience_s, hang_timeout or 0.0)
+        shortest_s = min(self._startup_timeout_s, hang_timeout or HANG_TIMEOUT_S)
+        self._interval_s = min(_INTERVAL_S, shortest_s / 4)
+
+    def start(self) -> None:
+        """Begin to look."""
+        threading.Thread(target=self._run, name="watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._is_over.set()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(self._interval_s):
+            if self.is_hung(time.monotonic()):
+                self._end()
+
+    def is_hung(self, now: float) -> bool:
+        """Look at the position, and return whether it has not changed for too long.
+
+        Args:
+            now: Seconds on a clock that never goes back.
+        """
+        if self._on_look is not None:
+            self._on_look()
+        position = self._look()
+        before, self._looked_at = self._looked_at, now
+        self.idle_s += 0.0 if before is None else min(now - before, 2 * self._interval_s)
+        known, self._position = self._position, position
+        if known is None or known.mark != position.mark:
+            self.idle_s = 0.0
+        elif known.count != position.count:
+            num = max(1, position.count - known.count)
+            self._durations.append(self.idle_s / num)
+            self.idle_s = 0.0
+        return self.idle_s > self.limit_s
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds without progress, where the run is now, that are too long."""
+        position = self._position
+        if position is None or not position.is_settled:
+            return self._startup_timeout_s
+        if self._hang_timeout_s is not None:
+            return self._hang_timeout_s
+        median_s = statistics.median(self._durations) if self._durations else 0.0
+        return max(HANG_TIMEOUT_S, _STEPS * median_s)
+
+    def _end(self) -> None:
+        """End the process; nothing here waits for a lock that the hanging thread may hold."""
+        found = f"no progress for {self.idle_s:.0f} s"
+        if self._on_hang is not None:
+            self._on_hang(found)
+        place = "below" if self._stacks is None else f"in {self._stacks}"
+        with suppress(OSError):
+            os.write(_STDERR, f"The run hangs: {found}. Stacks: {place}.\n".encode())
+        try:
+            self._dump()
+        finally:
+            os._exit(_FAILED)
+
+    def _dump(self) -> None:
+        try:
+            if self._stacks is None:
+                raise FileNotFoundError
+            descriptor = os.open(self._stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            faulthandler.dump_traceback(descriptor)
+            os.fsync(descriptor)
+        except OSError:
+            faulthandler.dump_traceback(sys.__stderr__ or _STDERR)

@@ -1,0 +1,154 @@
+"""SIGTERM, SIGUSR1 and SIGINT at random instants, in every phase of a run; twice; during a save."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+import pytest
+from reliability.runs import Run
+from reliability.states import visible
+
+from modelzoo_trainer import checkpointing
+
+CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 143, signal.SIGINT: 130}
+SOONEST_S = 0.01  # until then the process may not have come to the command line
+# Where most of a run's time is spent, and so where most of the signals come.
+PHASES = {
+    "step": ["init.callbacks[reliability.parts.Slow].phase=step"],
+    "validation": [
+        "init.callbacks[reliability.parts.Slow].phase=validation",
+        "init.loop.eval_frequency=1",
+    ],
+    "save": ["init.callbacks[reliability.parts.Slow].phase=save", "init.checkpoint.steps=1"],
+    "asynchronous_save": [
+        "init.model={reliability.lesson.Net: {pad: 1000000}}",
+        "init.checkpoint={steps: 1, asynchronous: true}",
+        "init.callbacks[KeepNCheckpoints].n=2",
+    ],
+    "data": ["fit.train_dataloader.slow=true"],
+    "worker": ["fit.train_dataloader.slow=true", "fit.train_dataloader.num_workers=2"],
+    "start_up": ["init.loop.max_steps=1"],
+}
+
+
+class Stopped:
+    """A run that gets a signal, and what it left.
+
+    Args:
+        run: The run, before its first process.
+        after_s: When it gets the signal.
+        number: The signal.
+        times: How often.
+    """
+
+    def __init__(self, run: Run, after_s: float, number: int, times: int = 1) -> None:
+        self.run = run
+        self.number = number
+        child = run.start()
+        self.was_in_time = not child.has_ended(after_s)
+        for repetition in range(times if self.was_in_time else 0):
+            if repetition and child.has_ended(0.005):
+                break
+            child.send(number)
+        begin = time.monotonic()
+        self.ended = run.end(child.wait())
+        self.latency_ms = round(1000 * (time.monotonic() - begin))
+
+    def check(self, code: int) -> None:
+        """Check the exit code, and that the newest checkpoint is of the step that was reached."""
+        run = self.run
+        said = run.nursery.said()[-3000:]
+        is_over = run.attempts[-1].stopped is not None
+        # What comes when all is done may find a process that is on its way out.
+        assert self.ended.code in ((code, 0, -self.number) if is_over else (code,)), said
+        assert self.ended.orphans == 0
+        newest = visible(run.folder)[-1:] if run.folder.exists() else []
+        step = checkpointing.read_manifest(newest[0]).step if newest else 0
+        assert step == run.num_batches, said
+        if newest:
+            assert checkpointing.verify(newest[0]) == []
+
+
+def stopped_runs(runs, phase: str, number: int, times: int, *, sent: int) -> list[Stopped]:
+    """Return runs that were stopped at random instants, from their first on."""
+    changes = PHASES[phase]
+    longest_s = runs.unbroken(params=changes).seconds
+    generator = random.Random(f"{phase} {number}")
+    made = []
+    for _ in range(times):
+        run = runs.new(params=changes)
+        made.append(Stopped(run, generator.uniform(SOONEST_S, longest_s), number, sent))
+        made[-1].check(CODES[signal.Signals(number)])
+    return made
+
+
+def note(count, made: list[Stopped]) -> None:
+    in_time = [stopped for stopped in made if stopped.was_in_time]
+    count(signals=len(in_time), longest_ms=max(stopped.latency_ms for stopped in in_time))
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("times", [2, pytest.param(25, marks=pytest.mark.soak)])
+def test_a_stop_at_a_random_instant_leaves_a_checkpoint_of_that_step_and_says_so(
+    runs, count, phase, times
+) -> None:
+    note(count, stopped_runs(runs, phase, signal.SIGTERM, times, sent=1))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT])
+def test_other_signals_leave_a_checkpoint_of_that_step_as_well(runs, count, phase, number) -> None:
+    note(count, stopped_runs(runs, phase, number, 15, sent=1))
+
+
+@pytest.mark.parametrize("phase", ["save", "asynchronous_save"])
+@pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_second_sigterm_changes_nothing(runs, count, phase, times) -> None:
+    note(count, stopped_runs(runs, phase, signal.SIGTERM, times, sent=3))
+
+
+def test_a_second_ctrl_c_ends_a_run_at_once_and_what_was_saved_stays(runs, count) -> None:
+    run = runs.new(params=PHASES["data"])
+    child = run.start()
+    child.has_ended(0.15)
+    child.send(signal.SIGINT)
+    child.has_ended(0.002)
+    child.send(signal.SIGINT)
+    assert run.end(child.wait()).code == 130
+    assert all(checkpointing.verify(path) == [] for path in visible(run.folder))
+    count(signals=2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("times", [1, pytest.param(12, marks=pytest.mark.soak)])
+def test_a_run_that_is_stopped_again_and_again_ends_as_if_it_had_not_been(
+    runs, count, number, times
+) -> None:
+    generator = random.Random(f"again {number}")
+    plan = {"slow": "step", "accumulate": 3, "asynchronous": True}
+    unbroken = runs.unbroken(**plan)
+    signals = 0
+    for _ in range(times):
+        run = runs.new(**plan)
+        while run.attempts[-1:] == [] or run.ends[-1].code != 0:
+            # Its handlers are there from the start of the fit on.
+            code = run.killed_after(0.05 + generator.uniform(0, unbroken.seconds / 2), number).code
+            assert code in (0, 143, -number)
+            signals += code != 0
+        assert run.differing(unbroken) == []
+        assert run.result == unbroken.result
+    count(signals=signals)
+
+
+def test_a_stop_file_ends_a_run_like_a_preemption(runs, count) -> None:
+    run = runs.new(slow="step", steps=400)
+    child = run.start()
+    child.has_ended(0.2)
+    (run.folder / "stop").touch()
+    assert run.end(child.wait()).code == 143
+    assert not (run.folder / "stop").exists()
+    assert checkpointing.list_checkpoints(run.folder)[-1].step == run.num_batches
+    count(stop_files=1)

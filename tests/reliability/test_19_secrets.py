@@ -1,0 +1,92 @@
+"""Secrets of a configuration: in no file that a run leaves behind, and in nothing that it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from modelzoo_trainer import Callback
+from modelzoo_trainer.cli import main
+
+TRUE = [
+    *("password", "api_key", "apiKey", "hub_token", "hf_token", "auth_token", "access_token"),
+    *("secret", "client_secret", "secret_key", "private_key", "credentials", "authorization"),
+    *("wandb_key", "db_passwd", "passphrase", "bearer_token", "session-token", "refreshToken"),
+]
+LOOK_ALIKES = [
+    *("pad_token_id", "max_tokens", "eos_token", "use_cls_token", "num_memory_tokens", "key"),
+    *("tokenizer", "token_type", "key_value_heads", "passes", "secretary", "num_keys", "monkey"),
+]
+VALUE = "sk-4f9a8c1e2b7d6053"
+FILE = """\
+trainer:
+  init:
+    device: cpu
+    seed: 1
+    model_dir: out
+    model: {{name: fc_mnist, hidden_sizes: [4], input_size: 64}}
+    optimizer: {{AdamW: {{}}}}
+    schedulers:
+      - CosineDecayLR: {{initial_learning_rate: 0.01, end_learning_rate: 0.0, total_iters: 2}}
+    loop: {{max_steps: 2, eval_frequency: 1}}
+    checkpoint: {{steps: 1}}
+    callbacks:
+      - reliability.test_19_secrets.Holder: {{options: {{{options}}}}}
+  fit:
+    train_dataloader: {{data_processor: DigitsProcessor, batch_size: 64}}
+    val_dataloader: {{data_processor: DigitsProcessor, split: val, batch_size: 90}}
+"""
+
+
+class Holder(Callback):
+    """A callback with settings."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self.options = options
+
+
+def left_behind(folder) -> dict[str, str]:
+    """Return everything that a run wrote, by path."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes().decode("latin-1")
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("names", [TRUE, LOOK_ALIKES], ids=["secrets", "look_alikes"])
+def test_a_run_writes_and_says_no_secret_and_leaves_nothing_else_out(
+    tmp_path, monkeypatch, capfd, caplog, count, names
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    values = {name: f"{VALUE}{number:02}" for number, name in enumerate(names)}
+    options = ", ".join(f"{name}: {value}" for name, value in values.items())
+    (tmp_path / "params.yaml").write_text(FILE.format(options=options), encoding="utf-8")
+    change = "init.callbacks[reliability.test_19_secrets.Holder].options.api_key=" + VALUE + "99"
+    assert main(["--params", "params.yaml", "--set", change]) == 0
+    texts = left_behind(tmp_path / "out")
+    texts["output"] = "".join(capfd.readouterr())
+    texts["log"] = caplog.text
+    kept = next(text for path, text in texts.items() if path.endswith("params.yaml"))
+    shown = [name for name, value in values.items() if value in kept]
+    leaks = [(p, v) for p, text in texts.items() for v in [VALUE + "99"] if v in text]
+    if names is TRUE:
+        leaks += [
+            (path, name) for path, text in texts.items() for name in values if values[name] in text
+        ]
+    count(
+        settings=len(names) + 1,
+        leaks=len(leaks),
+        wrongly_hidden=0 if names is TRUE else len(names) - len(shown),
+    )
+    assert leaks == []
+    assert shown == ([] if names is TRUE else list(values))
+
+
+def test_a_mistake_in_a_file_does_not_show_its_secrets(tmp_path, monkeypatch, capfd, count) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = f"api_key: {VALUE}"
+    text = FILE.format(options=options).replace("max_steps: 2", "max_stepz: 2")
+    (tmp_path / "params.yaml").write_text(text, encoding="utf-8")
+    assert main(["--params", "params.yaml"]) == 2
+    assert VALUE not in "".join(capfd.readouterr())
+    count(settings=1, leaks=0)

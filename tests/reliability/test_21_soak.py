@@ -1,0 +1,72 @@
+"""Killed and resumed for long, with retention: disk, descriptors and threads stay flat."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from reliability.runs import Run, Runs
+
+from modelzoo_trainer import checkpointing
+
+KEEP = 3
+
+
+def sizes_of(run: Run) -> tuple[int, int]:
+    """Return how many checkpoints there are and how many bytes the folder has."""
+    num_bytes = sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
+    return len(checkpointing.list_checkpoints(run.folder)), num_bytes
+
+
+def resources_of(pid: int) -> tuple[int, int]:
+    """Return how many descriptors and threads a process has."""
+    return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+@pytest.mark.parametrize("kills", [8, pytest.param(400, marks=pytest.mark.soak)])
+def test_the_disk_does_not_fill_however_often_a_run_is_killed(runs: Runs, count, kills) -> None:
+    generator = random.Random(21)
+    run = runs.new(steps=100_000, keep=KEEP, asynchronous=True, every=2)
+    before = shared_memory()
+    most = most_left = 0
+    for _ in range(kills):
+        run.killed_after(generator.uniform(0.03, 0.25))
+        num, _ = sizes_of(run) if run.folder.exists() else (0, 0)
+        most, most_left = max(most, num), max(most_left, len(run.leftovers()))
+    steps = max(step for attempt in run.attempts for step in attempt.saved)
+    count(kills=kills, steps=steps, most_checkpoints=most, most_left_behind=most_left)
+    assert run.num_lost() == 0
+    assert most <= KEEP + 2  # the one before may be on its way out, one on its way in
+    assert most_left <= 2
+    assert shared_memory() <= before
+
+
+@pytest.mark.soak
+def test_a_long_run_holds_what_it_held_at_first(runs: Runs, count) -> None:
+    run = runs.new(steps=100_000, keep=KEEP, asynchronous=True, workers=2)
+    child = run.start()
+    child.has_ended(5)
+    first = resources_of(child.pid)
+    bytes_at_first = sizes_of(run)[1]
+    seen = [first]
+    for _ in range(50):
+        child.has_ended(1.1)
+        seen.append(resources_of(child.pid))
+    num, num_bytes = sizes_of(run)
+    assert not child.has_ended()
+    run.end(child.kill_after(0))
+    most = tuple(map(max, zip(*seen[1:], strict=True)))
+    count(
+        seconds=60, steps=max(run.attempts[0].saved), most_descriptors=most[0], most_threads=most[1]
+    )
+    assert most[0] <= first[0] + 8
+    assert most[1] <= first[1] + 2
+    assert num <= KEEP + 2
+    metrics = (run.folder / "metrics.jsonl").stat().st_size
+    assert num_bytes - metrics < 4 * bytes_at_first

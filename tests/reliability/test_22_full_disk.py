@@ -1,0 +1,93 @@
+"""A disk that is full or read-only while a run saves: training ends, the last good one loads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from reliability.runs import Run
+from reliability.states import visible
+
+from modelzoo_trainer import checkpointing
+
+STEPS = 48
+FULL = "No space left on device"
+PAD = 40_000  # numbers of 4 bytes
+
+
+@contextmanager
+def mounted(folder: Path, *options: str) -> Iterator[Path]:
+    """Mount a small file system of its own on a folder."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a file system")
+    folder.mkdir()
+    done = subprocess.run(["mount", *options, str(folder)], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount here: {done.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def intact(run: Run) -> list[Path]:
+    """Return the checkpoints of a run that trained to its end, all of which must be intact."""
+    assert run.num_batches == STEPS
+    found = visible(run.folder)
+    assert found
+    assert all(checkpointing.verify(path) == [] for path in found)
+    assert run.leftovers() == []
+    return found
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_training_goes_on_while_the_disk_is_full(runs, count, asynchronous) -> None:
+    run = runs.new(asynchronous=asynchronous, full_from=10, full_to=30)
+    assert run.once().code == 0
+    steps = [int(path.name.split("_")[1]) for path in intact(run)]
+    assert FULL in runs.nursery.said()
+    assert steps[0] == 1
+    assert not set(range(11, 30)) & set(steps)
+    assert set(range(32, 49)) <= set(steps)
+    assert run.result == runs.unbroken(asynchronous=asynchronous).result
+    count(trials=1)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_run_on_a_disk_that_fills_up_trains_on(runs, count, tmp_path, asynchronous) -> None:
+    with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=2m", "none") as folder:
+        run = runs.new(asynchronous=asynchronous, pad=PAD, folder=str(folder / "run"))
+        run.folder = folder / "run"
+        assert run.once().code == 1  # the one at the end could not be written either
+        assert intact(run)
+        assert FULL in runs.nursery.said()
+    count(trials=1)
+
+
+def test_a_run_on_a_disk_that_becomes_read_only_trains_on(runs, count, tmp_path) -> None:
+    with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=40m", "none") as folder:
+        run = runs.new(slow="step", root=str(folder))
+        child = run.start()
+        while not visible(folder):
+            child.has_ended(0.01)
+        while subprocess.run(["mount", "-o", "remount,ro", folder], check=False).returncode:
+            assert not child.has_ended()  # busy: a checkpoint is just being written
+        run.end(child.wait())
+        assert run.num_batches == STEPS
+        newest = visible(folder)[-1]
+        assert checkpointing.verify(newest) == []
+        assert "Read-only file system" in runs.nursery.said()
+    count(trials=1)
+
+
+def test_a_run_is_refused_before_its_start_if_there_is_no_space(runs, count, tmp_path) -> None:
+    with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=1m", "none") as folder:
+        run = runs.new(pad=1_000_000, folder=str(folder / "run"))
+        assert run.once().code == 1
+        assert run.num_batches == 0
+        assert "GiB of free space" in runs.nursery.said()
+    count(trials=1)

@@ -1,0 +1,106 @@
+"""A child without a trainer: does what the test has planned for its attempt."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from modelzoo_trainer.supervisor.child import Child
+from modelzoo_trainer.supervisor.order import Order
+from modelzoo_trainer.supervisor.page import Field, Kind, Page
+
+
+class Acts:
+    """What it can do, by name."""
+
+    def __init__(self, child: Child, order: Order) -> None:
+        self.child = child
+        self.folder = Path(order.folder)
+        self.page = Page(order.descriptor)
+
+    def start(self, step: str) -> None:
+        self.page.values[Field.START_STEP] = self.page.values[Field.STEP] = int(step)
+        self.page.values[Field.SPENT_AT_START] = self.page.spent(Kind.STEPS)
+        self.page.switch(Kind.DATA)
+
+    def train(self, step: str) -> None:
+        self.page.switch(Kind.STEPS)
+        time.sleep(0.01)
+        self.page.values[Field.STEP] = int(step)
+        self.page.switch(Kind.DATA)
+
+    def save(self, step: str) -> None:
+        self.page.values[Field.SAVED_STEP] = int(step)
+        self.page.values[Field.SPENT_AT_SAVE] = self.page.spent(Kind.STEPS)
+        self.child._say(checkpoint=f"checkpoint_{step}")
+
+    def done(self, num: str) -> None:
+        self.page.values[Field.NUM_DONE] = int(num)
+
+    def fail(self, message: str) -> None:
+        self.child.fail(RuntimeError(message))
+        sys.exit(1)
+
+    def miss(self, module: str) -> None:
+        self.child.fail(ModuleNotFoundError(f"No module named {module!r}"))
+        sys.exit(1)
+
+    def interrupted(self, by: str) -> None:
+        self.child._say(interrupted=by)
+
+    def exit(self, code: str) -> None:
+        sys.exit(int(code))
+
+    def signal(self, name: str) -> None:
+        os.kill(os.getpid(), getattr(signal, name))
+
+    def heed(self, name: str) -> None:
+        def leave(number: int, frame: object) -> None:
+            self.tell(f"got {name}")
+            os._exit(143)
+
+        signal.signal(getattr(signal, name), leave)
+
+    def ignore(self, name: str) -> None:
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+    def sleep(self, seconds: str) -> None:
+        time.sleep(float(seconds))
+
+    def leave_behind(self, seconds: str) -> None:
+        if not os.fork():
+            self.tell("left behind")
+            time.sleep(float(seconds))
+            os._exit(0)
+
+    def block_ledger(self, nothing: str) -> None:
+        (self.folder / "ledger.json").mkdir()
+
+    def tell(self, text: str) -> None:
+        with Path("told").open("a") as file:
+            file.write(f"{text} {os.getpid()}\n")
+
+    def output(self, text: str) -> None:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+
+def main() -> None:
+    order = Order.parse(sys.argv[-1])
+    with Path("orders").open("a") as file:
+        file.write(sys.argv[-1] + "\n")
+    acts = Acts(Child(order), order)
+    plan = json.loads(sys.argv[1])
+    for act in plan[min(order.attempt, len(plan)) - 1]:
+        name, _, value = act.partition(":")
+        getattr(acts, name)(value)
+
+
+if __name__ == "__main__":
+    main()

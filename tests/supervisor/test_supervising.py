@@ -1,0 +1,295 @@
+"""Real children, small ones, under a real supervisor."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.supervisor import policy
+from modelzoo_trainer.supervisor.settings import Settings
+from modelzoo_trainer.supervisor.supervising import supervise
+
+CHILD = Path(__file__).with_name("small_child.py")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Supervised:
+    """What came of it."""
+
+    def __init__(self, code: int, told: list[str]) -> None:
+        self.code = code
+        self.told = told
+        [self.folder] = Path("run/restarts").iterdir()
+        self.ledger = json.loads((self.folder / "ledger.json").read_text())
+        self.orders = list(map(json.loads, Path("orders").read_text().splitlines()))
+
+    def ends(self):
+        return [(one["outcome"], one["cause"]) for one in self.ledger["attempts"]]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Return a function that supervises a child with a list of acts for each attempt."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(policy, "FIRST_PAUSE_S", 0.01)
+
+    def start(*plan, num_restarts=3, num_trainers=1, **limits):
+        told = []
+        one = Settings(model_dir=Path("run"), max_num_restarts=num_restarts, **limits)
+        command = [sys.executable, str(CHILD), json.dumps(plan)]
+        code = supervise(command, [one] * num_trainers, told.append)
+        return Supervised(code, told)
+
+    return start
+
+
+def wait_for(path: Path, text: str) -> str:
+    """Return a file's text when it has `text` in it."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if path.exists() and text in path.read_text():
+            return path.read_text()
+        time.sleep(0.01)
+    raise TimeoutError(f"{path} has no {text!r}")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_until_gone(pid: int) -> bool:
+    deadline = time.monotonic() + 30
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not is_alive(pid)
+
+
+def test_a_run_that_is_done_is_not_started_again(run, capfd):
+    done = run(["output:hello", "start:0", "train:4"])
+    assert (done.code, done.ends()) == (0, [("done", "finished")])
+    assert capfd.readouterr().out == "hello\n"
+    assert done.told[0].startswith("done after 1 attempt and ")
+    assert sorted(path.name for path in done.folder.iterdir()) == ["ledger.json"]
+
+
+def test_a_run_that_crashed_once_is_started_again_and_told_so(run):
+    done = run(["start:0", "train:3", "save:2", "fail:broken"], ["start:2", "train:5"])
+    assert done.code == 0
+    assert done.ends() == [("crashed", "RuntimeError: broken"), ("done", "finished")]
+    assert [one["attempt"] for one in done.orders] == [1, 2]
+    assert [one["is_restart"] for one in done.orders] == [False, True]
+    assert [one["checkpoint"] for one in done.orders] == [None, "checkpoint_2"]
+    assert done.told[0] == (
+        "Attempt 1 failed at step 3: RuntimeError: broken. Starting it again from its newest "
+        "checkpoint; 3 restarts without progress left."
+    )
+
+
+def test_a_child_that_was_killed_is_started_again(run):
+    done = run(["signal:SIGKILL"], ["exit:0"])
+    assert done.code == 0
+    assert done.ends()[0] == ("killed", "killed by SIGKILL (possibly out of memory)")
+    assert done.orders[1]["is_restart"] is False
+    assert "failed before the first step" in done.told[0]
+    assert "from where it began" in done.told[0]
+
+
+def test_a_crash_in_native_code_leaves_its_stacks(run):
+    done = run(["signal:SIGSEGV"], ["exit:0"])
+    assert done.ends()[0] == ("killed", "killed by SIGSEGV")
+    assert "in signal" in (done.folder / "stacks_1.txt").read_text()
+    assert not (done.folder / "stacks_2.txt").exists()
+
+
+def test_a_crash_loop_ends_when_the_budget_is_used_up(run):
+    done = run(["signal:SIGKILL"], num_restarts=2)
+    assert done.code == 1
+    assert [outcome for outcome, _ in done.ends()] == ["killed"] * 3
+    assert "Not started again: 2 restarts in a row without progress." in done.told[2]
+
+
+def test_progress_gives_the_whole_budget_back(run):
+    plan = [[f"start:{2 * n}", f"train:{2 * n + 2}", f"fail:{n}"] for n in range(4)]
+    done = run(*plan, ["exit:0"], num_restarts=1)
+    assert done.code == 0
+    assert len(done.ends()) == 5
+
+
+def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(run):
+    done = run(["start:0", "train:3", "fail:at 0x7f01"], ["start:0", "train:3", "fail:at 0x7f02"])
+    assert done.code == 1
+    assert len(done.ends()) == 2
+    assert "the same error at the same step twice in a row will not heal" in done.told[1]
+
+
+@pytest.mark.parametrize(
+    ("acts", "code", "end"),
+    [
+        (["miss:zoo"], 1, ("cannot heal by itself", "ModuleNotFoundError: No module named 'zoo'")),
+        (["start:0", "exit:2"], 2, ("wrong configuration", "the command or the file is wrong")),
+        (["signal:SIGTERM"], 143, ("stopped on request", "stopped by SIGTERM")),
+        (["exit:143"], 143, ("stopped on request", "stopped by SIGTERM")),
+        (["interrupted:SIGINT", "exit:130"], 130, ("stopped on request", "stopped by SIGINT")),
+        (
+            ["interrupted:stop file", "exit:143"],
+            143,
+            ("stopped on request", "stopped by stop file"),
+        ),
+    ],
+)
+def test_what_nobody_can_mend_or_somebody_asked_for_is_not_started_again(run, acts, code, end):
+    done = run(acts)
+    assert (done.code, done.ends()) == (code, [end])
+
+
+def test_a_wrong_configuration_leaves_nothing_behind(run, tmp_path):
+    one = Settings(model_dir=Path("run"), max_num_restarts=3)
+    command = [sys.executable, str(CHILD), json.dumps([["exit:2"]])]
+    assert supervise(command, [one], print) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["orders"]
+
+
+def test_trainers_that_are_done_are_not_run_again(run):
+    first = ["start:0", "train:3", "save:3", "done:1", "signal:SIGKILL"]
+    done = run(first, ["exit:0"], num_trainers=2)
+    assert [one["trainer"] for one in done.orders] == [0, 1]
+    assert [one["is_restart"] for one in done.orders] == [False, False]
+    assert done.ledger["seconds"]["lost"] == 0
+
+
+def test_a_stopped_process_is_killed_and_counts_as_hung(run):
+    acts = ["start:0", "train:2", "save:2", "signal:SIGSTOP"]
+    done = run(acts, ["exit:0"], hang_timeout=0.2)
+    assert done.code == 0
+    assert done.ends()[0] == ("hung", "hung: the process stood still for 2 s")
+
+
+def test_what_a_killed_child_has_left_behind_is_killed_as_well(run):
+    run(["leave_behind:60", "sleep:0.3", "signal:SIGKILL"], ["exit:0"])
+    left = int(Path("told").read_text().split()[-1])
+    assert wait_until_gone(left)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    one = Settings(model_dir=tmp_path / "file", max_num_restarts=1)
+    with pytest.raises(ConfigError, match="file' cannot be used: Not a directory"):
+        supervise([sys.executable], [one], print)
+
+
+def test_a_ledger_that_cannot_be_written_is_told_once_and_ends_no_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = []
+    plan = json.dumps([["block_ledger:", "start:0", "train:1", "signal:SIGKILL"], ["exit:0"]])
+    one = Settings(model_dir=Path("run"), max_num_restarts=1)
+    assert supervise([sys.executable, str(CHILD), plan], [one], told.append) == 0
+    assert sum("ledger.json cannot be written: " in text for text in told) == 1
+
+
+# ---- signals, and the end of the supervisor itself
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGUSR1", 143), ("SIGINT", 130)])
+def test_a_signal_is_passed_on_once_and_the_run_ends(run, name, code):
+    def send():
+        wait_for(Path("told"), "ready")
+        os.kill(os.getpid(), getattr(signal, name))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    done = run([f"heed:{name}", "tell:ready", "sleep:60"])
+    sender.join()
+    assert (done.code, done.ends()) == (code, [("stopped on request", f"stopped by {name}")])
+    assert f"got {name}" in Path("told").read_text()
+
+
+def test_the_same_signal_a_second_time_kills(run):
+    def send():
+        wait_for(Path("told"), "ready")
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    done = run(["ignore:SIGTERM", "tell:ready", "sleep:60"])
+    sender.join()
+    assert (done.code, done.ends()) == (143, [("stopped on request", "stopped by SIGTERM")])
+
+
+def test_a_signal_between_two_attempts_ends_the_run(run, monkeypatch):
+    monkeypatch.setattr(policy, "FIRST_PAUSE_S", 60.0)
+
+    def send():
+        wait_for(Path("told"), "ready")
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    done = run(["tell:ready", "signal:SIGKILL"])
+    sender.join()
+    assert (done.code, len(done.ends())) == (143, 1)
+
+
+def test_the_handlers_of_before_are_back_afterwards(run):
+    before = signal.getsignal(signal.SIGTERM)
+    run(["exit:0"])
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+PROGRAM = """\
+import json, sys
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from modelzoo_trainer.supervisor.settings import Settings
+from modelzoo_trainer.supervisor.supervising import supervise
+plan = json.dumps([["tell:ready", "sleep:60"]])
+settings = Settings(model_dir=Path("run"), max_num_restarts=1)
+assert "torch" not in sys.modules and "numpy" not in sys.modules
+supervise([sys.executable, {child!r}, plan], [settings], print)
+"""
+
+
+def test_a_child_dies_with_its_supervisor_which_knows_nothing_of_torch(tmp_path):
+    program = PROGRAM.format(root=str(ROOT), child=str(CHILD))
+    supervisor = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path)
+    child = int(wait_for(tmp_path / "told", "ready").split()[-1])
+    assert is_alive(child)
+    supervisor.kill()
+    supervisor.wait()
+    assert wait_until_gone(child)
+
+
+# ---- the ledger
+
+
+def test_the_seconds_of_the_ledger_add_up(run):
+    first = ["start:0", "train:1", "train:2", "save:2", "train:3", "signal:SIGKILL"]
+    before = time.monotonic()
+    done = run(first, ["start:2", "train:3", "train:4", "sleep:0.05"])
+    elapsed = time.monotonic() - before
+    ledger = done.ledger
+    assert sum(ledger["seconds"].values()) == pytest.approx(ledger["wall_s"])
+    assert ledger["wall_s"] <= elapsed
+    for one in ledger["attempts"]:
+        assert sum(one["seconds"].values()) == pytest.approx(one["wall_s"] + one["seconds"]["down"])
+    by_attempt = [one["seconds"] for one in ledger["attempts"]]
+    assert ledger["seconds"]["lost"] == by_attempt[0]["lost"] > 0
+    assert by_attempt[0]["steps"] > 0
+    assert ledger["goodput"] == pytest.approx(ledger["seconds"]["steps"] / ledger["wall_s"])
+    assert ledger["num_restarts"] == 1
