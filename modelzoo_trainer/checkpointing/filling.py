@@ -12,7 +12,7 @@ from modelzoo_trainer.checkpointing import disk
 
 CHUNK: Final = 1 << 22  # bytes: read at once, then looked at while they are in the cache
 NUM_AHEAD: Final = 8  # chunks read before the one that is looked at
-_NUM_THREADS: Final = 3  # a disk is fastest when several wait for it, and one core hashes
+_NUM_THREADS: Final = 2  # one waits for the disk while another copies; the caller looks
 _MAX_VIEWS: Final = 512  # the system takes no more than 1024 in one call
 
 _Job: TypeAlias = list[memoryview]

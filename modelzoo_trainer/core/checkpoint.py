@@ -123,26 +123,32 @@ class Checkpoint(CoreCallback):
         Raises:
             CheckpointError: If there are checkpoints and none of them is intact.
         """
+        is_restart = trainer.is_resuming and self._is_fresh and trainer.autorestart.is_restart
+        self.is_own = ckpt_path is ... or is_restart
         self._found = None
-        self.is_own = ckpt_path is ...
         if not self.is_own:
             return None if ckpt_path is None else self._told(trainer, Path(ckpt_path))
-        if self.autoload_last_checkpoint and self._is_fresh:
-            self._found = self._newest_intact(trainer)
+        if self._is_fresh and (self.autoload_last_checkpoint or is_restart):
+            # What a run was told to begin with, it has begun with before a restart.
+            self._found = self._last_written(trainer) if ckpt_path is not ... else None
+            self._found = self._found or self._newest_intact(trainer)
         return None if self._found is None else self._found[0]
 
+    def _last_written(self, trainer: Trainer) -> tuple[Path, StateDict] | None:
+        """Return what the attempt before wrote last, and its content, if it is intact."""
+        path = trainer.autorestart.last_checkpoint
+        if path is None:
+            return None
+        try:
+            return path, checkpointing.load(path)
+        except CheckpointError as error:
+            log.warning("Passed over %s: %s", path, error)
+            return None
+
     def _told(self, trainer: Trainer, path: Path) -> Path:
-        """Return the checkpoint that a run was told to begin with, or what it has made of it."""
-        if not trainer.is_resuming:
-            return path
-        own = self.get_latest_checkpoint(trainer)
-        if own is None or own.resolve() == path.resolve():
-            return path
-        if trainer.autorestart.is_restart:
-            self.is_own = True
-            self._found = self._newest_intact(trainer)
-            return own if self._found is None else self._found[0]
-        if self._is_fresh:
+        """Return the checkpoint that a run was told to begin with; warn of what it has already."""
+        own = self.get_latest_checkpoint(trainer) if trainer.is_resuming else None
+        if self._is_fresh and own is not None and own.resolve() != path.resolve():
             log.warning(
                 "The run begins with %s as it was told, although its folder has %s already. Leave "
                 "ckpt_path out to go on from that.",

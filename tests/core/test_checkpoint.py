@@ -386,6 +386,31 @@ def test_a_run_that_is_told_where_to_begin_warns_of_its_own_checkpoints(
     assert "although its folder has" in caplog.text
 
 
+@pytest.mark.parametrize("ckpt_path", [None, "given", ...])
+def test_a_restart_goes_on_from_what_the_run_wrote_whatever_it_was_told_at_first(
+    trainer_of, tmp_path, ckpt_path
+) -> None:
+    given = trainer_of(model_dir=tmp_path / "given", max_steps=1, checkpoint=Checkpoint(steps=1))
+    given.fit(tiny_batches(10))
+    told = tmp_path / "given" / "checkpoint_1" if ckpt_path == "given" else ckpt_path
+    run(trainer_of, num=4)
+    trainer = trainer_of(
+        checkpoint=Checkpoint(steps=2, autoload_last_checkpoint=False), max_steps=6
+    )
+    trainer.autorestart.supervise(
+        is_restart=True, last_checkpoint=tmp_path / "run" / "checkpoint_4"
+    )
+    steps = []
+
+    class Noting(Callback):
+        def on_step_boundary(self, trainer):
+            steps.append(trainer.global_step)
+
+    trainer.add_callback(Noting())
+    trainer.fit(tiny_batches(10), ckpt_path=told)
+    assert steps == [5, 6]
+
+
 # ---- what
 
 

@@ -66,7 +66,7 @@ def test_a_sample_that_comes_twice_has_other_numbers_the_second_time() -> None:
 def test_an_index_need_not_be_a_number() -> None:
     data = SeededDataset({"a": Drawing(), "b": 2}, each=True)
     assert data.__getitems__(Indices(["b"], 7, 0, 3)) == [2]
-    assert data[Indices([], 7, 0, 3).__class__("b", 7, 0, 3)] == 2
+    assert data[Indices("b", 7, 0, 3)] == 2
 
 
 def test_indices_of_numpy_and_torch_count_as_numbers() -> None:
@@ -92,16 +92,16 @@ def test_a_collation_that_draws_is_seeded_once_a_batch() -> None:
 
 
 def test_a_data_set_is_told_of_a_new_pass_once() -> None:
-    class Told(Drawing):
-        epochs: list[int] = []
+    epochs = []
 
+    class Told(Drawing):
         def set_epoch(self, epoch):
-            self.epochs.append(epoch)
+            epochs.append(epoch)
 
     data = SeededDataset(Told(), each=True)
     for epoch in (3, 3, 4):
         data.__getitems__(Indices([1], 7, epoch, None))
-    assert Told.epochs == [3, 4]
+    assert epochs == [3, 4]
 
 
 TENSORS = TensorDataset(torch.arange(4))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import logging
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -31,7 +33,8 @@ def warm_up() -> None:
         plan = Plan(folder=str(Path(folder, "run")), steps=1)
         program.run(plan)
         program.run(replace(plan, steps=2))
-        main(["--params", str(Path(__file__).parent / "params.yaml"), "--check"])
+        with redirect_stdout(io.StringIO()):
+            main(["--params", str(Path(__file__).parent / "params.yaml"), "--check"])
     package.removeHandler(silent)
 
 

@@ -12,7 +12,7 @@ PLANS = {
     "workers": {"workers": 2, "accumulate": 3, "keep": 2, "steps": 20},
     "workers_asynchronous": {"workers": 2, "asynchronous": True},
 }
-KILLS = {"plain": 5, "asynchronous": 5, "workers": 3}
+KILLS = {"plain": 4, "asynchronous": 4, "workers": 2}
 TRIALS = [(name, KILLS[name]) for name in KILLS]
 TRIALS += [pytest.param(name, 500, marks=pytest.mark.soak) for name in PLANS]
 
@@ -40,7 +40,7 @@ def test_a_run_that_is_killed_at_random_instants_ends_as_if_it_had_not_been(
     seed = 0
     while total < kills:
         run = runs.new(**plan)
-        killed, left = kill_until_done(run, seed, 0.7 * unbroken.seconds)
+        killed, left = kill_until_done(run, seed, 0.5 * unbroken.seconds)
         total += killed
         most_left = max(most_left, left)
         lost += run.num_lost()

@@ -16,6 +16,8 @@ from modelzoo_trainer import checkpointing
 from modelzoo_trainer.errors import CheckpointError
 
 ERRORS = ("EIO", "ENOSPC", "EDQUOT", "EROFS")
+SAVES = [("save", error) for error in ERRORS] + [("save_later", "ENOSPC")]
+SAVES += [pytest.param("save_later", error, marks=pytest.mark.soak) for error in ERRORS]
 
 
 def failing(name: str):
@@ -54,8 +56,7 @@ def attempt(folder: Path, deed: str, counter: Counter) -> CheckpointError | None
     return None
 
 
-@pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("deed", ["save", "save_later"])
+@pytest.mark.parametrize(("deed", "error"), SAVES)
 def test_a_save_that_fails_at_any_call_says_why_and_leaves_nothing(
     tmp_path, count, deed, error
 ) -> None:

@@ -17,7 +17,7 @@ from reliability.states import make
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.errors import CheckpointError
 
-TRIALS = [500, pytest.param(4_000, marks=pytest.mark.soak)]
+TRIALS = [350, pytest.param(4_000, marks=pytest.mark.soak)]
 MOST_BYTES = 12_000_000  # of checkpoints of a few KB: a buffer to read through
 
 

@@ -1,0 +1,206 @@
+"""No worker outlives the process that started it, and signals are left to that process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from torch.utils.data import DataLoader, Dataset
+
+from modelzoo_trainer.data.worker_life import BoundWorker, shut_down, start_iterator
+
+PROGRAM = """
+import os, signal, sys, time
+from torch.utils.data import DataLoader
+from modelzoo_trainer.data.worker_life import start_iterator
+
+class Slow:
+    def __len__(self):
+        return 1000
+    def __getitem__(self, idx):
+        if {hangs}:
+            time.sleep(600)
+        time.sleep(0.01)
+        return idx
+
+if __name__ == "__main__":
+    loader = DataLoader(Slow(), num_workers=2, multiprocessing_context="{method}")
+    iterator = start_iterator(loader)
+    print(*[worker.pid for worker in iterator._workers], flush=True)
+    if {dies_at_once}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if not {hangs}:
+        next(iterator)
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def start(tmp_path: Path, **settings: object) -> tuple[subprocess.Popen[str], list[int]]:
+    """Return a process with two workers, and their ids."""
+    options = {"method": "fork", "hangs": False, "dies_at_once": False} | settings
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(**options))
+    paths = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(
+        [sys.executable, str(program)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    return process, [int(word) for word in process.stdout.readline().split()]
+
+
+def wait_until_gone(pids: list[int], limit_s: float = 20) -> list[int]:
+    """Return those that still live after some seconds."""
+    end = time.monotonic() + limit_s
+    while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < end:
+        time.sleep(0.02)
+    return left
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@linux
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fork",
+        pytest.param("spawn", marks=pytest.mark.slow),
+        pytest.param("forkserver", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("hangs", [False, True])
+def test_no_worker_outlives_its_killed_parent(tmp_path, method, hangs) -> None:
+    process, workers = start(tmp_path, method=method, hangs=hangs)
+    assert process.stdout.readline() == "ready\n"
+    process.kill()
+    process.communicate()
+    assert len(workers) == 2
+    # A worker that is started by a server hangs until its sample has been loaded.
+    assert wait_until_gone(workers) == []
+
+
+@linux
+def test_a_worker_that_begins_after_its_parent_is_gone_ends(tmp_path) -> None:
+    for _ in range(3):
+        process, workers = start(tmp_path, dies_at_once=True)
+        process.communicate()
+        assert wait_until_gone(workers) == []
+
+
+@linux
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_signals_of_a_group_do_not_end_workers(name) -> None:
+    seen = []
+    before = signal.signal(getattr(signal, name), lambda signum, frame: seen.append(signum))
+    iterator = start_iterator(DataLoader(range(40), num_workers=2))
+    try:
+        assert len(list(islice(iterator, 2))) == 2  # each worker has loaded one
+        for worker in iterator._workers:
+            os.kill(worker.pid, getattr(signal, name))
+        assert [batch.item() for batch in islice(iterator, 30)] == list(range(2, 32))
+        assert seen == []
+        assert all(worker.is_alive() for worker in iterator._workers)
+    finally:
+        shut_down(iterator)
+        signal.signal(getattr(signal, name), before)
+
+
+class Hanging(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, idx):
+        time.sleep(600)
+
+
+def test_a_worker_that_hangs_can_still_be_terminated() -> None:
+    iterator = start_iterator(DataLoader(Hanging(), num_workers=1))
+    [worker] = iterator._workers
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises
+    try:
+        worker.terminate()
+        worker.join(20)
+        assert worker.exitcode == -signal.SIGKILL
+    finally:
+        shut_down(iterator)
+        signal.signal(signal.SIGCHLD, before)
+
+
+class Handlers(Dataset):
+    """Tells which handlers a worker has, and those of a program that it starts."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, idx):
+        names = ("SIGINT", "SIGTERM", "SIGUSR1")
+        own = [getattr(signal.getsignal(getattr(signal, n)), "__name__", "") for n in names]
+        code = "import signal; print(*[int(signal.getsignal(s) == signal.SIG_IGN) for s in %r])"
+        numbers = [int(getattr(signal, name)) for name in names]
+        program = [sys.executable, "-c", code % numbers]
+        return own, subprocess.run(program, capture_output=True, text=True, check=True).stdout
+
+
+def test_programs_that_a_worker_starts_get_signals_as_usual() -> None:
+    iterator = start_iterator(DataLoader(Handlers(), batch_size=None, num_workers=1))
+    own, started = next(iterator)
+    shut_down(iterator)
+    assert own == ["_disregard"] * 3
+    assert started == "0 0 0\n"
+
+
+def test_a_loader_keeps_its_own_worker_init_fn() -> None:
+    def init(worker_id):
+        os.environ["GREETING"] = "hello"
+
+    loader = DataLoader(Greeting(), batch_size=None, num_workers=1, worker_init_fn=init)
+    iterator = start_iterator(loader)
+    assert next(iterator) == "hello"
+    assert loader.worker_init_fn is init
+    shut_down(iterator)
+
+
+class Greeting(Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, idx):
+        return os.environ["GREETING"]
+
+
+def test_a_thread_that_ends_does_not_end_the_workers_that_it_started() -> None:
+    iterators = []
+    loader = DataLoader(range(40), num_workers=1)
+    thread = threading.Thread(target=lambda: iterators.append(start_iterator(loader)))
+    thread.start()
+    thread.join()
+    assert len(list(iterators[0])) == 40
+    shut_down(iterators[0])
+
+
+def test_what_has_no_workers_is_iterated_as_it_is() -> None:
+    assert list(start_iterator([1, 2])) == [1, 2]
+    assert [batch.item() for batch in start_iterator(DataLoader([1, 2]))] == [1, 2]
+    shut_down(iter([1]))
+
+
+def test_a_worker_is_bound_to_the_process_that_made_the_binding() -> None:
+    assert BoundWorker(None, has_server=False).parent == os.getpid()
+    assert BoundWorker(None, has_server=True).parent is None

@@ -1,0 +1,173 @@
+"""What a trainer's seconds are called, measured in this process."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from doubles import make_trainer, tiny_batches
+
+from modelzoo_trainer import Callback, Checkpoint, register_global_callback
+from modelzoo_trainer.supervisor.ledger import Attempt, Ledger
+from modelzoo_trainer.supervisor.outcome import Ending, Outcome
+from modelzoo_trainer.supervisor.page import Field, Kind, Page
+from modelzoo_trainer.supervisor.timekeeper import Timekeeper
+
+DONE = Ending(outcome=Outcome.DONE, cause="finished", exit_code=0)
+CRASHED = Ending(outcome=Outcome.CRASHED, cause="", exit_code=1)
+
+
+class Measured:
+    """A page that a timekeeper writes into."""
+
+    def __init__(self) -> None:
+        self.page = Page.create()
+        self.committed = []
+        self.timekeeper = Timekeeper(self.page, self.committed.append)
+        self.handle = register_global_callback(self.timekeeper)
+
+    def end(self) -> None:
+        self.handle.remove()
+        self.page.close()
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(int(self.page.values[Field.KIND]))
+
+
+@pytest.fixture
+def measured():
+    made = Measured()
+    yield made
+    made.end()
+
+
+class Kinds(Callback):
+    """Notes what the time of each hook is called."""
+
+    def __init__(self, measured) -> None:
+        self.measured = measured
+        self.seen = {}
+
+    def note(self, hook):
+        self.seen.setdefault(hook, []).append(self.measured.kind.name)
+
+    def on_fit_start(self, trainer, train_dataloader, val_dataloader, loop):
+        self.note("fit")
+
+    def on_before_forward(self, trainer, model, batch, args, kwargs):
+        self.note("forward")
+
+    def on_after_save_checkpoint(self, trainer, ckpt_path):
+        self.note("save")
+
+    def on_validate_end(self, trainer, model, loop):
+        self.note("validation")
+
+    def on_fit_end(self, trainer, loop):
+        self.note("end")
+
+
+class Data:
+    """Batches, and a note of what the time is called in which they are made."""
+
+    def __init__(self, kinds, num) -> None:
+        self.kinds = kinds
+        self.batches = tiny_batches(num)
+
+    def __iter__(self):
+        for batch in self.batches:
+            self.kinds.note("data")
+            yield batch
+
+
+def test_every_stretch_of_a_run_has_its_name(tmp_path, measured):
+    kinds = Kinds(measured)
+    trainer = make_trainer(
+        tmp_path, kinds, max_steps=4, eval_frequency=2, checkpoint=Checkpoint(steps=4)
+    )
+    with trainer:
+        trainer.fit(Data(kinds, 4), tiny_batches(1))
+    assert kinds.seen == {
+        "fit": ["STARTUP"],
+        "data": ["DATA"] * 4,
+        "forward": ["FIRST_STEP", "STEPS", "VALIDATION", "STEPS", "STEPS", "VALIDATION"],
+        "save": ["SAVING"],
+        "validation": ["VALIDATION"] * 2,
+        "end": ["OTHER"],
+    }
+
+
+def test_a_validation_alone_is_one_and_not_start_up(tmp_path, measured):
+    with make_trainer(tmp_path) as trainer:
+        trainer.validate(tiny_batches(2))
+    assert measured.kind is Kind.OTHER
+    assert measured.page.spent(Kind.VALIDATION) > 0
+    assert measured.page.spent(Kind.STEPS) == 0
+
+
+def test_the_page_knows_steps_and_checkpoints(tmp_path, measured):
+    for max_steps in (3, 7):
+        settings = {"max_steps": max_steps, "checkpoint": Checkpoint(steps=3), "num_steps": None}
+        with make_trainer(tmp_path, eval_frequency=None, **settings) as trainer:
+            trainer.fit(tiny_batches(8))
+    numbers = [measured.page.number(one) for one in (Field.START_STEP, Field.STEP)]
+    assert numbers == [3, 7]
+    assert measured.page.number(Field.SAVED_STEP) == 7
+    names = [path.name for path in measured.committed]
+    assert names == ["checkpoint_3", "checkpoint_6", "checkpoint_7"]
+
+
+def test_a_checkpoint_that_is_written_meanwhile_is_that_of_its_own_step(tmp_path, measured):
+    names = []
+
+    class Watch(Callback):
+        def on_after_save_checkpoint(self, trainer, ckpt_path):
+            names.append(ckpt_path.name)
+
+        def on_train_batch_start(self, trainer, model, batch, batch_idx):
+            seen = measured.page.number(Field.SAVED_STEP)
+            assert seen == (int(names[-1].removeprefix("checkpoint_")) if names else None)
+            time.sleep(0.05)  # to write it in
+
+    settings = {"max_steps": 4, "eval_frequency": None}
+    checkpoint = Checkpoint(steps=2, asynchronous=True)
+    with make_trainer(tmp_path, Watch(), checkpoint=checkpoint, **settings) as trainer:
+        trainer.fit(tiny_batches(4))
+    assert names == ["checkpoint_2", "checkpoint_4"]
+    assert measured.page.number(Field.SAVED_STEP) == 4
+    assert measured.page.values[Field.SPENT_AT_SAVE] <= measured.page.spent(Kind.STEPS)
+
+
+@pytest.mark.parametrize("ending", [DONE, CRASHED])
+def test_the_seconds_of_a_run_add_up_to_its_life(tmp_path, measured, ending):
+    class Fail(Callback):
+        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            if ending is CRASHED and trainer.global_step == 5:
+                raise RuntimeError("broken")
+
+    begin = measured.page.values[Field.SINCE]
+    trainer = make_trainer(
+        tmp_path,
+        Fail(),
+        max_steps=6,
+        eval_frequency=3,
+        checkpoint=Checkpoint(steps=2),
+        grad_accum_steps=2,
+    )
+    with trainer:
+        try:
+            trainer.fit(tiny_batches(12), tiny_batches(2))
+        except RuntimeError:
+            assert ending is CRASHED
+    made = Attempt.of(1, 0.0, measured.page)
+    made.ending = ending
+    life = measured.page.values[Field.SINCE] - begin
+    ledger = Ledger([], "now")
+    ledger.attempts.append(made)
+    [account] = ledger.settled()
+    assert sum(account.values()) == pytest.approx(life)
+    assert (account["lost"] > 0) is (ending is CRASHED)
+    parts = ("steps", "data", "saving", "validation", "compiling", "startup")
+    assert all(account[part] > 0 for part in parts)
+    assert made.median_s > 0
