@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from modelzoo_trainer.callback import Batch, Loader
 from modelzoo_trainer.data.batches import split_batch
-from modelzoo_trainer.data.worker_life import start_iterator
+from modelzoo_trainer.data.worker_life import shut_down, start_iterator
 from modelzoo_trainer.errors import ConfigError
 
 
@@ -112,10 +112,14 @@ class Pass:
         limit: int | None = None,
         micro_batch_size: int | None = None,
     ) -> None:
+        self._started: Iterator[Batch] | None = None
         if isinstance(loader, Begun):
             begun = loader
         else:
-            begun = Begun(items=enumerate(start_iterator(loader)), length=exact_length(loader))
+            iterator = start_iterator(loader)
+            begun = Begun(items=enumerate(iterator), length=exact_length(loader))
+            if iterator is not loader and not getattr(loader, "persistent_workers", False):
+                self._started = iterator
         self.items: Iterator[tuple[Batch, bool, int]] = place(_marked(begun, limit))
         self.ends_batch = True
         self.num_parts = 1
@@ -128,6 +132,11 @@ class Pass:
         batch, self.is_last, _ = next(self.items)
         self.num_yielded += 1
         return batch
+
+    def close(self) -> None:
+        """End the workers that were started for this pass; a second call does nothing."""
+        iterator, self._started = self._started, None
+        shut_down(iterator)
 
     def _in_parts(
         self, items: Iterator[tuple[Batch, bool, int]], size: int, num_left_out: int

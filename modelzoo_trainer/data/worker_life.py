@@ -26,9 +26,11 @@ WorkerInit = Callable[[int], None]
 class BoundWorker:
     """What a worker does first; a `worker_init_fn`.
 
-    It ends when its parent does: on Linux by the kernel, as the parent's end may come before the
-    worker looks for it. Signals that a whole group of processes gets (Ctrl-C, a scheduler's) do not
-    end it: the parent decides what they mean, and still needs its data for that.
+    It ends when its parent does, in the middle of a sample too: on Linux by the kernel, else by a
+    thread that waits for that. The parent may have ended before: that is looked for.
+
+    Signals that a whole group of processes gets (Ctrl-C, a scheduler's) do not end it: the parent
+    decides what they mean, and still needs its data for that.
 
     Args:
         init: The user's own `worker_init_fn`, called last.
@@ -47,21 +49,18 @@ class BoundWorker:
             if hasattr(signal, name):
                 # Not SIG_IGN, which the programs that a data set starts would inherit.
                 signal.signal(getattr(signal, name), _disregard)
-        if self.is_main:
-            _die_with_parent()
-        if not self._has_parent():
+        # The server outlives the parent as long as its workers live.
+        if self.is_main and self.parent is not None and sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        else:
+            threading.Thread(target=_end_with_parent, daemon=True).start()
+        if self.parent is not None and os.getppid() != self.parent:
             os._exit(1)
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, SeededDataset):
             object.__setattr__(info, "dataset", info.dataset.dataset)  # the one users know
         if self.init is not None:
             self.init(worker_id)
-
-    def _has_parent(self) -> bool:
-        if self.parent is not None:
-            return os.getppid() == self.parent
-        parent = multiprocessing.parent_process()
-        return parent is None or parent.is_alive()
 
 
 def start_iterator(loader: Any) -> Iterator[Any]:
@@ -102,9 +101,11 @@ def _start_method(loader: Any) -> str | None:
     return method
 
 
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _disregard(signum: int, frame: FrameType | None) -> None:

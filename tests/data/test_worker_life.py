@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from modelzoo_trainer.data.worker_life import BoundWorker, shut_down, start_iterator
 
 PROGRAM = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 from torch.utils.data import DataLoader
 from modelzoo_trainer.data.worker_life import start_iterator
 
@@ -32,7 +32,14 @@ class Slow:
 
 if __name__ == "__main__":
     loader = DataLoader(Slow(), num_workers=2, multiprocessing_context="{method}")
-    iterator = start_iterator(loader)
+    if {in_thread}:
+        made = []
+        thread = threading.Thread(target=lambda: made.append(start_iterator(loader)))
+        thread.start()
+        thread.join()
+        iterator = made[0]
+    else:
+        iterator = start_iterator(loader)
     print(*[worker.pid for worker in iterator._workers], flush=True)
     if {dies_at_once}:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -45,7 +52,12 @@ if __name__ == "__main__":
 
 def start(tmp_path: Path, **settings: object) -> tuple[subprocess.Popen[str], list[int]]:
     """Return a process with two workers, and their ids."""
-    options = {"method": "fork", "hangs": False, "dies_at_once": False} | settings
+    options = {
+        "method": "fork",
+        "hangs": False,
+        "in_thread": False,
+        "dies_at_once": False,
+    } | settings
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(**options))
     paths = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
@@ -92,7 +104,6 @@ def test_no_worker_outlives_its_killed_parent(tmp_path, method, hangs) -> None:
     process.kill()
     process.communicate()
     assert len(workers) == 2
-    # A worker that is started by a server hangs until its sample has been loaded.
     assert wait_until_gone(workers) == []
 
 
@@ -183,6 +194,16 @@ class Greeting(Dataset):
 
     def __getitem__(self, idx):
         return os.environ["GREETING"]
+
+
+@linux
+@pytest.mark.parametrize("hangs", [False, True])
+def test_no_worker_of_a_thread_outlives_its_killed_parent(tmp_path, hangs) -> None:
+    process, workers = start(tmp_path, hangs=hangs, in_thread=True)
+    assert process.stdout.readline() == "ready\n"
+    process.kill()
+    process.communicate()
+    assert wait_until_gone(workers) == []
 
 
 def test_a_thread_that_ends_does_not_end_the_workers_that_it_started() -> None:
