@@ -39,7 +39,8 @@ class CheckpointMismatch(CheckpointError):
 class StopTraining(ModelZooError):
     """Ends a run in order, from wherever it is raised: at the next step boundary.
 
-    A step that it interrupts is not taken.
+    Raised in a callback it is a request: the step at hand is completed. Raised by a model or a
+    dataloader it cuts the step off, whose batches are taken again when the run is resumed.
     """
 
 

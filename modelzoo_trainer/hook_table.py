@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from modelzoo_trainer.callback import Callback, hook_names
+from modelzoo_trainer.callback import Callback, CoreCallback, hook_names
 from modelzoo_trainer.errors import HookError
 from modelzoo_trainer.hooks import HOOKS, HookFn, fan_out, fan_out_all, near_miss
 
@@ -38,8 +38,16 @@ class HookTable(Callback):
             if calls is None:
                 fire: HookFn = _nobody
             else:
-                fire = fan_out_all(name, calls) if name in _ALL_RUN else fan_out(calls)
+                fire = self._fire(name, calls)
             setattr(self, name, fire)
+
+    def _fire(self, name: str, calls: list[HookFn]) -> HookFn:
+        if name in _ALL_RUN:
+            return fan_out_all(name, calls)
+        [*_, last] = calls
+        if len(calls) == 1 and isinstance(getattr(last, "__self__", None), CoreCallback):
+            return last  # asks for no stop by raising
+        return fan_out(calls)
 
     def call(self, trainer: Any, name: str, *args: Any, **kwargs: Any) -> None:
         """Fire a hook by its name.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from modelzoo_trainer.errors import HookError
+from modelzoo_trainer.errors import HookError, StopTraining
 
 HookFn = Callable[..., None]
 _F = TypeVar("_F", bound=HookFn)
@@ -146,27 +146,31 @@ def _check_parameters(owner: str, declared: HookSpec, method: HookFn) -> None:
 def fan_out(calls: Sequence[HookFn]) -> HookFn:
     """Return one function that calls every listener, in order.
 
-    There is nothing around the calls: what a listener raises goes through, and
-    `note_origin` finds out later whose it was.
+    What a listener raises goes through, and `note_origin` finds out later whose it was; but for
+    `StopTraining`, which is a request to the trainer and cuts nothing off.
 
     Args:
-        calls: The listeners' bound methods; at least one.
+        calls: The listeners' bound methods; at least one. Their first argument is the trainer, if
+            one of them may ask for a stop.
     """
     if len(calls) == 1:
-        return calls[0]
-    if len(calls) == 2:
-        first, second = calls
+        [only] = calls
 
-        def fire_two(*args: Any) -> None:
-            first(*args)
-            second(*args)
+        def fire_one(*args: Any) -> None:
+            try:
+                only(*args)
+            except StopTraining as stop:
+                args[0].early_exit.grant(stop)
 
-        return fire_two
+        return fire_one
     every = tuple(calls)
 
     def fire(*args: Any) -> None:
         for listener in every:
-            listener(*args)
+            try:
+                listener(*args)
+            except StopTraining as stop:  # a block that raises nothing costs nothing
+                args[0].early_exit.grant(stop)
 
     return fire
 

@@ -22,10 +22,11 @@ from modelzoo_trainer.core import (
     ValidationLoop,
 )
 from modelzoo_trainer.core.backend import Backend, Stream
+from modelzoo_trainer.core.dataloader import NOTHING
 from modelzoo_trainer.core.model import ModelFactory, require_loss, to_outputs
 from modelzoo_trainer.core.optimizer import OptimizerFactory
 from modelzoo_trainer.core.passes import Pass, as_loaders, resolve_loader
-from modelzoo_trainer.errors import ConfigError, RollBack, StopTraining
+from modelzoo_trainer.errors import CheckpointError, ConfigError, RollBack, StopTraining
 from modelzoo_trainer.hooks import note_origin
 from modelzoo_trainer.loggers.logger import Logger
 from modelzoo_trainer.trainer_parts import TrainerParts
@@ -146,6 +147,7 @@ class Trainer(TrainerParts):
             self.hooks.on_enter_train(self, stack, train_dataloader, loop, loop_idx)
             self.hooks.on_train_start(self, self.model, train_dataloader, loop, loop_idx)
             self.reproducibility.restore(self)
+            self.early_exit.heed(self)
             is_over = False
             while not is_over:
                 is_over = self._train_stage()
@@ -159,7 +161,6 @@ class Trainer(TrainerParts):
             self.drain()
         except StopTraining as stop:
             self.early_exit.end(stop)
-            self.loop.settle_step(self)
             self.data.give_back_window(self)
             self.grad_accum.drop(self)
             return False  # values may still be under way
@@ -173,17 +174,22 @@ class Trainer(TrainerParts):
         if data.begins_epoch:
             self.hooks.on_train_epoch_start(self, data.epoch)
         batch = data.next_batch(self)
+        if batch is NOTHING:
+            return
         batch_idx = data.batch_idx - data.ends_batch
         self.hooks.on_train_batch_start(self, self.model, batch, batch_idx)
         outputs = self.training_step(batch)
+        data.is_pending = False
         self.hooks.on_train_batch_end(self, self.model, outputs, batch, batch_idx)
         if self.grad_accum.should_run_optimizer_step:
             self.hooks.on_step_boundary(self)
+            self.checkpoint.save_if_due(self)
             if self.early_exit.is_asked:
                 self.early_exit.check(self)
         if data.is_last:
             self.hooks.on_train_epoch_end(self, data.epoch)
             data.end_epoch()
+            self.early_exit.heed(self)
 
     def training_step(self, batch: Batch) -> Outputs:
         """Run one batch forward and backward, and the optimizer when its window is complete."""
@@ -196,7 +202,6 @@ class Trainer(TrainerParts):
                 self.optimizer_zero_grad()
                 if self.schedulers:
                     self.schedulers_step()
-                self.loop.updated_step = self.global_step + 1
             else:
                 with self.backend.accumulating():
                     outputs = self.forward(batch)
@@ -343,6 +348,8 @@ class Trainer(TrainerParts):
             self._validate_all(val_dataloaders, [None], loop.val_loop, schedule.loop_idx, is_last)
         is_cut = self.early_exit.should_exit or not self.val_is_complete
         schedule.end_stage(self, is_validated=not is_cut)
+        if schedule.has_steps_left(self):
+            self.early_exit.heed(self)
 
     def _validate_all(
         self,
@@ -357,9 +364,13 @@ class Trainer(TrainerParts):
             self.hooks.on_enter_validate_all(self, stack, val_dataloaders, loop, ckpt_paths)
             for ckpt_path in ckpt_paths:
                 self.load_checkpoint(ckpt_path)
-                for val_dataloader in val_dataloaders:
+                first = 0 if loop_idx is None else self.schedule.num_validated
+                for val_dataloader in val_dataloaders[first:]:
                     self.validate(val_dataloader, ckpt_path=None, loop=loop)
-                    if self.early_exit.should_exit or not self.val_is_complete:
+                    if not self.val_is_complete:
+                        return
+                    self.schedule.num_validated += loop_idx is not None
+                    if self.early_exit.should_exit:
                         return
                 self.hooks.run_validation(self, loop_idx, is_last)
 
@@ -373,8 +384,14 @@ class Trainer(TrainerParts):
                 `on_after_save_checkpoint` is called at a later step boundary.
 
         Raises:
-            CheckpointError: If it cannot be written; there is none then, not half of one.
+            CheckpointError: If it cannot be written; there is none then, not half of one. Also
+                within a step: its batch would be lost to a run that resumes.
         """
+        if self.data.is_pending:
+            raise CheckpointError(
+                "save_checkpoint was called within a training step, whose batch would be lost to a "
+                "run that resumes. Call it in on_train_batch_end or on_step_boundary."
+            )
         self.drain()
         self.checkpoint.finish(self)
         state: dict[str, Any] = {}

@@ -38,6 +38,7 @@ from modelzoo_trainer.core import (
 from modelzoo_trainer.core.assembly import checked_callbacks, core_callbacks, named
 from modelzoo_trainer.core.backend import Backend, host_value
 from modelzoo_trainer.core.passes import Pass
+from modelzoo_trainer.errors import StopTraining
 from modelzoo_trainer.hook_table import HookTable
 from modelzoo_trainer.hooks import note_origin
 from modelzoo_trainer.loggers.logger import Logger
@@ -321,6 +322,8 @@ class TrainerParts:
             self.global_step, self.is_delivering = made_at, True
             try:
                 deliver(values)
+            except StopTraining as stop:
+                self.early_exit.grant(stop)
             except BaseException as error:
                 error.add_note(f"found when the values of global_step {made_at} arrived")
                 raise

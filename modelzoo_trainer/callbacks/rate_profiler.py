@@ -102,7 +102,9 @@ class RateProfiler(Callback):
         self._clock.go_on()
 
     @override
-    def on_step_boundary(self, trainer: Trainer) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
+    ) -> None:
         self._clock.go_on()  # after a checkpoint that failed, or is written in the background
 
     # ---- what is counted

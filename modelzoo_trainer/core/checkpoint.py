@@ -82,12 +82,12 @@ class Checkpoint(CoreCallback):
         self.asynchronous = asynchronous
         self._saving = Saving()
         self._saved_step: int | None = None
+        self._others: frozenset[Path] = frozenset()
+        self._begun: tuple[Path | None, int | None] = (None, None)
         self._is_fresh = True
         self._found: tuple[Path, StateDict] | None = None
         self.is_own = False
         """Whether the checkpoint that was chosen last is the newest one of this run's folder."""
-        if not self.times.is_any:
-            self.idle_hooks = frozenset({"on_step_boundary"})
 
     # ---- names
 
@@ -134,6 +134,14 @@ class Checkpoint(CoreCallback):
             self._found = self._found or self._newest_intact(trainer)
         return None if self._found is None else self._found[0]
 
+    def begins_again(self, trainer: Trainer) -> bool:
+        """Return whether a run that writes checkpoints begins at its start, as there is none.
+
+        What an attempt before has logged, which ended before its first one, is logged again.
+        """
+        looked = self.is_own and self._is_fresh and self.autoload_last_checkpoint
+        return trainer.is_resuming and looked and self.times.is_any and self._found is None
+
     def _last_written(self, trainer: Trainer) -> tuple[Path, StateDict] | None:
         """Return what the attempt before wrote last, and its content, if it is intact."""
         path = trainer.autorestart.last_checkpoint
@@ -160,14 +168,18 @@ class Checkpoint(CoreCallback):
     def to_roll_back_to(self, trainer: Trainer) -> Path | None:
         """Return the newest intact checkpoint of the folder, or None."""
         self.finish(trainer)
-        self._found = self._newest_intact(trainer)
+        self._found = self._newest_intact(trainer, self._others)
         return None if self._found is None else self._found[0]
 
-    def _newest_intact(self, trainer: Trainer) -> tuple[Path, StateDict] | None:
+    def _newest_intact(
+        self, trainer: Trainer, others: frozenset[Path] = frozenset()
+    ) -> tuple[Path, StateDict] | None:
         """Return the newest checkpoint that can be loaded, and its content."""
         root = self.root(trainer)
         damaged = []
         for path in checkpointing.candidates(root, self._pattern()):
+            if path in others:
+                continue
             try:
                 return path, checkpointing.load(path)
             except CheckpointError as error:
@@ -240,11 +252,24 @@ class Checkpoint(CoreCallback):
         if self.save_initial_checkpoint and self._is_fresh:
             self._save(trainer, wait=True)
         self._is_fresh = False
+        self._others = self._others_of(trainer)
         self._saved_step = trainer.global_step
         self.times.start()
 
-    @override
-    def on_step_boundary(self, trainer: Trainer) -> None:
+    def _others_of(self, trainer: Trainer) -> frozenset[Path]:
+        """Return the checkpoints of other runs in the folder: a fit does not go back to them."""
+        if self.is_own:
+            return frozenset()
+        found = checkpointing.candidates(self.root(trainer), self._pattern())
+        begun, step = self._begun
+        return frozenset(
+            path for path in found if path.resolve() != begun or step != trainer.global_step
+        )
+
+    def save_if_due(self, trainer: Trainer) -> None:
+        """Write a checkpoint if one is due; called when all callbacks are through with a step."""
+        if not self.times.is_any:
+            return
         try:
             trainer.after_save(self._saving.collect())
         except CheckpointError as error:
@@ -270,6 +295,7 @@ class Checkpoint(CoreCallback):
         if not isinstance(error.__cause__, OSError):
             raise error
         self._saved_step = None
+        self.times.start()
         log.error(
             "NO CHECKPOINT WAS WRITTEN: %s Training goes on, and the next one is tried when it is "
             "due. Make space or mend the folder before then.",
@@ -297,6 +323,7 @@ class Checkpoint(CoreCallback):
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        self._is_fresh = False  # not before the last part of it is being loaded
         states = state_dict.get("callbacks", {})
         strict = not self.disable_strict_checkpoint_loading
         known = dict(trainer.stateful_callbacks())
@@ -354,7 +381,7 @@ class Checkpoint(CoreCallback):
         else:
             state = checkpointing.load(path)
         log.info("Loaded checkpoint %s.", path)
-        self._is_fresh = False
+        self._begun = path.resolve(), state.get("global_step")
         return state
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
@@ -16,12 +16,14 @@ from modelzoo_trainer.core.feed import Feed
 from modelzoo_trainer.core.passes import Pass, known_length
 from modelzoo_trainer.core.sources import LoaderState
 from modelzoo_trainer.data.generators import mixed, seed_generators
-from modelzoo_trainer.errors import ConfigError, StopTraining
+from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.data")
+
+NOTHING: Final = object()
 
 
 class DataLoaderCallback(CoreCallback):
@@ -61,6 +63,9 @@ class DataLoaderCallback(CoreCallback):
         self.owes_epoch_end = False
         """Whether a pass was over at the checkpoint, but its end hook had not been called."""
         self._parts = 0
+        self._given: Loader = None
+        self.is_pending = False
+        """Whether there is a batch at hand that has not been trained on yet."""
         self._feed: Feed | None = None
         self._pass: Pass | None = None
         self._was_loaded = False
@@ -83,6 +88,9 @@ class DataLoaderCallback(CoreCallback):
         limit = None if steps is None else steps * loop.grad_accum_steps
         self._feed = Feed(train_dataloader, limit)
         self._window_step = None
+        if train_dataloader is not self._given:
+            self._loader_state = None
+        self._given = train_dataloader
         stack.callback(self._leave)
 
     def _leave(self) -> None:
@@ -91,7 +99,7 @@ class DataLoaderCallback(CoreCallback):
         if self._feed is not None:
             self._feed.close()
         self._feed = None
-        self._was_loaded = self.owes_epoch_end = False
+        self._was_loaded = self.owes_epoch_end = self.is_pending = False
 
     @property
     def loader(self) -> Iterable[Batch] | None:
@@ -117,6 +125,9 @@ class DataLoaderCallback(CoreCallback):
     def next_batch(self, trainer: Trainer) -> Batch:
         """Return the next training batch, on the device, and count it as consumed.
 
+        Returns:
+            The batch; `NOTHING` if all that was left of the pass is passed over: it is over then.
+
         Raises:
             ConfigError: If a pass has no batch.
         """
@@ -140,6 +151,7 @@ class DataLoaderCallback(CoreCallback):
             self.batch_idx = idx
             self._parts += 1
         self.num_batches += 1
+        self.is_pending = True
         return batch
 
     def end_epoch(self) -> None:
@@ -214,24 +226,21 @@ class DataLoaderCallback(CoreCallback):
             return
         while self._feed.has_nothing_left(self.batch_idx, self._passed_over_here()):
             log.info("Pass %d: all that is left of it is passed over.", self.epoch)
+            self.owes_epoch_end = self.owes_epoch_end or self.batch_idx > 0
             self._go_on_to(self.epoch + 1)
             self._loader_state = None
 
-    def _after_nothing(self, trainer: Trainer, feed: Feed) -> Batch:
-        """Return the first batch of the next pass, if all that was left of this is passed over.
+    def _after_nothing(self, trainer: Trainer, feed: Feed) -> Any:
+        """End the pass and return `NOTHING`, if all that was left of it is passed over.
 
         Raises:
             ConfigError: If the pass has no batch.
-            StopTraining: If it was the last one.
         """
         if not any(idx >= self.batch_idx for idx in self._passed_over_here()):
             raise ConfigError(feed.explain_empty(self.num_batches))
-        if self.epoch + 1 >= trainer.schedule.end_epoch:
-            raise StopTraining("all that was left of the last pass is passed over")
         trainer.hooks.on_train_epoch_end(trainer, self.epoch)
         self.end_epoch()
-        trainer.hooks.on_train_epoch_start(trainer, self.epoch)
-        return self.next_batch(trainer)
+        return NOTHING
 
     # ---- state
 
@@ -262,6 +271,7 @@ class DataLoaderCallback(CoreCallback):
 
     def give_back_window(self, trainer: Trainer) -> None:
         """Go back to where the step at hand began: a run that resumes takes its batches again."""
+        self.is_pending = False
         num = self.num_batches - self._window.num_batches
         if num and trainer.global_step == self._window_step:
             log.info("%d batches of a step that was not taken are given back.", num)
@@ -291,6 +301,7 @@ class DataLoaderCallback(CoreCallback):
         self._facts = dict(state.get("facts", {}))
         self.owes_epoch_end = state.get("ends_epoch", False)
         self._was_loaded = True
+        self.is_pending = False
         self._window_step = None
         if "window" in state:
             self._window_step = state_dict.get("global_step")

@@ -99,9 +99,13 @@ class EarlyExit(CoreCallback):
         except StopTraining as stop:
             self.end(stop)
 
-    def end(self, stop: StopTraining) -> None:
-        """End the run here, as that was raised."""
+    def grant(self, stop: StopTraining) -> None:
+        """Ask for the end of the run, as that was raised by a callback."""
         self.stop(str(stop) or "StopTraining was raised")
+
+    def end(self, stop: StopTraining) -> None:
+        """End the run here, as that was raised by what is no callback."""
+        self.grant(stop)
         self.should_exit = True
         self.reason = self._asked
         log.info("The run ends: %s.", self.reason)
@@ -142,6 +146,7 @@ class EarlyExit(CoreCallback):
 
     def _enter(self, stack: ExitStack) -> None:
         if self._depth == 0:
+            self._interruption = None
             self.should_exit = False
             self.reason = self._asked = ""
             self.is_asked = bool(self._conditions)

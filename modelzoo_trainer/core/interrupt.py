@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import threading
@@ -41,7 +42,7 @@ class Interrupt(CoreCallback):
     def __init__(self) -> None:
         self._received: str | None = None
         self._end: float | None = None
-        self._next_look = 0.0
+        self._next_look = math.inf  # outside of a fit
         self._stop_file = Path()
 
     @override
@@ -59,6 +60,7 @@ class Interrupt(CoreCallback):
         limit_s = loop.max_time_s
         self._end = None if limit_s is None else time.monotonic() + limit_s
         self._next_look = 0.0
+        stack.callback(setattr, self, "_next_look", math.inf)
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
@@ -87,7 +89,7 @@ class Interrupt(CoreCallback):
     def on_validate_batch_start(
         self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
     ) -> None:
-        if self._end is not None and time.monotonic() >= self._next_look:
+        if time.monotonic() >= self._next_look:
             self._look(trainer)
 
     def _look(self, trainer: Trainer) -> None:

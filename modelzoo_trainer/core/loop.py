@@ -22,9 +22,6 @@ class LoopCallback(CoreCallback):
     State: `global_step`.
     """
 
-    updated_step = 0
-    """The step whose update was made last, though it may not have been counted yet."""
-
     @override
     def setup(self, trainer: Trainer) -> None:
         trainer.global_step = 0
@@ -34,11 +31,6 @@ class LoopCallback(CoreCallback):
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
     ) -> None:
         if trainer.grad_accum.should_run_optimizer_step:
-            trainer.global_step += 1
-
-    def settle_step(self, trainer: Trainer) -> None:
-        """Count the step at hand if its update was made before it was cut off."""
-        if self.updated_step == trainer.global_step + 1:
             trainer.global_step += 1
 
     @override

@@ -27,7 +27,7 @@ class RunSchedule(CoreCallback):
     validation: a run that goes on from there begins with that validation.
 
     State: `schedule`: the step and the epoch at which the fit began, how many stages it has had,
-        and the step of the last validation that was done.
+        the step of the last validation that was done, and how far the one after it has got.
     """
 
     def __init__(self) -> None:
@@ -42,6 +42,10 @@ class RunSchedule(CoreCallback):
         self.loop_idx = 0
         """Number of stages of this fit that are over, those before a restart counted."""
         self._validated: int | None = None
+        self.num_validated = 0
+        """How many dataloaders the validation of the stage at hand is through with."""
+        self._has_fitted = False
+        self._has_ended_here = False
 
     @override
     def on_enter_fit(
@@ -58,8 +62,10 @@ class RunSchedule(CoreCallback):
     def _leave(self) -> None:
         self.stage_end = math.inf
         self._origin = None
-        self.loop_idx = 0
+        self.loop_idx = self.num_validated = 0
         self._validated = None
+        self._has_ended_here = False
+        self._has_fitted = True
 
     @override
     def on_fit_start(
@@ -96,6 +102,7 @@ class RunSchedule(CoreCallback):
         origin_step = self._origin[0]
         is_rest = trainer.checkpoint.is_own and trainer.global_step < origin_step + num_steps
         if not is_rest:
+            self._has_ended_here = trainer.global_step == origin_step + num_steps
             self._origin = (trainer.global_step, trainer.data.epoch)
         return self._origin[0]
 
@@ -141,12 +148,16 @@ class RunSchedule(CoreCallback):
         if not self.validates or step == self._validated or trainer.early_exit.should_exit:
             return False
         is_over = step >= self.end_step or trainer.data.epoch >= self.end_epoch
-        return is_over or (self._every is not None and step % self._every == 0)
+        return (
+            is_over or self._has_ended_here or (self._every is not None and step % self._every == 0)
+        )
 
     def end_stage(self, trainer: Trainer, *, is_validated: bool) -> None:
         """Count a stage; one whose validation was cut short still owes it."""
         if is_validated:
             self._validated = trainer.global_step
+            self._has_ended_here = False
+            self.num_validated = 0
             self.loop_idx += 1
 
     def begin_stage(self, trainer: Trainer) -> None:
@@ -173,12 +184,14 @@ class RunSchedule(CoreCallback):
                 "origin_epoch": epoch,
                 "loop_idx": self.loop_idx,
                 "validated_step": self._validated,
+                "num_validated": self.num_validated,
             }
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         state = state_dict.get("schedule")
-        if state is not None:
+        if state is not None and (trainer.is_resuming or not self._has_fitted):
             self._origin = (state["origin_step"], state["origin_epoch"])
             self.loop_idx = state.get("loop_idx", 0)  # one of the first format has neither
             self._validated = state.get("validated_step")
+            self.num_validated = state.get("num_validated", 0)

@@ -134,6 +134,16 @@ class JsonlLogger(Logger):
             except OSError as error:
                 self._fail(error)
 
+    @override
+    def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
+        if trainer.checkpoint.begins_again(trainer) and trainer.backend.is_main:
+            self.finalize()
+            assert self._path is not None  # set at set-up
+            try:
+                cut_back(self._path, 0)
+            except OSError as error:
+                self._fail(error)
+
     def _cut(self, place: dict[str, Any] | None, step: int) -> None:
         assert self._path is not None  # set at set-up
         if place is None or not cut_to(self._path, place):

@@ -118,6 +118,12 @@ class TensorBoardLogger(Logger):
     # ---- going back
 
     @override
+    def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
+        if trainer.checkpoint.begins_again(trainer):
+            self.finalize()
+            self._purge_step = 1
+
+    @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         # A validation of an older checkpoint takes nothing back.
         if trainer.is_resuming and "global_step" in state_dict:

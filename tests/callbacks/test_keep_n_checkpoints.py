@@ -108,7 +108,7 @@ class CrashAt(Callback):
     def __init__(self, step):
         self.step = step
 
-    def on_step_boundary(self, trainer):
+    def on_train_batch_start(self, trainer, model, batch, batch_idx):
         if trainer.global_step == self.step:
             raise Crash
 
@@ -149,7 +149,7 @@ def test_a_checkpoint_of_another_kind_that_a_run_begins_with_stays(make, batches
 
 def test_a_folder_that_is_no_checkpoint_is_never_deleted(make, batches, caplog):
     class Replace(Callback):
-        def on_step_boundary(self, trainer):
+        def on_train_batch_start(self, trainer, model, batch, batch_idx):
             if trainer.global_step == 1:
                 path = trainer.model_dir / "checkpoint_1"
                 shutil.rmtree(path)

@@ -92,7 +92,7 @@ def test_the_clock_goes_on_after_a_checkpoint_that_was_not_written(make, batches
 
     profiler = RateProfiler()
     trainer = make(
-        Slow("batch", 0.02), profiler, checkpoint=Checkpoint(steps=2), max_steps=8, log_steps=3
+        profiler, Slow("batch", 0.02), checkpoint=Checkpoint(steps=2), max_steps=8, log_steps=3
     )
     monkeypatch.setattr(trainer.checkpoint, "write", refuse)
     with pytest.raises(CheckpointError):  # the last one must succeed
@@ -104,6 +104,6 @@ def test_the_clock_goes_on_after_a_checkpoint_that_was_not_written(make, batches
 def test_a_checkpoint_that_is_written_in_the_background_stops_it_no_longer(make, batches):
     profiler = RateProfiler()
     checkpoint = Checkpoint(steps=1, asynchronous=True)
-    make(Slow("batch", 0.02), profiler, checkpoint=checkpoint, max_steps=6).fit(batches)
+    make(profiler, Slow("batch", 0.02), checkpoint=checkpoint, max_steps=6).fit(batches)
     assert profiler.perf_metrics["total_steps"] == 5
     assert profiler.perf_metrics["total_time"] >= 5 * 0.02

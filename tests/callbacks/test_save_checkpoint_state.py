@@ -126,7 +126,7 @@ class CrashAt(Callback):
     def __init__(self, step, between=False):
         self.step, self.between = step, between
 
-    def on_step_boundary(self, trainer):
+    def on_train_batch_start(self, trainer, model, batch, batch_idx):
         if trainer.global_step == self.step and not self.between:
             raise Crash
 

@@ -168,12 +168,17 @@ def test_gradients_of_another_model_are_refused(tmp_path) -> None:
 
 
 class StopAfter(Callback):
+    """Has the model raise after so many batches: a callback's stop would wait for the step."""
+
     def __init__(self, num: int) -> None:
         self.num = num
 
-    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
-        if trainer.data.num_batches == self.num:
-            raise StopTraining("enough")
+    def on_fit_start(self, trainer, train_dataloader, val_dataloader, loop):
+        def stop(module, args):
+            if trainer.data.num_batches > self.num:
+                raise StopTraining("enough")
+
+        trainer.model.register_forward_pre_hook(stop)
 
 
 @pytest.mark.parametrize(("num", "step"), [(4, 1), (5, 1), (8, 3), (12, 4), (13, 5)])
@@ -204,10 +209,13 @@ def test_an_exception_in_a_window_leaves_no_gradients(tmp_path) -> None:
 
 def test_nothing_is_logged_of_a_step_that_a_stop_cuts_off(tmp_path, caplog) -> None:
     class Stop(Callback):
-        def on_before_forward(self, trainer, model, batch, args, kwargs):
-            if trainer.global_step == 2:
-                trainer.log_metrics(late=1.0)
-                raise StopTraining("enough")
+        def on_fit_start(self, trainer, train_dataloader, val_dataloader, loop):
+            def stop(module, args):
+                if trainer.global_step == 2:
+                    trainer.log_metrics(late=1.0)
+                    raise StopTraining("enough")
+
+            trainer.model.register_forward_pre_hook(stop)
 
     class Seeing(Callback):
         def __init__(self):

@@ -49,7 +49,7 @@ class Crash(Callback):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def on_step_boundary(self, trainer):
+    def on_after_save_checkpoint(self, trainer, ckpt_path):
         if trainer.global_step == self.step:
             raise Interrupted
 

@@ -37,8 +37,8 @@ class Crash(Callback):
     def on_train_end(self, trainer, model, loop, loop_idx):
         self._count("on_train_end")
 
-    def on_step_boundary(self, trainer):
-        self._count("on_step_boundary")
+    def on_after_save_checkpoint(self, trainer, ckpt_path):
+        self._count("on_after_save_checkpoint")
 
     def run_validation(self, trainer, loop_idx, is_last):
         self._count("run_validation")
@@ -77,11 +77,10 @@ def test_a_validation_that_a_crash_cut_off_is_done_again(trainer_of, tmp_path, h
 def test_a_validation_that_was_done_is_not_done_twice(trainer_of, tmp_path) -> None:
     broken, resumed = Diary(), Diary()
     with pytest.raises(Interrupted):
-        trainer_for(trainer_of, tmp_path, "run", broken, Crash("on_step_boundary", 5)).fit(
+        trainer_for(trainer_of, tmp_path, "run", broken, Crash("on_after_save_checkpoint", 5)).fit(
             tiny_batches(5), tiny_batches(1)
         )
     trainer_for(trainer_of, tmp_path, "run", resumed).fit(tiny_batches(5), tiny_batches(1))
-    # The checkpoint of step 5 was written in the hook that failed: before or after, nothing twice.
     assert broken.lines + resumed.lines == WHOLE
 
 
@@ -125,9 +124,9 @@ def test_a_run_of_so_many_more_steps_takes_the_rest_after_a_crash(trainer_of, tm
     first = trainer_for(trainer_of, tmp_path, "run", **settings)
     first.fit(tiny_batches(50))
     with pytest.raises(Interrupted):
-        trainer_for(trainer_of, tmp_path, "run", Crash("on_step_boundary", 3), **settings).fit(
-            tiny_batches(50)
-        )
+        trainer_for(
+            trainer_of, tmp_path, "run", Crash("on_after_save_checkpoint", 3), **settings
+        ).fit(tiny_batches(50))
     third = trainer_for(trainer_of, tmp_path, "run", **settings)
     third.fit(tiny_batches(50))
     assert third.global_step == 8
@@ -164,7 +163,7 @@ def test_the_generators_of_the_host_go_on_where_they_were(trainer_of, tmp_path, 
     random.seed(1), np.random.seed(1), torch.manual_seed(5)
     unbroken.fit(tiny_batches(5), tiny_batches(2))
     torch.manual_seed(5)
-    first = trainer("run", broken, Crash("on_step_boundary", step))
+    first = trainer("run", broken, Crash("on_after_save_checkpoint", step))
     random.seed(1), np.random.seed(1), torch.manual_seed(5)
     with pytest.raises(Interrupted):
         first.fit(tiny_batches(5), tiny_batches(2))
@@ -245,7 +244,7 @@ class Epochs(Callback):
 def test_the_end_of_a_pass_that_a_crash_cut_off_is_told_once(trainer_of, tmp_path, at) -> None:
     broken, resumed = Epochs(), Epochs()
     with pytest.raises(Interrupted):
-        trainer_for(trainer_of, tmp_path, "run", broken, Crash("on_step_boundary", at)).fit(
+        trainer_for(trainer_of, tmp_path, "run", broken, Crash("on_after_save_checkpoint", at)).fit(
             tiny_batches(5), tiny_batches(1)
         )
     trainer_for(trainer_of, tmp_path, "run", resumed).fit(tiny_batches(5), tiny_batches(1))

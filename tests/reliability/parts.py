@@ -114,8 +114,16 @@ class Die(Callback):
             trainer.save_checkpoint()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def on_step_boundary(self, trainer):
-        if trainer.global_step == self.at_step:
+    # Behind the boundary, where a checkpoint may be written: the next batch, or the stage's end.
+
+    def on_train_batch_start(self, trainer, model, batch, batch_idx):
+        self.die_at(trainer.global_step)
+
+    def on_train_end(self, trainer, model, loop, loop_idx):
+        self.die_at(trainer.global_step)
+
+    def die_at(self, step: int) -> None:
+        if step == self.at_step:
             os.kill(os.getpid(), signal.SIGKILL)
 
 

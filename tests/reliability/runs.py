@@ -143,6 +143,12 @@ class Run:
             if expected.get(number) != said
         ]
 
+    def unequal(self, unbroken: Run) -> list[str]:
+        """Return what came out otherwise than in the unbroken run: weights, metrics, ..."""
+        if self.result is None or unbroken.result is None:
+            return ["everything"]
+        return [name for name, value in unbroken.result.items() if self.result[name] != value]
+
     def leftovers(self) -> list[str]:
         """Return what is in the folder that begins with a dot and is no lock."""
         if not self.folder.is_dir():

@@ -49,15 +49,16 @@ def chain(first: int) -> list[int]:
 
 def check(runs: Runs, count, plan: dict, chains: list[list[int]]) -> None:
     unbroken = runs.unbroken(**plan)
-    unequal = kills = compared = 0
+    kills = compared = 0
+    unequal = []
     for steps in chains:
         run = chained(runs, plan, steps)
         kills += len(steps)
         compared += run.num_compared()
         assert run.differing(unbroken) == [], f"{plan}, killed at {steps}"
-        unequal += run.result != unbroken.result
-    count(combinations=1, kills=kills, batches_compared=compared, unequal=unequal)
-    assert unequal == 0
+        unequal += [(steps, name) for name in run.unequal(unbroken)]
+    count(combinations=1, kills=kills, batches_compared=compared, unequal=len(unequal))
+    assert unequal == [], plan
 
 
 def test_the_design_has_every_pair_of_values() -> None:

@@ -1,0 +1,271 @@
+"""How a run gets back to its place in the data, and what it says about that."""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import Any
+
+import pytest
+import torch
+from doubles import Scale, constant_batches
+from torch.utils.data import DataLoader, Dataset
+
+from modelzoo_trainer import Callback, Checkpoint, ConfigError
+
+
+class Counted(Dataset):
+    """Counts the samples that are loaded."""
+
+    def __init__(self, num: int = 20) -> None:
+        self.num = num
+        self.num_loaded = 0
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, idx: int) -> torch.Tensor:
+        self.num_loaded += 1
+        return torch.tensor(float(idx))
+
+
+class Plain:
+    def __iter__(self):
+        return iter(constant_batches(*range(10)))
+
+
+class Own(Plain):
+    """One with a state of its own, which it can refuse."""
+
+    refuses = False
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.num_states = 0
+
+    def __iter__(self):
+        while self.position < 10:
+            self.position += 1
+            yield torch.full((2,), float(self.position))
+        self.position = 0
+
+    def state_dict(self):
+        self.num_states += 1
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        if self.refuses:
+            raise KeyError("num_workers")
+        self.position = state["position"]
+
+
+class Values(Callback):
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def on_train_batch_start(self, trainer, model, batch, batch_idx):
+        self.values.append(batch.flatten()[0].item())
+
+
+def train(trainer_of, loader: Any, *callbacks: Any, steps: int, **settings: Any) -> Any:
+    """Return a trainer that has gone on to so many steps."""
+    settings = {"checkpoint": Checkpoint(steps=1), "model": Scale} | settings
+    trainer = trainer_of(*callbacks, max_steps=steps, **settings)
+    trainer.fit(loader)
+    return trainer
+
+
+def warnings_of(caplog) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_no_sample_is_loaded_to_get_back_to_a_place(trainer_of) -> None:
+    train(trainer_of, DataLoader(Counted(4000), batch_size=1, shuffle=True), steps=20)
+    data = Counted(4000)
+    train(trainer_of, DataLoader(data, batch_size=1, shuffle=True), steps=22)
+    assert data.num_loaded == 2
+
+
+def test_a_loader_that_is_read_from_its_beginning_is_warned_of_once(trainer_of, caplog) -> None:
+    train(trainer_of, Plain(), steps=4)
+    assert warnings_of(caplog) == []
+    train(trainer_of, Plain(), steps=22)
+    assert warnings_of(caplog) == [
+        "train_dataloader (Plain) cannot begin in the middle of a pass: 4 batches are loaded and "
+        "dropped. To begin at once, pass a torch DataLoader over a data set with indices, or give "
+        "the loader state_dict() and load_state_dict()."
+    ]
+
+
+@pytest.mark.parametrize(
+    "make", [Own, lambda: constant_batches(*range(10)), lambda: DataLoader(Counted(), 2)]
+)
+def test_others_are_not_warned_of(trainer_of, caplog, make) -> None:
+    train(trainer_of, make(), steps=4)
+    train(trainer_of, make(), steps=6)
+    assert warnings_of(caplog) == []
+
+
+def test_an_order_that_depends_on_time_is_warned_of(trainer_of, caplog) -> None:
+    def make() -> DataLoader[Any]:
+        return DataLoader(Counted(), 2, num_workers=2, in_order=False)
+
+    train(trainer_of, make(), steps=4)
+    train(trainer_of, make(), steps=5)
+    [said] = warnings_of(caplog)
+    assert said.startswith("train_dataloader has in_order=False: which batches were trained on")
+
+
+@pytest.mark.parametrize(
+    ("loader", "said"),
+    [
+        (
+            DataLoader(Counted(30), 2),
+            "train_dataloader has 30 samples, 15 batches a pass; when the checkpoint was made it "
+            "had 20 samples, 10 batches a pass.",
+        ),
+        (
+            DataLoader(Counted(20), 4),
+            "train_dataloader has batches of 4, 5 batches a pass; when the checkpoint was made it "
+            "had batches of 2, 10 batches a pass.",
+        ),
+        (
+            constant_batches(*range(12)),
+            "train_dataloader has 12 batches a pass; when the checkpoint was made it had 10 "
+            "batches a pass.",
+        ),
+    ],
+)
+def test_a_change_of_the_data_is_warned_of_with_both_figures(
+    trainer_of, caplog, loader, said
+) -> None:
+    train(trainer_of, DataLoader(Counted(20), 2), steps=3)
+    train(trainer_of, loader, steps=4)
+    prefix = "Exactness is not guaranteed: the training data has changed. "
+    assert warnings_of(caplog) == [prefix + said]
+
+
+def test_data_that_ends_before_the_place_is_refused(trainer_of) -> None:
+    train(trainer_of, DataLoader(Counted(20), 2), steps=6)
+    with pytest.raises(ConfigError, match=r"made after batch 6 of a pass, but train_dataloader ha"):
+        train(trainer_of, DataLoader(Counted(10), 2), steps=7)
+
+
+def test_a_state_that_the_loader_refuses_is_explained(trainer_of) -> None:
+    class Refusing(Own):
+        refuses = True
+
+    train(trainer_of, Own(), steps=3)
+    with pytest.raises(KeyError) as caught:
+        train(trainer_of, Refusing(), steps=4)
+    assert "raised when train_dataloader got its state back" in caught.value.__notes__[0]
+
+
+def test_a_checkpoint_of_the_first_format_is_loaded(trainer_of) -> None:
+    class Old(Callback):
+        def preprocess_checkpoint(self, trainer, state_dict):
+            old = state_dict["dataloader"]
+            names = ("epoch", "batch_idx", "num_batches")
+            state_dict["dataloader"] = {name: old[name] for name in names}
+
+    train(trainer_of, DataLoader(Counted(), 2), steps=3)
+    values = Values()
+    trainer = train(trainer_of, DataLoader(Counted(), 2), values, Old(), steps=5)
+    assert values.values == [6, 8]
+    assert trainer.data.num_batches == 5
+
+
+def test_a_state_without_one_of_the_loader_is_read_from_the_beginning(trainer_of, caplog) -> None:
+    train(trainer_of, DataLoader(Counted(), 2), steps=3)
+    values = Values()
+    train(trainer_of, Own(), values, steps=5)
+    assert values.values == [4, 5]
+    assert any("3 batches are loaded and dropped" in said for said in warnings_of(caplog))
+
+
+def test_a_checkpoint_made_after_the_fit_has_the_loaders_state(trainer_of, tmp_path) -> None:
+    first = train(trainer_of, Own(), steps=3, checkpoint=None)
+    path = first.save_checkpoint()
+    values = Values()
+    second = trainer_of(values, model=Scale, max_steps=5, model_dir=tmp_path / "second")
+    second.fit(Own(), ckpt_path=path)
+    assert values.values == [4, 5]
+
+
+def test_a_second_fit_begins_a_pass(trainer_of) -> None:
+    values = Values()
+    trainer = trainer_of(values, model=Scale, num_steps=3)
+    loader = DataLoader(Counted(), 2)
+    trainer.fit(loader)
+    trainer.fit(loader)
+    assert values.values == [0, 2, 4, 0, 2, 4]
+    assert trainer.data.epoch == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_end_with_the_fit(trainer_of, fails, persistent) -> None:
+    workers = []
+
+    class Look(Callback):
+        def on_train_batch_start(self, trainer, model, batch, batch_idx):
+            workers.extend(trainer.data._feed._source._positioned._iterator._workers)
+            if fails:
+                raise LookupError
+
+    loader = DataLoader(Counted(), 2, num_workers=2, persistent_workers=persistent)
+    trainer = trainer_of(Look(), model=Scale, max_steps=2)
+    try:
+        trainer.fit(loader)
+    except LookupError:
+        assert fails
+    assert len(workers) >= 2
+    assert not any(worker.is_alive() for worker in workers)
+
+
+def test_a_fit_leaves_the_loader_that_was_given_as_it_was(trainer_of) -> None:
+    generator = torch.Generator().manual_seed(1)
+    loader = DataLoader(Counted(), 2, shuffle=True, generator=generator)
+    before = dict(vars(loader))
+    train(trainer_of, loader, steps=3)
+    assert vars(loader) == before
+    assert torch.equal(generator.get_state(), torch.Generator().manual_seed(1).get_state())
+
+
+def test_numbers_of_a_callback_do_not_depend_on_what_loads_the_data(trainer_of, tmp_path) -> None:
+    class Noise(Counted):
+        def __getitem__(self, idx):
+            return torch.tensor(idx + random.random())
+
+    class Drawn(Callback):
+        def __init__(self):
+            self.numbers = []
+
+        def on_train_batch_start(self, trainer, model, batch, batch_idx):
+            self.numbers.append((batch.tolist(), random.random(), torch.rand(()).item()))
+
+    seen = []
+    for workers in (0, 2):
+        drawn = Drawn()
+        loader = DataLoader(Noise(), 4, shuffle=True, num_workers=workers)
+        train(trainer_of, loader, drawn, steps=7, model_dir=tmp_path / str(workers))
+        seen.append(drawn.numbers)
+    assert seen[0] == seen[1]
+    assert len({number for _, number, _ in seen[0]}) == 7
+
+
+def test_data_that_draws_nothing_leaves_the_generators_alone(trainer_of) -> None:
+    class Drawn(Callback):
+        def __init__(self):
+            self.numbers = []
+
+        def on_train_start(self, trainer, model, train_dataloader, loop, loop_idx):
+            random.seed(3)
+
+        def on_train_batch_start(self, trainer, model, batch, batch_idx):
+            self.numbers.append(random.random())
+
+    drawn = Drawn()
+    train(trainer_of, DataLoader(torch.arange(20.0), 2, shuffle=True), drawn, steps=12)
+    expected = random.Random(3)
+    assert drawn.numbers == [expected.random() for _ in range(12)]
