@@ -254,6 +254,8 @@ def _verified(path: Path) -> list[str]:
 
 
 def _say(lines: Iterable[str]) -> None:
+    if sys.stdout is None:  # closed by whoever has started this: nobody reads it
+        return
     for line in lines:
         sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

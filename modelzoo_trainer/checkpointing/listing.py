@@ -57,7 +57,7 @@ def candidates(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
     Raises:
         CheckpointError: If the folder cannot be listed.
     """
-    paths = [path for path in _visible(folder) if pattern.fullmatch(path.name)]
+    paths = [path for path in _named(folder) if pattern.fullmatch(path.name)]
     readable, unreadable = _split(paths)
     found = [info.path for info in readable]
     for path in sorted(unreadable, key=lambda path: natural(path.name)):
@@ -73,15 +73,18 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def _visible(folder: Path) -> list[Path]:
+    return [path for path in _named(folder) if not path.is_symlink()]
+
+
+def _named(folder: Path) -> list[Path]:
     try:
-        paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
+        return [path for path in folder.iterdir() if not path.name.startswith(".")]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise CheckpointError(
             f"the folder {str(folder)!r} cannot be listed: {error.strerror or error}."
         ) from error
-    return [path for path in paths if not path.is_symlink()]
 
 
 def _split(paths: list[Path]) -> tuple[list[CheckpointInfo], list[Path]]:
@@ -91,7 +94,7 @@ def _split(paths: list[Path]) -> tuple[list[CheckpointInfo], list[Path]]:
         try:
             step = read_manifest(path).step
         except CheckpointError:
-            if path.is_dir():
+            if path.is_dir() or path.is_symlink():
                 unreadable.append(path)
         else:
             readable.append(CheckpointInfo(path=path, step=step))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ class Times:
                 f"checkpoint.epochs is {epochs!r}; it must be a whole number > 0, or null."
             )
         is_number = isinstance(minutes, (int, float)) and not isinstance(minutes, bool)
-        if minutes is not None and not (is_number and minutes > 0):
+        if minutes is not None and not (is_number and 0 < minutes < math.inf):
             raise ConfigError(
                 f"checkpoint.minutes is {minutes!r}; it must be a number > 0, or null."
             )

@@ -88,7 +88,7 @@ class DataLoaderCallback(CoreCallback):
         limit = None if steps is None else steps * loop.grad_accum_steps
         self._feed = Feed(train_dataloader, limit)
         self._window_step = None
-        if train_dataloader is not self._given:
+        if train_dataloader is not self._given and not self._was_loaded:
             self._loader_state = None
         self._given = train_dataloader
         stack.callback(self._leave)

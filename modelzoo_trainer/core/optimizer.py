@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 OptimizerFactory = Callable[[Module], Optimizer]
+
+_KIND: Final = "kind"  # beside what torch's optimizers have in their state
 
 
 class OptimizerCallback(CoreCallback):
@@ -81,14 +83,23 @@ class OptimizerCallback(CoreCallback):
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         if trainer.has_optimizer:
-            state_dict["optimizer"] = trainer.backend.state_view(trainer.optimizer.state_dict())
+            state = trainer.backend.state_view(trainer.optimizer.state_dict())
+            state_dict["optimizer"] = state | {_KIND: type(trainer.optimizer).__name__}
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         if not trainer.has_optimizer or "optimizer" not in state_dict:
             return
+        state = dict(state_dict["optimizer"])
+        own = type(trainer.optimizer).__name__
+        kind = state.pop(_KIND, own)  # the first format does not say
+        if kind != own:
+            raise CheckpointMismatch(
+                f"the checkpoint's optimizer is {kind}, and this run has {own}, whose state is "
+                f"another. Load the model alone with LoadCheckpointStates, or use {kind}."
+            )
         try:
-            trainer.optimizer.load_state_dict(state_dict["optimizer"])
+            trainer.optimizer.load_state_dict(state)
         except ValueError as error:
             raise CheckpointMismatch(
                 f"the checkpoint's optimizer does not fit {type(trainer.optimizer).__name__}: "

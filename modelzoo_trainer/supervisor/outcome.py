@@ -54,7 +54,12 @@ class Ending:
 
 
 def classify(
-    code: int, status: Status, *, passed_on: tuple[str, ...] = (), hung: str | None = None
+    code: int,
+    status: Status,
+    *,
+    passed_on: tuple[str, ...] = (),
+    hung: str | None = None,
+    is_cut: bool = False,
 ) -> Ending:
     """Return how a child ended.
 
@@ -67,8 +72,13 @@ def classify(
         status: What it said of itself.
         passed_on: The signals that the supervisor was sent, and passed on.
         hung: What was found if it hung, by whomever.
+        is_cut: Whether it has trained, and not all of its trainers have come to their end: then an
+            exit code 0 is that of somebody's `sys.exit`.
     """
     name = _signal_name(code)
+    if code == DONE and is_cut and not passed_on:
+        cause = "ended with exit code 0 before the run was finished"
+        return Ending(outcome=Outcome.CRASHED, cause=cause, exit_code=FAILED)
     if code == DONE:
         return Ending(outcome=Outcome.DONE, cause="finished", exit_code=DONE)
     if passed_on:

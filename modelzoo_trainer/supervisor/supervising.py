@@ -13,7 +13,7 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.supervisor.ledger import Attempt, Ledger
 from modelzoo_trainer.supervisor.order import Order
 from modelzoo_trainer.supervisor.outcome import FAILED, FAILURES, Ending, Outcome, classify
-from modelzoo_trainer.supervisor.page import Field, Page
+from modelzoo_trainer.supervisor.page import NONE, Field, Page
 from modelzoo_trainer.supervisor.policy import Decision, Policy
 from modelzoo_trainer.supervisor.process import Process, Stops
 from modelzoo_trainer.supervisor.settings import Settings
@@ -110,11 +110,13 @@ class _Supervision:
             attempt = Attempt.of(number, started_at - self._ended_at, page)
             self._ended_at = page.values[Field.SINCE]
             is_hung = page.values[Field.IS_HUNG] > 0
+            is_cut = page.values[Field.STEP] != NONE and attempt.num_done < len(self._settings)
         finally:
             page.close()
         status = Status.read(order.status)
         hung = process.hung or (status.hung or "no progress" if is_hung else None)
-        attempt.ending = classify(code, status, passed_on=tuple(self._stops.received), hung=hung)
+        passed_on = tuple(self._stops.received)
+        attempt.ending = classify(code, status, passed_on=passed_on, hung=hung, is_cut=is_cut)
         self._learn(attempt, status)
         with suppress(OSError):
             if order.stacks.stat().st_size == 0:

@@ -48,7 +48,14 @@ def test_what_cannot_be_read_is_a_candidate_where_its_name_stands(tmp_path):
     (tmp_path / "checkpoint_99").write_text("a file")
     (tmp_path / "checkpoint_98").symlink_to("checkpoint_10")
     found = [path.name for path in checkpointing.candidates(tmp_path, PATTERN)]
-    expected = ["checkpoint_40", "checkpoint_30", "checkpoint_20", "checkpoint_10", "checkpoint_5"]
+    expected = [
+        "checkpoint_98",
+        "checkpoint_40",
+        "checkpoint_30",
+        "checkpoint_20",
+        "checkpoint_10",
+        "checkpoint_5",
+    ]
     assert found == expected
     assert [info.step for info in checkpointing.list_checkpoints(tmp_path)] == [10, 20]
 

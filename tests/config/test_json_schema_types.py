@@ -92,7 +92,7 @@ def test_a_value_fits_if_the_check_takes_it(annotation, right, wrong):
         (Opaque(), {}),
         (NOT_GIVEN, {}),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_a_default_is_shown_if_a_file_can_hold_it(default, shown):
     assert TypeSchemas().of(None, default=default) == shown

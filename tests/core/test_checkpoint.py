@@ -411,7 +411,25 @@ def test_a_restart_goes_on_from_what_the_run_wrote_whatever_it_was_told_at_first
     assert steps == [5, 6]
 
 
+def test_a_link_to_a_checkpoint_is_not_passed_over_in_silence(trainer_of, tmp_path) -> None:
+    run(trainer_of, num=4)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "checkpoint_4").symlink_to(tmp_path / "run" / "checkpoint_4")
+    trainer = trainer_of(model_dir=tmp_path / "linked", checkpoint=Checkpoint(steps=2))
+    with pytest.raises(CheckpointError, match=r"no checkpoint in '.*linked' is intact:\n.*link"):
+        trainer.fit(tiny_batches(10))
+
+
 # ---- what
+
+
+def test_the_state_of_another_optimizer_is_refused(trainer_of, tmp_path) -> None:
+    run(trainer_of)
+    trainer = trainer_of(optimizer=lambda model: torch.optim.AdamW(model.parameters()))
+    with pytest.raises(
+        CheckpointMismatch, match=r"checkpoint's optimizer is SGD, and this run has AdamW"
+    ):
+        trainer.load_checkpoint(tmp_path / "run" / "checkpoint_4")
 
 
 def test_weights_of_another_program_are_loaded_from_safetensors(trainer_of, tmp_path) -> None:

@@ -269,3 +269,15 @@ def test_data_that_draws_nothing_leaves_the_generators_alone(trainer_of) -> None
     train(trainer_of, DataLoader(torch.arange(20.0), 2, shuffle=True), drawn, steps=12)
     expected = random.Random(3)
     assert drawn.numbers == [expected.random() for _ in range(12)]
+
+
+def test_a_checkpoint_loaded_by_hand_gives_the_loader_its_state(
+    trainer_of, tmp_path, caplog
+) -> None:
+    path = train(trainer_of, Own(), steps=3, checkpoint=None).save_checkpoint()
+    values = Values()
+    second = trainer_of(values, model=Scale, max_steps=5, model_dir=tmp_path / "second")
+    second.load_checkpoint(path)
+    second.fit(Own(), ckpt_path=None)
+    assert values.values == [4, 5]
+    assert warnings_of(caplog) == []

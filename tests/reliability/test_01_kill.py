@@ -14,7 +14,7 @@ PLANS = {
 }
 KILLS = {"plain": 4, "asynchronous": 4, "workers": 2}
 TRIALS = [(name, KILLS[name]) for name in KILLS]
-TRIALS += [pytest.param(name, 500, marks=pytest.mark.soak) for name in PLANS]
+TRIALS += [pytest.param(name, 250, marks=pytest.mark.soak) for name in PLANS]
 
 
 def kill_until_done(run: Run, seed: int, longest_s: float) -> tuple[int, int]:

@@ -87,8 +87,9 @@ def test_a_run_that_is_killed_at_any_step_ends_equal(runs, count, row) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("number", range(2 ** len(FACTORS)))
+@pytest.mark.parametrize("number", range(2 ** (len(FACTORS) - 1)))
 def test_every_combination_ends_equal_after_three_kills(runs, count, number) -> None:
-    row = "".join("-+"[number >> bit & 1] for bit in range(len(FACTORS)))
+    bits = [number >> bit & 1 for bit in range(len(FACTORS) - 1)]
+    row = "".join("-+"[bit] for bit in [*bits, sum(bits) % 2])  # the last one with either parity
     first = random.Random(number).randrange(1, STEPS - 4)
     check(runs, count, plan_of(row), [chain(first)])

@@ -100,6 +100,7 @@ def main() -> None:
     for act in plan[min(order.attempt, len(plan)) - 1]:
         name, _, value = act.partition(":")
         getattr(acts, name)(value)
+    acts.done("99")  # all trainers of any plan
 
 
 if __name__ == "__main__":

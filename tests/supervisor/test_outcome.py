@@ -117,3 +117,10 @@ def test_of_a_status_that_nobody_wrote_nothing_is_known(tmp_path, text):
 def test_a_long_message_is_shortened(tmp_path):
     status_of(ValueError("x" * 10_000)).write(tmp_path / "status")
     assert len(json.loads((tmp_path / "status").read_text())["failure"]["message"]) == 2000
+
+
+def test_an_exit_code_of_0_before_the_end_is_no_success() -> None:
+    ending = classify(0, NOTHING, is_cut=True)
+    assert ending.outcome is Outcome.CRASHED
+    assert ending.cause == "ended with exit code 0 before the run was finished"
+    assert ending.exit_code == 1
