@@ -8,8 +8,9 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, MethodType
 from typing import Any, Final
 
 import torch.multiprocessing
@@ -82,7 +83,8 @@ def start_iterator(loader: Any) -> Iterator[Any]:
     for worker in getattr(iterator, "_workers", ()):
         process: Any = getattr(worker, "_popen", None)
         if hasattr(process, "kill"):  # SIGTERM would be disregarded
-            process.terminate = process.kill
+            # No cycle: the pipes are closed with the last reference.
+            process.terminate = MethodType(type(process).kill, weakref.proxy(process))
     return iterator
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -167,6 +168,25 @@ class Handlers(Dataset):
         numbers = [int(getattr(signal, name)) for name in names]
         program = [sys.executable, "-c", code % numbers]
         return own, subprocess.run(program, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts in /proc")
+def test_the_pipes_of_workers_are_closed_without_the_garbage_collector() -> None:
+    loader = DataLoader(range(4), num_workers=2)
+    shut_down(start_iterator(loader))
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            iterator = start_iterator(loader)
+            assert len(list(iterator)) == 4
+            shut_down(iterator)
+        del iterator
+        after = len(os.listdir("/proc/self/fd"))
+    finally:
+        gc.enable()
+    assert after <= before
 
 
 def test_programs_that_a_worker_starts_get_signals_as_usual() -> None:
