@@ -1,4 +1,4 @@
-"""Killed and resumed for long, with retention: disk, descriptors and threads stay flat."""
+"""Killed and resumed for long, with retention: disk, descriptors, threads, memory stay flat."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ def sizes_of(run: Run) -> tuple[int, int]:
     return len(checkpointing.list_checkpoints(run.folder)), num_bytes
 
 
-def resources_of(pid: int) -> tuple[int, int]:
-    """Return how many descriptors and threads a process has."""
-    return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+def resources_of(pid: int) -> tuple[int, int, int]:
+    """Return how many descriptors, threads, and MiB of resident memory a process has."""
+    folder = Path(f"/proc/{pid}")
+    num_pages = int((folder / "statm").read_text().split()[1])
+    memory = num_pages * os.sysconf("SC_PAGE_SIZE") >> 20
+    return len(os.listdir(folder / "fd")), len(os.listdir(folder / "task")), memory
 
 
 def shared_memory() -> set[str]:
@@ -69,9 +72,14 @@ def test_a_long_run_holds_what_it_held_at_first(runs: Runs, count) -> None:
         [max(column) for column in zip(*part, strict=True)] for part in (seen[:20], seen[-20:])
     )
     count(
-        seconds=60, steps=max(run.attempts[0].saved), most_descriptors=late[0], most_threads=late[1]
+        seconds=60,
+        steps=max(run.attempts[0].saved),
+        most_descriptors=late[0],
+        most_threads=late[1],
+        most_mebibytes=late[2],
     )
     assert late[0] <= early[0] + 8
     assert late[1] <= early[1] + 2
+    assert late[2] <= early[2] + 8
     assert num <= KEEP + 2
     assert num_bytes < 4 * bytes_at_first
