@@ -130,7 +130,7 @@ class Nursery:
         return "".join(line for line in text.splitlines(keepends=True) if " INFO: " not in line)
 
     def close(self) -> None:
-        """End it; its children are on their own."""
+        """End it, and its children."""
         assert self._process.stdin is not None  # it is piped
         self._process.stdin.close()
         self._process.wait()
@@ -173,17 +173,22 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
     warm_up()
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would be missing in the children"
     gc.freeze()  # what is shared with the children stays shared
+    left = set()
     for line in requests:
         what, *words = json.loads(line)
         if what == "wait":
             answer = os.waitstatus_to_exitcode(os.waitpid(words[0], 0)[1])
+            left.discard(words[0])
         else:
             answer = os.fork()
             if answer == 0:
                 _leave(requests, answers)
                 _call(*words)
+            left.add(answer)
         answers.write(f"{answer}\n")
         answers.flush()
+    for pid in left:  # of tests that failed
+        os.kill(pid, signal.SIGKILL)
 
 
 def _leave(requests: IO[str], answers: IO[str]) -> None:
