@@ -385,12 +385,19 @@ class Trainer(TrainerParts):
 
         Raises:
             CheckpointError: If it cannot be written; there is none then, not half of one. Also
-                within a step: its batch would be lost to a run that resumes.
+                within a step, or after one that an exception has cut off: its batch would be
+                lost to a run that resumes.
         """
         if self.data.is_pending:
             raise CheckpointError(
                 "save_checkpoint was called within a training step, whose batch would be lost to a "
                 "run that resumes. Call it in on_train_batch_end or on_step_boundary."
+            )
+        if self.data.is_torn:
+            raise CheckpointError(
+                f"save_checkpoint: an error or a second Ctrl-C has left the step after "
+                f"{self.global_step} half done; a run that resumed from here would not be what it "
+                f"was. Load a checkpoint first; the weights are in trainer.model.state_dict()."
             )
         self.drain()
         self.checkpoint.finish(self)
@@ -405,6 +412,7 @@ class Trainer(TrainerParts):
     def after_save(self, committed: Iterable[Path]) -> None:
         """Tell everybody of checkpoints that have been committed."""
         for path in committed:
+            self.autorestart.note_commit(path)
             self.hooks.on_after_save_checkpoint(self, path)
             self.autorestart.saved(self, path)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
-from weakref import WeakSet
 
 from torch import Tensor
 from torch.nn import Module
@@ -58,7 +59,7 @@ _SET_BY: Final = {
     "schedulers": "SchedulersCallback in setup",
     "global_step": "the loop in setup",
 }
-_ALIVE: WeakSet[TrainerParts] = WeakSet()
+_ALIVE: weakref.WeakSet[TrainerParts] = weakref.WeakSet()
 
 
 class CallbackHandle:
@@ -106,14 +107,14 @@ class TrainerParts:
     def __init__(
         self, model_dir: str | Path, callbacks: Any, loggers: Any, core: Mapping[str, Any]
     ) -> None:
-        self.model_dir = Path(model_dir)
+        self.model_dir = Path(os.path.abspath(model_dir))  # wherever the process goes
         self.callbacks: OrderedDict[str, Any] = OrderedDict(core_callbacks(core))
         own = checked_callbacks(callbacks)
         self._user = [callback for callback in own if not isinstance(callback, Logger)]
         self.loggers: list[Logger] = [callback for callback in own if isinstance(callback, Logger)]
         self.loggers += [cb for cb in checked_callbacks(loggers) if cb not in self.loggers]
         self._name_scopes: list[str] = []
-        self._val_loaders: list[Loader] = []
+        self._val_loaders: list[Callable[[], Loader]] = []  # as long as somebody has them
         self.val_pass: Pass | None = None
         self.is_delivering = False
         self._is_closed = False
@@ -412,16 +413,22 @@ class TrainerParts:
 
     def number_val_dataloaders(self, val_dataloaders: list[Loader]) -> list[Loader]:
         """Fix the name scopes of dataloaders by their order, and return them."""
-        self._val_loaders = list(val_dataloaders)
+        self._val_loaders = [_reference(loader) for loader in val_dataloaders]
         return val_dataloaders
 
     def get_val_dataloader_scope(self, val_dataloader: Loader) -> str:
-        """Return the name scope of a validation dataloader: numbered as they are first seen."""
-        for number, known in enumerate(self._val_loaders):
-            if known is val_dataloader:
-                return f"validate_{number}"
-        self._val_loaders.append(val_dataloader)
-        return f"validate_{len(self._val_loaders) - 1}"
+        """Return the name scope of a validation dataloader: numbered as they are first seen.
+
+        The number of one that is gone is free again.
+        """
+        found = [known() for known in self._val_loaders]
+        for wanted in (val_dataloader, None):
+            for number, known in enumerate(found):
+                if known is wanted:
+                    self._val_loaders[number] = _reference(val_dataloader)
+                    return f"validate_{number}"
+        self._val_loaders.append(_reference(val_dataloader))
+        return f"validate_{len(found)}"
 
     # ---- end
 
@@ -443,6 +450,14 @@ class TrainerParts:
     def __del__(self) -> None:
         if "hooks" in self.__dict__:
             self.close()
+
+
+def _reference(loader: Loader) -> Callable[[], Loader]:
+    """Return a weak reference, or what stands for one to something that allows none."""
+    try:
+        return weakref.ref(loader)
+    except TypeError:
+        return lambda: loader
 
 
 def _close_all() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +22,15 @@ from doubles import (
 )
 from torch import nn
 
-from modelzoo_trainer import Callback, ConfigError, Trainer, TrainingLoop, ValidationLoop
+from modelzoo_trainer import (
+    Callback,
+    Checkpoint,
+    CheckpointError,
+    ConfigError,
+    Trainer,
+    TrainingLoop,
+    ValidationLoop,
+)
 
 # ---- twice
 
@@ -351,6 +360,58 @@ def test_a_file_in_the_place_of_model_dir_is_refused(trainer_of, tmp_path) -> No
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(ConfigError, match=r"^model_dir .*taken' cannot be used: .*Choose a folder"):
         trainer_of(model_dir=tmp_path / "taken")
+
+
+def test_a_trainer_stays_in_its_folder_when_the_process_goes_elsewhere(
+    trainer_of, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    trainer = trainer_of(model_dir="mine", checkpoint=Checkpoint(steps=1), max_steps=1)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    trainer.fit(tiny_batches(1))
+    assert (tmp_path / "mine" / "checkpoint_1").is_dir()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_step_that_was_left_half_done_is_not_saved(trainer_of) -> None:
+    class Fail(Callback):
+        def on_after_optimizer_step(self, trainer, model, optimizer):
+            if trainer.global_step == 2:
+                raise KeyboardInterrupt
+
+    trainer = trainer_of(Fail(), max_steps=4, checkpoint=Checkpoint(steps=2))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(tiny_batches(4))
+    with pytest.raises(CheckpointError, match=r"has left the step after 2 half done"):
+        trainer.save_checkpoint()
+    trainer.load_checkpoint(trainer.model_dir / "checkpoint_2")
+    assert trainer.save_checkpoint().name.startswith("checkpoint_2")
+
+
+@pytest.mark.parametrize("state", [{1, 2}, Path("x"), 1j, {1.5: 2}])
+def test_a_state_that_cannot_be_saved_is_refused_before_the_first_step(trainer_of, state) -> None:
+    class Odd(Callback):
+        def state_dict(self):
+            return {"odd": state}
+
+        def load_state_dict(self, state_dict):
+            pass
+
+    recorder = Recorder()
+    trainer = trainer_of(Odd(), recorder, checkpoint=Checkpoint(steps=100))
+    with pytest.raises(ConfigError, match=r"^checkpoints cannot be written: .*Odd\.odd"):
+        trainer.fit(tiny_batches(1))
+    assert recorder.count("on_train_start") == 0
+
+
+def test_a_state_that_is_saved_but_never_loaded_is_told(trainer_of, caplog) -> None:
+    class Half(Callback):
+        def state_dict(self):
+            return {}
+
+    trainer_of(Half(), checkpoint=Checkpoint(steps=100)).fit(tiny_batches(1))
+    assert "Half has state_dict, but no load_state_dict: its state is not saved." in caplog.text
 
 
 def test_two_trainers_in_a_second_have_a_folder_each(trainer_of) -> None:

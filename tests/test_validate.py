@@ -141,6 +141,16 @@ def test_a_dataloader_keeps_its_scope(trainer_of) -> None:
     ]
 
 
+def test_the_scope_of_a_dataloader_that_is_gone_is_free_again(trainer_of) -> None:
+    history = History()
+    trainer = trainer_of(loggers=history, model=Scale)
+    for _ in range(3):
+        trainer.validate(DataLoaderOf(1))
+    trainer.validate(constant_batches(1))
+    assert [list(metrics) for _, metrics in history.lines] == [["validate_0/loss"]] * 4
+    assert len(trainer._val_loaders) == 1
+
+
 def test_a_list_of_batches_is_one_dataloader(trainer_of) -> None:
     recorder = Recorder()
     trainer_of(recorder).fit(tiny_batches(1), tiny_batches(3))

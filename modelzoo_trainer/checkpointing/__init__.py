@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from modelzoo_trainer.checkpointing.manifest import FileRecord, Manifest, read_manifest
     from modelzoo_trainer.checkpointing.read import load
+    from modelzoo_trainer.checkpointing.skeleton import check_savable
     from modelzoo_trainer.checkpointing.space import free_bytes, state_bytes
     from modelzoo_trainer.checkpointing.weights import holds_weights, read_weights
     from modelzoo_trainer.checkpointing.write import save
@@ -48,6 +49,7 @@ _HOMES = {
     "listing": ("CheckpointInfo", "candidates", "list_checkpoints", "newest"),
     "manifest": ("FileRecord", "Manifest", "read_manifest"),
     "read": ("load",),
+    "skeleton": ("check_savable",),
     "space": ("free_bytes", "state_bytes"),
     "weights": ("holds_weights", "read_weights"),
     "write": ("save",),
@@ -64,6 +66,7 @@ __all__ = [
     "FileRecord",
     "Manifest",
     "candidates",
+    "check_savable",
     "clean",
     "delete",
     "export",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from modelzoo_trainer.checkpointing.folder import LATEST
 from modelzoo_trainer.checkpointing.overview import (
     Overview,
     details,
@@ -53,9 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments; None = those of the process.
     """
-    options = _parser().parse_args(argv)
-    run: Callable[[argparse.Namespace], int] = options.run
     try:
+        options = _parser().parse_args(argv)
+        run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
     except _WrongUse as error:
         _complain([str(error)])
@@ -109,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("file", metavar="FILE", type=_path, help="ends in .safetensors")
     command.add_argument("--force", action="store_true", help="replace the file if it is there")
     command = add("delete", _delete, "delete checkpoints")
-    _add_paths(command, "a checkpoint")
+    _add_paths(command, "a checkpoint", _exact_path)
     command.add_argument(
         "--yes", action="store_true", help="also if no intact one is left in the folder then"
     )
@@ -119,12 +120,19 @@ def _parser() -> argparse.ArgumentParser:
 _Parser = argparse.ArgumentParser
 
 
-def _add_paths(command: _Parser, text: str) -> None:
-    command.add_argument("paths", metavar="PATH", nargs="+", type=_path, help=text)
+def _add_paths(command: _Parser, text: str, read: Callable[[str], Path] | None = None) -> None:
+    command.add_argument("paths", metavar="PATH", nargs="+", type=read or _path, help=text)
+
+
+def _exact_path(text: str) -> Path:
+    return Path(os.path.abspath(text))  # links stay what they are
 
 
 def _path(text: str) -> Path:
-    return Path(os.path.abspath(text))  # links stay what they are
+    path = _exact_path(text)
+    if path.name == LATEST and path.is_symlink():
+        return path.with_name(os.readlink(path))
+    return path
 
 
 # ---- the commands
@@ -209,7 +217,22 @@ def _delete(options: argparse.Namespace) -> int:
     for path in options.paths:
         delete(path)
         _say([f"{path}: deleted"])
+    for folder in {path.parent for path in options.paths}:
+        _mend_latest(folder)
     return DONE
+
+
+def _mend_latest(folder: Path) -> None:
+    """Have `latest` not point at what is gone."""
+    from modelzoo_trainer.checkpointing import list_checkpoints, point_latest
+
+    link = folder / LATEST
+    if link.is_symlink() and not link.exists():
+        left = list_checkpoints(folder)
+        if left:
+            point_latest(folder, left[-1].path.name)
+        else:
+            link.unlink()
 
 
 # ---- what they share

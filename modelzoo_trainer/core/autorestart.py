@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -94,6 +95,9 @@ class AutoRestart(CoreCallback):
         """Whether this process goes on with a run that has written a checkpoint before."""
         self.last_checkpoint: Path | None = None
         """The newest checkpoint that the run wrote before this process, if it is known."""
+        self.began: float | None = None
+        """Instant of the monotonic clock when the run began, if before this process."""
+        self._on_commit: Callable[[Path], None] | None = None
         self._trainer: Trainer | None = None
         self._num_marks = 0
         self._first_step = 0
@@ -107,16 +111,28 @@ class AutoRestart(CoreCallback):
         """Whether restarts are asked for."""
         return self.max_num_restarts > 0
 
-    def supervise(self, *, is_restart: bool, last_checkpoint: Path | None) -> None:
+    def supervise(
+        self,
+        *,
+        is_restart: bool,
+        last_checkpoint: Path | None,
+        on_commit: Callable[[Path], None],
+        began: float | None = None,
+    ) -> None:
         """Have it know that a supervisor restarts the run, and watches it from outside.
 
         Args:
             is_restart: See the attribute.
             last_checkpoint: See the attribute.
+            on_commit: Called with each checkpoint that has been committed, before anybody else
+                hears of it and may fail.
+            began: See the attribute.
         """
         self.is_supervised = True
         self.is_restart = is_restart
         self.last_checkpoint = last_checkpoint
+        self.began = began
+        self._on_commit = on_commit
 
     # ---- state of the trainer
 
@@ -126,6 +142,11 @@ class AutoRestart(CoreCallback):
             own: StateDict = {}
             trainer.hooks.on_save_trainer_state(trainer, own)
             state[STATE_KEY] = own
+
+    def note_commit(self, path: Path) -> None:
+        """Tell the supervisor of a checkpoint that has been committed."""
+        if self._on_commit is not None:
+            self._on_commit(path)
 
     def saved(self, trainer: Trainer, path: Path) -> None:
         """Tell everybody that a checkpoint with that state has been committed."""

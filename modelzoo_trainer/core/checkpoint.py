@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
+from modelzoo_trainer.core.callback_states import load_states
 from modelzoo_trainer.core.checkpoint_saving import Saving, prepare
 from modelzoo_trainer.core.checkpoint_times import Times
+from modelzoo_trainer.core.run_lock import FolderLock
 from modelzoo_trainer.errors import CheckpointError, CheckpointMismatch, ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +41,7 @@ class Checkpoint(CoreCallback):
             `fit` is told otherwise.
         disable_strict_checkpoint_loading: Load what fits and leave the rest.
         save_initial_checkpoint: Write one before the first step.
-        checkpoint_root: Where they are; None = `model_dir`.
+        checkpoint_root: Where they are; None = `model_dir`. One run at a time writes there.
         checkpoint_name: Their names; holds the field `{step}` once.
         strict_version: Accepted for the format's sake: one that cannot be read is always refused.
         minutes: Write one at the first step boundary so many minutes after the last; None = none.
@@ -46,11 +49,13 @@ class Checkpoint(CoreCallback):
         asynchronous: Go on training while a checkpoint is written, from a copy of the state in
             host memory. At most one is under way.
 
-    State: `callbacks`, what the callbacks' `state_dict` methods return.
+    State: `callbacks`, what the callbacks' `state_dict` methods return; `model_dir`, whose they
+    are, if they are elsewhere.
 
     Raises:
         ConfigError: If a number is negative or the name lacks its field; at the start of a fit, if
-            the folder cannot be written or has less space than one checkpoint takes.
+            the folder cannot be written, has less space than one checkpoint takes, or another run
+            writes there.
     """
 
     def __init__(  # noqa: PLR0913  # the YAML section's keys
@@ -81,6 +86,7 @@ class Checkpoint(CoreCallback):
         self.strict_version = strict_version
         self.asynchronous = asynchronous
         self._saving = Saving()
+        self._lock = FolderLock("checkpoint_root")
         self._saved_step: int | None = None
         self._others: frozenset[Path] = frozenset()
         self._begun: tuple[Path | None, int | None] = (None, None)
@@ -132,15 +138,34 @@ class Checkpoint(CoreCallback):
             # What a run was told to begin with, it has begun with before a restart.
             self._found = self._last_written(trainer) if ckpt_path is not ... else None
             self._found = self._found or self._newest_intact(trainer)
+            self._warn_of_others(trainer)
         return None if self._found is None else self._found[0]
 
-    def begins_again(self, trainer: Trainer) -> bool:
-        """Return whether a run that writes checkpoints begins at its start, as there is none.
+    def _warn_of_others(self, trainer: Trainer) -> None:
+        """Warn if what was found is another run's, or if only what has other names is there."""
+        if self._found is not None:
+            path, state = self._found
+            if state.get("model_dir", self._home(trainer)) != self._home(trainer):
+                log.warning(
+                    "%s was written by a run in another model_dir, %s. Give each run its own "
+                    "checkpoint_root.",
+                    path,
+                    os.path.normpath(self.root(trainer) / state["model_dir"]),
+                )
+        elif trainer.is_resuming and (others := checkpointing.list_checkpoints(self.root(trainer))):
+            log.warning(
+                "The run begins at step 0, although %s has %d checkpoints of other names, such as "
+                "%s: checkpoint_name is %r.",
+                self.root(trainer),
+                len(others),
+                others[-1].path.name,
+                self.checkpoint_name,
+            )
 
-        What an attempt before has logged, which ended before its first one, is logged again.
-        """
-        looked = self.is_own and self._is_fresh and self.autoload_last_checkpoint
-        return trainer.is_resuming and looked and self.times.is_any and self._found is None
+    def _home(self, trainer: Trainer) -> str | None:
+        """Return the way from the folder of the checkpoints to `model_dir`; None = the same."""
+        root, home = os.path.realpath(self.root(trainer)), os.path.realpath(trainer.model_dir)
+        return None if root == home else os.path.relpath(home, root)
 
     def _last_written(self, trainer: Trainer) -> tuple[Path, StateDict] | None:
         """Return what the attempt before wrote last, and its content, if it is intact."""
@@ -240,15 +265,24 @@ class Checkpoint(CoreCallback):
         loop: Any,
     ) -> None:
         self._saved_step = None
+        if self._writes(trainer) and self._home(trainer) is not None:
+            stack.callback(self._lock.release)
+            self._lock.take(self.root(trainer))
+            self._lock.begin_fit(stack)
         stack.callback(self._saving.settle)
+
+    def _writes(self, trainer: Trainer) -> bool:
+        """Return whether this process is sure to write checkpoints in a fit."""
+        saves = self.times.is_any or self.save_initial_checkpoint
+        return saves and trainer.backend.caps.holds_values and trainer.backend.is_main
 
     @override
     def on_fit_start(
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
-        saves = self.times.is_any or self.save_initial_checkpoint
-        if saves and trainer.backend.caps.holds_values and trainer.backend.is_main:
-            prepare(self.root(trainer), trainer, is_locked=self.checkpoint_root is None)
+        if self._writes(trainer):
+            is_locked = self._lock.is_held or self._home(trainer) is None
+            prepare(self.root(trainer), trainer, is_locked=is_locked)
         if self.save_initial_checkpoint and self._is_fresh:
             self._save(trainer, wait=True)
         self._is_fresh = False
@@ -320,21 +354,15 @@ class Checkpoint(CoreCallback):
         states = {name: callback.state_dict() for name, callback in trainer.stateful_callbacks()}
         if states:
             state_dict["callbacks"] = trainer.backend.state_view(states)
+        home = self._home(trainer)
+        if home is not None:
+            state_dict["model_dir"] = home
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        self._is_fresh = False  # not before the last part of it is being loaded
-        states = state_dict.get("callbacks", {})
         strict = not self.disable_strict_checkpoint_loading
-        known = dict(trainer.stateful_callbacks())
-        for name in states:
-            if name not in known:
-                log.warning("The checkpoint has state of %s, which is not part of this run.", name)
-        for name, callback in known.items():
-            if name in states:
-                callback.load_state_dict(states[name])
-            elif states and strict:
-                log.warning("The checkpoint has no state of %s; it starts anew.", name)
+        load_states(trainer, state_dict.get("callbacks", {}), strict=strict)
+        self._is_fresh = False  # a state that was loaded in part is none
 
     def write(self, trainer: Trainer, state: StateDict, *, wait: bool) -> Path:
         """Write a checkpoint of the current step and return its path.

@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from torch.nn.parameter import is_lazy
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.errors import CheckpointError, ConfigError
@@ -104,7 +107,8 @@ def prepare(root: Path, trainer: Trainer, *, is_locked: bool) -> None:
         is_locked: Whether nobody else writes there: then what a crash has left over is removed.
 
     Raises:
-        ConfigError: If it cannot be written, or has less space than a checkpoint takes.
+        ConfigError: If it cannot be written, or has less space than a checkpoint takes, or if the
+            state of the model or of a callback cannot be saved.
     """
     try:
         checkpointing.probe(root)
@@ -113,6 +117,9 @@ def prepare(root: Path, trainer: Trainer, *, is_locked: bool) -> None:
     if is_locked:
         for path in checkpointing.clean(root):
             log.info("Removed %s, which an earlier run has left unfinished.", path.name)
+    if any(is_lazy(parameter) for parameter in trainer.model.parameters()):
+        return  # it takes its shape from the first batch
+    check_states(trainer)
     free = checkpointing.free_bytes(root)
     needed = _HEADROOM * least_bytes(trainer)
     if free is not None and free < needed:
@@ -121,6 +128,28 @@ def prepare(root: Path, trainer: Trainer, *, is_locked: bool) -> None:
             f"least {needed / _GIB:.2f} GiB. Make space, or set checkpoint.checkpoint_root or "
             f"model_dir to another disk."
         )
+
+
+def check_states(trainer: Trainer) -> None:
+    """Make sure that what users wrote returns what can be saved.
+
+    A callback whose state cannot be had before its training has begun is not looked at.
+
+    Raises:
+        ConfigError: If something cannot be saved.
+    """
+    callbacks = {}
+    for name, callback in trainer.stateful_callbacks():
+        with suppress(Exception):
+            callbacks[name] = callback.state_dict()
+    try:
+        view = trainer.backend.state_view({"model": trainer.model.state_dict()})
+        checkpointing.check_savable({**view, "callbacks": callbacks})
+    except CheckpointError as error:
+        raise ConfigError(f"checkpoints cannot be written: {error}") from None
+    for name, callback in trainer.callbacks.items():
+        if hasattr(callback, "state_dict") and not hasattr(callback, "load_state_dict"):
+            log.warning("%s has state_dict, but no load_state_dict: its state is not saved.", name)
 
 
 def least_bytes(trainer: Trainer) -> int:

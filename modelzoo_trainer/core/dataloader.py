@@ -66,6 +66,8 @@ class DataLoaderCallback(CoreCallback):
         self._given: Loader = None
         self.is_pending = False
         """Whether there is a batch at hand that has not been trained on yet."""
+        self.is_torn = False
+        """Whether a fit was left in the middle of a step, and no state has been loaded since."""
         self._feed: Feed | None = None
         self._pass: Pass | None = None
         self._was_loaded = False
@@ -99,6 +101,7 @@ class DataLoaderCallback(CoreCallback):
         if self._feed is not None:
             self._feed.close()
         self._feed = None
+        self.is_torn = self.is_torn or self.is_pending
         self._was_loaded = self.owes_epoch_end = self.is_pending = False
 
     @property
@@ -116,8 +119,13 @@ class DataLoaderCallback(CoreCallback):
     ) -> None:
         if not self._was_loaded:
             self._restores = False
-            if self.batch_idx or self._parts:  # an earlier fit stopped within a pass
+            if self.batch_idx or self._parts:
                 self._go_on_to(self.epoch + 1)
+                log.info(
+                    "An earlier fit stopped within a pass; this one begins with pass %d. A new "
+                    "trainer would go on where that stopped.",
+                    self.epoch,
+                )
         self._leave_out_passes()
 
     # ---- batches
@@ -301,7 +309,7 @@ class DataLoaderCallback(CoreCallback):
         self._facts = dict(state.get("facts", {}))
         self.owes_epoch_end = state.get("ends_epoch", False)
         self._was_loaded = True
-        self.is_pending = False
+        self.is_pending = self.is_torn = False
         self._window_step = None
         if "window" in state:
             self._window_step = state_dict.get("global_step")

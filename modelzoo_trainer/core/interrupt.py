@@ -26,6 +26,7 @@ log = logging.getLogger("modelzoo_trainer.interrupt")
 STOP_FILE: Final = "stop"
 _NAMES: Final = ("SIGINT", "SIGTERM", "SIGUSR1")  # not every system has the last
 _SIGNALS: Final = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+_TIME_IS_UP: Final = "max_time"
 _STDERR: Final = 2
 _INTERVAL_S: Final = 1.0  # between two looks at the clock's limit and the stop file
 
@@ -34,7 +35,8 @@ class Interrupt(CoreCallback):
     """Turns what interrupts a fit into an orderly end, by `trainer.early_exit`.
 
     That is SIGINT, SIGTERM and SIGUSR1; a file `stop` in `model_dir`, which is removed when it
-    has been heeded; and the end of the loop's `max_time`, which counts from the start of the fit.
+    has been heeded; and the end of the loop's `max_time`, which counts from the start of the fit,
+    or that of the first attempt at it if a supervisor has started the run again.
     A second Ctrl-C ends the fit at once. Handlers of signals are there for the fit only, and only
     in the main thread.
     """
@@ -44,6 +46,7 @@ class Interrupt(CoreCallback):
         self._end: float | None = None
         self._next_look = math.inf  # outside of a fit
         self._stop_file = Path()
+        self._first_step: int | None = None
 
     @override
     def on_enter_fit(
@@ -58,14 +61,30 @@ class Interrupt(CoreCallback):
         self._early_exit = trainer.early_exit
         self._stop_file = trainer.model_dir / STOP_FILE
         limit_s = loop.max_time_s
-        self._end = None if limit_s is None else time.monotonic() + limit_s
+        began = trainer.autorestart.began or time.monotonic()
+        self._end = None if limit_s is None else began + limit_s
         self._next_look = 0.0
-        stack.callback(setattr, self, "_next_look", math.inf)
+        self._first_step = None
+        stack.callback(self._leave, trainer)
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
             before = signal.signal(number, self._receive) or signal.SIG_DFL
             stack.callback(signal.signal, number, before)
+
+    @override
+    def on_fit_start(
+        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
+    ) -> None:
+        self._first_step = trainer.global_step
+
+    def _leave(self, trainer: Trainer) -> None:
+        self._next_look = math.inf
+        if trainer.interrupted == _TIME_IS_UP and trainer.global_step == self._first_step:
+            log.warning(
+                "loop.max_time was over before a step was taken: started again, the run will end "
+                "here again. Give it more time than a validation takes."
+            )
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
@@ -97,7 +116,7 @@ class Interrupt(CoreCallback):
         self._next_look = now + _INTERVAL_S
         if self._end is not None:
             if now >= self._end:
-                trainer.early_exit.interrupt("max_time")
+                trainer.early_exit.interrupt(_TIME_IS_UP)
             self._next_look = min(self._next_look, self._end)
         if os.path.lexists(self._stop_file):
             if trainer.backend.is_main:

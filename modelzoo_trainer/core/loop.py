@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from typing import TYPE_CHECKING, Final
 
 from torch.nn import Module
@@ -84,6 +84,7 @@ class TrainingLoop(LoopCallback):
         max_time: End a fit, in order and to be resumed, at the first step boundary after this
             time: seconds, or "HH:MM:SS" or "D-HH:MM:SS". None = no limit. Of a job that has a
             limit, leave the time that a step, a validation's batch and a checkpoint take.
+            Restarts by `autorestart` do not begin it anew.
 
     Raises:
         ConfigError: If a number is not positive, a time is none, or both `num_steps` and
@@ -142,7 +143,7 @@ def _seconds(max_time: str | float | None) -> float | None:
             seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
     elif not isinstance(max_time, bool) and isinstance(max_time, (int, float)):
         seconds = max_time
-    if seconds is None or not 0 < seconds < math.inf:
+    if seconds is None or not 0 < seconds <= sys.float_info.max:
         raise ConfigError(
             f"loop.max_time is {max_time!r}; it must be a number of seconds > 0, or a time such "
             f"as '11:30:00' or '1-11:30:00' (days, hours, minutes, seconds)."

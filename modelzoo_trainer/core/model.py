@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, Loader, Outputs, StateDict
+from modelzoo_trainer.core.parameter_names import bare_names, uncompiled
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ class ModelCallback(CoreCallback):
         model: A module, or a callable without arguments that returns one. Callbacks that change
             how the model is made replace this attribute in `pre_setup`.
 
-    State: `model`, the module's state dict under its own names.
+    State: `model`, the module's state dict under the names of the module that is not compiled.
 
     Raises:
         ConfigError: If it is neither.
@@ -76,15 +78,16 @@ class ModelCallback(CoreCallback):
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        state_dict["model"] = trainer.backend.state_view(dict(trainer.model.state_dict()))
+        state = {uncompiled(name): value for name, value in trainer.model.state_dict().items()}
+        state_dict["model"] = trainer.backend.state_view(state)
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         if "model" not in state_dict:
             return
         strict = not trainer.checkpoint.disable_strict_checkpoint_loading
-        found = state_dict["model"]
         own = trainer.model.state_dict()
+        found = _renamed(own, state_dict["model"])
         if strict:
             _check_names(own, found, is_resumed="global_step" in state_dict)
         else:
@@ -92,13 +95,25 @@ class ModelCallback(CoreCallback):
         trainer.model.load_state_dict(found, strict=strict)
 
 
+def _renamed(own: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint's state with the model's names, whichever of them is wrapped."""
+    names = bare_names(own)
+    return {names.get(bare, name): found[name] for bare, name in bare_names(found).items()}
+
+
 def _fitting(own: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
     """Return what of a checkpoint has a place in the model, and its shape; log the rest."""
     fitting = {
         name: value
         for name, value in found.items()
-        if name in own and getattr(value, "shape", None) == getattr(own[name], "shape", None)
+        if name in own and _shape_of(own[name]) in (_shape_of(value), ...)
     }
+    if found and not fitting:
+        raise CheckpointMismatch(
+            f"nothing of the checkpoint's model fits this one: it has {_some(found)}, this run "
+            f"{_some(own)}. Use the model that it was made with, or rename the entries in "
+            f"preprocess_checkpoint."
+        )
     for what, names in (
         ("the checkpoint alone", set(found) - set(own)),
         ("the model alone", set(own) - set(found)),
@@ -107,6 +122,21 @@ def _fitting(own: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]
         if names:
             log.warning("In %s, so not loaded: %s.", what, ", ".join(sorted(names)))
     return fitting
+
+
+def _shape_of(value: Any) -> Any:
+    """Return the shape of a tensor, or Ellipsis for one that takes any."""
+    return ... if is_lazy(value) else getattr(value, "shape", None)
+
+
+def _some(state: Mapping[str, Any]) -> str:
+    """Return the first entries of a state in words."""
+    names = [f"{name} {tuple(value.shape)}" for name, value in state.items() if _is_sized(value)]
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") or "no tensor"
+
+
+def _is_sized(value: Any) -> bool:
+    return isinstance(value, Tensor) and not is_lazy(value)
 
 
 def to_outputs(raw: Any) -> Outputs:
@@ -163,13 +193,13 @@ def _check_names(
     rows += [
         f"  other shape  {name}: {tuple(found[name].shape)}, the model has {tuple(value.shape)}"
         for name, value in expected.items()
-        if isinstance(value, Tensor) and name in found and found[name].shape != value.shape
+        if _is_sized(value) and name in found and found[name].shape != value.shape
     ]
     if is_resumed:  # weights alone may be loaded in another type
         rows += [
             f"  other type   {name}: {found[name].dtype}, the model has {value.dtype}"
             for name, value in expected.items()
-            if isinstance(value, Tensor) and name in found and found[name].dtype != value.dtype
+            if _is_sized(value) and name in found and found[name].dtype != value.dtype
         ]
     if rows:
         raise CheckpointMismatch(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
@@ -11,14 +13,28 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
+from modelzoo_trainer.core.optimizer_facts import (
+    Names,
+    Settings,
+    changes,
+    check_names,
+    check_shapes,
+    names_of,
+    settings_of,
+)
+from modelzoo_trainer.core.scheduler_settings import scheduled_keys
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
+log = logging.getLogger("modelzoo_trainer.optimizer")
+
 OptimizerFactory = Callable[[Module], Optimizer]
 
 _KIND: Final = "kind"  # beside what torch's optimizers have in their state
+_NAMES: Final = "names"
+_SETTINGS: Final = "settings"
 
 
 class OptimizerCallback(CoreCallback):
@@ -30,10 +46,14 @@ class OptimizerCallback(CoreCallback):
         model_is_built: Whether the trainer was given a module; an optimizer cannot know the
             parameters of a module that a callable has yet to make.
 
-    State: `optimizer`, its state dict.
+    A run that is resumed goes on with the settings of the checkpoint; others are warned of.
+
+    State: `optimizer`, its state dict, with its class, the names of its parameters if all of them
+        are the model's, and the settings that it was made with.
 
     Raises:
-        ConfigError: If it is none of these, or an optimizer is given with a model to be made.
+        ConfigError: If it is none of these, or an optimizer is given with a model to be made; at
+            set-up, if its step needs a closure.
     """
 
     def __init__(
@@ -51,6 +71,10 @@ class OptimizerCallback(CoreCallback):
                 f"model -> optimizer, or None to validate only."
             )
         self._optimizer = optimizer
+        self._given: Settings = []
+        self._held: Settings | None = None
+        self._told = ""
+        self._named: tuple[list[int], Names | None] | None = None
 
     @override
     def setup(self, trainer: Trainer) -> None:
@@ -63,6 +87,8 @@ class OptimizerCallback(CoreCallback):
                     f"torch.optim.Optimizer."
                 )
         if optimizer is not None:
+            _check_step(optimizer)
+            self._given = self._held = settings_of(optimizer)
             trainer.optimizer = trainer.backend.prepare_optimizer(optimizer)
 
     @override
@@ -84,7 +110,20 @@ class OptimizerCallback(CoreCallback):
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         if trainer.has_optimizer:
             state = trainer.backend.state_view(trainer.optimizer.state_dict())
-            state_dict["optimizer"] = state | {_KIND: type(trainer.optimizer).__name__}
+            state |= {_KIND: type(trainer.optimizer).__name__}
+            names = self._names(trainer)
+            if names is not None:
+                state[_NAMES] = names
+            if self._held is not None:
+                state[_SETTINGS] = self._held
+            state_dict["optimizer"] = state
+
+    def _names(self, trainer: Trainer) -> Names | None:
+        """Return the names of the parameters; groups may have been added since the last time."""
+        sizes = [len(group["params"]) for group in trainer.optimizer.param_groups]
+        if self._named is None or self._named[0] != sizes:
+            self._named = sizes, names_of(trainer.model, trainer.optimizer)
+        return self._named[1]
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
@@ -98,11 +137,40 @@ class OptimizerCallback(CoreCallback):
                 f"the checkpoint's optimizer is {kind}, and this run has {own}, whose state is "
                 f"another. Load the model alone with LoadCheckpointStates, or use {kind}."
             )
+        names, before = self._names(trainer), state.pop(_NAMES, None)
+        if names and before and state["state"]:
+            check_names(names, before)
+        settings = state.pop(_SETTINGS, None)
+        check_shapes(trainer.optimizer, state, names)
         try:
             trainer.optimizer.load_state_dict(state)
         except ValueError as error:
             raise CheckpointMismatch(
-                f"the checkpoint's optimizer does not fit {type(trainer.optimizer).__name__}: "
-                f"{error}. Load the model alone with LoadCheckpointStates, or use the optimizer "
-                f"and parameter groups that it was made with."
+                f"the checkpoint's optimizer does not fit {own}: {error}. Load the model alone "
+                f"with LoadCheckpointStates, or use the optimizer and parameter groups that it "
+                f"was made with."
             ) from None
+        self._held = settings
+        if settings is not None:
+            self._tell(changes(self._given, settings, scheduled_keys(trainer.schedulers)))
+
+    def _tell(self, changed: str) -> None:
+        """Warn of settings that are not those of the checkpoint, once."""
+        if changed and changed != self._told:
+            log.warning(
+                "optimizer: %s. The checkpoint's settings hold, so that the run goes on as before. "
+                "For the new ones set optimizer.param_groups in a callback's on_fit_start, or load "
+                "the model alone with LoadCheckpointStates.",
+                changed,
+            )
+        self._told = changed
+
+
+def _check_step(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that has to compute the loss several times in a step."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigError(
+            f"optimizer: the step of {type(optimizer).__name__} needs a closure that computes the "
+            f"loss anew, and optimizers are stepped without one. Use another, such as AdamW."
+        )

@@ -9,6 +9,7 @@ import os
 import platform
 import time
 from contextlib import ExitStack, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,15 +24,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.run_lock")
 
 LOCK_NAME: Final = ".lock"
+ORPHANS_S: Final = 10.0
+"""How long children of a process that was killed may keep its lock."""
+_POLL_S: Final = 0.1
 _IS_HELD: Final = (errno.EACCES, errno.EAGAIN)
 
 
 class RunLock(CoreCallback):
     """Makes `model_dir`, and refuses it while another process trains or validates in it.
 
-    The lock is the kernel's (`lockf`): it ends with the process however that ends, and workers of
-    a dataloader do not inherit it. What the file says is for people alone. Trainers of one process
-    share it, but only one of them fits at a time.
+    Trainers of one process share it, but only one of them fits at a time. See `FolderLock`.
 
     Raises:
         ConfigError: At set-up, if another process holds the folder, or it cannot be made; when a
@@ -39,24 +41,12 @@ class RunLock(CoreCallback):
     """
 
     def __init__(self) -> None:
-        self._folder: str | None = None
-        self.is_held = False
-        """Whether nobody else can be at work in the folder."""
+        self._lock = FolderLock("model_dir")
 
     @override
     def pre_setup(self, trainer: Trainer) -> None:
-        if not trainer.backend.is_main:
-            return
-        folder = trainer.model_dir
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._folder = os.path.realpath(folder)
-            self.is_held = _acquire(self._folder)
-        except OSError as error:
-            raise ConfigError(
-                f"model_dir {str(folder)!r} cannot be used: {error.strerror or error} "
-                f"({error.filename}). Choose a folder that can be written."
-            ) from None
+        if trainer.backend.is_main:
+            self._lock.take(trainer.model_dir)
 
     @override
     def on_enter_fit(
@@ -67,19 +57,76 @@ class RunLock(CoreCallback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
+        self._lock.begin_fit(stack)
+
+    @override
+    def finalize(self) -> None:
+        self._lock.release()
+
+
+class FolderLock:
+    """Keeps other processes out of a folder.
+
+    The lock is the kernel's (`flock`): it ends with the process however that ends, and children
+    that Python forks do not keep it. What the file says is for people, and tells a holder that
+    has died: what other children it has get 10 s to follow it.
+
+    On a network file system it keeps out other hosts where the mount passes locks to the server:
+    NFS does unless it is mounted with `nolock` or `local_lock`, Lustre if it is mounted with
+    `flock`. Elsewhere it holds among the processes of one host; where there are no locks at all
+    that is logged.
+
+    Args:
+        setting: What the folder is called where it is set.
+    """
+
+    def __init__(self, setting: str) -> None:
+        self._setting = setting
+        self._folder: str | None = None
+        self.is_held = False
+        """Whether nobody else can be at work in the folder."""
+
+    def take(self, folder: Path) -> None:
+        """Make a folder and lock it.
+
+        Args:
+            folder: The folder.
+
+        Raises:
+            ConfigError: If another process holds it, or it cannot be made or written.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._folder = os.path.realpath(folder)
+            self.is_held = _acquire(self._folder, self._setting)
+        except OSError as error:
+            raise ConfigError(
+                f"{self._setting} {str(folder)!r} cannot be used: {error.strerror or error} "
+                f"({error.filename}). Choose a folder that can be written."
+            ) from None
+
+    def begin_fit(self, stack: ExitStack) -> None:
+        """Keep other trainers of this process from fitting in the folder.
+
+        Args:
+            stack: Where that ends.
+
+        Raises:
+            ConfigError: If one does.
+        """
         folder = self._folder
         if folder is None:
             return
         if folder in _FITTING:
             raise ConfigError(
-                f"model_dir {folder!r} is being trained in by another trainer of this process. "
-                f"Give each its own."
+                f"{self._setting} {folder!r} is being trained in by another trainer of this "
+                f"process. Give each its own."
             )
         _FITTING.add(folder)
         stack.callback(_FITTING.discard, folder)
 
-    @override
-    def finalize(self) -> None:
+    def release(self) -> None:
+        """Let others take the folder; a second call does nothing."""
         folder, self._folder = self._folder, None
         if folder is not None and self.is_held:
             self.is_held = False
@@ -96,11 +143,10 @@ class _Held:
 
 
 _FITTING: Final[set[str]] = set()
-# Closing any descriptor of a locked file drops the process's lock, so each is opened once.
 _HELD: Final[dict[str, _Held]] = {}
 
 
-def _acquire(folder: str) -> bool:
+def _acquire(folder: str, setting: str) -> bool:
     """Lock a folder for this process; return False where the file system knows no locks.
 
     Raises:
@@ -111,30 +157,79 @@ def _acquire(folder: str) -> bool:
     if held is not None and held.pid == os.getpid():
         held.count += 1
         return True
-    try:
-        import fcntl
-    except ImportError:
-        log.debug("This system has no lockf: a second run in %s is not noticed.", folder)
-        return False
     path = Path(folder, LOCK_NAME)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = _holder(descriptor)
-        os.close(descriptor)
-        if error.errno in _IS_HELD:
-            raise ConfigError(
-                f"model_dir {folder!r} is in use by {holder}. Wait until that run has ended, or "
-                f"give this one another model_dir."
-            ) from None
-        log.warning("%s cannot be locked (%s): a second run is not noticed.", folder, error)
-        return False
-    facts = {"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%F %T")}
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(facts).encode("ascii"), 0)
+    # Open for reading, it does not keep the disk from becoming read-only.
+    descriptor = _open(path, os.O_RDONLY)
+    with ExitStack() as stack:
+        stack.callback(os.close, descriptor)
+        try:
+            _flock(descriptor, path)
+        except (ImportError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in _IS_HELD:
+                raise ConfigError(
+                    f"{setting} {folder!r} is in use by {_holder(descriptor)}. Wait until that run "
+                    f"has ended, or give this one another {setting}."
+                ) from None
+            log.warning("%s cannot be locked (%s): a second run is not noticed.", folder, error)
+            return False
+        _note_holder(path)
+        stack.pop_all()
+    _close_in_children()
     _HELD[folder] = _Held(descriptor)
     return True
+
+
+def _open(path: Path, access: int) -> int:
+    return os.open(path, access | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+
+
+def _note_holder(path: Path) -> None:
+    facts = {"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%F %T")}
+    with open(_open(path, os.O_WRONLY | os.O_TRUNC), "wb") as file:
+        file.write(json.dumps(facts).encode("ascii"))
+
+
+def _flock(descriptor: int, path: Path) -> None:
+    """Lock an open file; open it for writing where only such files can be locked (NFS)."""
+    try:
+        _wait_for(descriptor)
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+        writable = _open(path, os.O_RDWR)
+        os.dup2(writable, descriptor, inheritable=False)
+        os.close(writable)
+        _wait_for(descriptor)
+
+
+def _wait_for(descriptor: int) -> None:
+    """Lock an open file; wait for a while if whoever noted itself in it is dead."""
+    import fcntl
+
+    deadline = time.monotonic() + ORPHANS_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            is_held = error.errno in _IS_HELD
+            if not is_held or time.monotonic() > deadline or not _holder_is_dead(descriptor):
+                raise
+        else:
+            return
+        time.sleep(_POLL_S)
+
+
+def _holder_is_dead(descriptor: int) -> bool:
+    with suppress(OSError, ValueError, LookupError, TypeError, OverflowError):
+        facts = json.loads(os.pread(descriptor, 1024, 0))
+        if facts["host"] != platform.node():
+            return False
+        try:
+            os.kill(facts["pid"], 0)
+        except ProcessLookupError:
+            return True
+        return bool(facts["pid"] == os.getpid())  # of an earlier process with this number
+    return False
 
 
 def _holder(descriptor: int) -> str:
@@ -145,8 +240,25 @@ def _holder(descriptor: int) -> str:
 
 
 def _release(folder: str) -> None:
-    held = _HELD[folder]
+    held = _HELD.get(folder)
+    if held is None or held.pid != os.getpid():  # in a child
+        return
     held.count -= 1
-    if held.count == 0 and held.pid == os.getpid():
+    if held.count == 0:
+        import fcntl
+
         del _HELD[folder]
+        fcntl.flock(held.descriptor, fcntl.LOCK_UN)  # else a child may keep it
         os.close(held.descriptor)
+
+
+@cache
+def _close_in_children() -> None:
+    """Have children that are forked from now on let go of the locks."""
+    os.register_at_fork(after_in_child=_let_go)
+
+
+def _let_go() -> None:
+    for held in _HELD.values():
+        os.close(held.descriptor)
+    _HELD.clear()

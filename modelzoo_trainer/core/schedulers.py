@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, StateDict
+from modelzoo_trainer.core.scheduler_settings import (
+    Beginning,
+    Settings,
+    changes,
+    is_of_torch,
+    kind_of,
+    settings_in,
+    settings_of,
+)
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 from modelzoo_trainer.optim import Scheduler, check_conflicts
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.schedulers")
+
+_KIND: Final = "scheduler_class"  # beside what the schedulers have in their state
+_SETTINGS: Final = "scheduler_settings"
 
 
 class SchedulersCallback(CoreCallback):
@@ -24,7 +39,11 @@ class SchedulersCallback(CoreCallback):
         schedulers: One or several of: a scheduler of torch's or ours, or a callable
             `optimizer -> scheduler`.
 
-    State: `schedulers`, a list of their state dicts.
+    A run that is resumed with other settings of a schedule goes on with these: at each step the
+    value is what it would be had they held from the start. With torch's schedulers that is said
+    in a warning. Classes derived from theirs take the settings of the checkpoint, with a warning.
+
+    State: `schedulers`, a list of their state dicts, with their classes and settings.
 
     Raises:
         ConfigError: If one is neither; at set-up, if the step of one needs a metric, or two of
@@ -41,6 +60,10 @@ class SchedulersCallback(CoreCallback):
                     f"a callable optimizer -> scheduler."
                 )
         self._schedulers = given
+        self._given: list[Settings | None] = []
+        self._held: list[Settings | None] = []
+        self._beginning: Beginning | None = None
+        self._told = ""
 
     @override
     def setup(self, trainer: Trainer) -> None:
@@ -63,25 +86,101 @@ class SchedulersCallback(CoreCallback):
                 )
             trainer.schedulers.append(made)
         check_conflicts([made for made in trainer.schedulers if isinstance(made, Scheduler)])
+        self._given = [settings_of(made) for made in trainer.schedulers]
+        self._held = list(self._given)
+        self._beginning = Beginning(trainer.schedulers, trainer.optimizer)
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        state_dict["schedulers"] = trainer.backend.state_view(
+        states = trainer.backend.state_view(
             [_plain(scheduler.state_dict()) for scheduler in trainer.schedulers]
         )
+        for scheduler, state, settings in zip(trainer.schedulers, states, self._held, strict=True):
+            if isinstance(state, dict):
+                state |= {_KIND: kind_of(scheduler)}
+                state |= {} if settings is None else {_SETTINGS: settings}
+        state_dict["schedulers"] = states
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         if "schedulers" not in state_dict or not trainer.has_optimizer:
             return
-        states = state_dict["schedulers"]
-        if len(states) != len(trainer.schedulers):
-            raise CheckpointMismatch(
-                f"the checkpoint has {len(states)} schedulers, this run {len(trainer.schedulers)}. "
-                f"Use the schedulers that it was made with."
-            )
+        states = [
+            dict(state) if isinstance(state, Mapping) else state
+            for state in state_dict["schedulers"]
+        ]
+        _check_kinds(trainer.schedulers, [_taken(state, _KIND) for state in states])
+        found = [
+            _settings_before(scheduler, state)
+            for scheduler, state in zip(trainer.schedulers, states, strict=True)
+        ]
+        changed = [changes(*pair) for pair in zip(self._given, found, strict=True)]
+        beginning = self._beginning if any(changed) else None
+        replays = beginning is not None and beginning.is_known
+        self._held = list(self._given) if replays else found
+        replayed = []
         for scheduler, state in zip(trainer.schedulers, states, strict=True):
-            scheduler.load_state_dict(_like(scheduler.state_dict(), state))
+            if replays and isinstance(scheduler, LRScheduler):
+                replayed.append(state)
+            else:
+                scheduler.load_state_dict(_like(scheduler.state_dict(), state))
+        if beginning is not None:
+            if replays:
+                beginning.go_to(replayed)
+            self._tell(trainer.schedulers, changed, replays=replays)
+
+    def _tell(self, schedulers: list[Any], changed: list[str], *, replays: bool) -> None:
+        """Warn of settings that are not those of the checkpoint, once."""
+        rows = "; ".join(
+            f"schedulers[{idx}] ({type(scheduler).__name__}): {text}"
+            for idx, (scheduler, text) in enumerate(zip(schedulers, changed, strict=True))
+            if text
+        )
+        if rows == self._told:
+            return
+        self._told = rows
+        if replays:
+            log.warning(
+                "%s. The settings given now hold: the schedule goes on as if they had held from "
+                "step 0. Give those of the checkpoint to go on as before.",
+                rows,
+            )
+        else:
+            log.warning(
+                "%s. The checkpoint's settings hold, as they are part of the scheduler's state. "
+                "Write a load_state_dict for its class that keeps what it was given, if the new "
+                "ones shall hold.",
+                rows,
+            )
+
+
+def _check_kinds(schedulers: list[Any], kinds: list[str | None]) -> None:
+    """Compare the schedulers with the classes of a checkpoint's; the first formats have none."""
+    advice = "Use those that it was made with, or load parts of it with LoadCheckpointStates."
+    if len(kinds) != len(schedulers):
+        raise CheckpointMismatch(
+            f"schedulers: the checkpoint has {len(kinds)}, this run {len(schedulers)}. {advice}"
+        )
+    for idx, (scheduler, kind) in enumerate(zip(schedulers, kinds, strict=True)):
+        own = kind_of(scheduler)
+        if kind not in (None, own):
+            raise CheckpointMismatch(
+                f"schedulers[{idx}] is {own}, and the checkpoint's is {kind}, whose state is "
+                f"another. {advice}"
+            )
+
+
+def _taken(state: Any, key: str) -> Any:
+    """Take an entry out of a checkpoint's state; None if it has none."""
+    return state.pop(key, None) if isinstance(state, dict) else None
+
+
+def _settings_before(scheduler: Any, state: Any) -> Settings | None:
+    """Take the settings out of a checkpoint's state; the first formats have those of torch's."""
+    settings: Settings | None = _taken(state, _SETTINGS)
+    if settings is None and is_of_torch(scheduler):
+        return settings_in(_like(scheduler.state_dict(), state))
+    return settings
 
 
 def _plain(state: Any) -> Any:

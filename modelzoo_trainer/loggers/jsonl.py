@@ -8,14 +8,21 @@ import math
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Loader, Metrics, StateDict
-from modelzoo_trainer.loggers.line_file import cut_back, cut_to, end_last_line, mark
+from modelzoo_trainer.loggers.line_file import (
+    cut_back,
+    cut_to,
+    end_last_line,
+    lines_from,
+    mark,
+    put_aside,
+)
 from modelzoo_trainer.loggers.logger import Logger
 
 if TYPE_CHECKING:
@@ -30,6 +37,16 @@ _encode: Final = json.JSONEncoder(allow_nan=False).encode
 _SKIPPED: Final = object()
 
 
+class _Loaded(NamedTuple):
+    """A checkpoint that a fit may go on from."""
+
+    step: int
+    place: dict[str, Any] | None
+    """Where the file ended when it was made."""
+    since: int | None
+    """Where the file ended when it was loaded, or one that was loaded before."""
+
+
 class JsonlLogger(Logger):
     """Appends metrics to a file, a line for each delivery.
 
@@ -37,7 +54,9 @@ class JsonlLogger(Logger):
     1970. Numbers that are not finite are the strings "nan", "inf" and "-inf". Tensors are nested
     lists; those of more than 1000 elements are left out. Lines reach the file at most about a
     second later. A run that resumes first cuts the file back to where it was when the checkpoint
-    was made; of another file it removes the lines of the steps that it will take again.
+    was made; of another file it removes the lines of the steps that it will take again. What this
+    process has validated since it loaded the checkpoint stays. A run that begins at step 0 gives a
+    file with lines of others another name, `metrics-<time>.jsonl`.
 
     A file that cannot be written is logged once, and the run goes on without it.
 
@@ -55,6 +74,8 @@ class JsonlLogger(Logger):
         self._flushed = 0.0
         self._has_failed = False
         self._place: dict[str, Any] | None = None
+        self._loaded: _Loaded | None = None
+        self._is_own = False
 
     @override
     def setup(self, trainer: Trainer) -> None:
@@ -77,6 +98,8 @@ class JsonlLogger(Logger):
         assert self._path is not None  # set at set-up
         self._path.parent.mkdir(parents=True, exist_ok=True)
         end_last_line(self._path)
+        is_empty = not (self._path.is_file() and self._path.stat().st_size)
+        self._is_own = self._is_own or is_empty
         return self._path.open("a", encoding="utf-8", newline="\n")
 
     @override
@@ -126,29 +149,41 @@ class JsonlLogger(Logger):
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         place, self._place = self._place, None
-        # A validation of an older checkpoint takes nothing back.
-        if trainer.is_resuming and "global_step" in state_dict and trainer.backend.is_main:
-            self.finalize()
-            try:
-                self._cut(place, trainer.global_step)
-            except OSError as error:
-                self._fail(error)
+        if not trainer.backend.is_main:
+            return
+        if "global_step" in state_dict:
+            since = self.state_dict()["num_bytes"] if self._loaded is None else self._loaded.since
+            self._loaded = _Loaded(trainer.global_step, place, since)
+        if trainer.is_resuming:  # a validation of an older checkpoint takes nothing back
+            self._go_back(trainer)
 
     @override
     def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
-        if trainer.checkpoint.begins_again(trainer) and trainer.backend.is_main:
-            self.finalize()
-            assert self._path is not None  # set at set-up
-            try:
-                cut_back(self._path, 0)
-            except OSError as error:
-                self._fail(error)
+        if trainer.is_resuming and ckpt_path is None and trainer.backend.is_main:
+            self._go_back(trainer)
 
-    def _cut(self, place: dict[str, Any] | None, step: int) -> None:
+    def _go_back(self, trainer: Trainer) -> None:
+        """Make the file that of a run which is where the trainer is now."""
         assert self._path is not None  # set at set-up
-        if place is None or not cut_to(self._path, place):
-            log.debug("%s is not as the checkpoint knows it, or was empty then.", self._path)
-            cut_back(self._path, step)
+        loaded, self._loaded = self._loaded, None
+        try:
+            if loaded is not None and loaded.step == trainer.global_step:
+                self.finalize()
+                _cut(self._path, loaded)
+            elif trainer.global_step == 0 and not self._is_own:
+                self.finalize()
+                self._put_aside(self._path)
+        except OSError as error:
+            self._fail(error)
+
+    def _put_aside(self, path: Path) -> None:
+        aside = put_aside(path)
+        if aside is not None:
+            log.warning(
+                "The run begins at step 0: the metrics of an earlier one, %s, are now %s.",
+                path,
+                aside.name,
+            )
 
     # ---- when
 
@@ -157,6 +192,20 @@ class JsonlLogger(Logger):
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
         stack.callback(self.flush)
+
+
+def _cut(path: Path, loaded: _Loaded) -> None:
+    """Cut a file back to a checkpoint; what was written after that was loaded stays."""
+    own = b""
+    if loaded.since is not None and loaded.place is not None:
+        start = max(loaded.since, loaded.place.get("num_bytes") or 0)
+        own = lines_from(path, start, loaded.step)
+    if loaded.place is None or not cut_to(path, loaded.place):
+        log.debug("%s is not as the checkpoint knows it, or was empty then.", path)
+        cut_back(path, loaded.step)
+    elif own:
+        with path.open("ab") as file:
+            file.write(own)
 
 
 def to_line(metrics: Metrics, step: int, now: float) -> str:

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import re
+import time
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -103,6 +104,38 @@ def cut_back(path: Path, step: int) -> None:
         log.info("Removed %d lines after step %d from %s.", num_cut, step, path)
     else:
         fresh.unlink()
+
+
+def put_aside(path: Path) -> Path | None:
+    """Give a file another name, with the time in it, and return that.
+
+    Args:
+        path: The file; nothing happens, and None is returned, if it is empty or not there.
+    """
+    if not path.is_file() or path.stat().st_size == 0:  # a pipe or device has no past
+        return None
+    stem = aside = f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    number = 1
+    while (fresh := path.with_name(aside + path.suffix)).exists():
+        number += 1
+        aside = f"{stem}_{number}"
+    return path.rename(fresh)
+
+
+def lines_from(path: Path, start: int, step: int) -> bytes:
+    """Return the lines of a file from a place on, without those of later steps.
+
+    Args:
+        path: The file.
+        start: The number of bytes before them.
+        step: The last one that counts.
+    """
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        file.seek(start)
+        found = [(_step_of(line), line) for line in file]
+    return b"".join(line for own, line in found if own is not None and own <= step)
 
 
 def end_last_line(path: Path) -> None:

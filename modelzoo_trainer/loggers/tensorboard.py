@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 from numbers import Real
 from pathlib import Path
@@ -24,8 +25,10 @@ log = logging.getLogger("modelzoo_trainer.tensorboard")
 class TensorBoardLogger(Logger):
     """Writes numbers as scalars, strings as text, and tensors with dimensions as histograms.
 
-    A run that resumes hides the steps that it will take again. A folder that cannot be written is
-    logged once, and the run goes on without it.
+    A run that resumes hides the steps that it will take again. One that begins at step 0 moves
+    the event files of others to a folder `earlier-<time>` beside its own, where TensorBoard shows
+    them as another run. A folder that cannot be written is logged once, and the run goes on
+    without it.
 
     Args:
         summary_dir: Where the event files are; None = `events` in `model_dir`.
@@ -48,6 +51,8 @@ class TensorBoardLogger(Logger):
         self._make: Any = None
         self._writers: dict[str, Any] = {}
         self._purge_step: int | None = None
+        self._loaded_step: int | None = None
+        self._others: list[Path] | None = None
         self._has_failed = False
 
     @override
@@ -82,6 +87,7 @@ class TensorBoardLogger(Logger):
             folder = "eval" if is_val else "train"
             name = name.partition("/")[2] if is_val else name
         if folder not in self._writers:
+            self._others = self._earlier()
             path = self._root / folder
             self._writers[folder] = self._make(str(path), purge_step=self._purge_step)
         writer = self._writers[folder]
@@ -119,13 +125,48 @@ class TensorBoardLogger(Logger):
 
     @override
     def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
-        if trainer.checkpoint.begins_again(trainer):
-            self.finalize()
-            self._purge_step = 1
+        if trainer.is_resuming and ckpt_path is None:
+            self._go_back(trainer)
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        # A validation of an older checkpoint takes nothing back.
-        if trainer.is_resuming and "global_step" in state_dict:
+        if "global_step" in state_dict:
+            self._loaded_step = trainer.global_step
+        if trainer.is_resuming:  # a validation of an older checkpoint takes nothing back
+            self._go_back(trainer)
+
+    def _go_back(self, trainer: Trainer) -> None:
+        """Make the folder that of a run which is where the trainer is now."""
+        loaded, self._loaded_step = self._loaded_step, None
+        if loaded == trainer.global_step:
             self.finalize()  # another writer begins after the checkpoint's step
-            self._purge_step = trainer.global_step + 1
+            self._purge_step = loaded + 1
+        elif trainer.global_step == 0 and trainer.backend.is_main:
+            try:
+                self._put_aside()
+            except OSError as error:
+                self._fail(error)
+
+    def _earlier(self) -> list[Path]:
+        """Return the event files that were there before this logger wrote any."""
+        if self._others is not None:
+            return self._others
+        folders = ("train", "eval") if self._is_legacy else ("",)
+        return [
+            path for name in folders for path in sorted((self._root / name).glob("*.tfevents.*"))
+        ]
+
+    def _put_aside(self) -> None:
+        """Move the event files of others to a folder of their own."""
+        name = f"earlier-{time.strftime('%Y%m%d-%H%M%S')}"
+        others, self._others = self._earlier(), []
+        for path in others:
+            folder = path.parent / name
+            folder.mkdir(exist_ok=True)
+            path.rename(folder / path.name)
+        if others:
+            log.warning(
+                "The run begins at step 0: %d event files of earlier ones are now in %s.",
+                len(others),
+                others[0].parent / name,
+            )

@@ -91,6 +91,8 @@ class Child:
         autorestart.supervise(
             is_restart=is_known and order.is_restart,
             last_checkpoint=None if checkpoint is None else Path(checkpoint),
+            on_commit=self._committed,
+            began=order.began if is_known else None,
         )
         if number != int(self._page.values[Field.TRAINER]):
             self._page.begin_trainer(number)
@@ -98,7 +100,7 @@ class Child:
         self._watchdog.set_limits(autorestart.hang_timeout, autorestart.startup_timeout)
         self._autorestart = autorestart
         if self._timekeeper is None:
-            self._timekeeper = Timekeeper(self._page, self._committed)
+            self._timekeeper = Timekeeper(self._page)
             register_global_callback(self._timekeeper)
 
     def end_trainer(self, number: int, interrupted: str | None) -> None:
@@ -114,6 +116,8 @@ class Child:
             self._say(interrupted=interrupted)
 
     def _committed(self, path: Path) -> None:
+        if self._timekeeper is not None:
+            self._timekeeper.note_commit(path)
         self._say(checkpoint=str(path.absolute()))
 
     def fail(self, error: BaseException) -> None:

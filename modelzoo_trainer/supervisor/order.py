@@ -23,6 +23,8 @@ class Order:
         trainer: The first trainer of the file that is not done yet.
         is_restart: Whether the run has written a checkpoint before.
         checkpoint: The newest one, if it is known.
+        began: When the first attempt at that trainer began its fit, on the monotonic clock, which
+            all processes share; None = none has.
     """
 
     folder: str
@@ -32,6 +34,7 @@ class Order:
     trainer: int = 0
     is_restart: bool = False
     checkpoint: str | None = None
+    began: float | None = None
 
     def to_words(self) -> list[str]:
         """Return it as words of a command line."""

@@ -39,6 +39,7 @@ class Field(enum.IntEnum):
     SPENT_AT_SAVE = 9  # likewise when that checkpoint was made
     MEDIAN_S = 10  # of a batch; NONE = not known
     NUM_DONE = 11  # trainers that have come to their end, in earlier attempts as well
+    BEGAN = 12  # monotonic clock: when the first fit of that trainer in this process began
     SECONDS = 16
 
 
@@ -50,6 +51,7 @@ _NOT_YET: Final = (
     Field.SPENT_AT_START,
     Field.SPENT_AT_SAVE,
     Field.MEDIAN_S,
+    Field.BEGAN,
 )
 
 

@@ -73,6 +73,7 @@ class _Supervision:
         self._has_saved = False
         self._has_warned = False
         self._checkpoint: str | None = None
+        self._began: float | None = None
 
     def run(self) -> int:
         while True:
@@ -110,6 +111,7 @@ class _Supervision:
             attempt = Attempt.of(number, started_at - self._ended_at, page)
             self._ended_at = page.values[Field.SINCE]
             is_hung = page.values[Field.IS_HUNG] > 0
+            began = page.values[Field.BEGAN]
             is_cut = page.values[Field.STEP] != NONE and attempt.num_done < len(self._settings)
         finally:
             page.close()
@@ -117,7 +119,7 @@ class _Supervision:
         hung = process.hung or (status.hung or "no progress" if is_hung else None)
         passed_on = tuple(self._stops.received)
         attempt.ending = classify(code, status, passed_on=passed_on, hung=hung, is_cut=is_cut)
-        self._learn(attempt, status)
+        self._learn(attempt, status, None if began == NONE else began)
         with suppress(OSError):
             if order.stacks.stat().st_size == 0:
                 order.stacks.unlink()
@@ -134,12 +136,16 @@ class _Supervision:
             trainer=self._num_done,
             is_restart=self._has_saved,
             checkpoint=self._checkpoint,
+            began=self._began,
         )
 
-    def _learn(self, attempt: Attempt, status: Status) -> None:
+    def _learn(self, attempt: Attempt, status: Status, began: float | None) -> None:
         """Take over what the next child has to know."""
         if attempt.num_done != self._num_done:
             self._num_done, self._has_saved, self._checkpoint = attempt.num_done, False, None
+            self._began = None
+        if self._began is None and not attempt.is_between:
+            self._began = began
         if attempt.saved_step is not None and not attempt.is_between:
             self._has_saved = True
             self._checkpoint = status.checkpoint

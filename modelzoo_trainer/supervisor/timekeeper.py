@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +15,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs, StateDict
 from modelzoo_trainer.checkpointing import read_manifest
 from modelzoo_trainer.errors import CheckpointError
-from modelzoo_trainer.supervisor.page import Field, Kind, Page
+from modelzoo_trainer.supervisor.page import NONE, Field, Kind, Page
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -32,12 +32,10 @@ class Timekeeper(Callback):
 
     Args:
         page: Where it writes.
-        on_commit: Called with each checkpoint that has been committed.
     """
 
-    def __init__(self, page: Page, on_commit: Callable[[Path], None]) -> None:
+    def __init__(self, page: Page) -> None:
         self._page = page
-        self._on_commit = on_commit
         self._values = page.values
         self._durations: deque[float] = deque(maxlen=_NUM_KEPT)
         self._is_first = True
@@ -60,6 +58,8 @@ class Timekeeper(Callback):
         self._spent_at.clear()
         self._values[Field.START_STEP] = self._values[Field.STEP] = trainer.global_step
         self._values[Field.SPENT_AT_START] = self._page.spent(Kind.STEPS)
+        if self._values[Field.BEGAN] == NONE:
+            self._values[Field.BEGAN] = time.monotonic()
 
     @override
     def on_train_start(
@@ -132,13 +132,19 @@ class Timekeeper(Callback):
     def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
         if self._values[Field.KIND] == Kind.SAVING:
             self._page.switch(self._before)
+
+    def note_commit(self, path: Path) -> None:
+        """Write down that a checkpoint has been committed.
+
+        Args:
+            path: The checkpoint.
+        """
         try:
-            step = read_manifest(ckpt_path).step
-        except CheckpointError:  # another callback has taken it away
+            step = read_manifest(path).step
+        except CheckpointError:  # somebody has taken it away
             return
         spent = self._spent_at.get(step)
         self._spent_at = {one: s for one, s in self._spent_at.items() if one > step}
         if spent is not None:
             self._values[Field.SPENT_AT_SAVE] = spent
         self._values[Field.SAVED_STEP] = step
-        self._on_commit(ckpt_path)

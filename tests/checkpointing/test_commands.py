@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import subprocess
 import sys
@@ -294,6 +295,25 @@ def test_delete_refuses_a_link(run, tmp_path, capsys):
     assert code == 2
     assert "is a symbolic link. Name the checkpoint itself: " in err[0]
     assert (run / "checkpoint_9" / "manifest.json").exists()
+
+
+def test_latest_stands_for_the_checkpoint_that_it_points_to(run, tmp_path, capsys):
+    (run / "latest").symlink_to("checkpoint_9")
+    assert called(capsys, "verify", run / "latest")[1][0].startswith(
+        f"{run / 'checkpoint_9'}: intact"
+    )
+    assert called(capsys, "info", run / "latest")[0] == 0
+    assert called(capsys, "export", run / "latest", tmp_path / "x.safetensors")[0] == 0
+
+
+def test_latest_points_to_what_is_left_after_a_deletion(run, capsys):
+    (run / "latest").symlink_to("checkpoint_9")
+    assert called(capsys, "delete", run / "latest")[0] == 2
+    assert called(capsys, "delete", run / "checkpoint_9")[0] == 0
+    left = checkpointing.list_checkpoints(run)
+    assert os.readlink(run / "latest") == left[-1].path.name
+    called(capsys, "delete", "--yes", *[info.path for info in left])
+    assert not os.path.lexists(run / "latest")
 
 
 # ---- the command line

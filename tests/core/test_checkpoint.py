@@ -246,8 +246,13 @@ def test_the_last_checkpoint_of_a_run_must_succeed(trainer_of, monkeypatch) -> N
 
 def test_a_state_that_cannot_be_saved_is_a_mistake_and_ends_the_run(trainer_of) -> None:
     class Odd(Callback):
+        thing: object = 1
+
+        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            self.thing = object()
+
         def state_dict(self):
-            return {"thing": object()}
+            return {"thing": self.thing}
 
         def load_state_dict(self, state):
             pass
@@ -398,7 +403,9 @@ def test_a_restart_goes_on_from_what_the_run_wrote_whatever_it_was_told_at_first
         checkpoint=Checkpoint(steps=2, autoload_last_checkpoint=False), max_steps=6
     )
     trainer.autorestart.supervise(
-        is_restart=True, last_checkpoint=tmp_path / "run" / "checkpoint_4"
+        is_restart=True,
+        last_checkpoint=tmp_path / "run" / "checkpoint_4",
+        on_commit=lambda path: None,
     )
     steps = []
 
@@ -467,3 +474,16 @@ def test_a_checkpoint_has_no_pickle_in_it(trainer_of, tmp_path) -> None:
     for path in files:
         if path.suffix == ".json":
             json.loads(path.read_text())
+
+
+def test_another_number_of_callbacks_of_a_class_is_told(trainer_of, tmp_path, caplog) -> None:
+    class Counts(Callback):
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state_dict):
+            pass
+
+    run(trainer_of, Counts(), Counts(), num=4)
+    run(trainer_of, Counts(), Counts(), Counts())
+    assert "has state of 2 callbacks of class Counts, and this run has 3" in caplog.text

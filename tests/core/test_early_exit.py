@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -208,6 +209,28 @@ def test_a_run_whose_time_is_over_ends_at_the_boundary(trainer_of) -> None:
     assert (trainer.interrupted, trainer.global_step) == ("max_time", 1)
 
 
+def test_the_time_of_earlier_attempts_counts(trainer_of) -> None:
+    trainer = trainer_of(max_time=3600)
+    trainer.autorestart.supervise(
+        is_restart=False, last_checkpoint=None, on_commit=print, began=time.monotonic() - 3601
+    )
+    trainer.fit(tiny_batches(5))
+    assert (trainer.interrupted, trainer.global_step) == ("max_time", 1)
+
+
+def test_a_time_that_no_step_fits_into_is_told(trainer_of, caplog) -> None:
+    class Slow(Callback):
+        def on_validate_start(self, trainer, model, val_dataloader, loop):
+            interrupt = trainer.callbacks["interrupt"]
+            interrupt._end = interrupt._next_look = 0.0
+
+    for number in (1, 2):
+        trainer = trainer_of(Slow(), max_time=3600, eval_frequency=2, max_steps=4)
+        trainer.fit(tiny_batches(4), tiny_batches(2))
+        assert (trainer.interrupted, trainer.global_step) == ("max_time", 2)
+        assert ("before a step was taken" in caplog.text) is (number == 2)
+
+
 def test_a_time_that_is_over_ends_a_validation_too(trainer_of) -> None:
     class Slow(Callback):
         def on_validate_start(self, trainer, model, val_dataloader, loop):
@@ -229,7 +252,7 @@ def test_a_time_limit_is_seconds_or_a_time(given, seconds) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["soon", "1:2:3", "00:60:00", 0, -1, True, math.inf, math.nan, ""]
+    "given", ["soon", "1:2:3", "00:60:00", 0, -1, True, math.inf, math.nan, 10**400, ""]
 )
 def test_what_is_no_time_is_refused(given) -> None:
     with pytest.raises(ConfigError, match=r"^loop.max_time is .*; it must be a number of seconds"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,35 +16,53 @@ import pytest
 from doubles import make_trainer, tiny_batches
 
 from modelzoo_trainer import Callback, ConfigError
-from modelzoo_trainer.core.run_lock import LOCK_NAME
+from modelzoo_trainer.core import run_lock
+from modelzoo_trainer.core.run_lock import LOCK_NAME, FolderLock
 
-pytest.importorskip("fcntl")
+fcntl = pytest.importorskip("fcntl")
 
 HOLD = """
-import fcntl, os, sys
+import fcntl, os, sys, time
 descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
-fcntl.lockf(descriptor, fcntl.LOCK_EX)
+fcntl.flock(descriptor, fcntl.LOCK_EX)
 os.ftruncate(descriptor, 0)
-os.pwrite(descriptor, sys.argv[2].encode(), 0)
-print("held", flush=True)
-if len(sys.argv) > 3 and os.fork() == 0:  # as a worker that outlives its process
+os.pwrite(descriptor, sys.argv[2].replace("PID", str(os.getpid())).encode(), 0)
+if len(sys.argv) > 3 and os.fork() == 0:  # a child that outlives its process with the lock
+    os.close(0)
     os.close(1)
+    time.sleep(float(sys.argv[3]))
+    sys.exit()
+print("held", flush=True)
+sys.stdin.read()
+"""
+TAKE = """
+import os, sys
+from pathlib import Path
+from modelzoo_trainer.core.run_lock import FolderLock
+FolderLock("model_dir").take(Path(sys.argv[1]).parent)
+if os.fork() == 0:  # a child that outlives its process
+    print("held", flush=True)
 sys.stdin.read()
 """
 FACTS = '{"pid": 4711, "host": "node7", "since": "2026-01-01 12:00:00"}'
+OURS = FACTS.replace("4711", "PID").replace("node7", platform.node())
 
 
 class Holder:
     """Another process that holds the lock of a folder."""
 
-    def __init__(self, folder: Path, text: str = FACTS, *more: str) -> None:
+    def __init__(self, folder: Path, text: str = FACTS, *more: str, program: str = HOLD) -> None:
         folder.mkdir(exist_ok=True)
-        arguments = [sys.executable, "-c", HOLD, str(folder / LOCK_NAME), text, *more]
+        arguments = [sys.executable, "-c", program, str(folder / LOCK_NAME), text, *more]
         self.process = subprocess.Popen(
             arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "held\n"
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
     def end(self) -> None:
         self.process.kill()
@@ -83,13 +104,90 @@ def test_a_lock_dies_with_its_process(trainer_of, holder) -> None:
     trainer_of().fit(tiny_batches(1))
 
 
-def test_a_child_that_outlives_the_holder_does_not_keep_the_lock(trainer_of, tmp_path) -> None:
-    holder = Holder(tmp_path / "run", FACTS, "fork")
-    time.sleep(0.05)
-    os.kill(holder.process.pid, signal.SIGKILL)
-    holder.process.wait()
+def test_a_child_that_was_forked_does_not_keep_the_lock(trainer_of, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(run_lock, "ORPHANS_S", 0.0)
+    holder = Holder(tmp_path / "run", program=TAKE)
+    holder.kill()
     trainer_of().fit(tiny_batches(1))
     holder.end()
+
+
+def test_children_of_a_dead_holder_are_waited_for(trainer_of, tmp_path) -> None:
+    holder = Holder(tmp_path / "run", OURS, "0.5")
+    holder.kill()
+    trainer_of().fit(tiny_batches(1))
+    holder.end()
+
+
+def test_children_of_a_dead_holder_are_not_waited_for_forever(
+    trainer_of, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(run_lock, "ORPHANS_S", 0.2)
+    holder = Holder(tmp_path / "run", OURS, "3")
+    holder.kill()
+    with pytest.raises(ConfigError, match=f"in use by process {holder.process.pid} on"):
+        trainer_of()
+    holder.end()
+
+
+def test_a_holder_that_lives_is_not_waited_for(trainer_of, tmp_path) -> None:
+    holder = Holder(tmp_path / "run", OURS)
+    begin = time.monotonic()
+    with pytest.raises(ConfigError, match="in use by process"):
+        trainer_of()
+    assert time.monotonic() - begin < run_lock.ORPHANS_S / 2
+    holder.end()
+
+
+def is_free(folder: Path) -> bool:
+    """Return whether whoever opens the lock anew would get it."""
+    descriptor = os.open(folder / LOCK_NAME, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def test_a_copy_of_the_folder_does_not_free_it(trainer_of, tmp_path) -> None:
+    trainer = trainer_of()
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    assert not is_free(tmp_path / "run")
+    trainer.close()
+    assert is_free(tmp_path / "run")
+
+
+def test_a_file_that_must_be_writable_to_be_locked_is(tmp_path, monkeypatch) -> None:
+    lock_file = fcntl.flock
+
+    def flock(descriptor: int, operation: int) -> None:  # as on NFS
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        lock_file(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    lock = FolderLock("model_dir")
+    lock.take(tmp_path)
+    assert lock.is_held
+    assert not is_free(tmp_path)
+    lock.release()
+    assert is_free(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_does_not_free_the_folder(tmp_path) -> None:
+    lock = FolderLock("model_dir")
+    lock.take(tmp_path)
+    child = os.fork()
+    if child == 0:
+        lock.release()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert not is_free(tmp_path)
+    lock.release()
+    assert is_free(tmp_path)
 
 
 def test_trainers_of_one_process_share_a_folder_one_after_another(trainer_of) -> None:
@@ -102,24 +200,9 @@ def test_trainers_of_one_process_share_a_folder_one_after_another(trainer_of) ->
 def test_the_lock_is_free_when_the_last_trainer_is_closed(trainer_of, tmp_path) -> None:
     first, second = trainer_of(), trainer_of()
     first.close()
-    program = f"""
-import fcntl, os
-descriptor = os.open({str(tmp_path / "run" / LOCK_NAME)!r}, os.O_RDWR)
-try:
-    fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    print("free")
-except OSError:
-    print("held")
-"""
-
-    def state() -> str:
-        return subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-    assert state() == "held"
+    assert not is_free(tmp_path / "run")
     second.close()
-    assert state() == "free"
+    assert is_free(tmp_path / "run")
 
 
 def test_two_trainers_of_one_process_do_not_fit_in_one_folder_at_once(trainer_of, tmp_path) -> None:

@@ -5,11 +5,18 @@ import re
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from modelzoo_trainer import Callback, Checkpoint, RollBack, TrainingLoop, checkpointing
+from modelzoo_trainer import (
+    Callback,
+    Checkpoint,
+    RollBack,
+    TrainingLoop,
+    checkpointing,
+)
 from modelzoo_trainer.loggers import JsonlLogger
 from modelzoo_trainer.loggers.jsonl import to_line
-from modelzoo_trainer.loggers.line_file import cut_back, cut_to, mark
+from modelzoo_trainer.loggers.line_file import cut_back, cut_to, mark, put_aside
 
 
 def read(path):
@@ -243,6 +250,115 @@ def test_a_run_that_begins_with_anothers_checkpoint_keeps_to_its_own_file(make, 
     assert (first.model_dir / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize("first", ["load", "validate", "both"])
+def test_a_fit_after_a_load_removes_the_steps_that_it_takes_again(make, batches, tmp_path, first):
+    whole = make(JsonlLogger(), **settings(model_dir=tmp_path / "whole"))
+    whole.fit(batches, batches[:2])
+    whole.close()
+    trainer = make(JsonlLogger(), **settings(callbacks=[CrashAt(8)]))
+    with pytest.raises(Crash):
+        trainer.fit(batches, batches[:2])
+    trainer.close()
+    trainer = make(JsonlLogger(), **settings())
+    if first != "validate":
+        trainer.load_checkpoint(trainer.model_dir / "checkpoint_6")
+    if first != "load":
+        trainer.validate(batches[:3])
+    trainer.fit(batches, batches[:2])
+    trainer.close()
+    lines = without_times(trainer.model_dir / "metrics.jsonl").splitlines()
+    expected = without_times(tmp_path / "whole" / "metrics.jsonl").splitlines()
+    if first != "load":  # the line of the validation stays, where the run goes on
+        own = lines.pop(7)
+        assert own.startswith(b'{"step": 6, ')
+        assert b"validate" in own
+        assert own not in expected
+    assert lines == expected
+
+
+def test_a_trainer_that_loads_an_older_checkpoint_takes_its_lines_back(make, batches):
+    trainer = make(JsonlLogger(), checkpoint=Checkpoint(steps=2), max_steps=4)
+    trainer.fit(batches)
+    trainer.load_checkpoint(trainer.model_dir / "checkpoint_2")
+    trainer.fit(batches)
+    trainer.loop = TrainingLoop(num_steps=1)
+    trainer.fit(batches)
+    assert steps(trainer.model_dir / "metrics.jsonl") == [1, 2, 3, 4, 5]
+
+
+# ---- beginning anew
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "ckpt_path"),
+    [
+        (Checkpoint(steps=2, checkpoint_name="ck_{step}"), ...),
+        (Checkpoint(steps=2, checkpoint_root="{folder}/unmounted"), ...),
+        (Checkpoint(autoload_last_checkpoint=False), ...),
+        (Checkpoint(steps=2), None),
+        (Checkpoint(steps=2), "{folder}/weights.safetensors"),
+    ],
+    ids=["other name", "other root", "no autoload", "told to", "weights"],
+)
+def test_a_run_that_begins_anew_leaves_the_metrics_of_others(
+    make, batches, caplog, checkpoint, ckpt_path
+):
+    first = make(JsonlLogger(), checkpoint=Checkpoint(steps=2), max_steps=4)
+    first.fit(batches)
+    first.close()
+    save_file(dict(first.model.state_dict()), first.model_dir / "weights.safetensors")
+    path = first.model_dir / "metrics.jsonl"
+    before = path.read_bytes()
+    if checkpoint.checkpoint_root is not None:
+        checkpoint.checkpoint_root = first.model_dir / "unmounted"
+    if isinstance(ckpt_path, str):
+        ckpt_path = ckpt_path.format(folder=first.model_dir)
+    make(JsonlLogger(), checkpoint=checkpoint, max_steps=1).fit(batches, ckpt_path=ckpt_path)
+    assert steps(path) == [1]
+    (aside,) = path.parent.glob("metrics-*.jsonl")
+    assert aside.read_bytes() == before
+    (told,) = [text for text in caplog.messages if text.startswith("The run begins at step 0: ")]
+    assert told.endswith(f"the metrics of an earlier one, {path}, are now {aside.name}.")
+
+
+def test_a_validation_before_a_run_stays_with_it(make, batches, caplog):
+    trainer = make(JsonlLogger(), checkpoint=Checkpoint(steps=2), max_steps=2)
+    trainer.validate(batches[:1])
+    trainer.fit(batches)
+    assert steps(trainer.model_dir / "metrics.jsonl") == [0, 1, 2]
+    assert "begins at step 0" not in caplog.text
+
+
+def test_only_attempts_that_logged_something_are_put_aside(make, batches):
+    class Broken(Callback):
+        def on_fit_start(self, trainer, train_dataloader, val_dataloader, loop):
+            raise Crash
+
+    found = []
+    for callback in (CrashAt(1), CrashAt(1), Broken(), Broken()):
+        trainer = make(JsonlLogger(), checkpoint=Checkpoint(steps=5), callbacks=[callback])
+        with pytest.raises(Crash):
+            trainer.fit(batches)
+        trainer.close()
+        found.append([steps(path) for path in trainer.model_dir.glob("metrics-*.jsonl")])
+    assert found == [[], [[1]], [[1], [1]], [[1], [1]]]
+
+
+def test_a_file_is_put_aside_under_a_name_that_is_free(tmp_path):
+    path = tmp_path / "m.jsonl"
+    names = set()
+    for content in ("one", "two", "three"):
+        path.write_text(content)
+        aside = put_aside(path)
+        assert aside is not None
+        assert aside.read_text() == content
+        names.add(aside.name)
+    assert len(names) == 3
+    path.touch()
+    assert put_aside(path) is None
+    assert path.exists()
+
+
 @pytest.mark.parametrize("content", ["", "{}\n", '{"step": 1, "time": 1.0}\n' * 5000])
 def test_a_place_is_found_again(tmp_path, content):
     path = tmp_path / "m.jsonl"
@@ -290,8 +406,8 @@ def test_a_file_with_nothing_to_cut_is_not_written_anew(tmp_path):
 def test_a_last_line_without_its_end_is_removed_or_ended(make, batches, tmp_path, end, kept):
     path = tmp_path / "m.jsonl"
     path.write_text(end)
-    make(JsonlLogger(path=path), max_steps=1).fit(batches)
-    assert steps(path) == [*kept, 1]
+    make(JsonlLogger(path=path)).validate(batches[:1])
+    assert steps(path) == [*kept, 0]
 
 
 # ---- failures

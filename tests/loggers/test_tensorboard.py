@@ -63,6 +63,38 @@ def test_a_run_that_resumes_hides_the_steps_that_it_takes_again(make, batches):
     assert [step for step, _ in found] == [1, 2, 3]
 
 
+def test_a_fit_after_a_load_hides_the_steps_that_it_takes_again(make, batches):
+    first = make(TensorBoardLogger(), checkpoint=Checkpoint(steps=2))
+    first.fit(batches)
+    first.close()
+    second = make(TensorBoardLogger(), max_steps=3)
+    second.load_checkpoint(first.model_dir / "checkpoint_2")
+    second.validate(batches[:1])
+    second.fit(batches)
+    second.close()
+    found = scalars(second.model_dir / "events", "loss")
+    assert [step for step, _ in found] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("is_legacy", [False, True])
+def test_a_run_that_begins_anew_moves_the_events_of_others(make, batches, caplog, is_legacy):
+    first = make(TensorBoardLogger(legacy_event_dirs=is_legacy), max_steps=4)
+    first.fit(batches, batches[:1])
+    first.close()
+    second = make(TensorBoardLogger(legacy_event_dirs=is_legacy), max_steps=2)
+    second.validate(batches[:1])
+    second.fit(batches)
+    second.close()
+    folder = second.model_dir / ("train" if is_legacy else "events")
+    assert [step for step, _ in scalars(folder, "loss")] == [1, 2]
+    (aside,) = folder.glob("earlier-*")
+    assert [step for step, _ in scalars(aside, "loss")] == [1, 2, 3, 4]
+    is_val = "eval" if is_legacy else "events"
+    name = "loss" if is_legacy else "validate_0/loss"
+    assert [step for step, _ in scalars(second.model_dir / is_val, name)] == [0]
+    assert f"event files of earlier ones are now in {aside}" in caplog.text
+
+
 class GoBack(Callback):
     """Goes back to the last checkpoint, once."""
 

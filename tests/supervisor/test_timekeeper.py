@@ -23,8 +23,15 @@ class Measured:
     def __init__(self) -> None:
         self.page = Page.create()
         self.committed = []
-        self.timekeeper = Timekeeper(self.page, self.committed.append)
+        self.timekeeper = Timekeeper(self.page)
         self.handle = register_global_callback(self.timekeeper)
+
+    def supervise(self, trainer) -> None:
+        trainer.autorestart.supervise(is_restart=False, last_checkpoint=None, on_commit=self.commit)
+
+    def commit(self, path) -> None:
+        self.committed.append(path)
+        self.timekeeper.note_commit(path)
 
     def end(self) -> None:
         self.handle.remove()
@@ -110,6 +117,7 @@ def test_the_page_knows_steps_and_checkpoints(tmp_path, measured):
     for max_steps in (3, 7):
         settings = {"max_steps": max_steps, "checkpoint": Checkpoint(steps=3), "num_steps": None}
         with make_trainer(tmp_path, eval_frequency=None, **settings) as trainer:
+            measured.supervise(trainer)
             trainer.fit(tiny_batches(8))
     numbers = [measured.page.number(one) for one in (Field.START_STEP, Field.STEP)]
     assert numbers == [3, 7]
@@ -133,10 +141,24 @@ def test_a_checkpoint_that_is_written_meanwhile_is_that_of_its_own_step(tmp_path
     settings = {"max_steps": 4, "eval_frequency": None}
     checkpoint = Checkpoint(steps=2, asynchronous=True)
     with make_trainer(tmp_path, Watch(), checkpoint=checkpoint, **settings) as trainer:
+        measured.supervise(trainer)
         trainer.fit(tiny_batches(4))
     assert names == ["checkpoint_2", "checkpoint_4"]
     assert measured.page.number(Field.SAVED_STEP) == 4
     assert measured.page.values[Field.SPENT_AT_SAVE] <= measured.page.spent(Kind.STEPS)
+
+
+def test_a_commit_is_known_before_anybody_else_hears_of_it(tmp_path, measured):
+    class Fail(Callback):
+        def on_after_save_checkpoint(self, trainer, ckpt_path):
+            raise OSError("the upload failed")
+
+    with make_trainer(tmp_path, Fail(), max_steps=4, checkpoint=Checkpoint(steps=2)) as trainer:
+        measured.supervise(trainer)
+        with pytest.raises(OSError, match="upload"):
+            trainer.fit(tiny_batches(4))
+    assert [path.name for path in measured.committed] == ["checkpoint_2"]
+    assert measured.page.number(Field.SAVED_STEP) == 2
 
 
 @pytest.mark.parametrize("ending", [DONE, CRASHED])
@@ -155,6 +177,7 @@ def test_the_seconds_of_a_run_add_up_to_its_life(tmp_path, measured, ending):
         checkpoint=Checkpoint(steps=2),
         grad_accum_steps=2,
     )
+    measured.supervise(trainer)
     with trainer:
         try:
             trainer.fit(tiny_batches(12), tiny_batches(2))

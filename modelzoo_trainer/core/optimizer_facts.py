@@ -1,0 +1,123 @@
+"""What a run remembers of its optimizer, to see whether a resumed one has the same."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from modelzoo_trainer.core.parameter_names import bare_names
+from modelzoo_trainer.errors import CheckpointMismatch
+
+Settings = list[dict[str, Any]]
+Names = list[list[str]]
+
+_ADVICE: Final = "or load the model alone with LoadCheckpointStates"
+_MOST: Final = 8  # differences in a message
+_PLAIN: Final = (bool, int, float, str, type(None))
+_KERNELS: Final = ("capturable", "differentiable", "foreach", "fused")  # not what is computed
+_LIKE_PARAMETER: Final = (  # in the optimizers' states; always as large as the parameter
+    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg"),
+    *("acc_delta", "grad_avg", "sum", "prev", "ax"),
+)
+
+
+def settings_of(optimizer: Optimizer) -> Settings:
+    """Return the plain settings of each parameter group."""
+    known = optimizer.defaults.keys() - set(_KERNELS)
+    return [
+        {key: value for key, value in group.items() if key in known and _is_plain(value)}
+        for group in optimizer.param_groups
+    ]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(type(item) in _PLAIN for item in value)
+    return type(value) in _PLAIN
+
+
+def names_of(model: Module, optimizer: Optimizer) -> Names | None:
+    """Return the names of the parameters of each group; None if one is not the model's."""
+    parameters = dict(model.named_parameters())
+    names = {id(parameters[own]): name for name, own in bare_names(parameters).items()}
+    groups = [group["params"] for group in optimizer.param_groups]
+    if any(id(param) not in names for params in groups for param in params):
+        return None
+    return [[names[id(param)] for param in params] for params in groups]
+
+
+def changes(now: Settings, before: Settings, scheduled: Collection[str]) -> str:
+    """Return in words which settings are others than a checkpoint's; empty if none is.
+
+    Args:
+        now: Of this run at its set-up.
+        before: Of the run that made the checkpoint, at its set-up.
+        scheduled: Settings that a schedule writes, whose values are its own.
+    """
+    rows = dict.fromkeys(
+        f"{key} is {group[key]!r} (checkpoint: {old[key]!r})"
+        for group, old in zip(now, before, strict=False)
+        for key in group
+        if key in old and key not in scheduled and _differ(group[key], old[key])
+    )
+    return ", ".join([*rows][:_MOST]) + (", ..." if len(rows) > _MOST else "")
+
+
+def _differ(first: Any, second: Any) -> bool:
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return list(first) != list(second)
+    return bool(first != second)
+
+
+def check_names(now: Names, before: Names) -> None:
+    """Raise a `CheckpointMismatch` if the parameters are others, or in another order.
+
+    Args:
+        now: Of this run, by group.
+        before: Of the checkpoint.
+    """
+    for group, (own, old) in enumerate(zip(now, before, strict=False)):
+        for idx, (name, expected) in enumerate(zip(own, old, strict=False)):
+            if name != expected:
+                raise CheckpointMismatch(
+                    f"optimizer.param_groups[{group}]: parameter {idx} is {name!r}, and in the "
+                    f"checkpoint {expected!r}, whose state would become that of another. Give the "
+                    f"optimizer the parameters in the checkpoint's order, {_ADVICE}."
+                )
+
+
+def check_shapes(optimizer: Optimizer, state: Mapping[str, Any], names: Names | None) -> None:
+    """Raise a `CheckpointMismatch` if a checkpoint's state is for parameters of other shapes.
+
+    Args:
+        optimizer: This run's.
+        state: The checkpoint's state dict.
+        names: Of the optimizer's parameters, by group.
+    """
+    keys = [key for group in state["param_groups"] for key in group["params"]]
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    flat = [name for group in names or () for name in group] or [f"parameter {k}" for k in keys]
+    for key, param, name in zip(keys, params, flat, strict=False):
+        if is_lazy(param):
+            continue
+        for what, shape in _shapes_in(state["state"].get(key, {})):
+            if shape != tuple(param.shape):
+                raise CheckpointMismatch(
+                    f"the checkpoint's optimizer does not fit: {what} of {name} has the shape "
+                    f"{shape}, and the parameter {tuple(param.shape)}. Use the model that it was "
+                    f"made with, {_ADVICE}."
+                )
+
+
+def _shapes_in(state: Mapping[str, Any]) -> Sequence[tuple[str, tuple[int, ...]]]:
+    held = [(what, state.get(what)) for what in _LIKE_PARAMETER]
+    return [
+        (what, tuple(value.shape))
+        for what, value in held
+        if isinstance(value, Tensor) and value.dim() > 0
+    ]

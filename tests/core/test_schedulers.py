@@ -1,0 +1,238 @@
+"""Schedules of a run that is resumed: with the same settings, with others, of another class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from doubles import tiny_batches
+from torch.optim import lr_scheduler as torch_schedulers
+from torch.optim.swa_utils import SWALR
+
+from modelzoo_trainer import Callback, Checkpoint
+from modelzoo_trainer.errors import CheckpointMismatch
+from modelzoo_trainer.optim.decay import LinearLR
+
+BATCHES = tiny_batches(20)
+Make = Callable[[torch.optim.Optimizer], Any]
+
+
+class Rates(Callback):
+    """Notes what each step is trained with."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+        self.momenta: list[float] = []
+
+    def on_before_optimizer_step(self, trainer, model, optimizer):
+        [group] = optimizer.param_groups
+        self.rates.append(float(group["lr"]))
+        self.momenta.append(group["momentum"])
+
+
+class Older(Callback):
+    """Takes out of a checkpoint what the first formats do not have."""
+
+    def preprocess_checkpoint(self, trainer, state_dict):
+        for state in state_dict["schedulers"]:
+            del state["scheduler_class"], state["scheduler_settings"]
+        for name in ("kind", "names", "settings"):
+            del state_dict["optimizer"][name]
+
+
+class Halving(torch_schedulers.LRScheduler):
+    """A user's: halves the rate every `every` steps."""
+
+    def __init__(self, optimizer, every):
+        self.every = every
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        halves = self.last_epoch > 0 and self.last_epoch % self.every == 0
+        return [group["lr"] * (0.5 if halves else 1.0) for group in self.optimizer.param_groups]
+
+
+def cosine(length: int) -> Make:
+    return lambda optimizer: torch_schedulers.CosineAnnealingLR(optimizer, length)
+
+
+def exponential(gamma: float) -> Make:
+    return lambda optimizer: torch_schedulers.ExponentialLR(optimizer, gamma)
+
+
+def one_cycle(length: int, max_lr: float = 0.2) -> Make:
+    return lambda optimizer: torch_schedulers.OneCycleLR(optimizer, max_lr, length)
+
+
+def halving(every: int) -> Make:
+    return lambda optimizer: Halving(optimizer, every)
+
+
+def in_turn(length: int, last: Any = torch_schedulers.CosineAnnealingLR) -> Make:
+    def make(optimizer: torch.optim.Optimizer) -> Any:
+        warm_up = torch_schedulers.LinearLR(optimizer, 0.1, total_iters=3)
+        members = [warm_up, last(optimizer, length)]
+        return torch_schedulers.SequentialLR(optimizer, members, milestones=[3])
+
+    return make
+
+
+def chained(gamma: float) -> Make:
+    def make(optimizer: torch.optim.Optimizer) -> Any:
+        warm_up = torch_schedulers.LinearLR(optimizer, 0.1, total_iters=3)
+        return torch_schedulers.ChainedScheduler([warm_up, exponential(gamma)(optimizer)])
+
+    return make
+
+
+def momentum(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.fixture
+def run(trainer_of, tmp_path):
+    """A function that trains to a step, in a folder, and returns what it was trained with."""
+
+    def train(name: str, schedulers: Any, max_steps: int, *callbacks: Any) -> Rates:
+        rates = Rates()
+        trainer_of(
+            rates,
+            *callbacks,
+            model_dir=tmp_path / name,
+            schedulers=schedulers,
+            optimizer=momentum,
+            max_steps=max_steps,
+            checkpoint=Checkpoint(steps=5),
+        ).fit(BATCHES)
+        return rates
+
+    return train
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        (cosine(10), cosine(20), "T_max is 20 (checkpoint: 10)"),
+        (exponential(0.9), exponential(0.5), "gamma is 0.5 (checkpoint: 0.9)"),
+        (one_cycle(10), one_cycle(20), "total_steps is 20 (checkpoint: 10)"),
+        (one_cycle(20), one_cycle(20, 0.3), "max_lr is 0.3 (checkpoint: 0.2)"),
+        (in_turn(7), in_turn(17), "_schedulers[1].T_max is 17 (checkpoint: 7)"),
+        (chained(0.9), chained(0.8), "_schedulers[1].gamma is 0.8 (checkpoint: 0.9)"),
+    ],
+)
+def test_the_settings_given_now_hold_as_if_from_the_start(run, caplog, before, now, told) -> None:
+    whole = run("whole", now, 20)
+    run("run", before, 10)
+    caplog.clear()
+    resumed = run("run", now, 20)
+    assert resumed.rates == whole.rates[10:]
+    assert resumed.momenta == whole.momenta[10:]
+    [warning] = warnings_in(caplog)
+    assert warning.startswith("schedulers[0] (")
+    assert told in warning
+
+
+def test_the_settings_that_held_are_those_of_the_next_checkpoint(run, caplog) -> None:
+    run("run", cosine(10), 10)
+    run("run", cosine(20), 15)
+    caplog.clear()
+    run("run", cosine(20), 20)
+    assert warnings_in(caplog) == []
+
+
+def test_another_function_of_the_step_holds_from_the_next_step_on(run, caplog) -> None:
+    def falling(length):
+        return lambda optimizer: torch_schedulers.LambdaLR(optimizer, lambda n: 1 - n / length)
+
+    whole = run("whole", falling(40), 20)
+    run("run", falling(20), 10)
+    caplog.clear()
+    assert run("run", falling(40), 20).rates[1:] == whole.rates[11:]
+    assert warnings_in(caplog) == []
+
+
+def test_a_schedule_of_ours_goes_on_with_the_settings_given_now(run) -> None:
+    whole = run("whole", lambda optimizer: LinearLR(optimizer, 0.1, 0.0, 20), 20)
+    run("run", lambda optimizer: LinearLR(optimizer, 0.1, 0.0, 10), 10)
+    resumed = run("run", lambda optimizer: LinearLR(optimizer, 0.1, 0.0, 20), 20)
+    assert resumed.rates == whole.rates[10:]
+
+
+@pytest.mark.parametrize(
+    "schedulers",
+    [
+        cosine(20),
+        exponential(0.9),
+        one_cycle(20),
+        in_turn(17),
+        chained(0.9),
+        halving(3),
+        lambda optimizer: torch_schedulers.LambdaLR(optimizer, lambda n: 0.9**n),
+        lambda optimizer: torch_schedulers.MultiplicativeLR(optimizer, lambda n: 0.9),
+        lambda optimizer: torch_schedulers.MultiStepLR(optimizer, [3, 12, 12]),
+        lambda optimizer: torch_schedulers.StepLR(optimizer, 4),
+        lambda optimizer: torch_schedulers.PolynomialLR(optimizer, 20),
+        lambda optimizer: torch_schedulers.CosineAnnealingWarmRestarts(optimizer, 4, 2),
+        lambda optimizer: torch_schedulers.CyclicLR(optimizer, 0.01, 0.1, 3),
+        lambda optimizer: SWALR(optimizer, 0.05, anneal_epochs=15),
+        [cosine(20), lambda optimizer: torch_schedulers.LambdaLR(optimizer, lambda n: 1.0)],
+    ],
+)
+def test_a_schedule_that_is_not_changed_goes_on_exactly_and_silently(
+    run, caplog, schedulers
+) -> None:
+    whole = run("whole", schedulers, 20)
+    run("run", schedulers, 10)
+    caplog.clear()
+    resumed = run("run", schedulers, 20)
+    assert resumed.rates == whole.rates[10:]
+    assert resumed.momenta == whole.momenta[10:]
+    assert warnings_in(caplog) == []
+
+
+def test_a_class_derived_from_torchs_takes_the_settings_of_the_checkpoint(run, caplog) -> None:
+    whole = run("whole", halving(3), 20)
+    run("run", halving(3), 10)
+    caplog.clear()
+    assert run("run", halving(5), 20).rates == whole.rates[10:]
+    [warning] = warnings_in(caplog)
+    assert "every is 5 (checkpoint: 3). The checkpoint's settings hold" in warning
+
+
+def test_the_settings_of_an_older_checkpoint_are_found_in_its_state(run, caplog) -> None:
+    whole = run("whole", cosine(20), 20)
+    run("run", cosine(10), 10)
+    caplog.clear()
+    assert run("run", cosine(20), 20, Older()).rates == whole.rates[10:]
+    [warning] = warnings_in(caplog)
+    assert "T_max is 20 (checkpoint: 10)" in warning
+
+
+def test_an_older_checkpoint_with_the_same_settings_is_resumed_silently(run, caplog) -> None:
+    whole = run("whole", one_cycle(20), 20)
+    run("run", one_cycle(20), 10)
+    caplog.clear()
+    assert run("run", one_cycle(20), 20, Older()).rates == whole.rates[10:]
+    assert warnings_in(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "message"),
+    [
+        (exponential(0.9), cosine(20), r"schedulers\[0\] is CosineAnnealingLR, .* ExponentialLR"),
+        (cosine(20), lambda optimizer: LinearLR(optimizer, 0.1, 0.0, 20), "LinearLR"),
+        (in_turn(20), in_turn(20, torch_schedulers.StepLR), r"SequentialLR\(LinearLR, StepLR\)"),
+        (cosine(20), None, "the checkpoint has 1, this run 0"),
+        (one_cycle(20), one_cycle(5), "does not reach step 10 .* Make it longer"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_refused(run, before, now, message) -> None:
+    run("run", before, 10)
+    with pytest.raises(CheckpointMismatch, match=message):
+        run("run", now, 20)
