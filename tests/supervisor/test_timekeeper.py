@@ -164,6 +164,10 @@ def test_a_commit_is_known_before_anybody_else_hears_of_it(tmp_path, measured):
 @pytest.mark.parametrize("ending", [DONE, CRASHED])
 def test_the_seconds_of_a_run_add_up_to_its_life(tmp_path, measured, ending):
     class Fail(Callback):
+        def on_before_forward(self, trainer, model, batch, args, kwargs):
+            if trainer.global_step == 0:
+                time.sleep(0.03)  # more than any other step takes
+
         def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
             if ending is CRASHED and trainer.global_step == 5:
                 raise RuntimeError("broken")
