@@ -170,13 +170,15 @@ def environment() -> str:
     """Return what it was run with."""
     return (
         f"Python {platform.python_version()}, torch {torch.__version__}, {platform.system()} "
-        f"{platform.release()} on {platform.machine()}, {os.cpu_count()} cores"
+        f"on {platform.machine()}, {os.cpu_count()} cores"
     )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--long", action="store_true", help="the long form: a quarter of an hour")
+    parser.add_argument(
+        "--long", action="store_true", help="the long form: a good quarter of an hour"
+    )
     parser.add_argument("--rows", type=int, nargs="+", metavar="N", help="these rows only")
     parser.add_argument("--jobs", type=int, default=2, help="rows at a time (default: 2)")
     parser.add_argument("--page", type=Path, help="write the table there")
