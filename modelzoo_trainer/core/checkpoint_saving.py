@@ -110,13 +110,13 @@ def prepare(root: Path, trainer: Trainer, *, is_locked: bool) -> None:
         ConfigError: If it cannot be written, or has less space than a checkpoint takes, or if the
             state of the model or of a callback cannot be saved.
     """
+    if is_locked:  # before more is written: the probe may be killed, too
+        for path in checkpointing.clean(root):
+            log.info("Removed %s, which an earlier run has left unfinished.", path.name)
     try:
         checkpointing.probe(root)
     except CheckpointError as error:
         raise ConfigError(f"checkpoints cannot be written: {error}") from None
-    if is_locked:
-        for path in checkpointing.clean(root):
-            log.info("Removed %s, which an earlier run has left unfinished.", path.name)
     if any(is_lazy(parameter) for parameter in trainer.model.parameters()):
         return  # it takes its shape from the first batch
     check_states(trainer)
