@@ -151,17 +151,20 @@ def all_rows() -> list[Row]:
     return sorted(rows, key=lambda row: (row.number, row.paths[0]))
 
 
+def line(row: Row) -> str:
+    """Return a row of the table of results."""
+    counts = ", ".join(f"{name} {count:,}" for name, count in row.counts.items())
+    paths = " ".join(f"`{path}`" for path in row.paths)
+    return (
+        f"| {row.number} | {row.what} | {counts.replace('_', ' ')} | {row.result} "
+        f"| {row.seconds:.0f} | {paths} |"
+    )
+
+
 def table(rows: Iterable[Row]) -> str:
     """Return the table of results."""
     lines = ["| # | what is done | counted | tests | s | paths |", "|---|---|---|---|---|---|"]
-    cells = [(row.number, row) for row in rows]
-    for number, row in cells:
-        counts = ", ".join(f"{name} {count:,}" for name, count in row.counts.items())
-        paths = " ".join(f"`{path}`" for path in row.paths)
-        lines.append(
-            f"| {number} | {row.what} | {counts.replace('_', ' ')} | {row.result} "
-            f"| {row.seconds:.0f} | {paths} |"
-        )
+    lines += map(line, rows)
     later = "; ".join(f"{number}: {what}" for number, what in LATER.items())
     return "\n".join([*lines, "", f"Not here yet: {later}"])
 
@@ -179,7 +182,13 @@ def main() -> int:
     parser.add_argument(
         "--long", action="store_true", help="the long form: a good quarter of an hour"
     )
-    parser.add_argument("--rows", type=int, nargs="+", metavar="N", help="these rows only")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="these rows only; the others of the page stay as they are",
+    )
     parser.add_argument("--jobs", type=int, default=2, help="rows at a time (default: 2)")
     parser.add_argument("--page", type=Path, help="write the table there")
     options = parser.parse_args()
@@ -189,6 +198,11 @@ def main() -> int:
     text = table(rows)
     if options.page is None:
         print(text)
+    elif options.rows is not None and options.page.exists():
+        new = {line(row).rpartition("| `")[2]: line(row) for row in rows}
+        old = options.page.read_text(encoding="utf-8").splitlines()
+        lines = [new.get(one.rpartition("| `")[2], one) for one in old]
+        options.page.write_text("\n".join(lines) + "\n", encoding="utf-8")
     else:
         command = f"python benchmarks/reliability.py{' --long' if options.long else ''}"
         page = PAGE.format(command=command, environment=environment(), table=text)
