@@ -71,7 +71,13 @@ class Runner:
         finally:
             self._requests.set_phase(Phase.ENDING)
             trainer.close()
-        return DONE if trainer.interrupted is None else exit_code(trainer.interrupted)
+        return self._code(trainer.interrupted)
+
+    def _code(self, interrupted: str | None) -> int:
+        if interrupted is None:
+            return DONE
+        self._requests.received = self._requests.received or interrupted
+        return exit_code(interrupted)
 
     def _run_trainer(self, number: int, plan: TrainerPlan, trainer: Any) -> None:
         if self._child is not None:

@@ -38,7 +38,7 @@ class StopRequests:
     Until something has been trained, one of them ends the process on the spot: an exception that a
     handler raises may be swallowed, where it comes in the middle of the import of a library in
     native code. Later it unwinds what is going on. At the end of a run the first one is only
-    remembered.
+    remembered. A process that ends because of one disregards SIGTERM and SIGUSR1 from then on.
 
     Args:
         owns_process: Whether the process is there for the run alone; one that is somebody else's is
@@ -47,7 +47,7 @@ class StopRequests:
 
     def __init__(self, *, owns_process: bool = True) -> None:
         self.received: str | None = None
-        """The first one that came and was outlived."""
+        """The first one that came and was outlived, here or in a trainer."""
         self._owns_process = owns_process
         self._ask: Callable[[], Phase] | None = None
         self._phase = Phase.STARTING
@@ -73,8 +73,12 @@ class StopRequests:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        is_leaving = self._owns_process and self.received is not None
         for number, before in self._before.items():
-            signal.signal(number, before or signal.SIG_DFL)
+            if is_leaving and number != signal.SIGINT:  # the exit code stays what it is
+                signal.signal(number, signal.SIG_IGN)
+            else:
+                signal.signal(number, before or signal.SIG_DFL)
         self._before.clear()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

@@ -62,6 +62,10 @@ def git_commit() -> str:
 
 def _git(*words: str) -> str:
     done = subprocess.run(
-        ("git", *words), capture_output=True, check=True, timeout=_PATIENCE, text=True
+        ("git", "--no-optional-locks", *words),
+        capture_output=True,
+        check=True,
+        timeout=_PATIENCE,
+        text=True,
     )
     return done.stdout.strip()
