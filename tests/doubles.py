@@ -174,3 +174,18 @@ def differing(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str]:
     """Return the names of tensors that are not equal bit by bit."""
     assert first.keys() == second.keys()
     return [name for name in first if not torch.equal(first[name], second[name])]
+
+
+class Interrupted(Exception):
+    """Ends a run as a crash does."""
+
+
+class Crash(Callback):
+    """Raises when a step has been taken, after a checkpoint of it."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_after_save_checkpoint(self, trainer, ckpt_path):
+        if trainer.global_step == self.step:
+            raise Interrupted

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from modelzoo_trainer.checkpointing.parameter_names import WRAPPED, uncompiled
 from modelzoo_trainer.checkpointing.tensor_file import METADATA, can_hold
 from modelzoo_trainer.errors import CheckpointError
 
@@ -22,8 +23,6 @@ Json: TypeAlias = Any
 Path: TypeAlias = tuple[str | int, ...]
 _TAG: Final = "__type__"
 _STEM: Final = re.compile(r"[A-Za-z0-9_]{1,64}")
-_COMPILED: Final = re.compile(r"(?:^|(?<=\.))_orig_mod\.")  # what torch.compile puts into names
-_WRAPPED: Final = "module."  # what wrappers for several processes put before them
 _MAX_INT: Final = 1 << 63  # what other readers of JSON may keep of an integer
 _KINDS: Final = (  # of numpy, that mean the same on every machine
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -67,7 +66,7 @@ class Encoder:
             if type(key) is not str:
                 raise CheckpointError(f"the state has the key {key!r}; its keys must be str.")
             self._key, self._stem = key, self._new_stem(key)
-            self._wrapper = _WRAPPED if _is_wrapped(value) else ""
+            self._wrapper = WRAPPED if _is_wrapped(value) else ""
             try:
                 self.skeleton[key] = self._encode(value, ())
             except RecursionError:
@@ -161,7 +160,7 @@ class Encoder:
     def _add(self, tensor: Tensor, path: Path) -> str:
         """Put a tensor into its file and return its name there: for a model, that of its state."""
         name = ".".join(map(str, path)).encode("utf-8", "replace").decode("utf-8")
-        name = _COMPILED.sub("", name).removeprefix(self._wrapper) or "value"
+        name = uncompiled(name).removeprefix(self._wrapper) or "value"
         names = self.tensors.setdefault(self._stem, {})
         while name in names or name == METADATA:
             name += "_"
@@ -173,7 +172,7 @@ def _is_wrapped(value: Any) -> bool:
     """Return whether all of a state's names begin as those of a wrapper that adds nothing."""
     if not isinstance(value, Mapping) or not value:
         return False
-    return all(type(key) is str and _COMPILED.sub("", key).startswith(_WRAPPED) for key in value)
+    return all(type(key) is str and uncompiled(key).startswith(WRAPPED) for key in value)
 
 
 _Encode = Callable[[Encoder, Any, Path], Json]

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, Loader, Outputs, StateDict
-from modelzoo_trainer.core.parameter_names import bare_names, uncompiled
+from modelzoo_trainer.checkpointing.parameter_names import bare_names, uncompiled
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 
 if TYPE_CHECKING:

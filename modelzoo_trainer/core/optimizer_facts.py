@@ -10,7 +10,7 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from modelzoo_trainer.core.parameter_names import bare_names
+from modelzoo_trainer.checkpointing.parameter_names import bare_names
 from modelzoo_trainer.errors import CheckpointMismatch
 
 Settings = list[dict[str, Any]]
@@ -30,12 +30,13 @@ def settings_of(optimizer: Optimizer) -> Settings:
     """Return the plain settings of each parameter group."""
     known = optimizer.defaults.keys() - set(_KERNELS)
     return [
-        {key: value for key, value in group.items() if key in known and _is_plain(value)}
+        {key: value for key, value in group.items() if key in known and is_plain(value)}
         for group in optimizer.param_groups
     ]
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Return whether a setting is a number, a string, a bool, None, or several of them."""
     if isinstance(value, list | tuple):
         return all(type(item) in _PLAIN for item in value)
     return type(value) in _PLAIN

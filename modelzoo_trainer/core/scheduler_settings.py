@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from modelzoo_trainer.core.optimizer_facts import is_plain
 from modelzoo_trainer.errors import CheckpointMismatch
 
 Settings = dict[str, Any]
@@ -22,7 +23,6 @@ _PROGRESS: Final = frozenset(
 )
 _IN_GROUPS: Final = ("max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr")
 _CYCLED: Final = ("momentum", "betas")
-_PLAIN: Final = (bool, int, float, str, type(None))
 
 
 def kind_of(scheduler: Any) -> str:
@@ -61,14 +61,11 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, Mapping):
         for key in value.keys() - _PROGRESS:
             yield from _flat(f"{name}.{key}" if name else str(key), value[key])
+    elif is_plain(value):
+        yield name, list(value) if isinstance(value, list | tuple) else value
     elif isinstance(value, list | tuple):
-        if all(type(item) in _PLAIN for item in value):
-            yield name, list(value)
-            return
         for idx, item in enumerate(value):
             yield from _flat(f"{name}[{idx}]", item)
-    elif type(value) in _PLAIN:
-        yield name, value
 
 
 def changes(now: Settings | None, before: Mapping[str, Any] | None) -> str:

@@ -10,7 +10,7 @@ from doubles import TinyModel, differing, tiny_batches, weights_of
 from torch import nn
 
 from modelzoo_trainer import Callback, Checkpoint, checkpointing
-from modelzoo_trainer.core.parameter_names import bare_names
+from modelzoo_trainer.checkpointing.parameter_names import bare_names
 from modelzoo_trainer.errors import CheckpointMismatch
 
 BATCHES = tiny_batches(20)

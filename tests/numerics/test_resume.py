@@ -6,28 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import Recorder, TinyModel, differing, tiny_batches, weights_of
+from doubles import Crash, Interrupted, Recorder, TinyModel, differing, tiny_batches, weights_of
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from modelzoo_trainer import Callback, Checkpoint
 from modelzoo_trainer.optim.decay import LinearLR
-
-
-class Interrupted(Exception):
-    """Ends a run as a crash does."""
-
-
-class Crash(Callback):
-    """Raises when a step has been taken, after a checkpoint of it."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_after_save_checkpoint(self, trainer, ckpt_path):
-        if trainer.global_step == self.step:
-            raise Interrupted
 
 
 def shuffled() -> DataLoader[Any]:

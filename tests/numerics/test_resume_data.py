@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from doubles import TinyModel, differing, tiny_batches, weights_of
+from doubles import Crash, Interrupted, TinyModel, differing, tiny_batches, weights_of
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -37,21 +37,6 @@ Make = Callable[[], Any]
 
 def slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
-
-
-class Interrupted(Exception):
-    """Ends a run as a crash does."""
-
-
-class Crash(Callback):
-    """Raises when a step has been taken, after a checkpoint of it."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_after_save_checkpoint(self, trainer, ckpt_path):
-        if trainer.global_step == self.step:
-            raise Interrupted
 
 
 class Jitter(Callback):

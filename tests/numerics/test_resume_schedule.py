@@ -7,13 +7,9 @@ import random
 import numpy as np
 import pytest
 import torch
-from doubles import History, TinyModel, differing, tiny_batches, weights_of
+from doubles import History, Interrupted, TinyModel, differing, tiny_batches, weights_of
 
 from modelzoo_trainer import Callback, Checkpoint, StopTraining
-
-
-class Interrupted(Exception):
-    """Ends a run as a crash does."""
 
 
 class Crash(Callback):

@@ -1,4 +1,4 @@
-"""The names of a model's parameters, whatever it is wrapped in."""
+"""The names of a model's tensors, whatever it is wrapped in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 _COMPILED: Final = re.compile(r"(?:^|(?<=\.))_orig_mod\.")  # what torch.compile puts into names
-_WRAPPED: Final = "module."  # what wrappers for several processes put before them
+WRAPPED: Final = "module."  # what wrappers for several processes put before them
 
 
 def uncompiled(name: str) -> str:
@@ -23,8 +23,8 @@ def bare_names(names: Iterable[str]) -> dict[str, str]:
     """
     given = list(names)
     bare = [uncompiled(name) for name in given]
-    if all(name.startswith(_WRAPPED) for name in bare):
-        bare = [name.removeprefix(_WRAPPED) for name in bare]
+    if all(name.startswith(WRAPPED) for name in bare):
+        bare = [name.removeprefix(WRAPPED) for name in bare]
     if len(set(bare)) < len(given):
         return {name: name for name in given}
     return dict(zip(bare, given, strict=True))
