@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
+import logging
 import multiprocessing
 import os
 import signal
@@ -17,11 +19,15 @@ import torch.multiprocessing
 from torch.utils.data import get_worker_info
 
 from modelzoo_trainer.data.per_sample import SeededDataset
+from modelzoo_trainer.data.worker_failures import REPORTS
 
 _PR_SET_PDEATHSIG: Final = 1
 _LEFT_TO_THE_PARENT: Final = ("SIGINT", "SIGTERM", "SIGUSR1")
+_SETTINGS: Final = ("worker_init_fn", "multiprocessing_context")
 
 WorkerInit = Callable[[int], None]
+
+log = logging.getLogger(__name__)
 
 
 class BoundWorker:
@@ -67,40 +73,105 @@ class BoundWorker:
 def start_iterator(loader: Any) -> Iterator[Any]:
     """Return `iter(loader)`, with workers that are bound to this process.
 
+    Workers that were started before an error are ended.
+
     Args:
-        loader: Any iterable; one that starts workers has torch's `num_workers` and
-            `worker_init_fn`.
+        loader: Any iterable; one that starts workers has torch's `num_workers`,
+            `worker_init_fn` and `multiprocessing_context`.
     """
-    if not getattr(loader, "num_workers", 0) or not hasattr(loader, "worker_init_fn"):
+    has_settings = all(hasattr(loader, name) for name in _SETTINGS)
+    if not getattr(loader, "num_workers", 0) or not has_settings:
         plain: Iterator[Any] = iter(loader)
         return plain
-    init = loader.worker_init_fn
-    loader.worker_init_fn = BoundWorker(init, has_server=_start_method(loader) == "forkserver")
+    REPORTS.put_off()
+    context = _context_of(loader)
+    bound, started = _with_mortal_workers(context)
+    given = {name: getattr(loader, name) for name in _SETTINGS}
+    has_server = context.get_start_method() == "forkserver"
+    loader.worker_init_fn = BoundWorker(loader.worker_init_fn, has_server=has_server)
+    loader.multiprocessing_context = bound
     try:
-        iterator: Iterator[Any] = iter(loader)
+        return WorkerIterator(iter(loader))
+    except BaseException:
+        _kill(started)
+        raise
     finally:
-        loader.worker_init_fn = init
-    for worker in getattr(iterator, "_workers", ()):
-        process: Any = getattr(worker, "_popen", None)
-        if hasattr(process, "kill"):  # SIGTERM would be disregarded
-            # No cycle: the pipes are closed with the last reference.
-            process.terminate = MethodType(type(process).kill, weakref.proxy(process))
-    return iterator
+        for name, value in given.items():
+            setattr(loader, name, value)
+
+
+class WorkerIterator(Iterator[Any]):
+    """An iterator of a loader with workers.
+
+    Args:
+        given: torch's.
+    """
+
+    def __init__(self, given: Iterator[Any]) -> None:
+        self.given: Any = given
+        self.workers: list[Any] = getattr(given, "_workers", [])
+
+    def __next__(self) -> Any:
+        with REPORTS.awaited():
+            if (error := REPORTS.take(self.workers)) is not None:
+                raise error
+            return next(self.given)
 
 
 def shut_down(iterator: Any) -> None:
-    """End the workers of a torch iterator, if it has any; a second call does nothing.
+    """End the workers of an iterator, if it has any; a second call does nothing.
 
     Without this they end when the iterator is collected, which a traceback may put off.
     """
-    if hasattr(iterator, "_shutdown_workers"):
-        iterator._shutdown_workers()
+    if not isinstance(iterator, WorkerIterator) or not iterator.workers:
+        return
+    given, workers = iterator.given, iterator.workers
+    error = REPORTS.take(workers)
+    if any(worker.exitcode for worker in workers):
+        _kill(workers)
+        given._workers_done_event = threading.Event()  # who died may hold the lock of the real one
+    try:
+        with REPORTS.awaited():  # who dies now may hold it as well
+            given._shutdown_workers()
+    except RuntimeError as raised:
+        error = raised
+    if error is not None:
+        log.warning("%s (its data was not needed any more)", error)
 
 
-def _start_method(loader: Any) -> str | None:
-    context = getattr(loader, "multiprocessing_context", None) or torch.multiprocessing
-    method: str | None = context.get_start_method()
-    return method
+def _kill(workers: list[Any]) -> None:
+    for worker in workers:
+        if worker.pid is not None:
+            worker.kill()
+            worker.join()
+
+
+def _context_of(loader: Any) -> Any:
+    return (loader.multiprocessing_context or torch.multiprocessing).get_context()
+
+
+def _with_mortal_workers(context: Any) -> tuple[Any, list[Any]]:
+    """Return a context whose processes end when they are told to, and a list of its processes."""
+    started: list[Any] = []
+
+    def process(*arguments: Any, **options: Any) -> Any:
+        made = context.Process(*arguments, **options)
+        made._Popen = _open_mortal
+        started.append(made)
+        return made
+
+    bound = copy.copy(context)
+    bound.Process = process
+    return bound, started
+
+
+def _open_mortal(process: Any) -> Any:
+    """Start a process that `terminate` kills: workers disregard SIGTERM."""
+    opened = type(process)._Popen(process)
+    if hasattr(opened, "kill"):
+        # No cycle: the pipes are closed with the last reference.
+        opened.terminate = MethodType(type(opened).kill, weakref.proxy(opened))
+    return opened
 
 
 def _end_with_parent() -> None:

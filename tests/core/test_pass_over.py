@@ -200,7 +200,7 @@ def test_workers_end_when_the_run_is_taken_back(trainer_of) -> None:
     class Workers(Callback):
         def on_train_batch_start(self, trainer, model, batch, batch_idx):
             positioned = trainer.data._feed._source._positioned
-            alive.append(tuple(worker.pid for worker in positioned._iterator._workers))
+            alive.append(tuple(worker.pid for worker in positioned._iterator.workers))
 
     trainer_of(
         Workers(), Dislike(2.0), model=Scale, checkpoint=Checkpoint(steps=1), num_epochs=1

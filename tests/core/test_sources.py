@@ -209,7 +209,7 @@ def test_workers_end_with_the_fit(trainer_of, fails, persistent) -> None:
 
     class Look(Callback):
         def on_train_batch_start(self, trainer, model, batch, batch_idx):
-            workers.extend(trainer.data._feed._source._positioned._iterator._workers)
+            workers.extend(trainer.data._feed._source._positioned._iterator.workers)
             if fails:
                 raise LookupError
 

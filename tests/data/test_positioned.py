@@ -133,7 +133,7 @@ def test_samples_without_batches_are_positioned_too(workers) -> None:
 
 def test_persistent_workers_live_on_and_make_the_same_passes() -> None:
     def pids(positioned: PositionedLoader) -> set[int]:
-        return {worker.pid for worker in positioned._iterator._workers}
+        return {worker.pid for worker in positioned._iterator.workers}
 
     loader = DataLoader(Noted(), batch_size=4, num_workers=2, persistent_workers=True)
     positioned = PositionedLoader(loader)
@@ -176,7 +176,7 @@ def test_workers_end_with_their_pass_unless_they_are_persistent() -> None:
     positioned = PositionedLoader(DataLoader(Noted(), batch_size=4, num_workers=2))
     items = positioned.begin(epoch=0, start=0, seeds=(5, 9))
     next(items)
-    workers = positioned._iterator._workers
+    workers = positioned._iterator.workers
     positioned.begin(epoch=0, start=3, seeds=(5, 9))
     assert not any(worker.is_alive() for worker in workers)
     positioned.close()

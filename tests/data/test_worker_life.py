@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing.util
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
+from modelzoo_trainer.data import worker_life
 from modelzoo_trainer.data.worker_life import BoundWorker, shut_down, start_iterator
 
 PROGRAM = """
@@ -41,7 +43,7 @@ if __name__ == "__main__":
         iterator = made[0]
     else:
         iterator = start_iterator(loader)
-    print(*[worker.pid for worker in iterator._workers], flush=True)
+    print(*[worker.pid for worker in iterator.given._workers], flush=True)
     if {dies_at_once}:
         os.kill(os.getpid(), signal.SIGKILL)
     if not {hangs}:
@@ -124,11 +126,11 @@ def test_signals_of_a_group_do_not_end_workers(name) -> None:
     iterator = start_iterator(DataLoader(range(40), num_workers=2))
     try:
         assert len(list(islice(iterator, 2))) == 2  # each worker has loaded one
-        for worker in iterator._workers:
+        for worker in iterator.workers:
             os.kill(worker.pid, getattr(signal, name))
         assert [batch.item() for batch in islice(iterator, 30)] == list(range(2, 32))
         assert seen == []
-        assert all(worker.is_alive() for worker in iterator._workers)
+        assert all(worker.is_alive() for worker in iterator.workers)
     finally:
         shut_down(iterator)
         signal.signal(getattr(signal, name), before)
@@ -144,7 +146,7 @@ class Hanging(Dataset):
 
 def test_a_worker_that_hangs_can_still_be_terminated() -> None:
     iterator = start_iterator(DataLoader(Hanging(), num_workers=1))
-    [worker] = iterator._workers
+    [worker] = iterator.workers
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises
     try:
         worker.terminate()
@@ -234,6 +236,92 @@ def test_a_thread_that_ends_does_not_end_the_workers_that_it_started() -> None:
     thread.join()
     assert len(list(iterators[0])) == 40
     shut_down(iterators[0])
+
+
+class NoSecond:
+    """A start method by which only one worker can be started."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.started = []
+
+    def __call__(self, process):
+        if self.started:
+            raise self.error
+        self.started.append(process)
+        return type(process)._Popen(process)
+
+
+@pytest.mark.parametrize("error", [OSError("no memory to fork"), KeyboardInterrupt()])
+def test_workers_started_before_an_error_are_ended(monkeypatch, error) -> None:
+    opened = NoSecond(error)
+    monkeypatch.setattr(worker_life, "_open_mortal", opened)
+    loader = DataLoader(range(4), num_workers=2)
+    with pytest.raises(type(error)):
+        start_iterator(loader)
+    [worker] = opened.started
+    assert worker.exitcode == -signal.SIGKILL
+    assert loader.worker_init_fn is None
+    assert loader.multiprocessing_context is None
+
+
+def test_a_worker_that_dies_is_an_error_only_where_its_data_is_awaited() -> None:
+    iterator = start_iterator(DataLoader(range(40), num_workers=2))
+    assert next(iterator) == 0
+    kill_one_worker(iterator)
+    shut_down(start_iterator(DataLoader(range(40), num_workers=2)))  # of another loader
+    with pytest.raises(RuntimeError, match=r"DataLoader worker .* killed by signal"):
+        next(iterator)
+    shut_down(iterator)
+    assert not any(worker.is_alive() for worker in iterator.workers)
+
+
+def kill_one_worker(iterator) -> None:
+    """Kill one, and return when the kernel has told."""
+    worker = iterator.workers[0]
+    told = []
+    before = signal.getsignal(signal.SIGCHLD)
+    signal.signal(signal.SIGCHLD, lambda *event: [told.append(event), before(*event)])
+    os.kill(worker.pid, signal.SIGKILL)
+    while not told:
+        time.sleep(0.01)
+    worker.join(20)
+    signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_worker_that_died_with_a_lock_does_not_stop_the_end_of_a_pass() -> None:
+    iterator = start_iterator(DataLoader(range(40), num_workers=2))
+    iterator.given._workers_done_event._cond.acquire()  # as who dies within is_set() has
+    kill_one_worker(iterator)
+    begin = time.monotonic()
+    shut_down(iterator)
+    assert time.monotonic() - begin < 20  # torch waits for ever
+    assert not any(worker.is_alive() for worker in iterator.workers)
+
+
+def test_a_worker_that_fails_when_it_is_not_needed_any_more_is_only_told(caplog) -> None:
+    iterator = start_iterator(DataLoader(range(40), num_workers=2, worker_init_fn=fail_at_exit))
+    assert next(iterator) == 0
+    shut_down(iterator)
+    assert "its data was not needed any more" in caplog.text
+
+
+def fail_at_exit(worker_id: int) -> None:
+    multiprocessing.util.Finalize(None, os._exit, (3,), exitpriority=0)
+
+
+class Doubled(DataLoader):
+    """A loader of a user's own."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield 2 * batch
+
+
+def test_a_loader_may_start_its_workers_later() -> None:
+    iterator = start_iterator(Doubled(range(4), num_workers=1))
+    assert [batch.item() for batch in iterator] == [0, 2, 4, 6]
+    shut_down(iterator)
 
 
 def test_what_has_no_workers_is_iterated_as_it_is() -> None:
