@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from modelzoo_trainer.config.options import OPTIONS
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.running import DONE, Runner, fail, refuse
+from modelzoo_trainer.standard_error import open_missing_streams, say
 from modelzoo_trainer.stopping import INTERRUPTED, StopRequests
 
 if TYPE_CHECKING:
@@ -49,14 +50,16 @@ def main(argv: Sequence[str] | None = None, *, names: MakeNames | None = None) -
         names: Makes what the file may name, given the modules of `--import`; None = what is
             shipped.
     """
+    if argv is None:
+        open_missing_streams()
     parser = _parser()
     options = parser.parse_args(argv)
     options.check = options.check or options.explain_hooks
     if options.params is None and not options.schema:
         parser.error("the following arguments are required: -p/--params")
     words = sys.argv if argv is None else ["modelzoo-trainer", *argv]
-    with StopRequests(owns_process=argv is None) as requests:
-        try:
+    try:
+        with StopRequests(owns_process=argv is None) as requests:
             if options.supervised is not None:
                 return _run_as_child(options, names or _shipped_names, words, requests)
             restarts = [] if options.check or options.schema else _restarts(options)
@@ -64,10 +67,10 @@ def main(argv: Sequence[str] | None = None, *, names: MakeNames | None = None) -
             if command is not None:
                 return _supervise(command, restarts, words)
             return _run(options, names or _shipped_names, Runner(words, requests))
-        except ConfigError as error:
-            return refuse(str(error))
-        except KeyboardInterrupt:
-            return INTERRUPTED
+    except ConfigError as error:
+        return refuse(str(error))
+    except KeyboardInterrupt:  # also while it leaves the block
+        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -158,13 +161,14 @@ def _supervise(command: list[str], restarts: list[Settings], words: Sequence[str
     from modelzoo_trainer.config.secrets import hide_in_command
     from modelzoo_trainer.supervisor.supervising import supervise
 
-    def tell(text: str) -> None:
-        sys.stderr.write(f"autorestart: {text}\n")
-
     try:
-        return supervise(command, restarts, tell, shown=hide_in_command(words))
+        return supervise(command, restarts, _tell, shown=hide_in_command(words))
     except OSError as error:
         return fail(error)
+
+
+def _tell(text: str) -> None:
+    say(f"autorestart: {text}")
 
 
 def _run_as_child(

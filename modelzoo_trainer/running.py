@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from modelzoo_trainer.errors import ConfigError, ModelZooError
+from modelzoo_trainer.standard_error import say
 from modelzoo_trainer.stopping import Phase, StopRequests, exit_code
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Runner:
         from modelzoo_trainer.core.backend import BackendError, BackendUnavailable
 
         for note in plan.notes:
-            sys.stderr.write(f"note: {note}\n")
+            say(f"note: {note}")
         self._requests.set_phase(Phase.STARTING)
         try:
             trainer = plan.build()
@@ -113,12 +113,12 @@ class Runner:
 
 def refuse(message: str) -> int:
     """Say what is wrong with the command or the file, and return the exit code."""
-    sys.stderr.write(f"{message}\n")
+    say(message)
     return WRONG_USE
 
 
 def fail(error: BaseException) -> int:
     """Say in one line why a run has failed, and return the exit code."""
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    sys.stderr.write(f"{type(error).__name__}: {error}{notes}\n")
+    say(f"{type(error).__name__}: {error}{notes}")
     return FAILED

@@ -38,7 +38,8 @@ class StopRequests:
     Until something has been trained, one of them ends the process on the spot: an exception that a
     handler raises may be swallowed, where it comes in the middle of the import of a library in
     native code. Later it unwinds what is going on. At the end of a run the first one is only
-    remembered. A process that ends because of one disregards SIGTERM and SIGUSR1 from then on.
+    remembered. A process that ends because of one disregards SIGTERM and SIGUSR1 from then on, and
+    quits by SIGINT without a word.
 
     Args:
         owns_process: Whether the process is there for the run alone; one that is somebody else's is
@@ -75,11 +76,14 @@ class StopRequests:
     def __exit__(self, *exc_info: object) -> None:
         is_leaving = self._owns_process and self.received is not None
         for number, before in self._before.items():
-            if is_leaving and number != signal.SIGINT:  # the exit code stays what it is
-                signal.signal(number, signal.SIG_IGN)
+            if is_leaving:  # the exit code stays what it is
+                signal.signal(number, self._quit if number == signal.SIGINT else signal.SIG_IGN)
             else:
                 signal.signal(number, before or signal.SIG_DFL)
         self._before.clear()
+
+    def _quit(self, number: int, frame: FrameType | None) -> None:
+        os._exit(exit_code(self.received or "SIGINT"))
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name

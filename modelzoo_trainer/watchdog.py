@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from modelzoo_trainer import standard_error
+
 HANG_TIMEOUT_S: Final = 60.0
 """Without progress between batches; more where ten steps take longer."""
 STARTUP_TIMEOUT_S: Final = 1800.0
@@ -24,7 +26,7 @@ _STEPS: Final = 10
 _INTERVAL_S: Final = 1.0
 _NUM_KEPT: Final = 101
 _FAILED: Final = 1
-_STDERR: Final = 2
+_LAST_RESORT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +138,19 @@ class Watchdog:
         return max(HANG_TIMEOUT_S, _STEPS * median_s)
 
     def _end(self) -> None:
-        """End the process; nothing here waits for a lock that the hanging thread may hold."""
+        """End the process; nothing here waits for a lock that the hanging thread may hold.
+
+        If a disk or whoever reads standard error has gone, and with that the run, so it ends
+        without stacks.
+        """
+        with suppress(OSError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            faulthandler.dump_traceback_later(_LAST_RESORT_S, exit=True, file=nowhere)
         found = f"no progress for {self.idle_s:.0f} s"
         if self._on_hang is not None:
             self._on_hang(found)
         place = "below" if self._stacks is None else f"in {self._stacks}"
-        with suppress(OSError):
-            os.write(_STDERR, f"The run hangs: {found}. Stacks: {place}.\n".encode())
+        standard_error.write(f"The run hangs: {found}. Stacks: {place}.\n")
         try:
             self._dump()
         finally:
@@ -156,4 +164,4 @@ class Watchdog:
             faulthandler.dump_traceback(descriptor)
             os.fsync(descriptor)
         except OSError:
-            faulthandler.dump_traceback(sys.__stderr__ or _STDERR)
+            faulthandler.dump_traceback(sys.__stderr__ or standard_error.DESCRIPTOR)

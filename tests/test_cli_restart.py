@@ -100,7 +100,7 @@ def start(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
 
-    def of(fault, *options, limits="", text=FILE):
+    def of(fault, *options, limits="", text=FILE, stderr=subprocess.PIPE):
         callbacks = "[]" if fault is None else f"[{{zoo_restart.Fault: {fault}}}]"
         text = text.replace("CALLBACKS", callbacks).replace("LIMITS", limits)
         Path("params.yaml").write_text(text)
@@ -108,7 +108,7 @@ def start(tmp_path, monkeypatch):
             [sys.executable, str(ROOT / "run.py"), "-p", "params.yaml", *options],
             env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
 
@@ -182,6 +182,16 @@ def test_a_crash_is_told_and_the_same_one_again_ends_the_run(run):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
+def test_a_standard_error_that_cannot_be_written_ends_no_run(start):
+    with open("/dev/full", "w") as full:
+        process = start("{kind: kill, at: 3}", stderr=full)
+        assert process.wait(timeout=120) == 0
+    process.stdout.close()
+    _, ledger = supervised()
+    assert [one["outcome"] for one in ledger["attempts"]] == ["killed", "done"]
+
+
 def test_a_hang_is_found_and_its_stacks_are_in_the_folder(run):
     done = run("{kind: hang, at: 5}", limits=", hang_timeout: 0.5")
     assert done.returncode == 0, done.err

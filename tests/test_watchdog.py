@@ -1,6 +1,11 @@
-"""When the watchdog takes a run for hanging; its clock is the test's."""
+"""When the watchdog takes a run for hanging; its clock is the test's. And how it ends it."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
 
 import pytest
 
@@ -99,3 +104,36 @@ def test_a_thread_that_was_stopped_looks_no_more():
     watchdog.stop()
     watchdog._run()
     assert looks == []
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from modelzoo_trainer import watchdog
+from modelzoo_trainer.watchdog import Position, Watchdog
+
+watchdog._LAST_RESORT_S = 4
+one = Watchdog(lambda: Position(0, 0, True), {stacks}, hang_timeout=0.1, on_hang={on_hang})
+one.start()
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="fills a pipe")
+@pytest.mark.parametrize("stacks", [True, False])
+@pytest.mark.parametrize("on_hang", ["None", "lambda found: time.sleep(60)"])  # a dead disk
+def test_a_run_that_hangs_ends_though_nobody_reads_what_it_says(tmp_path, stacks, on_hang):
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    path = tmp_path / "stacks"
+    program = PROGRAM.format(stacks=f"Path({str(path)!r})" if stacks else None, on_hang=on_hang)
+    ended = subprocess.run([sys.executable, "-c", program], stderr=writer, timeout=50)
+    assert ended.returncode == 1
+    if stacks and on_hang == "None":
+        assert 'File "<string>"' in path.read_text()
+    os.close(reader)
+    os.close(writer)

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.nn import Module
 from typing_extensions import override
 
+from modelzoo_trainer import standard_error
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ STOP_FILE: Final = "stop"
 _NAMES: Final = ("SIGINT", "SIGTERM", "SIGUSR1")  # not every system has the last
 _SIGNALS: Final = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 _TIME_IS_UP: Final = "max_time"
-_STDERR: Final = 2
 _INTERVAL_S: Final = 1.0  # between two looks at the clock's limit and the stop file
 
 
@@ -96,8 +96,7 @@ class Interrupt(CoreCallback):
         self._early_exit.interrupt(name)
         # Not by logging: the signal may have come while something was being logged.
         text = f"{name}: the run ends after this step; Ctrl-C once more ends it at once.\n"
-        with suppress(OSError):
-            os.write(_STDERR, text.encode("ascii"))
+        standard_error.write(text, patience_s=0)
 
     @override
     def on_step_boundary(self, trainer: Trainer) -> None:

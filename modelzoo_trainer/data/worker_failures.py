@@ -1,26 +1,28 @@
-"""A loader's worker that dies is an error where its data is awaited, and nowhere else.
+"""A loader's worker that dies is an error where data is awaited, and nowhere else.
 
 torch reports it from a handler of SIGCHLD, which may run between any two lines: within a save, or
-while the workers of another loader are being started. The report is kept until the next fetch.
+while what failed is being put in order. The report is kept until the next fetch.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Iterable
+from types import FrameType, TracebackType
 from typing import Any, Final
 
 from torch.utils.data._utils import signal_handling as torch_signals
 
 
 class _Reports:
-    """torch's handler of SIGCHLD; what it raises is kept while nobody waits for workers."""
+    """torch's handler of SIGCHLD; what it raises is kept while nobody waits for data.
+
+    It is a context: of code that waits for data.
+    """
 
     def __init__(self) -> None:
-        self._is_awaited = False
+        self._num_waiting = 0
         self._kept: list[RuntimeError] = []
         self._handler: Callable[[int, FrameType | None], Any] | None = None
 
@@ -31,11 +33,11 @@ class _Reports:
         try:
             self._handler(signum, frame)
         except RuntimeError as error:
-            if self._is_awaited:
+            if self._num_waiting:
                 raise
             self._kept.append(error.with_traceback(None))
 
-    def put_off(self) -> None:
+    def replace_torchs(self) -> None:
         """Take the place of torch's handler; only the main thread can."""
         if not _is_main_thread() or not hasattr(signal, "SIGCHLD"):
             return
@@ -45,25 +47,30 @@ class _Reports:
             self._handler = current
             signal.signal(signal.SIGCHLD, self)
 
-    @contextmanager
-    def awaited(self) -> Iterator[None]:
-        """Raise what is reported within."""
-        self._is_awaited = _is_main_thread()  # handlers run there
-        try:
-            yield
-        finally:
-            self._is_awaited = False
+    def __enter__(self) -> None:
+        """Let the handler raise."""
+        self._num_waiting += _is_main_thread()  # where handlers run
 
-    def take(self, workers: Iterable[Any]) -> RuntimeError | None:
-        """Return what was kept about some workers, and forget it."""
-        if not self._kept:
-            return None
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Have the handler keep what it has to raise."""
+        self._num_waiting -= _is_main_thread()
+
+    def give(self) -> None:
+        """Raise what was kept, if anything was."""
+        if self._kept:
+            raise self._kept.pop(0)
+
+    def forget(self, workers: Iterable[Any]) -> str | None:
+        """Drop what was kept about some workers, and return it."""
         names = [f"(pid {worker.pid})" for worker in workers]  # as torch's messages have them
-        for error in self._kept:
-            if any(name in str(error) for name in names):
-                self._kept.remove(error)
-                return error
-        return None
+        told = [error for error in self._kept if any(name in str(error) for name in names)]
+        self._kept = [error for error in self._kept if error not in told]
+        return str(told[0]) if told else None
 
 
 def _is_main_thread() -> bool:

@@ -11,7 +11,8 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType, MethodType
 from typing import Any, Final
 
@@ -22,7 +23,10 @@ from modelzoo_trainer.data.per_sample import SeededDataset
 from modelzoo_trainer.data.worker_failures import REPORTS
 
 _PR_SET_PDEATHSIG: Final = 1
-_LEFT_TO_THE_PARENT: Final = ("SIGINT", "SIGTERM", "SIGUSR1")
+_KILL_S: Final = 5.0  # after SIGKILL, until a process that does not end is left behind
+_LEFT_TO_THE_PARENT: Final = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
+)
 _SETTINGS: Final = ("worker_init_fn", "multiprocessing_context")
 
 WorkerInit = Callable[[int], None]
@@ -52,10 +56,11 @@ class BoundWorker:
 
     def __call__(self, worker_id: int) -> None:
         """Bind this process; called in the worker."""
-        for name in _LEFT_TO_THE_PARENT:
-            if hasattr(signal, name):
-                # Not SIG_IGN, which the programs that a data set starts would inherit.
-                signal.signal(getattr(signal, name), _disregard)
+        for number in _LEFT_TO_THE_PARENT:
+            # Not SIG_IGN, which the programs that a data set starts would inherit.
+            signal.signal(number, _disregard)
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_THE_PARENT)
         # The server outlives the parent as long as its workers live.
         if self.is_main and self.parent is not None and sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -70,7 +75,7 @@ class BoundWorker:
             self.init(worker_id)
 
 
-def start_iterator(loader: Any) -> Iterator[Any]:
+def start_iterator(loader: Any) -> WorkerIterator:
     """Return `iter(loader)`, with workers that are bound to this process.
 
     Workers that were started before an error are ended.
@@ -79,43 +84,44 @@ def start_iterator(loader: Any) -> Iterator[Any]:
         loader: Any iterable; one that starts workers has torch's `num_workers`,
             `worker_init_fn` and `multiprocessing_context`.
     """
-    has_settings = all(hasattr(loader, name) for name in _SETTINGS)
-    if not getattr(loader, "num_workers", 0) or not has_settings:
-        plain: Iterator[Any] = iter(loader)
-        return plain
-    REPORTS.put_off()
-    context = _context_of(loader)
-    bound, started = _with_mortal_workers(context)
-    given = {name: getattr(loader, name) for name in _SETTINGS}
-    has_server = context.get_start_method() == "forkserver"
-    loader.worker_init_fn = BoundWorker(loader.worker_init_fn, has_server=has_server)
-    loader.multiprocessing_context = bound
-    try:
-        return WorkerIterator(iter(loader))
-    except BaseException:
-        _kill(started)
-        raise
-    finally:
-        for name, value in given.items():
-            setattr(loader, name, value)
+    if not getattr(loader, "num_workers", 0) or not all(hasattr(loader, n) for n in _SETTINGS):
+        return WorkerIterator(_waiting(iter, loader))
+    REPORTS.replace_torchs()
+    with _binding(loader):
+        given = _waiting(iter, loader)
+    workers = getattr(given, "_workers", [])
+    return WorkerIterator(given, workers, starts_later=None if workers else loader)
 
 
 class WorkerIterator(Iterator[Any]):
-    """An iterator of a loader with workers.
+    """An iterator over a loader that may have workers.
 
     Args:
-        given: torch's.
+        given: What the loader has returned.
+        workers: Its processes, as far as they are bound to this one.
+        starts_later: The loader, if it starts workers when the first batch is fetched.
     """
 
-    def __init__(self, given: Iterator[Any]) -> None:
+    def __init__(
+        self, given: Iterator[Any], workers: Sequence[Any] = (), *, starts_later: Any = None
+    ) -> None:
         self.given: Any = given
-        self.workers: list[Any] = getattr(given, "_workers", [])
+        self.workers = workers
+        self._starts_later = starts_later
 
     def __next__(self) -> Any:
-        with REPORTS.awaited():
-            if (error := REPORTS.take(self.workers)) is not None:
-                raise error
-            return next(self.given)
+        if self._starts_later is None:
+            return _waiting(next, self.given)
+        loader, self._starts_later = self._starts_later, None
+        with _binding(loader):
+            return _waiting(next, self.given)
+
+
+def _waiting(function: Callable[[Any], Any], argument: Any) -> Any:
+    """Call a function that waits for data: a worker that has died, or dies now, is an error."""
+    with REPORTS:
+        REPORTS.give()
+        return function(argument)
 
 
 def shut_down(iterator: Any) -> None:
@@ -126,24 +132,58 @@ def shut_down(iterator: Any) -> None:
     if not isinstance(iterator, WorkerIterator) or not iterator.workers:
         return
     given, workers = iterator.given, iterator.workers
-    error = REPORTS.take(workers)
+    said = REPORTS.forget(workers)
     if any(worker.exitcode for worker in workers):
         _kill(workers)
-        given._workers_done_event = threading.Event()  # who died may hold the lock of the real one
+        _do_not_wait_for_the_dead(given)
     try:
-        with REPORTS.awaited():  # who dies now may hold it as well
+        with REPORTS:  # who dies now may hold a lock as well
             given._shutdown_workers()
-    except RuntimeError as raised:
-        error = raised
-    if error is not None:
-        log.warning("%s (its data was not needed any more)", error)
+    except RuntimeError as error:
+        said = str(error)
+    if said is not None:
+        log.warning("%s (its data was not needed any more)", said)
 
 
-def _kill(workers: list[Any]) -> None:
+def _do_not_wait_for_the_dead(iterator: Any) -> None:
+    """Have torch's iterator wait neither for a lock nor for the rest of a batch."""
+    iterator._workers_done_event = threading.Event()  # the real one's lock may be held
+    if hasattr(iterator, "_pin_memory_thread"):
+        iterator._pin_memory_thread_done_event.set()
+        del iterator._pin_memory_thread  # a daemon, which may be reading half a batch
+
+
+def _kill(workers: Sequence[Any]) -> None:
     for worker in workers:
         if worker.pid is not None:
             worker.kill()
-            worker.join()
+    for worker in workers:
+        if worker.pid is not None:
+            worker.join(_KILL_S)
+    REPORTS.forget(workers)
+
+
+@contextmanager
+def _binding(loader: Any) -> Iterator[None]:
+    """Have the workers that a loader starts bound to this process."""
+    context = _context_of(loader)
+    has_server = context.get_start_method() == "forkserver"
+    if has_server:
+        from modelzoo_trainer.data.fork_server import start_sturdy_server  # not every system has it
+
+        start_sturdy_server()
+    mortal, started = _with_mortal_workers(context)
+    given = {name: getattr(loader, name) for name in _SETTINGS}
+    loader.worker_init_fn = BoundWorker(loader.worker_init_fn, has_server=has_server)
+    loader.multiprocessing_context = mortal
+    try:
+        yield
+    except BaseException:
+        _kill(started)
+        raise
+    finally:
+        for name, value in given.items():
+            setattr(loader, name, value)
 
 
 def _context_of(loader: Any) -> Any:
@@ -167,11 +207,25 @@ def _with_mortal_workers(context: Any) -> tuple[Any, list[Any]]:
 
 def _open_mortal(process: Any) -> Any:
     """Start a process that `terminate` kills: workers disregard SIGTERM."""
-    opened = type(process)._Popen(process)
+    with _deaf():
+        opened = type(process)._Popen(process)
     if hasattr(opened, "kill"):
         # No cycle: the pipes are closed with the last reference.
         opened.terminate = MethodType(type(opened).kill, weakref.proxy(opened))
     return opened
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Hold signals back, also from a process that is started, until it disregards them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_THE_PARENT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_with_parent() -> None:

@@ -19,6 +19,7 @@ _NAMES: Final = ("SIGINT", "SIGTERM", "SIGUSR1")
 _POLL_S: Final = 0.05
 _SLOW_END_S: Final = 10.0  # that a child gets to write stacks and leave, once it knows it hangs
 _STACKS_S: Final = 1.0
+_KILL_S: Final = 60.0
 
 
 class Stops:
@@ -42,6 +43,10 @@ class Stops:
                 number = getattr(signal, name, None)
                 if number is not None:
                     before[number] = signal.signal(number, self._receive)
+            ended = getattr(signal, "SIGCHLD", None)
+            if ended is not None and signal.getsignal(ended) is signal.SIG_IGN:
+                # Inherited from whoever started this one: how a child ended would not be known.
+                before[ended] = signal.signal(ended, signal.SIG_DFL)
         except ValueError:  # not the main thread: signals are somebody else's
             pass
         try:
@@ -139,9 +144,16 @@ class Process:
                 self._popen.wait(_STACKS_S)
 
     def _kill(self) -> None:
-        if self._popen.poll() is None:
-            self._popen.kill()
-            self._popen.wait()
+        if self._popen.poll() is not None:
+            return
+        self._popen.kill()
+        try:
+            self._popen.wait(_KILL_S)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(
+                f"process {self._popen.pid} has been killed and does not end: it waits for a "
+                f"device or a disk. Look there; the run can go on when it is gone."
+            ) from None
 
     def _sweep(self) -> None:
         """Kill what the child has left behind, such as workers that were just being started."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing.util
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import pin_memory
 
 from modelzoo_trainer.data import worker_life
 from modelzoo_trainer.data.worker_life import BoundWorker, shut_down, start_iterator
@@ -265,15 +268,37 @@ def test_workers_started_before_an_error_are_ended(monkeypatch, error) -> None:
     assert loader.multiprocessing_context is None
 
 
-def test_a_worker_that_dies_is_an_error_only_where_its_data_is_awaited() -> None:
+class Interrupted(DataLoader):
+    """Ctrl-C comes when its workers have been started."""
+
+    def __iter__(self):
+        self.begun = super().__iter__()
+        raise KeyboardInterrupt
+
+
+def test_the_end_of_workers_does_not_hide_why_they_were_ended() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        start_iterator(Interrupted(range(4), num_workers=2))
+    assert multiprocessing.active_children() == []
+    assert list(start_iterator([1])) == [1]  # nor is it an error of anybody else
+
+
+@pytest.mark.parametrize("awaits", ["its batch", "another's", "a start", "a plain one's"])
+def test_a_worker_that_dies_is_an_error_only_where_data_is_awaited(awaits) -> None:
     iterator = start_iterator(DataLoader(range(40), num_workers=2))
+    other = start_iterator(DataLoader(range(40), num_workers=1 if awaits == "another's" else 0))
     assert next(iterator) == 0
-    kill_one_worker(iterator)
-    shut_down(start_iterator(DataLoader(range(40), num_workers=2)))  # of another loader
-    with pytest.raises(RuntimeError, match=r"DataLoader worker .* killed by signal"):
-        next(iterator)
+    kill_one_worker(iterator)  # not here
+    error = pytest.raises(RuntimeError, match=r"DataLoader worker .* killed by signal")
+    if awaits == "a start":
+        with error:
+            start_iterator(DataLoader(range(40), num_workers=2))
+    else:
+        with error:
+            next(iterator if awaits == "its batch" else other)
     shut_down(iterator)
-    assert not any(worker.is_alive() for worker in iterator.workers)
+    shut_down(other)
+    assert multiprocessing.active_children() == []
 
 
 def kill_one_worker(iterator) -> None:
@@ -299,15 +324,145 @@ def test_a_worker_that_died_with_a_lock_does_not_stop_the_end_of_a_pass() -> Non
     assert not any(worker.is_alive() for worker in iterator.workers)
 
 
-def test_a_worker_that_fails_when_it_is_not_needed_any_more_is_only_told(caplog) -> None:
-    iterator = start_iterator(DataLoader(range(40), num_workers=2, worker_init_fn=fail_at_exit))
-    assert next(iterator) == 0
+def test_a_worker_that_died_when_its_data_was_not_needed_any_more_is_only_told(caplog) -> None:
+    iterator = start_iterator(DataLoader(range(40), num_workers=2))
+    kill_one_worker(iterator)
     shut_down(iterator)
     assert "its data was not needed any more" in caplog.text
+    assert list(start_iterator([1])) == [1]
 
 
-def fail_at_exit(worker_id: int) -> None:
-    multiprocessing.util.Finalize(None, os._exit, (3,), exitpriority=0)
+class Long(Dataset):
+    """Samples that go through a pipe, and do not fit into it."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, idx):
+        return b"x" * 3_000_000
+
+
+def as_it_is(batch):
+    return batch
+
+
+@pytest.fixture
+def _limit() -> Iterator[None]:
+    """Raise after some seconds, also out of a read that never ends."""
+
+    def end(signum, frame):
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, 30)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def kill_workers_within_a_batch() -> None:
+    time.sleep(0.5)  # they write ahead, until the pipe is full
+    for worker in multiprocessing.active_children():
+        os.kill(worker.pid, signal.SIGKILL)
+    time.sleep(0.2)
+
+
+@linux
+@pytest.mark.usefixtures("_limit")
+def test_kept_workers_that_died_between_passes_are_an_error_of_the_next_pass() -> None:
+    loader = DataLoader(
+        Long(), batch_size=1, num_workers=2, collate_fn=as_it_is, persistent_workers=True
+    )
+    iterator = start_iterator(loader)
+    assert [len(next(iterator)) for _ in range(2)] == [1, 1]
+    kill_workers_within_a_batch()
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        start_iterator(loader)
+    shut_down(iterator)
+    assert multiprocessing.active_children() == []
+
+
+@linux
+@pytest.mark.usefixtures("_limit")
+def test_workers_of_a_loader_that_hides_them_died_within_a_batch() -> None:
+    iterator = start_iterator(Doubled(Long(), batch_size=1, num_workers=2, collate_fn=as_it_is))
+    assert [len(next(iterator)) for _ in range(2)] == [2, 2]
+    kill_workers_within_a_batch()
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        next(iterator)
+    iterator.given.close()
+
+
+@linux
+@pytest.mark.usefixtures("_limit")
+def test_the_thread_that_pins_memory_is_not_waited_for_when_a_worker_has_died(monkeypatch) -> None:
+    device = torch.device("cpu")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    monkeypatch.setattr(pin_memory, "pin_memory", lambda data, device=None: data)
+    loader = DataLoader(
+        Long(), batch_size=1, num_workers=2, collate_fn=as_it_is, pin_memory=True, prefetch_factor=8
+    )
+    iterator = start_iterator(loader)
+    assert iterator.given._pin_memory_thread.is_alive()
+    assert [len(next(iterator)) for _ in range(2)] == [1, 1]
+    kill_workers_within_a_batch()
+    shut_down(iterator)
+    assert not any(worker.is_alive() for worker in iterator.workers)
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["fork", pytest.param("spawn", marks=pytest.mark.slow)],  # imports torch meanwhile
+)
+@pytest.mark.parametrize("kind", [DataLoader, "hidden"])
+def test_signals_do_not_end_workers_that_are_being_started(method, kind) -> None:
+    made = Doubled if kind == "hidden" else DataLoader
+    loader = made(range(8), num_workers=2, multiprocessing_context=method)
+    before = signal.signal(signal.SIGTERM, lambda signum, frame: None)
+    try:
+        iterator = start_iterator(loader)
+        first = [] if kind != "hidden" else [next(iterator)]
+        for worker in multiprocessing.active_children():
+            os.kill(worker.pid, signal.SIGTERM)
+        assert len(first) + len(list(iterator)) == 8
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    shut_down(iterator)
+
+
+@linux
+@pytest.mark.slow
+def test_the_fork_server_outlives_the_signals_of_a_group(tmp_path) -> None:
+    program = """
+import multiprocessing, multiprocessing.forkserver, os, signal, time
+from torch.utils.data import DataLoader
+from modelzoo_trainer.data.worker_life import shut_down, start_iterator
+
+if __name__ == "__main__":
+    iterator = start_iterator(
+        DataLoader(range(40), num_workers=2, multiprocessing_context="forkserver")
+    )
+    assert next(iterator) == 0
+    for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
+        os.kill(multiprocessing.forkserver._forkserver._forkserver_pid, getattr(signal, name))
+    time.sleep(0.5)
+    assert len(list(iterator)) == 39
+    shut_down(iterator)
+    # A process of somebody else's ends by SIGTERM as ever.
+    other = multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(60,))
+    other.start()
+    time.sleep(0.5)
+    other.terminate()
+    other.join(20)
+    print(other.exitcode)
+"""
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    ended = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60)
+    assert (ended.stdout, ended.stderr) == (f"{-signal.SIGTERM}\n", "")
 
 
 class Doubled(DataLoader):

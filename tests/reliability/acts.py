@@ -6,6 +6,7 @@ import io
 import itertools
 import logging
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -44,8 +45,9 @@ def train(plan: dict[str, Any]) -> int:
 
 
 def command(*words: str) -> int:
-    """Run the command line."""
-    return main(words)
+    """Run the command line, in a process that is there for nothing else."""
+    sys.argv[1:] = words
+    return main()
 
 
 def crash(deed: str, folder: str, at: int) -> int:

@@ -51,7 +51,7 @@ def test_training_goes_on_while_the_disk_is_full(runs, count, asynchronous) -> N
     steps = [int(path.name.split("_")[1]) for path in intact(run)]
     assert FULL in runs.nursery.said()
     assert steps[0] == 1
-    assert not set(range(11, 30)) & set(steps)
+    assert not set(range(11, 29 if asynchronous else 30)) & set(steps)  # one may be under way
     assert set(range(32, 49)) <= set(steps)
     assert run.result == runs.unbroken(asynchronous=asynchronous).result
     count(trials=1)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.supervisor import policy
+from modelzoo_trainer.supervisor import policy, process
 from modelzoo_trainer.supervisor.settings import Settings
 from modelzoo_trainer.supervisor.supervising import supervise
 
@@ -198,6 +198,28 @@ def test_a_ledger_that_cannot_be_written_is_told_once_and_ends_no_run(tmp_path, 
     one = Settings(model_dir=Path("run"), max_num_restarts=1)
     assert supervise([sys.executable, str(CHILD), plan], [one], told.append) == 0
     assert sum("ledger.json cannot be written: " in text for text in told) == 1
+
+
+def test_how_a_child_ended_is_known_though_who_started_us_ignores_ends_of_children(run):
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        done = run(["start:0", "train:1", "exit:2"])
+        assert signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert done.code == 2
+
+
+def test_a_child_that_cannot_be_killed_is_named(run, monkeypatch):
+    kills = []  # as if it waited for a dead disk
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda popen: kills.append(popen))
+    monkeypatch.setattr(process, "_KILL_S", 0.1)
+    with pytest.raises(TimeoutError, match=r"process \d+ has been killed and does not end"):
+        run(["start:0", "train:2", "signal:SIGSTOP"], hang_timeout=0.2)
+    [left] = kills
+    monkeypatch.undo()
+    left.kill()
+    left.wait()
 
 
 # ---- signals, and the end of the supervisor itself
