@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,8 +34,25 @@ def resources_of(pid: int) -> tuple[int, int, int]:
     return len(os.listdir(folder / "fd")), len(os.listdir(folder / "task")), memory
 
 
-def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
+def shared_memory() -> dict[str, int]:
+    """Return the names in shared memory, and how many bytes each has."""
+    found = {}
+    for path in Path("/dev/shm").iterdir():
+        with suppress(FileNotFoundError):
+            found[path.name] = path.stat().st_size
+    return found
+
+
+def bytes_left_of(names: set[str]) -> int:
+    """Return how many bytes stay under some names in shared memory; others' come and go.
+
+    A semaphore of 32 bytes is left by a kill between the two calls that name and unname it.
+    """
+    deadline = time.monotonic() + 20
+    while names and time.monotonic() < deadline:
+        time.sleep(0.1)
+        names = names & shared_memory().keys()
+    return sum(num_bytes for name, num_bytes in shared_memory().items() if name in names)
 
 
 @pytest.mark.parametrize("kills", [8, pytest.param(400, marks=pytest.mark.soak)])
@@ -52,7 +70,7 @@ def test_the_disk_does_not_fill_however_often_a_run_is_killed(runs: Runs, count,
     assert run.num_lost() == 0
     assert most <= KEEP + 2  # the one before may be on its way out, one on its way in
     assert most_left <= 2
-    assert shared_memory() <= before
+    assert bytes_left_of(shared_memory().keys() - before.keys()) < 1024
 
 
 @pytest.mark.soak
