@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from modelzoo_trainer import Callback, Logger, Trainer, TrainingLoop
 from modelzoo_trainer.hooks import HOOKS, HookFn
@@ -95,6 +97,11 @@ class RecorderBase(Callback):
         self.names.append(name)
         if self.on_call is not None:
             self.on_call(name, passed)
+
+    @override
+    def __enter__(self) -> Self:
+        gc.collect()  # trainers that other tests have dropped end now, not in this one
+        return super().__enter__()
 
     def count(self, name: str) -> int:
         return self.names.count(name)

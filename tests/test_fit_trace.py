@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +39,7 @@ _SILENT: Final = {
 
 def names_of_a_run(folder: Path) -> list[str]:
     recorder = Recorder()
+    gc.collect()  # trainers that other tests have dropped end before
     handle = register_global_callback(recorder)
     try:
         trainer = make_trainer(
