@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,20 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8")
 
     return compare
+
+
+@pytest.fixture
+def stuck_pipe() -> Iterator[int]:
+    """The end for writing of a pipe that is full, and that nobody reads."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    yield writer
+    os.close(reader)
+    os.close(writer)
 
 
 @pytest.fixture

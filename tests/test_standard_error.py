@@ -14,25 +14,9 @@ from modelzoo_trainer import standard_error
 posix = pytest.mark.skipif(os.name != "posix", reason="needs descriptors to wait for")
 
 
-@pytest.fixture
-def stuck():
-    """A pipe that is full, and that nobody reads."""
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    try:
-        while True:
-            os.write(writer, b"x" * 4096)
-    except BlockingIOError:
-        pass
-    os.set_blocking(writer, True)
-    yield writer
-    os.close(reader)
-    os.close(writer)
-
-
 @posix
-def test_a_reader_who_is_gone_is_not_waited_for(stuck) -> None:
-    standard_error.write("a line\n" * 10_000, stuck, patience_s=0.01)  # or this never ends
+def test_a_reader_who_is_gone_is_not_waited_for(stuck_pipe) -> None:
+    standard_error.write("a line\n" * 10_000, stuck_pipe, patience_s=0.01)  # or this never ends
 
 
 @posix

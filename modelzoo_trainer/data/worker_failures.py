@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final
 
 from torch.utils.data._utils import signal_handling as torch_signals
@@ -51,12 +51,7 @@ class _Reports:
         """Let the handler raise."""
         self._num_waiting += _is_main_thread()  # where handlers run
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         """Have the handler keep what it has to raise."""
         self._num_waiting -= _is_main_thread()
 
