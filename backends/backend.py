@@ -6,7 +6,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -40,6 +40,8 @@ class Caps:
         float64: Double precision exists.
         sharded_state: One process holds only a part of the state.
         collectives: More than one process takes part.
+        refused_dtypes: Types that `autocast` does not take, and that nothing may stand in for,
+            each with the reason.
     """
 
     lazy: bool = False
@@ -50,6 +52,7 @@ class Caps:
     float64: bool = True
     sharded_state: bool = False
     collectives: bool = False
+    refused_dtypes: Mapping[torch.dtype, str] = field(default_factory=dict)
 
 
 class Region:
@@ -348,6 +351,16 @@ class Backend(ABC):
         if not self.in_step and self.lag == 0:
             self.reads.flush()
 
+    def expedite(self) -> None:  # noqa: B027  # right where nothing is held back
+        """Have what was read so far delivered soon, where reads are held back for company."""
+
+    def hold(self, values: Iterable[Any]) -> None:  # noqa: B027  # right where nothing is recorded
+        """Keep tensors that nobody wants until the step's end.
+
+        Where a step is recorded, what nobody has any more is left out of its graph, and steps
+        with another graph are compiled anew.
+        """
+
     def flush(self) -> None:
         """Deliver all that was read. Waits for the device."""
         self.reads.flush()
@@ -364,6 +377,10 @@ class Backend(ABC):
         Collective where a process holds only a part of the state.
         """
         return map_tensors(tree, lambda tensor: tensor.detach())
+
+    def writable(self, tree: Any) -> Any:
+        """Return the structure with tensors whose bytes can be had one by one. May wait."""
+        return tree
 
     def rng_state(self) -> dict[str, Any]:
         """Return the state of all generators of this process. Waits for the device."""

@@ -32,11 +32,16 @@ class HostReadGuard(TorchFunctionMode):
     """Raises where torch is asked for a value on the host, between `arm` and `disarm`.
 
     It sees calls from Python, not what a compiled or C++ function does inside, and it cannot tell
-    a tensor that is meant to be on the host from one that is meant to be on the device.
+    a tensor that is meant to be on the host from one that is meant to be on the device, unless
+    the device has a type of its own.
+
+    Args:
+        kind: The device's type: reads of other tensors are none; None = of all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str | None = None) -> None:
         super().__init__()
+        self._kind = kind
         self.num_refused = 0
         self._num_pauses = 0
 
@@ -49,7 +54,7 @@ class HostReadGuard(TorchFunctionMode):
     ) -> Any:
         """Call a function unless it reads."""
         kwargs = kwargs or {}
-        if not self._num_pauses and _reads(func, args, kwargs):
+        if not self._num_pauses and _reads(func, args, kwargs) and self._is_meant(args, kwargs):
             self.num_refused += 1
             raise HostReadError(
                 f"{_name(func)} reads a value on the host inside the step, at {_caller()}: a "
@@ -57,6 +62,14 @@ class HostReadGuard(TorchFunctionMode):
                 f"after the step, or keep it on the device (torch.where instead of an if)."
             )
         return func(*args, **kwargs)
+
+    def _is_meant(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        return self._kind is None or any(
+            item.device.type == self._kind
+            for arg in (*args, *kwargs.values())
+            for item in (arg if isinstance(arg, (tuple, list)) else (arg,))
+            if isinstance(item, Tensor)
+        )
 
     def arm(self) -> None:
         """Begin to raise."""

@@ -96,7 +96,7 @@ class Reads(ABC):
             self.is_empty = not self._open and not self._shipped
 
     def _hand_over(self, shipped: Any, delivers: list[Deliver]) -> None:
-        landed = shipped.values if isinstance(shipped, _Landed) else self.land(shipped)
+        landed = shipped.values if isinstance(shipped, Landed) else self.land(shipped)
         pending = deque(zip(delivers, landed, strict=True))
         while pending:
             deliver, values = pending.popleft()
@@ -105,12 +105,12 @@ class Reads(ABC):
             except BaseException:
                 # The rest is delivered by the next flush, so that nothing is lost.
                 if pending:
-                    rest = _Landed([values for _, values in pending])
+                    rest = Landed([values for _, values in pending])
                     self._shipped.appendleft((rest, [deliver for deliver, _ in pending]))
                 raise
 
 
-class _Landed:
+class Landed:
     """Values that are on the host already."""
 
     def __init__(self, values: list[Values]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Mapping
 from typing import Any, Final
@@ -18,6 +19,7 @@ _KNOWN: Final[dict[str, tuple[str, str]]] = {
     "cuda": (".cuda", "CudaBackend"),
     "fake": (".fake", "FakeBackend"),
     "meta": (".meta", "MetaBackend"),
+    "xla": (".xla", "XlaBackend"),
 }
 _ALIASES: Final = {"gpu": "cuda"}
 # Kinds of torch.accelerator that one class serves; which of them are there, `auto` finds out.
@@ -45,17 +47,21 @@ def make_backend(device: str, options: Mapping[str, Any] | None = None) -> Backe
     name = _ALIASES.get(name, name)
     if name == "auto":
         name = _find()
+    arguments: dict[str, Any] = {}
+    if name == "tpu" and not _is_installed("torch_tpu"):
+        name, arguments = "xla", {"kind": "tpu"}
+    if name == "xla" and not _is_installed("torch_xla"):
+        raise BackendUnavailable(_without_xla(device))
     if name in _KNOWN:
         module, cls_name = _KNOWN[name]
         cls: type[Backend] = getattr(importlib.import_module(module, __package__), cls_name)
-        arguments: dict[str, Any] = {}
     elif name in _ACCELERATORS:
         cls = importlib.import_module(".accelerator", __package__).AcceleratorBackend
         arguments = {"kind": name}
     else:
         raise BackendUnavailable(f"device: {device!r} is not a backend. {_nearest(name)}")
     given = _checked(cls, dict(options or {}))
-    if not (cls.is_available() if not arguments else cls.is_available(name)):  # type: ignore[call-arg]
+    if not (cls.is_available(name) if name in _ACCELERATORS else cls.is_available()):  # type: ignore[call-arg]
         raise BackendUnavailable(
             f"device: {device!r} was asked for, but torch {_torch_version()} finds {_found()}. "
             f"Use device: cpu or auto, or install a torch build for it."
@@ -93,6 +99,19 @@ def _option_names(cls: type[Backend]) -> set[str]:
             parameters = inspect.signature(init).parameters.values()
             names |= {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
     return names - {"kind"}
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _without_xla(device: str) -> str:
+    other = ", 'modelzoo-trainer[tpu]' (torch_tpu, torch 2.11 or newer)" * (device.lower() == "tpu")
+    return (
+        f"device: {device!r} was asked for, but torch_xla is not installed. pip install "
+        f"'modelzoo-trainer[xla]' (it needs torch 2.9){other} in an environment of its own, or use "
+        f"device: cpu or auto."
+    )
 
 
 def _find() -> str:

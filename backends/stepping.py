@@ -60,7 +60,7 @@ def grad_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
     if all(part.dtype is torch.float32 for part in parts):
         norms = list(torch._foreach_norm(parts))
     else:
-        norms = [torch.linalg.vector_norm(part, dtype=_wide(part.dtype)) for part in parts]
+        norms = [torch.linalg.vector_norm(part.to(_wide(part.dtype))) for part in parts]
     joint: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]))
     return joint
 

@@ -482,18 +482,22 @@ def _notify() -> None:
         watcher.rebuild_hooks()
 
 
-def hook_names(callback: Any, *, is_log_step: bool = True) -> Iterator[str]:
+def hook_names(
+    callback: Any, *, is_log_step: bool = True, traces_alike: bool = False
+) -> Iterator[str]:
     """Yield the names of the declared hooks that `callback` listens to.
 
     Args:
         callback: The callback.
         is_log_step: Whether to include those that are for log steps only.
+        traces_alike: Include them in any case within the traced step.
     """
     idle: frozenset[str] = frozenset()
     if isinstance(callback, CoreCallback):
         idle = callback.idle_hooks
     if not is_log_step:
-        idle |= getattr(callback, "log_step_hooks", frozenset())
+        for_log_steps: frozenset[str] = getattr(callback, "log_step_hooks", frozenset())
+        idle |= frozenset(name for name in for_log_steps if not (traces_alike and _is_traced(name)))
     for name, declared in HOOKS.items():
         if name in idle:
             continue
@@ -501,6 +505,10 @@ def hook_names(callback: Any, *, is_log_step: bool = True) -> Iterator[str]:
             not isinstance(callback, Callback) and callable(getattr(callback, name, None))
         ):
             yield name
+
+
+def _is_traced(name: str) -> bool:
+    return name in HOOKS and HOOKS[name].phase is Phase.STEP
 
 
 def check_callback(callback: Any) -> None:

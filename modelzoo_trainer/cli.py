@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -28,6 +29,7 @@ MakeNames: TypeAlias = "Callable[[Sequence[ModuleType]], Names]"
 _MODE: Final = "train_and_eval"
 _MODES: Final = ("train", _MODE, "eval", "eval_all")
 _ALIASES: Final = {"device": ("--target_device",), "model_dir": ("-o",)}
+_UNUSED: Final = ("checkpoint=null", "loggers=[]", "autorestart=null")  # by --compile-only
 _SUPERVISED: Final = "--supervised"
 _EPILOG: Final = """\
 exit codes:
@@ -62,6 +64,8 @@ def main(argv: Sequence[str] | None = None, *, names: MakeNames | None = None) -
         with StopRequests(owns_process=argv is None) as requests:
             if options.supervised is not None:
                 return _run_as_child(options, names or _shipped_names, words, requests)
+            if options.compile_only:
+                return _compile(options, names or _shipped_names, words, requests)
             restarts = [] if options.check or options.schema else _restarts(options)
             command = _command(argv, names) if restarts else None
             if command is not None:
@@ -93,6 +97,12 @@ def _parser() -> argparse.ArgumentParser:
         "--explain-hooks",
         action="store_true",
         help="with --check: list who is called at each hook, in order",
+    )
+    parser.add_argument(
+        "--compile-only",
+        action="store_true",
+        help="take a few steps of training and validation, say how many graphs they compiled, and "
+        "write nothing; with backend.cache_dir in the file the next run finds them",
     )
     parser.add_argument(
         "--schema", action="store_true", help="print the JSON Schema of the files, and end"
@@ -134,6 +144,17 @@ def _run(options: argparse.Namespace, names: MakeNames, runner: Runner) -> int:
         return _print_schema(options, names)
     plans = _plans(options, names)
     return _print_report(options, plans) if options.check else runner.run(plans)
+
+
+def _compile(
+    options: argparse.Namespace, names: MakeNames, words: Sequence[str], requests: StopRequests
+) -> int:
+    """Run a few steps in a folder that is removed afterwards."""
+    with TemporaryDirectory() as folder:
+        options.model_dir, options.num_steps, options.eval_steps = folder, "3", "2"
+        options.max_steps = options.num_epochs = None
+        options.changes += [f"init.{key}" for key in _UNUSED]
+        return _run(options, names, Runner(words, requests, says_compilations=True))
 
 
 def _restarts(options: argparse.Namespace) -> list[Settings]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,14 +26,21 @@ class Runner:
         command: The words of the command line, for the kept file.
         requests: Has the signals that no trainer takes.
         child: Tells a supervisor how it goes; None = there is none.
+        says_compilations: Whether to say, after each, how many graphs were compiled.
     """
 
     def __init__(
-        self, command: Sequence[str], requests: StopRequests, child: Child | None = None
+        self,
+        command: Sequence[str],
+        requests: StopRequests,
+        child: Child | None = None,
+        *,
+        says_compilations: bool = False,
     ) -> None:
         self._command = command
         self._requests = requests
         self._child = child
+        self._says_compilations = says_compilations
 
     def run(self, plans: Sequence[TrainerPlan]) -> int:
         """Run the trainers until one ends early, and return the exit code."""
@@ -88,8 +96,12 @@ class Runner:
             return Phase.STARTING if is_before_fit else Phase.RUNNING
 
         self._requests.set_phase(phase)
+        begin = time.perf_counter()
         plan.run(trainer)
         self._requests.set_phase(Phase.ENDING)
+        if self._says_compilations:
+            num = trainer.backend.counters().get("compilations", 0)
+            say(f"{num} graphs compiled, {time.perf_counter() - begin:.1f} s with their first use")
         if self._child is not None:
             self._child.end_trainer(number, trainer.interrupted)
 

@@ -405,7 +405,7 @@ class Trainer(TrainerParts):
         self.hooks.on_save_checkpoint(self, state)
         self.hooks.postprocess_checkpoint(self, state)
         self.autorestart.add_state(self, state)
-        path = self.checkpoint.write(self, state, wait=wait)
+        path = self.checkpoint.write(self, self.backend.writable(state), wait=wait)
         self.after_save(self.checkpoint.take_committed())
         return path
 

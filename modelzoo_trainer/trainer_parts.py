@@ -103,6 +103,8 @@ class TrainerParts:
     """Most samples of a validation batch that go through the model at once; None = all."""
     is_log_step: bool = True
     """Whether metrics that are logged now reach the loggers. Set by Logging."""
+    traces_alike: bool = False
+    """Whether each traced step has to be like all others, as it is recorded and compiled."""
 
     def __init__(
         self, model_dir: str | Path, callbacks: Any, loggers: Any, core: Mapping[str, Any]
@@ -181,7 +183,7 @@ class TrainerParts:
         everybody = [*core, *self._user, *self.loggers, *global_callbacks()]
         unique = {id(callback): callback for callback in everybody}.values()
         self.log_hooks = HookTable(unique)
-        self.quiet_hooks = HookTable(unique, is_log_step=False)
+        self.quiet_hooks = HookTable(unique, is_log_step=False, traces_alike=self.traces_alike)
         self.hooks = self.log_hooks
 
     def add_callback(self, callback: Any) -> CallbackHandle:
@@ -377,6 +379,8 @@ class TrainerParts:
         is_late = self.is_delivering and not (log.in_batch and self.global_step == log.step)
         if not is_late:
             if not self.is_log_step:
+                if self.traces_alike:
+                    self.backend.hold(metrics.values())
                 return
             if log.in_batch and not self._name_scopes and step is None and dest is None:
                 log.collected.update(metrics)

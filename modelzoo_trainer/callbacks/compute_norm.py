@@ -108,7 +108,7 @@ def norms_of(tensors: list[Tensor]) -> list[Tensor]:
     if all(tensor.dtype is torch.float32 for tensor in tensors):
         return list(torch._foreach_norm(tensors))
     return [
-        torch.linalg.vector_norm(t.abs() if t.is_complex() else t, dtype=_wide(t)) for t in tensors
+        torch.linalg.vector_norm((t.abs() if t.is_complex() else t).to(_wide(t))) for t in tensors
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn import Module, Parameter
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback
@@ -16,6 +18,7 @@ from modelzoo_trainer.data.tokenization import END_OF_TEXT
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from modelzoo_trainer.core.backend import Backend
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.generate_text")
@@ -25,6 +28,8 @@ _NOT_A_BYTE: Final = "\ufffd".encode()
 
 class GenerateText(Callback):
     """Lets the model continue a prompt when a fit ends; logs the text and writes `sample.txt`.
+
+    On a device that compiles a graph for each length, a copy of the model does so on the host.
 
     Args:
         prompt: The beginning of the text.
@@ -86,12 +91,14 @@ class GenerateText(Callback):
             log.warning("%s could not be written: %s", path, error)
 
     def _draw(self, trainer: Trainer) -> Tensor:
-        model: Any = trainer.model
-        device = trainer.backend.device
+        backend = trainer.backend
+        on_host = backend.caps.static_shapes  # each length is another shape
+        model: Any = _copied(trainer.model, backend) if on_host else trainer.model
+        device = torch.empty(0).device if on_host else backend.device
         modes = [(module, module.training) for module in model.modules()]
         prompt = torch.tensor([self._encode()], device=device)
         with ExitStack() as stack:
-            stack.enter_context(trainer.backend.inference())
+            stack.enter_context(backend.inference())
             if trainer.precision.autocast is not None:
                 stack.enter_context(trainer.precision.autocast)
             for module, training in modes:
@@ -119,6 +126,17 @@ class GenerateText(Callback):
         parts = [bytes([token]) if token < 256 else _NOT_A_BYTE for token in tokens]
         # A document ends with a byte that is no text.
         return b"".join(parts).decode(errors="replace").replace(chr(END_OF_TEXT), "\n")
+
+
+def _copied(model: Module, backend: Backend) -> Module:
+    """Return a copy of a model in host memory."""
+    tensors = [*model.parameters(), *model.buffers()]
+    copies = backend.host_state(tensors)
+    memo: dict[int, Any] = {
+        id(own): Parameter(value, own.requires_grad) if isinstance(own, Parameter) else value
+        for own, value in zip(tensors, copies, strict=True)
+    }
+    return copy.deepcopy(model, memo)
 
 
 def _load_tokenizer(path: Path) -> Any:

@@ -69,21 +69,26 @@ class BackendCallback(CoreCallback):
 
     @override
     def pre_setup(self, trainer: Trainer) -> None:
-        if isinstance(self._backend, Backend):
-            backend = self._backend
-        else:
-            options = dict(self._backend or {})
-            named = options.pop("backend_type", None)
-            try:
-                backend = make_backend(self._device or named or "cpu", options)
-            except BackendUnavailable:
-                raise
-            except BackendError as error:
-                raise ConfigError(str(error)) from None
-        backend.seed = trainer.reproducibility.step_seed
-        backend.open()
+        try:
+            backend = self._make()
+            backend.seed = trainer.reproducibility.step_seed
+            backend.open()
+        except BackendUnavailable:
+            raise
+        except BackendError as error:
+            raise ConfigError(str(error)) from None
         self._opened = backend
         trainer.backend = backend
+        if backend.caps.lazy:
+            trainer.traces_alike = True
+            trainer.rebuild_hooks()
+
+    def _make(self) -> Backend:
+        if isinstance(self._backend, Backend):
+            return self._backend
+        options = dict(self._backend or {})
+        named = options.pop("backend_type", None)
+        return make_backend(self._device or named or "cpu", options)
 
     @override
     def finalize(self) -> None:

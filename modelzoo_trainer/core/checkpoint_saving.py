@@ -144,7 +144,8 @@ def check_states(trainer: Trainer) -> None:
             callbacks[name] = callback.state_dict()
     try:
         view = trainer.backend.state_view({"model": trainer.model.state_dict()})
-        checkpointing.check_savable({**view, "callbacks": callbacks})
+        whole = trainer.backend.writable({**view, "callbacks": callbacks})
+        checkpointing.check_savable(whole)
     except CheckpointError as error:
         raise ConfigError(f"checkpoints cannot be written: {error}") from None
     for name, callback in trainer.callbacks.items():

@@ -184,6 +184,7 @@ class Logging(CoreCallback):
             self.hand_over(trainer, metrics, step)
         elif step <= trainer.global_step or not trainer.early_exit.should_exit:
             self._read(trainer, metrics, step, partial(self.hand_over, trainer, metrics, step))
+            trainer.backend.expedite()
 
     def send(self, trainer: Trainer, metrics: Metrics, step: int, dest: Sequence[str]) -> None:
         """Have metrics handed over to the loggers of these names alone.

@@ -100,7 +100,11 @@ class LossAccumulation(CoreCallback):
         if not trainer.grad_accum.is_active:
             trainer.log_metrics_dict({"loss": outputs["loss"].detach()})
             return
-        if not trainer.logging.is_log_window and trainer.schedule.total_steps is not None:
+        if (
+            not trainer.logging.is_log_window
+            and trainer.schedule.total_steps is not None
+            and not trainer.traces_alike
+        ):
             return  # of a run without a known end, any window may be the last and be logged
         self._train.add(outputs["loss"], trainer.grad_accum.weight)
         if trainer.should_run_optimizer_step:

@@ -128,6 +128,11 @@ class MixedPrecision(Precision):
             return
         caps = trainer.backend.caps
         dtype = _DTYPES[self.fp16_type]
+        if dtype in caps.refused_dtypes:
+            raise ConfigError(
+                f"precision.fp16_type {self.fp16_type} does not work on {trainer.backend.device}: "
+                f"{caps.refused_dtypes[dtype]}. Use bfloat16."
+            )
         if dtype not in caps.autocast_dtypes:
             warnings.warn(
                 f"precision.fp16_type {self.fp16_type} does not work on {trainer.backend.device}; "

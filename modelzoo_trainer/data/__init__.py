@@ -2,5 +2,13 @@
 
 from modelzoo_trainer.data.batches import batch_size_of
 from modelzoo_trainer.data.registry import PROCESSORS, processor_class
+from modelzoo_trainer.data.static_shapes import PadLastBatch, PadToBuckets, bucket_lengths
 
-__all__ = ["PROCESSORS", "batch_size_of", "processor_class"]
+__all__ = [
+    "PROCESSORS",
+    "PadLastBatch",
+    "PadToBuckets",
+    "batch_size_of",
+    "bucket_lengths",
+    "processor_class",
+]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +16,15 @@ from backends.accelerator import AcceleratorBackend
 HAS_CUDA = torch.cuda.is_available()
 CUDA = pytest.param(
     "cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not HAS_CUDA, reason="no CUDA device")]
+)
+# torch_xla patches torch for the whole process: it takes part where somebody asks for it.
+HAS_XLA = importlib.util.find_spec("torch_xla") is not None and "PJRT_DEVICE" in os.environ
+XLA = pytest.param(
+    "xla",
+    marks=[
+        pytest.mark.xla,
+        pytest.mark.skipif(not HAS_XLA, reason="no torch_xla, or PJRT_DEVICE is not set"),
+    ],
 )
 HOST = ["cpu", "fake", "host-accelerator"]
 
@@ -69,18 +80,18 @@ def open_backend() -> Iterator[Make]:
         backend.close()
 
 
-@pytest.fixture(params=[*HOST, "meta", CUDA])
+@pytest.fixture(params=[*HOST, "meta", CUDA, XLA])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=[*HOST, CUDA])
+@pytest.fixture(params=[*HOST, CUDA, XLA])
 def valued_kind(request: pytest.FixtureRequest) -> str:
     """The kinds whose tensors have values."""
     return str(request.param)
 
 
-@pytest.fixture(params=["fake", "meta", CUDA])
+@pytest.fixture(params=["fake", "meta", CUDA, XLA])
 def guarded_kind(request: pytest.FixtureRequest) -> str:
     """The kinds that notice a read on the host."""
     return str(request.param)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 
-from backends import Backend
+from backends import Backend, BackendError
 from modelzoo_trainer.optim import OPTIMIZERS
 
 Make = Callable[..., Backend]
@@ -85,14 +85,26 @@ def assert_same_bits(one: Any, other: Any) -> None:
         assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
 
 
+def assert_near(one: Any, other: Any) -> None:
+    mine, theirs = leaves(one), leaves(other)
+    torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5, check_device=False)
+
+
 @pytest.mark.parametrize(("name", "settings"), VARIANTS)
 def test_masked_steps_leave_no_trace(
     valued_kind: str, open_backend: Make, name: str, settings: dict[str, Any]
 ) -> None:
+    if valued_kind == "xla" and name in ON_HOST:
+        with pytest.raises(BackendError, match=rf"{name} keeps a part of its state on the host"):
+            masked_run(open_backend(valued_kind), name, settings)
+        return
     model, optimizer = masked_run(open_backend(valued_kind), name, settings)
     wanted, its_optimizer = reference(open_backend(valued_kind), name, settings)
-    assert_same_bits(model.state_dict(), wanted.state_dict())
-    assert_same_bits(optimizer.state_dict()["state"], its_optimizer.state_dict()["state"])
+    # A graph with a mask is another graph, which may round otherwise; that a step is left out
+    # bit by bit is shown in tests/xla.
+    same = assert_near if valued_kind == "xla" else assert_same_bits
+    same(model.state_dict(), wanted.state_dict())
+    same(optimizer.state_dict()["state"], its_optimizer.state_dict()["state"])
 
 
 @pytest.mark.parametrize("kind", ["fake", "host-accelerator"])
@@ -241,6 +253,8 @@ def test_the_norm_of_double_gradients_stays_double(valued: Backend) -> None:
 def test_the_norm_of_sparse_gradients_shows_what_is_no_number(
     value: float, valued: Backend
 ) -> None:
+    if valued.device.type == "xla":
+        pytest.skip("the device has no sparse gradients")
     table = nn.Embedding(4, 2, sparse=True).to(valued.device)
     table(torch.tensor([1, 1], device=valued.device)).sum().mul(value).backward()
     with valued.step(0):

@@ -1,0 +1,624 @@
+"""Devices that torch_xla drives: TPUs, and whatever else has a PJRT plug-in.
+
+torch_xla records operations and runs them as one graph when it is told to: at the step boundary,
+which is this backend's alone. All that depends on recorded ("lazy") tensors is in this file and in
+`spmd.py`; both import torch_xla inside functions, as that patches torch for the whole process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Final, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from .backend import Backend, Caps, Region
+from .batched_reads import BatchedReads
+from .errors import BackendError, BackendUnavailable, HostReadError
+from .host_reads import HostReadGuard
+from .lazy_batch_norm import correct_batch_norms
+from .lazy_optimizers import LazyOptimizers
+from .masking import put_back
+from .placement import swap_model
+from .prefetch import LookAhead, PlainLane
+from .recompilation import Recompilation, RecompilationWatch, Shapes, shapes_of
+from .spmd import Layout, Spmd, start_spmd
+from .trees import map_tensors
+
+Accumulation = Literal["batch", "step"]
+
+log = logging.getLogger("modelzoo_trainer.backends.xla")
+
+_INSTALL: Final = "pip install 'modelzoo-trainer[xla]'"
+_FETCHES: Final = "TransferFromDeviceTime"
+_NUM_GUARDED: Final = 4  # steps
+_CACHE_PATH: Final = "XLA_PERSISTENT_CACHE_PATH"
+_OWN: Final = tuple(
+    str(Path(path).parent)
+    for path in (torch.__file__, torch.__file__.replace("torch/", "torch_xla/"), __file__)
+)
+_NO_FLOAT16: Final = (
+    "a loss scaler reads on the host, at every step, whether a gradient overflowed: the step's "
+    "graph would be cut in two. bfloat16 needs no scaler"
+)
+# torch.set_float32_matmul_precision's words, and torch_xla's for them.
+_PRECISIONS: Final = {"highest": "highest", "high": "high", "medium": "default"}
+_CUT: Final = "Unexpected execution happens inside the compiled function"
+
+
+class _Region(Region):
+    """The step; turns torch_xla's word for a read on the host into ours, with the line."""
+
+    __slots__ = ()
+
+    @override
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        error, trace = rest
+        self.backend.exit_step(ok=kind is None)
+        if isinstance(error, RuntimeError) and _CUT in str(error):
+            raise HostReadError(
+                f"{_caller(trace)}: this line reads a value on the host inside the step, which "
+                f"would cut its graph in two. Defer it (backend.read, a step closure), do it "
+                f"after the step, or keep it on the device (torch.where instead of an if)."
+            ) from error
+
+
+class XlaBackend(Backend):
+    """One XLA device, or several as one (SPMD): a step is one graph, compiled once.
+
+    Reads come in batches: when metrics are logged, a step later, all values since the last time
+    in one transfer.
+
+    Args:
+        kind: "tpu" = it has to be one; None = what torch_xla finds (environment: PJRT_DEVICE).
+        accumulation: What becomes one graph: each "batch" (its cost does not depend on their
+            number), or all batches of an optimizer "step" (fewer launches, a larger graph).
+        parallel: Several devices as one: `replicate` copies of the model, each in `shard` parts;
+            -1 = the rest of the devices. None = one device.
+        recompilation: What happens when a step compiles its graph anew: "warn" (once), "error",
+            or "ignore".
+        cache_dir: Where compiled graphs are kept for the next run; None = nowhere. Devices of the
+            kind CPU cannot read them back.
+        look_ahead: Ask the loader for the next batch before a step, so that its copy runs beside.
+        **options: Those of `Backend`, without `compile`.
+
+    Raises:
+        BackendError: If an option does not fit.
+        BackendUnavailable: In `open`, if there is no such device, or torch_xla does not fit torch.
+    """
+
+    name = "xla"
+    default_lag: ClassVar[int] = 100
+    caps = Caps(
+        lazy=True,
+        static_shapes=True,
+        float64=False,
+        refused_dtypes={torch.float16: _NO_FLOAT16},
+    )
+
+    def __init__(
+        self,
+        *,
+        kind: str | None = None,
+        accumulation: Accumulation = "batch",
+        parallel: Mapping[str, int] | None = None,
+        recompilation: Recompilation = "warn",
+        cache_dir: str | Path | None = None,
+        look_ahead: bool = True,
+        **options: Any,
+    ) -> None:
+        _check_choice("accumulation", accumulation, ("batch", "step"))
+        if options.get("compile"):
+            raise BackendError(
+                "backend.compile: torch.compile does not apply to XLA devices, which compile each "
+                "step as a whole anyway. Leave it out."
+            )
+        self._kind = kind
+        self._joins = accumulation == "step"
+        self._parallel = parallel
+        self._spmd: Spmd | None = None
+        self._look_ahead = look_ahead
+        self._cache_dir = cache_dir
+        self._device = torch.device("xla", 0)
+        self._name = str(self._device)
+        self._stream = 0
+        self._held: list[Any] = []
+        self._at_risk: list[_Snapshot] = []
+        self._guard = HostReadGuard("xla")
+        self._is_guarded = False
+        self._num_guarded: Counter[int] = Counter()
+        self._num_fetched = 0
+        self._accumulates = False
+        self._accumulating = _Accumulating(self)
+        self._is_open = False  # whether a graph of several batches has begun
+        self._num_expected = 0
+        self.optimizers = LazyOptimizers(self._send_state, self._device)
+        self._watch = RecompilationWatch(recompilation, self._num_compiled, self._fallbacks)
+        super().__init__(**options)
+
+    # ---- life
+
+    @staticmethod
+    @override
+    def is_available() -> bool:
+        """Return whether torch_xla is installed; whether it finds a device, `open` finds out."""
+        return importlib.util.find_spec("torch_xla") is not None
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        """The device; of several as one, what stands for them."""
+        return self._device
+
+    @override
+    def open(self) -> None:
+        _check_versions()
+        try:
+            self._start()
+        except BackendError:
+            raise
+        except (RuntimeError, ImportError, OSError) as error:
+            raise BackendUnavailable(
+                f"device: torch_xla {version('torch_xla')} does not start: {error}. The "
+                f"environment variable PJRT_DEVICE ({os.environ.get('PJRT_DEVICE')!r}) says which "
+                f"kind it looks for, such as TPU or CPU."
+            ) from error
+        self._num_expected = self._num_made()
+        super().open()
+        if self.matmul_precision is not None:
+            backends = importlib.import_module("torch_xla.backends")
+            backends.set_mat_mul_precision(_PRECISIONS[self.matmul_precision])
+            self._undo.append(lambda: backends.set_mat_mul_precision("default"))
+
+    def _start(self) -> None:
+        import torch_xla
+        from torch_xla import runtime
+        from torch_xla.core import xla_model
+        from torch_xla.debug import metrics
+
+        if self._cache_dir is not None:
+            self._begin_cache(torch_xla, runtime)
+        if self._parallel is not None:  # before anything asks for the device
+            self._spmd = Spmd(Layout.from_options(self._parallel, start_spmd()))
+        self._runtime: Any = torch_xla._XLAC
+        self._xla_model: Any = xla_model
+        self._metrics: Any = metrics
+        self._sync: Callable[[], None] = torch_xla.sync
+        self._device = torch_xla.device()
+        self._name = str(self._device)
+        found = runtime.device_type()
+        if self._kind is not None and found != self._kind.upper():
+            raise BackendUnavailable(
+                f"device: {self._kind!r} was asked for, but torch_xla finds devices of the kind "
+                f"{found}. Use device: xla for these, or unset PJRT_DEVICE."
+            )
+        self._watch.begin()
+
+    def _begin_cache(self, torch_xla: Any, runtime: Any) -> None:
+        path = str(Path(self._cache_dir or "").absolute())
+        if not torch_xla._XLAC._xla_computation_cache_is_initialized():
+            runtime.initialize_cache(path)
+        elif os.environ.get(_CACHE_PATH) != path:
+            log.warning(
+                "backend.cache_dir: %s is not used, as computations have begun in this process.",
+                path,
+            )
+
+    @override
+    def close(self, *, ok: bool = True) -> None:
+        if self.in_step:
+            self.exit_step(ok=False)
+        super().close(ok=ok)
+
+    # ---- model, optimizer, data
+
+    @override
+    def prepare_model(self, model: Module) -> Module:
+        swap_model(model, self._device)
+        correct_batch_norms(model)
+        if self._spmd is not None:
+            self._spmd.shard_model(model)
+        self._settle()
+        return model
+
+    @override
+    def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        self.optimizers.prepare(optimizer)
+        return optimizer
+
+    @override
+    def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
+        lane = _Lane(self._place, self._watch)
+        return LookAhead(batches, lane) if self._look_ahead else map(lane.carry, batches)
+
+    @override
+    def to_device(self, batch: Any) -> Any:
+        return self._place(batch)
+
+    def _place(self, batch: Any) -> Any:
+        """Send all tensors of a batch in one transfer."""
+        made = self._num_made()
+        tensors: list[Tensor] = []
+        map_tensors(batch, tensors.append)
+        ready = [_is_plain(tensor) for tensor in tensors]
+        plain = [tensor for tensor, is_plain in zip(tensors, ready, strict=True) if is_plain]
+        sent = iter(self._send(plain, None if self._spmd is None else self._spmd.batch_spec))
+        placed = iter(
+            [
+                next(sent) if is_plain else tensor.to(self._device)
+                for tensor, is_plain in zip(tensors, ready, strict=True)
+            ]
+        )
+        batch = map_tensors(batch, lambda _: next(placed), lambda item: item.to(self._device))
+        self._num_expected += self._num_made() - made
+        return batch
+
+    def _send(
+        self, tensors: Sequence[Tensor], spec: Callable[[Tensor], Any] | None = None
+    ) -> list[Tensor]:
+        """Send tensors of the host: none becomes a constant of a graph, as single numbers do."""
+        if not tensors:
+            return []
+        plain = [tensor.detach() for tensor in tensors]
+        names = [self._name] * len(plain)
+        specs = None if spec is None else [spec(tensor) for tensor in plain]
+        sent: list[Tensor] = self._runtime._xla_tensors_from_aten(plain, names, specs)
+        return sent
+
+    def _send_state(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return self._send(tensors, None if self._spmd is None else self._spmd.spec)
+
+    # ---- the step
+
+    @override
+    def step(self, index: int, stream: int = 0) -> Region:
+        self._stream = stream
+        return super().step(index, stream)
+
+    @override
+    def make_region(self) -> Region:
+        return _Region(self)
+
+    @override
+    def enter_step(self, seed: int) -> None:
+        if self._num_made() != self._num_expected and not self._is_open:
+            self._settle()  # what was computed since the last step gets a graph of its own
+        self.seed_device(seed)
+        self._num_fetched = self._samples(_FETCHES)
+        if self._num_guarded[self._stream] < _NUM_GUARDED:
+            self._guard.arm()
+            self._is_guarded = True
+        self._runtime._set_allow_execution(False)
+        self.in_step = True
+
+    @override
+    def exit_step(self, *, ok: bool) -> None:
+        self.in_step = False
+        self._runtime._set_allow_execution(True)
+        self._end_guard()
+        accumulates, self._accumulates = self._accumulates, False
+        self._is_open = ok and accumulates and self._joins
+        if self._is_open:
+            return
+        self._launch()
+        self._held.clear()
+        self._num_expected = self._num_made()
+        if ok:
+            self._watch.look((self._stream, accumulates))
+            self.reads.end_group()
+
+    def _end_guard(self) -> None:
+        """Cease to look for reads on the host; if there was one that nobody saw, look again.
+
+        Reads of values that are there already cut no graph: the runtime lets them pass. They are
+        looked for by Python functions, which costs too much for every step.
+        """
+        if self._is_guarded:
+            self._is_guarded = False
+            self._num_guarded[self._stream] += 1
+            self._guard.disarm()
+        elif self._samples(_FETCHES) != self._num_fetched:
+            self._num_guarded[self._stream] = _NUM_GUARDED - 1
+            log.warning(
+                "A step has read a value on the host, which waits for the device. The next one "
+                "that does so ends with the line."
+            )
+
+    def _launch(self) -> None:
+        """Run what was recorded."""
+        if self._at_risk:
+            self._at_risk = [snapshot for snapshot in self._at_risk if snapshot.save()]
+        self._sync()
+
+    def _settle(self) -> None:
+        """Run what was recorded outside of steps."""
+        self._launch()
+        self._is_open = False
+        self._num_expected = self._num_made()
+        self._watch.pass_over()
+
+    @override
+    def seed_device(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed)
+        self._runtime._xla_set_rng_seed(seed, self._name)
+
+    @override
+    def accumulating(self) -> AbstractContextManager[Any]:
+        return self._accumulating
+
+    @override
+    def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
+        self.optimizers.step(optimizer, keep)
+
+    @override
+    def restore(self, tensors: Sequence[Tensor], copies: Sequence[Tensor], keep: Tensor) -> None:
+        put_back(tensors, copies, keep)
+
+    # ---- values
+
+    @override
+    def make_reads(self) -> BatchedReads:
+        return BatchedReads(self.lag, self._snapshot, self._fetch_snapshots, "xla")
+
+    @override
+    def expedite(self) -> None:
+        self._batched_reads.expedite()
+
+    @override
+    def hold(self, values: Iterable[Any]) -> None:
+        self._held += values
+
+    @override
+    def flush(self) -> None:
+        if self._is_open:
+            self._settle()
+        super().flush()
+        self._at_risk.clear()
+
+    def _snapshot(self, tensor: Tensor) -> _Snapshot:
+        own = tensor.detach()
+        snapshot = _Snapshot(own)
+        if tensor.grad_fn is None:  # in place, a result with a history is hardly ever changed
+            self._at_risk.append(snapshot)
+        return snapshot
+
+    def _fetch_snapshots(self, snapshots: Sequence[_Snapshot]) -> list[Tensor]:
+        values = self._fetch([snapshot.kept for snapshot in snapshots])
+        for snapshot in snapshots:
+            snapshot.forget()
+        return values
+
+    def _fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return tensors on the host, in one transfer."""
+        if not tensors:
+            return []
+        if self._spmd is not None:
+            return [tensor.detach() for tensor in self._spmd.fetch(tensors)]
+        fetched: list[Tensor] = self._runtime._xla_get_cpu_tensors(list(tensors))
+        return [tensor.detach() for tensor in fetched]
+
+    # ---- state
+
+    @override
+    def host_state(self, tree: Any) -> Any:
+        return self._on_host(tree, lambda tensor: tensor.detach().clone())
+
+    @override
+    def writable(self, tree: Any) -> Any:
+        """Return the structure with its tensors on the host, fetched in one transfer. Waits."""
+        return self._on_host(tree, lambda tensor: tensor)
+
+    def _on_host(self, tree: Any, otherwise: Callable[[Tensor], Tensor]) -> Any:
+        found: dict[tuple[int, ...], Tensor] = {}
+
+        def note(tensor: Tensor) -> None:
+            if tensor.device.type == "xla":
+                found.setdefault(_identity(tensor), tensor)
+
+        map_tensors(tree, note)
+        copies = dict(zip(found, self._fetch(list(found.values())), strict=True))
+        self._num_expected = self._num_made()
+
+        def take(tensor: Tensor) -> Tensor:
+            if tensor.device.type != "xla":
+                return otherwise(tensor)
+            return copies[_identity(tensor)]
+
+        return map_tensors(tree, take)
+
+    @override
+    def rng_state(self) -> dict[str, Any]:
+        state = {"device": self._runtime._xla_get_rng_seed(self._name), "device_kind": "xla"}
+        return super().rng_state() | state
+
+    @override
+    def set_rng_state(self, state: Mapping[str, Any]) -> None:
+        super().set_rng_state(state)
+        if state.get("device_kind") == "xla":  # else another device's; steps are seeded anyway
+            self._runtime._xla_set_rng_seed(state["device"], self._name)
+
+    # ---- facts
+
+    @override
+    def counters(self) -> dict[str, int]:
+        """Return counts since the process began; waits for the device.
+
+        `compilations`, `executions` of graphs, `transfers_to_host`, `transfers_to_device`,
+        `fallbacks` (operations that ran on the host), `late_compilations` (see `recompilation`),
+        `reads` and `transfers` (of deferred reads).
+        """
+        self.synchronize()
+        reads = self._batched_reads
+        return {
+            "compilations": self._num_compiled(),
+            "executions": self._samples("ExecuteTime") + self._samples("ExecuteReplicatedTime"),
+            "transfers_to_host": self._samples(_FETCHES),
+            "transfers_to_device": self._samples("TransferToDeviceTime"),
+            "fallbacks": len(self._fallbacks()),
+            "late_compilations": self._watch.num_late,
+            "reads": reads.num_reads,
+            "transfers": reads.num_transfers,
+        }
+
+    @property
+    def _batched_reads(self) -> BatchedReads:
+        reads = self.reads
+        assert isinstance(reads, BatchedReads)
+        return reads
+
+    def _samples(self, metric: str) -> int:
+        data = self._metrics.metric_data(metric)
+        return 0 if data is None else int(data[0])
+
+    def _num_made(self) -> int:
+        """Return how many tensors of the device have been made: as many after, nothing was done."""
+        return self._runtime._xla_counter_value("CreateXlaTensor") or 0
+
+    def _num_compiled(self) -> int:
+        return self._runtime._xla_counter_value("UncachedCompile") or 0
+
+    def _fallbacks(self) -> list[str]:
+        return list(self._runtime._get_executed_fallback_ops())
+
+    @override
+    def memory(self) -> dict[str, int]:
+        figures = super().memory()
+        try:
+            found = self._xla_model.get_memory_info(self._device)
+        except RuntimeError:  # devices of the kind CPU keep no account
+            return figures
+        names = {"bytes_used": "device_allocated_bytes", "peak_bytes_used": "device_peak_bytes"}
+        return figures | {own: int(found[name]) for name, own in names.items() if found.get(name)}
+
+    @override
+    def synchronize(self) -> None:
+        self._runtime._xla_wait_device_ops(devices=[])
+
+
+class _Snapshot:
+    """A tensor's value as it is now, without an operation of the graph for it.
+
+    The value under a tensor does not change: what is done in place gives the tensor another one.
+    But the memory of the one before is used again by the graph that does it, so that has to make
+    a copy.
+
+    Args:
+        tensor: Detached; shares its memory with what is read.
+    """
+
+    __slots__ = ("_tensor", "_version", "kept")
+
+    def __init__(self, tensor: Tensor) -> None:
+        if tensor._version or not torch._is_functional_tensor(tensor):
+            self.kept = tensor.clone()  # what was changed in place once will be again
+            self._tensor: Tensor | None = None
+        else:
+            self.kept = torch._from_functional_tensor(tensor)
+            self._tensor = tensor
+        self._version = tensor._version
+
+    def forget(self) -> None:
+        """Care no more for what becomes of the tensor."""
+        self._tensor = None
+
+    def save(self) -> bool:
+        """Make the copy if the tensor has been changed; return whether it may be still."""
+        if self._tensor is None:
+            return False
+        if self._tensor._version != self._version:
+            self.kept = self.kept.clone()
+            self._tensor = None
+        return self._tensor is not None
+
+
+class _Accumulating(AbstractContextManager[None]):
+    """Marks a batch after which the optimizer does not step yet."""
+
+    def __init__(self, backend: XlaBackend) -> None:
+        self._backend = backend
+
+    @override
+    def __enter__(self) -> None:
+        self._backend._accumulates = True
+
+    @override
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+
+class _Lane(PlainLane):
+    """Batches on their way to the device, with their shapes for the watch."""
+
+    def __init__(self, place: Callable[[Any], Any], watch: RecompilationWatch) -> None:
+        super().__init__(place)
+        self._watch = watch
+
+    @override
+    def start(self, batch: Any) -> tuple[Any, Shapes]:
+        return super().start(batch), shapes_of(batch)
+
+    @override
+    def finish(self, copying: tuple[Any, Shapes]) -> Any:
+        batch, self._watch.shapes = copying
+        return batch
+
+    def carry(self, batch: Any) -> Any:
+        """Return a batch on the device."""
+        return self.finish(self.start(batch))
+
+
+def _check_versions() -> None:
+    """Make sure that torch_xla is the one that was built for this torch.
+
+    Its package does not ask for a torch, so that no installer sees a mismatch, and an import of
+    the wrong one fails with an undefined symbol.
+
+    Raises:
+        BackendUnavailable: If it is not.
+    """
+    found = version("torch_xla")
+    wanted = ".".join(found.split(".")[:2])
+    if torch.__version__.split(".")[:2] != wanted.split("."):
+        raise BackendUnavailable(
+            f"device: torch_xla {found} works with torch {wanted}, and torch {torch.__version__} "
+            f"is installed. {_INSTALL} in an environment of its own: it brings both."
+        )
+
+
+def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        choices = " or ".join(map(repr, known))
+        raise BackendError(f"backend.{name} is {value!r}. Use {choices}.")
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.layout is torch.strided
+
+
+def _identity(tensor: Tensor) -> tuple[int, ...]:
+    """Return what is equal for tensors that are one and the same."""
+    return (tensor.untyped_storage()._cdata, tensor.storage_offset(), *tensor.shape)
+
+
+def _caller(trace: TracebackType | None) -> str:
+    """Return the last line of a traceback that is not torch's or ours."""
+    found = "the step"
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not name.startswith(_OWN):
+            found = f"{name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found

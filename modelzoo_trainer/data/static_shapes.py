@@ -1,0 +1,410 @@
+"""Few shapes of batches: samples padded to one of a few lengths, a last batch to its full size.
+
+Devices that compile a graph for each shape wait for it once a shape. What is here are functions of
+the samples alone, for `DataLoader(collate_fn=...)`: in any process, and after a resume, the same
+samples are the same batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from math import ceil
+from operator import index
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import default_collate
+
+from modelzoo_trainer.data.batches import batch_size_of
+from modelzoo_trainer.errors import ConfigError, suggest
+
+Name = str | int
+"""Which entry: the key of a mapping, or the position in a tuple or list."""
+
+Values = Mapping[str, float] | Mapping[int, float] | Mapping[Name, float]
+
+_TOLERANCE: Final = 1e-9  # a root is not exact: 32 ** (4 / 5) is above 16
+
+
+def bucket_lengths(longest: int, *, num: int = 4, multiple_of: int = 64) -> list[int]:
+    """Return lengths for `PadToBuckets`, each about the same factor longer than the one before.
+
+    Args:
+        longest: Length of the longest sample, >= 1; the last bucket holds it.
+        num: Most buckets there may be, >= 1; there are fewer if rounding makes some equal.
+        multiple_of: What each is rounded up to a multiple of, >= 1; it is the first bucket if
+            there are several.
+
+    Raises:
+        ConfigError: If a number is out of range.
+
+    Example:
+        >>> bucket_lengths(1000, num=5)
+        [64, 128, 256, 512, 1024]
+    """
+    longest = _at_least_one("bucket_lengths: longest", longest)
+    num = _at_least_one("bucket_lengths: num", num)
+    multiple_of = _at_least_one("bucket_lengths: multiple_of", multiple_of)
+    units = -(-longest // multiple_of)
+    exact = [units ** (number / (num - 1)) for number in range(num - 1)]
+    sizes = {*(ceil(size - _TOLERANCE) for size in exact), units}
+    return [size * multiple_of for size in sorted(sizes)]
+
+
+class PadToBuckets:
+    """Collates samples of different lengths to the smallest bucket that holds the longest.
+
+    The entries that `pad` names all get this one length, so that there are at most as many lengths
+    as buckets. Other entries are stacked as they are. The rest is as in torch's `default_collate`:
+    mappings stay mappings, tuples become lists, numbers become tensors.
+
+    Args:
+        lengths: The buckets: each >= 1, and longer than the one before.
+        pad: The entries that have the length, and what their added positions hold: by the keys of
+            mappings, or the positions in tuples. A number if each sample is one tensor.
+        dim: Which dimension of these entries of a sample is the length; from the end if negative.
+        truncate: Whether a sample longer than all buckets loses its end. If not, it is an error.
+        mask: The key of an entry to be added: 1 where a sample is, 0 where it is padded.
+
+    Shapes:
+        An entry of `pad`, with dim 0: (T, ...) of any type in tensors, arrays and lists of numbers
+        becomes (B, bucket, ...) of this type. mask: (B, bucket), int64.
+
+    Raises:
+        ConfigError: If an argument does not fit or, when called, a sample does not.
+
+    Example:
+        >>> collate = PadToBuckets([4, 8], pad={"input_ids": 0, "labels": -100})
+        >>> samples = [{"input_ids": [5, 6], "labels": [6, 7]}, {"input_ids": [8], "labels": [9]}]
+        >>> batch = collate(samples)
+        >>> batch["input_ids"].tolist()
+        [[5, 6, 0, 0], [8, 0, 0, 0]]
+        >>> batch["labels"].tolist()
+        [[6, 7, -100, -100], [9, -100, -100, -100]]
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        pad: Values | float,
+        *,
+        dim: int = 0,
+        truncate: bool = False,
+        mask: str | None = None,
+    ) -> None:
+        self.lengths = _checked_lengths(lengths)
+        self.is_bare = not isinstance(pad, Mapping)
+        self.pad = _checked_values(
+            "PadToBuckets: pad", pad if isinstance(pad, Mapping) else {0: pad}
+        )
+        self.dim = dim
+        self.truncate = truncate
+        self.mask = mask
+        if mask is not None and (mask in self.pad or not all(isinstance(n, str) for n in self.pad)):
+            raise ConfigError(
+                f"PadToBuckets: mask is {mask!r} and pad names {_listed(self.pad)}. A mask is an "
+                "entry of its own of samples that are mappings. Leave it out, or take another name."
+            )
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Return the batch of these samples."""
+        if not isinstance(samples, list) or not samples:
+            raise ConfigError(
+                f"PadToBuckets got a {type(samples).__name__}, and needs a list of at least one "
+                "sample. A data set that returns whole batches has to pad them itself."
+            )
+        if self.is_bare:
+            return self._collated([(sample,) for sample in samples])[0]
+        return self._collated(samples)
+
+    def _collated(self, samples: list[Any]) -> Any:
+        found = [self._sequences(sample, number) for number, sample in enumerate(samples)]
+        longest = max(entry.shape[self.dim] for entries in found for entry in entries.values())
+        bucket = next((length for length in self.lengths if length >= longest), self.lengths[-1])
+        rows = [
+            _replaced(
+                sample,
+                {
+                    name: self._padded(entry, bucket, self.pad[name])
+                    for name, entry in entries.items()
+                },
+            )
+            for sample, entries in zip(samples, found, strict=True)
+        ]
+        batch = default_collate(rows)
+        if self.mask is not None:
+            first = next(iter(self.pad))
+            sizes = torch.tensor([entries[first].shape[self.dim] for entries in found])
+            batch[self.mask] = (torch.arange(bucket) < sizes.unsqueeze(1)).long()
+        return batch
+
+    def _sequences(self, sample: Any, number: int) -> dict[Name, Tensor]:
+        """Return the entries of a sample that have the length, checked."""
+        where = f"sample {number} of the batch"
+        _check_names(self.pad, sample, f"PadToBuckets: pad names {{}}, and {where}")
+        if self.mask is not None and self.mask in sample:
+            raise ConfigError(
+                f"PadToBuckets: mask is {self.mask!r}, and {where} has such an entry. Pad that one "
+                f"(pad={{{self.mask!r}: 0}}), or take another name."
+            )
+        entries = {}
+        for name, value in self.pad.items():
+            what = where if self.is_bare else f"{where}: {name!r}"
+            entry = entries[name] = _as_tensor(sample[name], what)
+            self._check_entry(entry, value, what)
+        sizes = {name: entry.shape[self.dim] for name, entry in entries.items()}
+        if self.mask is not None and len(set(sizes.values())) > 1:
+            raise ConfigError(
+                f"PadToBuckets: {where} has entries of different lengths ({sizes}), so that there "
+                "is no one mask for them. Make them equally long, or leave mask out."
+            )
+        return entries
+
+    def _check_entry(self, entry: Tensor, value: float, what: str) -> None:
+        if not -entry.dim() <= self.dim < entry.dim():
+            raise ConfigError(
+                f"PadToBuckets: {what} has shape {tuple(entry.shape)}, so it has no dimension "
+                f"{self.dim}. Change dim, or leave it out of pad: then it is stacked as it is."
+            )
+        _check_fits(value, entry.dtype, f"PadToBuckets: {what} is to be padded with")
+        length = entry.shape[self.dim]
+        if length > self.lengths[-1] and not self.truncate:
+            raise ConfigError(
+                f"PadToBuckets: {what} has length {length}, and the last bucket is "
+                f"{self.lengths[-1]}. Add a longer bucket, shorten the samples, or set "
+                "truncate=True."
+            )
+
+    def _padded(self, entry: Tensor, bucket: int, value: float) -> Tensor:
+        missing = bucket - entry.shape[self.dim]
+        if missing <= 0:
+            return entry.narrow(self.dim, 0, bucket)
+        after = entry.dim() - 1 - self.dim % entry.dim()  # dimensions; torch names the last first
+        return functional.pad(entry, (0, 0) * after + (0, missing), value=value)
+
+
+class PadLastBatch:
+    """Pads a smaller last batch to the full size, with rows that do not count.
+
+    For validations that have to see every sample; in training leave the smaller batch out
+    (`drop_last`), as added rows take part in whatever looks across a batch (batch normalization).
+    An added row is a copy of the last sample, which no model stumbles over, except for the entries
+    that `fill` names.
+
+    The averages are those of the smaller batch, but for rounding, if the model leaves such rows out
+    of its loss and metrics and returns `num_items`: how many labels they are means over. Without it
+    a batch weighs as many samples as it has rows (`batch_size_of`), added ones too, so that the
+    last batch weighs too much. A micro-batch may have added rows alone: its loss must not be a
+    division by 0:
+
+        losses = cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
+        num_items = (labels != -100).sum()
+        return {"loss": losses / num_items.clamp(min=1), "num_items": num_items}
+
+    Args:
+        batch_size: The full size, that of the loader, >= 1.
+        fill: What entries of added rows hold instead of the copy, such as {"labels": -100}: by
+            the keys of a batch that is a mapping, or the positions in a tuple or list.
+        weight: The key of an entry to be added to every batch: 1 for samples, 0 for added rows.
+        collate: Makes the batch of the samples: `default_collate`, `PadToBuckets(...)`, or one of
+            the user's. All tensors of its batches have the samples in their first dimension.
+
+    Shapes:
+        All tensors: (batch_size, ...). weight: (batch_size,), float32.
+
+    Raises:
+        ConfigError: If an argument does not fit or, when called, a batch does not.
+
+    Example:
+        >>> collate = PadLastBatch(4, {1: -100})
+        >>> inputs, labels = collate([(0.5, 7), (0.25, 8)])
+        >>> inputs.tolist(), labels.tolist()
+        ([0.5, 0.25, 0.25, 0.25], [7, 8, -100, -100])
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        fill: Values | None = None,
+        *,
+        weight: str | None = None,
+        collate: Callable[[list[Any]], Any] = default_collate,
+    ) -> None:
+        if not fill and weight is None:
+            raise ConfigError(
+                "PadLastBatch: neither fill nor weight is given, so that added rows would count as "
+                'samples. Give fill, such as {"labels": -100}, or the key of a weight to be added.'
+            )
+        self.batch_size = _at_least_one("PadLastBatch: batch_size", batch_size)
+        self.fill = _checked_values("PadLastBatch: fill", fill) if fill else {}
+        self.weight = weight
+        self.collate = collate
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Return the batch of these samples, full."""
+        batch = self.collate(samples)
+        num = batch_size_of(batch)
+        if num > self.batch_size:
+            raise ConfigError(
+                f"PadLastBatch: batch_size is {self.batch_size}, but a batch has {num} samples. "
+                "Give it the batch_size of the loader."
+            )
+        self._check(batch, num)  # also a full one: a wrong name is found in the first batch
+        if num < self.batch_size:
+            batch = _with_rows(batch, num, self.batch_size - num)
+            for name, value in self.fill.items():
+                batch[name][num:] = value
+        if self.weight is not None:
+            weight = (torch.arange(self.batch_size) < num).float()
+            batch = _replaced(batch, {self.weight: weight})
+        return batch
+
+    def _check(self, batch: Any, num: int) -> None:
+        _check_names(self.fill, batch, "PadLastBatch: fill names {}, and the batch")
+        for name, value in self.fill.items():
+            entry = batch[name]
+            if not isinstance(entry, Tensor) or entry.shape[:1] != (num,):
+                shape = f" {tuple(entry.shape)}" if isinstance(entry, Tensor) else ""
+                raise ConfigError(
+                    f"PadLastBatch: fill names {name!r}, which is a {type(entry).__name__}{shape} "
+                    f"in a batch of {num} samples. Only a tensor of so many rows can be filled."
+                )
+            _check_fits(value, entry.dtype, f"PadLastBatch: {name!r} is to be filled with")
+        if self.weight is not None and (not isinstance(batch, Mapping) or self.weight in batch):
+            has = "has such an entry" if isinstance(batch, Mapping) else "is no mapping"
+            raise ConfigError(
+                f"PadLastBatch: weight is {self.weight!r}, and the batch (a "
+                f"{type(batch).__name__}) {has}. It is added to mappings that have no such key; "
+                "otherwise use fill."
+            )
+
+
+def _with_rows(batch: Any, num: int, missing: int) -> Any:
+    """Return a batch in new containers and tensors, its last row repeated."""
+    if isinstance(batch, Tensor):
+        if not batch.dim():
+            return batch
+        if batch.shape[0] != num:
+            raise ConfigError(
+                f"PadLastBatch: a batch of {num} samples has a tensor of shape "
+                f"{tuple(batch.shape)}. All its tensors need the samples in their first dimension."
+            )
+        return torch.cat((batch, batch[-1:].expand(missing, *batch.shape[1:])))
+    if isinstance(batch, Mapping):
+        parts = {key: _with_rows(value, num, missing) for key, value in batch.items()}
+        return parts if type(batch) is dict else type(batch)(parts)  # type: ignore[call-arg]  # as a dict's
+    if isinstance(batch, tuple | list):
+        is_list_of_samples = len(batch) == num and not any(map(_has_parts, batch))
+        if is_list_of_samples:  # such as names of files
+            items = [*batch, *batch[-1:] * missing]
+        else:
+            items = [_with_rows(item, num, missing) for item in batch]
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+    return batch
+
+
+def _has_parts(item: Any) -> bool:
+    return isinstance(item, Tensor | Mapping | tuple | list)
+
+
+def _replaced(sample: Any, changed: Mapping[Name, Tensor]) -> Any:
+    """Return a mapping, tuple or list with other or further entries."""
+    if isinstance(sample, Mapping):
+        return {**sample, **changed}
+    items = [changed.get(number, item) for number, item in enumerate(sample)]
+    return type(sample)(*items) if hasattr(sample, "_fields") else tuple(items)
+
+
+def _as_tensor(value: Any, what: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    try:
+        if isinstance(value, np.ndarray):
+            return torch.from_numpy(np.array(value))  # a copy: it may be of a file, read only
+        if isinstance(value, list | tuple) and value:
+            return torch.tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"PadToBuckets: {what} cannot become a tensor: {error}.") from error
+    kind = f"{'an empty' if isinstance(value, list | tuple) else 'a'} {type(value).__name__}"
+    raise ConfigError(
+        f"PadToBuckets: {what} is {kind}, of no known length and type. Return tensors, arrays or "
+        "lists of numbers, or leave it out of pad: then it is stacked as it is."
+    )
+
+
+# ---- checks
+
+
+def _checked_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
+    try:
+        found = tuple(index(length) for length in lengths)
+    except TypeError:
+        found = ()
+    if not found or found[0] < 1 or any(a >= b for a, b in pairwise(found)):
+        raise ConfigError(
+            f"PadToBuckets: lengths is {lengths!r}. Give at least one whole number, each at least "
+            "1 and greater than the one before, such as [128, 256, 512]."
+        )
+    return found
+
+
+def _at_least_one(what: str, number: int) -> int:
+    try:
+        found = index(number)
+    except TypeError:
+        found = 0
+    if found < 1:
+        raise ConfigError(f"{what} is {number!r}; it must be a whole number of at least 1.")
+    return found
+
+
+def _checked_values(what: str, values: Mapping[Any, Any]) -> dict[Name, float]:
+    wrong = {n: v for n, v in values.items() if not isinstance(v, int | float)}
+    names = [name for name in values if not isinstance(name, str | int)]
+    if wrong or names or not values:
+        raise ConfigError(
+            f"{what} is {dict(values)!r}. Give a number for at least one entry, by its key or "
+            'position, such as {"labels": -100} or {1: -100}.'
+        )
+    return dict(values)
+
+
+def _check_names(names: Mapping[Name, float], owner: Any, said: str) -> None:
+    """Raise a `ConfigError` if a mapping, tuple or list lacks one of these entries.
+
+    Args:
+        names: The entries.
+        owner: What should have them.
+        said: The beginning of the message, with {} for the name.
+    """
+    known: list[Name] = []
+    if isinstance(owner, Mapping):
+        known = list(owner)
+    elif isinstance(owner, tuple | list):
+        known = list(range(len(owner)))
+    for name in names:
+        if name not in known:
+            near = suggest(str(name), map(str, known)) if known else "Only containers have entries."
+            raise ConfigError(
+                f"{said.format(repr(name))} is a {type(owner).__name__} without it. {near}"
+            )
+
+
+def _check_fits(value: float, dtype: torch.dtype, what: str) -> None:
+    """Raise a `ConfigError` if a tensor of this type cannot hold the value."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return
+    low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    if not (low <= value <= high and float(value).is_integer()):
+        raise ConfigError(
+            f"{what} {value}, but its type is {dtype}, which holds whole numbers from {low} to "
+            f"{high}. Give another value, or samples of another type."
+        )
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(repr(name) for name in names)
