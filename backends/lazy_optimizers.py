@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from torch.optim import Adadelta, Optimizer
 
 from .device_settings import DeviceSettings, MadeOnHost
 from .errors import BackendError
+from .out_of_place import OutOfPlace
 from .stepping import plain_step
 
 Send: TypeAlias = Callable[[list[Tensor]], list[Tensor]]
@@ -65,7 +66,8 @@ class _Prepared:
 
     def __init__(self, optimizer: Optimizer) -> None:
         names = {f"{cls.__module__}.{cls.__qualname__}" for cls in type(optimizer).__mro__}
-        self.kind = _implementation(optimizer)
+        self.base = _implementation(optimizer)
+        self.kind = "" if self.base is None else self.base.__name__
         self.is_rewritten = self.kind not in _FOR_TENSORS
         self.keeps_numbers = not names.isdisjoint(_FOR_NUMBERS)
         self.param_groups = optimizer.param_groups
@@ -77,6 +79,7 @@ class _Prepared:
         self.numbers: dict[int, float] = {}
         self.waiting = [param for group in self.param_groups for param in group["params"]]
         self.is_checked = False
+        self.begun: list[Tensor] = []
 
     def fits(self, optimizer: Optimizer) -> bool:
         """Return whether the optimizer has the groups of then."""
@@ -108,6 +111,24 @@ class LazyOptimizers:
         self._device = device
         self._known: WeakKeyDictionary[Optimizer, _Prepared] = WeakKeyDictionary()
         self._choices: WeakKeyDictionary[Optimizer, list[State]] = WeakKeyDictionary()
+        self._new: WeakSet[Optimizer] = WeakSet()
+
+    @property
+    def has_new(self) -> bool:
+        """Whether there is something for `begin` to do."""
+        return bool(self._new)
+
+    def begin(self) -> None:
+        """Make the state of the optimizers of torch's that have none; before a first forward pass.
+
+        A graph's results are in the order of their tensors' age: state that is as old as it will
+        be in the steps to come gives the first step the graph of these.
+        """
+        for optimizer in self._new:
+            prepared = self._known[optimizer]
+            if prepared.base is not None and hasattr(optimizer, "_init_group"):
+                self._begin_state(optimizer, prepared)
+        self._new.clear()
 
     def prepare(self, optimizer: Optimizer) -> None:
         """Make an optimizer ready, in place; its parameters are on the device already.
@@ -122,6 +143,7 @@ class LazyOptimizers:
             self._choices[optimizer] = []
             optimizer.register_state_dict_post_hook(self._restore_choices)
             optimizer.register_load_state_dict_post_hook(self._settle_loaded)
+            self._new.add(optimizer)
         self._settle(optimizer)
 
     def step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
@@ -143,6 +165,11 @@ class LazyOptimizers:
             prepared = self._known[optimizer]
         if not prepared.keeps_numbers:
             self._refresh(prepared)
+        if prepared.begun:
+            for param in prepared.begun:
+                if param.grad is None:  # it may never have one
+                    optimizer.state.pop(param, None)
+            _leave_waiting(prepared)
         if keep is not None:
             self._masked_step(optimizer, prepared, keep)
         elif prepared.waiting and prepared.starts():
@@ -241,12 +268,32 @@ class LazyOptimizers:
                 return _note(begun, self._send([tensor]))[0]
 
             _exchanged_step(optimizer, prepared, MadeOnHost(self._device, prepared.numbers, made))
-        prepared.waiting = [param for param in prepared.waiting if param.grad is None]
+        _leave_waiting(prepared)
         for group, then, now in zip(prepared.groups, before, _numbers_in(optimizer), strict=True):
             for key in [key for key in group.seen if key != "lr"]:
                 if then.get(key) != now.get(key):
                     del group.seen[key]  # the optimizer's own count, no setting
         return begun
+
+    def _begin_state(self, optimizer: Any, prepared: _Prepared) -> None:
+        params = [
+            param
+            for param in prepared.waiting
+            if param.requires_grad and param.grad is None and not optimizer.state.get(param)
+        ]
+        names = inspect.signature(prepared.base._init_group).parameters  # type: ignore[union-attr]
+        for param in params:
+            param.grad = param.detach()  # in the place of one: only whether there is one matters
+        try:
+            if prepared.kind == "SGD":
+                self._begin_momentum(optimizer)
+            with self._groups_begun(optimizer, prepared, {}):
+                for group in optimizer.param_groups:
+                    optimizer._init_group(group, *([] for _ in range(len(names) - 2)))
+        finally:
+            for param in params:
+                param.grad = None
+        prepared.begun = params
 
     def _begin_momentum(self, optimizer: Optimizer) -> list[Tensor]:
         """Give parameters without a momentum one of zeros, which is the same."""
@@ -325,6 +372,11 @@ class LazyOptimizers:
                     state[key] = torch.where(keep, value, copies[id(state), key])
 
 
+def _leave_waiting(prepared: _Prepared) -> None:
+    prepared.waiting = [param for param in prepared.waiting if param.grad is None]
+    prepared.begun = []
+
+
 def _check_copies(
     optimizer: Optimizer, params: list[Tensor], copies: Container[object], numbers: list[State]
 ) -> None:
@@ -342,18 +394,19 @@ def _check_copies(
         )
 
 
-def _implementation(optimizer: Optimizer) -> str:
-    """Return the name of the class of torch.optim whose `step` an optimizer has, or ""."""
+def _implementation(optimizer: Optimizer) -> type[Optimizer] | None:
+    """Return the class of torch.optim whose `step` an optimizer has."""
     cls = type(optimizer)
     step = inspect.unwrap(cls.step)  # torch wraps it for its profiler, in each class
     bases = [base for base in cls.__mro__ if inspect.unwrap(getattr(base, "step", len)) is step]
     is_torch = bases[-1].__module__.split(".")[:2] == ["torch", "optim"]
-    return bases[-1].__name__ if is_torch else ""
+    return bases[-1] if is_torch else None
 
 
 def _refuse(optimizer: Optimizer) -> None:
     name = type(optimizer).__name__
-    reason = _REFUSED.get(_implementation(optimizer))
+    base = _implementation(optimizer)
+    reason = None if base is None else _REFUSED.get(base.__name__)
     if reason is not None:
         raise BackendError(f"{name} does not work on a device that traces its steps: {reason}.")
     for key in ("fused", "differentiable"):
@@ -406,13 +459,14 @@ def _exchanged_step(
             held.append((settings, key, settings[key], buffer))
             settings[key] = buffer
     try:
-        if mode is None and not prepared.is_rewritten:
-            plain_step(optimizer)
-        else:
-            counts = prepared.kind == "Adagrad"
-            rewriting = DeviceSettings(prepared.numbers, keeps_counts=counts)
-            with rewriting if prepared.is_rewritten else nullcontext(), mode or nullcontext():
+        with OutOfPlace():
+            if mode is None and not prepared.is_rewritten:
                 plain_step(optimizer)
+            else:
+                counts = prepared.kind == "Adagrad"
+                rewriting = DeviceSettings(prepared.numbers, keeps_counts=counts)
+                with rewriting if prepared.is_rewritten else nullcontext(), mode or nullcontext():
+                    plain_step(optimizer)
     finally:
         for settings, key, number, buffer in held:
             if settings.get(key) is buffer:

@@ -58,6 +58,8 @@ class RecompilationWatch:
         self._seen = 0
         self._num_fallbacks = 0
         self._counts: Counter[tuple[Kind, Shapes]] = Counter()
+        self._num_windows = 0
+        self._windows: dict[tuple[Kind, Shapes], int] = {}
         self._last_shapes: dict[Kind, Shapes] = {}
         self._told: set[str] = set()
 
@@ -70,17 +72,21 @@ class RecompilationWatch:
         """Leave out what has been compiled since the last step: it belongs to none."""
         self._seen = self._num_compiled()
 
-    def look(self, kind: Kind) -> None:
-        """Judge a step that has just been launched.
+    def look(self, kind: Kind, *, ends_window: bool = True) -> None:
+        """Judge a batch's step that has just been launched.
 
         Args:
             kind: What it does.
+            ends_window: Whether it is the last one before the optimizer's step, or the only one.
 
         Raises:
             RecompilationError: If it compiled when it should not have, and that is an error.
         """
         shapes = self.shapes
-        self._counts[kind, shapes] += 1
+        if self._windows.get((kind, shapes)) != self._num_windows:
+            self._windows[kind, shapes] = self._num_windows
+            self._counts[kind, shapes] += 1
+        self._num_windows += ends_window
         before = self._last_shapes.get(kind)
         self._last_shapes[kind] = shapes
         num = self._num_compiled()

@@ -32,6 +32,7 @@ from .host_reads import HostReadGuard
 from .lazy_batch_norm import correct_batch_norms
 from .lazy_optimizers import LazyOptimizers
 from .masking import put_back
+from .out_of_place import OutOfPlace
 from .placement import swap_model
 from .prefetch import LookAhead, PlainLane
 from .recompilation import Recompilation, RecompilationWatch, Shapes, shapes_of
@@ -205,7 +206,20 @@ class XlaBackend(Backend):
                 f"device: {self._kind!r} was asked for, but torch_xla finds devices of the kind "
                 f"{found}. Use device: xla for these, or unset PJRT_DEVICE."
             )
+        self._check_gradients()
         self._watch.begin()
+
+    def _check_gradients(self) -> None:
+        """Refuse a process in which autograd has begun without this device."""
+        probe = torch.zeros((), device=self._device, requires_grad=True)
+        try:
+            (probe * 2).backward()  # type: ignore[no-untyped-call]  # torch's
+        except RuntimeError as error:
+            raise BackendUnavailable(
+                "device: this process computed gradients before torch_xla was imported, and "
+                "torch cannot compute any on an XLA device after that. Import torch_xla when the "
+                "program begins, or train on the XLA device first."
+            ) from error
 
     def _begin_cache(self, torch_xla: Any, runtime: Any) -> None:
         path = str(Path(self._cache_dir or "").absolute())
@@ -294,6 +308,8 @@ class XlaBackend(Backend):
 
     @override
     def enter_step(self, seed: int) -> None:
+        if self._stream == 0 and self.optimizers.has_new:
+            self.optimizers.begin()
         if self._num_made() != self._num_expected and not self._is_open:
             self._settle()  # what was computed since the last step gets a graph of its own
         self.seed_device(seed)
@@ -317,7 +333,7 @@ class XlaBackend(Backend):
         self._held.clear()
         self._num_expected = self._num_made()
         if ok:
-            self._watch.look((self._stream, accumulates))
+            self._watch.look((self._stream, accumulates), ends_window=not accumulates)
             self.reads.end_group()
 
     def _end_guard(self) -> None:
@@ -358,6 +374,16 @@ class XlaBackend(Backend):
     @override
     def accumulating(self) -> AbstractContextManager[Any]:
         return self._accumulating
+
+    @override
+    def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
+        with OutOfPlace():
+            return super().clip_grad_norm(parameters, max_norm)
+
+    @override
+    def clip_grad_value(self, parameters: Sequence[Tensor], max_value: float) -> None:
+        with OutOfPlace():
+            super().clip_grad_value(parameters, max_value)
 
     @override
     def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:

@@ -483,21 +483,21 @@ def _notify() -> None:
 
 
 def hook_names(
-    callback: Any, *, is_log_step: bool = True, traces_alike: bool = False
+    callback: Any, *, is_log_step: bool = True, rehearses: bool = False
 ) -> Iterator[str]:
     """Yield the names of the declared hooks that `callback` listens to.
 
     Args:
         callback: The callback.
         is_log_step: Whether to include those that are for log steps only.
-        traces_alike: Include them in any case within the traced step.
+        rehearses: Include those of the traced step in any case.
     """
     idle: frozenset[str] = frozenset()
     if isinstance(callback, CoreCallback):
         idle = callback.idle_hooks
     if not is_log_step:
         for_log_steps: frozenset[str] = getattr(callback, "log_step_hooks", frozenset())
-        idle |= frozenset(name for name in for_log_steps if not (traces_alike and _is_traced(name)))
+        idle |= frozenset(name for name in for_log_steps if not (rehearses and _is_traced(name)))
     for name, declared in HOOKS.items():
         if name in idle:
             continue

@@ -24,8 +24,8 @@ class HookTable(Callback):
     Args:
         callbacks: In the order in which they are called.
         is_log_step: Whether to include hooks that are for log steps only.
-        traces_alike: Include them in any case within the traced step: where it is recorded and
-            compiled, all steps have to be alike.
+        rehearses: Include those of them that belong to the traced step in any case, so that
+            what a log step records is recorded, though nothing is logged.
     """
 
     def __init__(
@@ -33,13 +33,13 @@ class HookTable(Callback):
         callbacks: Iterable[Any] = (),
         *,
         is_log_step: bool = True,
-        traces_alike: bool = False,
+        rehearses: bool = False,
     ) -> None:
         self.callbacks: Final = tuple(callbacks)
         self._events: dict[str, Event | None] = {}
         listeners: dict[str, list[HookFn]] = {}
         for callback in self.callbacks:
-            for name in hook_names(callback, is_log_step=is_log_step, traces_alike=traces_alike):
+            for name in hook_names(callback, is_log_step=is_log_step, rehearses=rehearses):
                 listeners.setdefault(name, []).append(getattr(callback, name))
         for name in HOOKS:
             calls = listeners.get(name)

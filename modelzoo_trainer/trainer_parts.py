@@ -103,8 +103,9 @@ class TrainerParts:
     """Most samples of a validation batch that go through the model at once; None = all."""
     is_log_step: bool = True
     """Whether metrics that are logged now reach the loggers. Set by Logging."""
-    traces_alike: bool = False
-    """Whether each traced step has to be like all others, as it is recorded and compiled."""
+    rehearses: bool = False
+    """Whether the batch at hand records what one of a log step would, though nothing is logged,
+    so that the graph of log steps is compiled in the beginning. Set by Logging."""
 
     def __init__(
         self, model_dir: str | Path, callbacks: Any, loggers: Any, core: Mapping[str, Any]
@@ -183,7 +184,8 @@ class TrainerParts:
         everybody = [*core, *self._user, *self.loggers, *global_callbacks()]
         unique = {id(callback): callback for callback in everybody}.values()
         self.log_hooks = HookTable(unique)
-        self.quiet_hooks = HookTable(unique, is_log_step=False, traces_alike=self.traces_alike)
+        self.quiet_hooks = HookTable(unique, is_log_step=False)
+        self.rehearsal_hooks = HookTable(unique, is_log_step=False, rehearses=True)
         self.hooks = self.log_hooks
 
     def add_callback(self, callback: Any) -> CallbackHandle:
@@ -379,7 +381,7 @@ class TrainerParts:
         is_late = self.is_delivering and not (log.in_batch and self.global_step == log.step)
         if not is_late:
             if not self.is_log_step:
-                if self.traces_alike:
+                if self.rehearses and self.should_run_optimizer_step:
                     self.backend.hold(metrics.values())
                 return
             if log.in_batch and not self._name_scopes and step is None and dest is None:

@@ -79,9 +79,6 @@ class BackendCallback(CoreCallback):
             raise ConfigError(str(error)) from None
         self._opened = backend
         trainer.backend = backend
-        if backend.caps.lazy:
-            trainer.traces_alike = True
-            trainer.rebuild_hooks()
 
     def _make(self) -> Backend:
         if isinstance(self._backend, Backend):

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _PACKAGE: Final = logging.getLogger("modelzoo_trainer")
+# Steps in the beginning. The first and the third record what log steps do: the state of the first
+# step may have another form, and the second is the first of the others.
+_REHEARSED: Final = 3
 _FORMAT: Final = "%(asctime)s %(levelname)s: %(message)s"
 
 
@@ -65,6 +68,7 @@ class Logging(CoreCallback):
         self.removed_destinations: set[str] = set()
         self.collected: Metrics = {}
         self._collected_step = 0
+        self._num_to_rehearse = 0
 
     # ---- messages
 
@@ -91,6 +95,7 @@ class Logging(CoreCallback):
     def _open_gate(self, trainer: Trainer) -> None:
         self.in_batch = False
         self.is_log_window = trainer.is_log_step = True
+        trainer.rehearses = False
         trainer.hooks = trainer.log_hooks
 
     def _leave(self, trainer: Trainer) -> None:
@@ -139,11 +144,32 @@ class Logging(CoreCallback):
         else:
             trainer.is_log_step = False
             trainer.hooks = trainer.quiet_hooks
+            if self._num_to_rehearse:
+                self._rehearse(trainer)
+
+    def _rehearse(self, trainer: Trainer) -> None:
+        trainer.rehearses = self._num_to_rehearse % 2 == 1
+        if trainer.rehearses and trainer.grad_accum.should_run_optimizer_step:
+            trainer.hooks = trainer.rehearsal_hooks
+
+    @override
+    def on_train_start(
+        self,
+        trainer: Trainer,
+        model: Module,
+        train_dataloader: Loader,
+        loop: Any,
+        loop_idx: int,
+    ) -> None:
+        self._num_to_rehearse = _REHEARSED if trainer.backend.caps.lazy else 0
 
     @override
     def on_step_boundary(self, trainer: Trainer) -> None:
         if self.collected:
             self.deliver(trainer)
+        if self._num_to_rehearse:
+            self._num_to_rehearse -= 1
+            trainer.rehearses = False
 
     @override
     def on_train_end(self, trainer: Trainer, model: Module, loop: Any, loop_idx: int) -> None:

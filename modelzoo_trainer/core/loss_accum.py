@@ -103,7 +103,7 @@ class LossAccumulation(CoreCallback):
         if (
             not trainer.logging.is_log_window
             and trainer.schedule.total_steps is not None
-            and not trainer.traces_alike
+            and not trainer.rehearses
         ):
             return  # of a run without a known end, any window may be the last and be logged
         self._train.add(outputs["loss"], trainer.grad_accum.weight)

@@ -68,11 +68,11 @@ CASES |= {
     "AdamW, biased": ours("AdamW", correct_bias=False),
     "Adafactor, relative": ours("Adafactor", relative_step=True, beta1=0.9, weight_decay=0.1),
 }
-# Their first step is another one; a number in their graph is one in it; or `copy_` makes their
-# state, begun after the loss, keep its place before the next loss: outputs are in order of age.
+# Their first step is another one; a number in their graph is one in it; or their state is begun
+# after the loss, and older than the losses to come: outputs are in order of age.
 TWO_GRAPHS = (
     *("SGD, dampened", "ours.Adafactor", "Adafactor, relative"),
-    *("torch.ASGD", "torch.Rprop", "ours.Rprop", "AdamW, foreach"),
+    *("ours.Lamb", "ours.Lion", "ours.Muon"),
 )
 # Each new rate of zero is another graph: the rate is a number.
 MORE_GRAPHS = ("ours.ASGD",)
@@ -113,6 +113,7 @@ class Run:
             self.optimizer.step()
             self.model.zero_grad()
         else:
+            self.lazy.begin()
             with self.traced():
                 self.backward()
                 self.lazy.step(self.optimizer, keep)

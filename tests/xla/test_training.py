@@ -139,6 +139,28 @@ def test_float16_is_refused_with_the_reason(
     assert "Use bfloat16" in done.stderr
 
 
+def test_a_process_whose_autograd_has_begun_without_the_device_is_refused() -> None:
+    program = """
+import torch
+from backends import BackendUnavailable, make_backend
+torch.ones(1, requires_grad=True).sum().backward()
+try:
+    make_backend("xla").open()
+except BackendUnavailable as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "Import torch_xla when the program begins" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("backend", "said"),
     [
