@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import tomllib
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -65,3 +69,50 @@ def test_an_unknown_compile_option_is_refused() -> None:
 def test_an_unknown_compile_target_is_refused() -> None:
     with pytest.raises(BackendError, match=r"target is 'layers'; use 'model' or 'blocks'"):
         make_backend("cpu", {"compile": "layers"})
+
+
+# ---- XLA where it is not installed
+
+no_xla = pytest.mark.skipif(
+    any(map(importlib.util.find_spec, ("torch_xla", "torch_tpu"))),
+    reason="torch_xla or torch_tpu is installed",
+)
+
+
+def test_xla_and_tpu_are_among_the_names() -> None:
+    assert {"xla", "tpu"} <= set(backend_names())
+
+
+@no_xla
+@pytest.mark.parametrize("device", ["xla", "XLA", "Xla"])
+def test_xla_without_its_package_is_told_which_one_to_install(device: str) -> None:
+    with pytest.raises(BackendUnavailable) as caught:
+        make_backend(device)
+    assert str(caught.value) == (
+        f"device: {device!r} was asked for, but torch_xla is not installed. pip install "
+        f"'modelzoo-trainer[xla]' (it needs torch 2.9) in an environment of its own, or use "
+        f"device: cpu or auto."
+    )
+
+
+@no_xla
+@pytest.mark.parametrize("device", ["tpu", "TPU"])
+def test_a_tpu_without_a_package_is_told_of_both(device: str) -> None:
+    with pytest.raises(BackendUnavailable) as caught:
+        make_backend(device, {"lag": 3})
+    assert str(caught.value) == (
+        f"device: {device!r} was asked for, but torch_xla is not installed. pip install "
+        f"'modelzoo-trainer[xla]' (it needs torch 2.9), 'modelzoo-trainer[tpu]' (torch_tpu, torch "
+        f"2.11 or newer) in an environment of its own, or use device: cpu or auto."
+    )
+
+
+def test_the_extras_that_are_named_exist() -> None:
+    path = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    extras = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert {"xla", "tpu"} <= extras.keys()
+
+
+def test_a_name_near_xla_gets_a_suggestion() -> None:
+    with pytest.raises(BackendUnavailable, match=r"'xlaa' is not a backend\. Did you mean 'xla'\?"):
+        make_backend("xlaa")

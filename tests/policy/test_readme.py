@@ -100,7 +100,7 @@ def test_the_lifecycle_is_the_golden_trace(blocks: list[Block], root: Path) -> N
     assert shown == [golden]
 
 
-@pytest.mark.parametrize("marker", ["<!-- ci: train -->", "<!-- ci: test -->"])
+@pytest.mark.parametrize("marker", ["<!-- ci: train -->", "<!-- ci: test -->", "<!-- ci: xla -->"])
 def test_the_commands_that_are_checked_are_there_once(marker: str, blocks: list[Block]) -> None:
     assert [block.language for block in blocks if block.marker == marker] == ["bash"]
 
