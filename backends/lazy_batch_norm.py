@@ -18,10 +18,16 @@ def correct_batch_norms(model: Module) -> None:
     numbers of a training step are right; those of a validation, which uses the average, are not.
     """
     for module in model.modules():
-        if isinstance(module, _BatchNorm) and module.track_running_stats:
+        is_meant = isinstance(module, _BatchNorm) and module.track_running_stats
+        if is_meant and not _is_corrected(module):
             correction = _Correction()
             module.register_forward_pre_hook(correction.remember)
             module.register_forward_hook(correction.correct)
+
+
+def _is_corrected(module: Module) -> bool:
+    hooks = module._forward_hooks.values()
+    return any(isinstance(getattr(hook, "__self__", None), _Correction) for hook in hooks)
 
 
 class _Correction:

@@ -14,4 +14,5 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, on a device or on the host."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    said = ("can't allocate memory", "RESOURCE_EXHAUSTED")  # the host's words, and XLA's
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in said)

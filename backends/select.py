@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import os
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -36,7 +37,7 @@ def make_backend(device: str, options: Mapping[str, Any] | None = None) -> Backe
 
     Args:
         device: One of `backend_names`, in any case; "auto" = the accelerator that torch finds,
-            else the CPU.
+            else what PJRT_DEVICE names for torch_xla (not the CPU), else the CPU.
         options: The backend's own arguments.
 
     Raises:
@@ -118,7 +119,10 @@ def _find() -> str:
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return "cpu" if accelerator is None else accelerator.type
+    if accelerator is not None:
+        return accelerator.type
+    kind = os.environ.get("PJRT_DEVICE", "cpu").lower()
+    return "xla" if kind not in ("", "cpu") and _is_installed("torch_xla") else "cpu"
 
 
 def _found() -> str:

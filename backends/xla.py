@@ -207,6 +207,13 @@ class XlaBackend(Backend):
                 f"{found}. Use device: xla for these, or unset PJRT_DEVICE."
             )
         self._check_gradients()
+        num = runtime.global_runtime_device_count()
+        if num > 1 and self._spmd is None:
+            log.info(
+                "There are %d devices, and one is used. backend: {parallel: {replicate: -1}} uses "
+                "all of them.",
+                num,
+            )
         self._watch.begin()
 
     def _check_gradients(self) -> None:

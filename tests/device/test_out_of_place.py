@@ -74,7 +74,6 @@ def check(name: str, make: Callable[[], Tensor], *args: Any, **kwargs: Any) -> N
     assert found.stride() == expected.stride()
 
 
-# The four names that are functions of lists alone, or no methods in place.
 def test_all_names_are_methods_or_functions_of_lists() -> None:
     assert sorted(set(_METHODS) - set(METHODS)) == ["maximum", "minimum"]
     assert sorted(set(_METHODS) - set(LISTS)) == ["addmm", "clamp"]
@@ -127,7 +126,8 @@ def test_operands_are_broadcast(name: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "addmm"])
 def test_a_tensor_without_dimensions_keeps_its_place(name: str) -> None:
     args, kwargs = arguments(name, torch.tensor(0.7), torch.tensor(1.3))
-    check(name, lambda: torch.tensor(0.6), *args, **kwargs)
+    start = -1.6 if name in ("abs", "clamp", "clamp_min") else 1.6
+    check(name, lambda: torch.tensor(start), *args, **kwargs)
 
 
 @pytest.mark.parametrize("target", FLOATS, ids=str)
@@ -277,7 +277,8 @@ def test_lists_of_several_types_keep_them() -> None:
     def make() -> list[Tensor]:
         return [values(5, seed=seed, dtype=dtype) for seed, dtype in enumerate(FLOATS)]
 
-    check_list("mul", make, 1.7)
+    # 1.5 is a bfloat16: on the host, torch rounds other numbers to one in place alone.
+    check_list("mul", make, 1.5)
 
 
 # ---- the mode

@@ -231,3 +231,84 @@ def test_a_read_in_a_step_hook_is_named_with_its_line(
     ) as other:
         other.fit(data(2))
     assert other.global_step == 2
+
+
+class Busy(Callback):
+    """Computes on the device between steps, and launches it, as a logging callback may."""
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, model: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        torch.rand(3, device=trainer.backend.device).sum().item()
+
+
+def losses_with(folder: Path, *callbacks: Callback) -> list[float]:
+    meter = Meter()
+    torch.manual_seed(0)
+    with Trainer(
+        device="xla",
+        model=Net(),
+        model_dir=folder,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
+        loop=TrainingLoop(max_steps=8),
+        logging=Logging(log_steps=1),
+        callbacks=[*callbacks, meter],
+        seed=3,
+    ) as trainer:
+        trainer.fit(data(8))
+    return [meter.metrics[step]["loss"] for step in range(1, 9)]
+
+
+def test_what_is_computed_between_steps_changes_no_dropout_mask(tmp_path: Path) -> None:
+    assert losses_with(tmp_path / "busy", Busy()) == losses_with(tmp_path / "quiet")
+
+
+def test_a_model_that_moves_twice_averages_variances_once() -> None:
+    from backends import make_backend
+
+    host, moved = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    backend = make_backend("xla")
+    backend.open()
+    for _ in range(2):
+        backend.prepare_model(moved)
+    for index in range(3):
+        with backend.step(index):
+            moved(x.to(backend.device))
+        host(x)
+    torch.testing.assert_close(backend.host_state(moved.running_var), host.running_var)
+    torch.testing.assert_close(backend.host_state(moved.running_mean), host.running_mean)
+    backend.close()
+
+
+def test_a_checkpoint_is_fetched_in_one_transfer(tmp_path: Path) -> None:
+    with Trainer(
+        device="xla",
+        model=Net(),
+        model_dir=tmp_path,
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+        loop=TrainingLoop(max_steps=4),
+    ) as trainer:
+        trainer.fit(data(4))
+        before = trainer.backend.counters()
+        trainer.save_checkpoint()
+        after = trainer.backend.counters()
+    assert after["transfers_to_host"] - before["transfers_to_host"] == 1
+    assert after["compilations"] == before["compilations"]
+
+
+def test_an_optimizer_that_was_made_before_the_move_trains_the_model(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = model.layers[0].weight.detach().clone()
+    with Trainer(
+        device="xla",
+        model=model,
+        model_dir=tmp_path,
+        optimizer=optimizer,
+        loop=TrainingLoop(max_steps=2),
+    ) as trainer:
+        trainer.fit(data(2))
+    assert optimizer.param_groups[0]["params"][0] is model.layers[0].weight
+    assert not torch.equal(model.layers[0].weight.detach().cpu(), before)
