@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from .compile import CompileOptions, compile_model
+from .errors import BackendError
 from .masking import leave_out
 from .oom import OUT_OF_MEMORY_ADVICE, is_out_of_memory
 from .placement import move_model
@@ -86,6 +87,7 @@ class Backend(ABC):
         lag: Steps between a value's read and its delivery; None = the backend's own.
 
     Raises:
+        BackendError: If an option does not fit.
         BackendUnavailable: In `open`, if the device is not there.
     """
 
@@ -104,6 +106,11 @@ class Backend(ABC):
         deterministic: bool = False,
         lag: int | None = None,
     ) -> None:
+        if matmul_precision not in (None, *get_args(Precision)):
+            known = ", ".join(get_args(Precision))
+            raise BackendError(f"backend.matmul_precision is {matmul_precision!r}. Use: {known}.")
+        if lag is not None and (type(lag) is not int or lag < 0):
+            raise BackendError(f"backend.lag is {lag!r}; it must be a whole number of steps >= 0.")
         self.compile = CompileOptions() if compile is True else compile or None
         self.matmul_precision = matmul_precision
         self.deterministic = deterministic
@@ -380,6 +387,10 @@ class Backend(ABC):
 
     def writable(self, tree: Any) -> Any:
         """Return the structure with tensors whose bytes can be had one by one. May wait."""
+        return tree
+
+    def for_loading(self, tree: Any) -> Any:
+        """Return a structure of host tensors in the form that is best copied into the run's."""
         return tree
 
     def rng_state(self) -> dict[str, Any]:

@@ -38,7 +38,8 @@ class BatchedReads(Reads):
         self._snapshot = snapshot
         self._fetch = fetch
         self._kind = kind
-        self._num_urgent = 0
+        self._num_urgent = 0  # steps that somebody is in a hurry for
+        self._num_due = 0  # of them, those that are to be brought next
         self._num_elements = 0
 
     @override
@@ -68,27 +69,28 @@ class BatchedReads(Reads):
     def expedite(self) -> None:
         """Have all that was read so far delivered soon."""
         self._num_urgent = len(self._shipped) + bool(self._open)
+        self._num_due = self._num_due or self._num_urgent
 
     @override
     def clear(self) -> None:
         super().clear()
-        self._num_urgent = self._num_elements = 0
+        self._num_urgent = self._num_due = self._num_elements = 0
 
     @override
     def _deliver(self, keep: int) -> None:
         if self._delivering:
             return
         num = len(self._shipped)
-        if keep and keep == self.lag > _SHORT:
+        if keep == self.lag > _SHORT:
             keep = self._num_to_keep(num)
         if num > keep:
             self._bring(num - keep)
-            self._num_urgent = max(0, self._num_urgent - (num - keep))
+            self._num_urgent = self._num_due = max(0, self._num_urgent - (num - keep))
         super()._deliver(keep)
 
     def _num_to_keep(self, num: int) -> int:
         """Return how many steps, the last ones, are left on the device at the end of one."""
-        is_due = self._num_urgent and num > self._num_urgent
+        is_due = 0 < self._num_due < num
         if is_due or num > self.lag or self._num_elements > _MANY:
             return 1  # the step that was launched just now
         return num
@@ -108,9 +110,9 @@ class BatchedReads(Reads):
     def _land_all(self, steps: list[list[list[Any]]]) -> list[list[Values]]:
         items = [item for captured in steps for read in captured for item in read]
         snapshots = [item for item in items if not isinstance(item, _Known)]
+        fetched = iter(self._fetch([snapshot for snapshot, _ in snapshots]) if snapshots else ())
         self._num_elements -= sum(num for _, num in snapshots)
         self.num_transfers += bool(snapshots)
-        fetched = iter(self._fetch([snapshot for snapshot, _ in snapshots]) if snapshots else ())
 
         def value(item: Any) -> Any:
             return item.value if isinstance(item, _Known) else host_value(next(fetched))

@@ -54,7 +54,8 @@ class HostReadGuard(TorchFunctionMode):
     ) -> Any:
         """Call a function unless it reads."""
         kwargs = kwargs or {}
-        if not self._num_pauses and _reads(func, args, kwargs) and self._is_meant(args, kwargs):
+        reads = not self._num_pauses and _reads(func, args, kwargs)
+        if reads and self._is_meant(func, args, kwargs):
             self.num_refused += 1
             raise HostReadError(
                 f"{_name(func)} reads a value on the host inside the step, at {_caller()}: a "
@@ -63,10 +64,16 @@ class HostReadGuard(TorchFunctionMode):
             )
         return func(*args, **kwargs)
 
-    def _is_meant(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        return self._kind is None or any(
+    def _is_meant(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> bool:
+        if self._kind is None:
+            return True
+        # An index is what is read of x[index], not x.
+        looked_at = args[1:2] if func.__name__ in ("__getitem__", "__setitem__") else args
+        return any(
             item.device.type == self._kind
-            for arg in (*args, *kwargs.values())
+            for arg in (*looked_at, *kwargs.values())
             for item in (arg if isinstance(arg, (tuple, list)) else (arg,))
             if isinstance(item, Tensor)
         )

@@ -14,6 +14,7 @@ state begins as an input too:
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ from .device_settings import DeviceSettings, MadeOnHost
 from .errors import BackendError
 from .out_of_place import OutOfPlace
 from .stepping import plain_step
+
+log = logging.getLogger("modelzoo_trainer.backends.lazy_optimizers")
 
 Send: TypeAlias = Callable[[list[Tensor]], list[Tensor]]
 State: TypeAlias = dict[str, Any]
@@ -57,6 +60,7 @@ class _Group:
 
     settings: State
     seen: dict[str, object]
+    betas: object = None
     numbers: dict[str, float] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
 
@@ -112,6 +116,7 @@ class LazyOptimizers:
         self._known: WeakKeyDictionary[Optimizer, _Prepared] = WeakKeyDictionary()
         self._choices: WeakKeyDictionary[Optimizer, list[State]] = WeakKeyDictionary()
         self._new: WeakSet[Optimizer] = WeakSet()
+        self._has_told = False
 
     @property
     def has_new(self) -> bool:
@@ -229,6 +234,9 @@ class LazyOptimizers:
         changed = []
         for group in prepared.groups:
             settings = group.settings
+            betas = settings.get("betas")
+            if betas is not group.betas:
+                self._note_betas(group, betas)
             for key, before in group.seen.items():
                 now = settings.get(key)
                 if now is not before and _is_new(group, key, now):
@@ -246,6 +254,16 @@ class LazyOptimizers:
             for group in prepared.groups
             for key, buffer in group.buffers.items()
         }
+
+    def _note_betas(self, group: _Group, betas: object) -> None:
+        before, group.betas = group.betas, betas
+        if before not in (None, betas) and not self._has_told:
+            self._has_told = True
+            log.warning(
+                "betas of the optimizer change from step to step, and each new value is a part of "
+                "the graph: every such step is compiled anew. A schedule that cycles the momentum "
+                "takes cycle_momentum=False."
+            )
 
     # ---- steps
 

@@ -37,7 +37,7 @@ def swap_model(model: Module, device: torch.device) -> None:
     try:
         model.to(device)
     except RuntimeError as error:
-        if "swap" not in str(error):
+        if "Couldn't swap" not in str(error):
             raise
         raise BackendError(
             f"The model cannot be moved to {device}: {error} Pass a model that no gradient was "

@@ -51,7 +51,7 @@ class Layout:
         Raises:
             BackendError: If a key is unknown, a value is no size, or the devices do not fit.
         """
-        sizes = dict.fromkeys(AXES, 1) | _checked(options)
+        sizes = dict.fromkeys(AXES, 1) | check_parallel(options)
         rest = [axis for axis in AXES if sizes[axis] == -1]
         if len(rest) == len(AXES):
             raise BackendError(
@@ -66,7 +66,12 @@ class Layout:
         return layout
 
 
-def _checked(options: Mapping[str, Any]) -> dict[str, int]:
+def check_parallel(options: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes among the options of `backend.parallel`.
+
+    Raises:
+        BackendError: If a key is unknown, or a value is no size.
+    """
     if not isinstance(options, Mapping):
         raise BackendError(
             f"backend.parallel is {options!r}; give it sizes, as in {{replicate: -1}}."

@@ -29,14 +29,14 @@ from .backend import Backend, Caps, Region
 from .batched_reads import BatchedReads
 from .errors import BackendError, BackendUnavailable, HostReadError
 from .host_reads import HostReadGuard
-from .lazy_batch_norm import correct_batch_norms
+from .lazy_batch_norm import check_batch_norms, correct_batch_norms
 from .lazy_optimizers import LazyOptimizers
 from .masking import put_back
 from .out_of_place import OutOfPlace
 from .placement import swap_model
 from .prefetch import LookAhead, PlainLane
 from .recompilation import Recompilation, RecompilationWatch, Shapes, shapes_of
-from .spmd import Layout, Spmd, start_spmd
+from .spmd import Layout, Spmd, check_parallel, start_spmd
 from .trees import map_tensors
 
 Accumulation = Literal["batch", "step"]
@@ -122,6 +122,11 @@ class XlaBackend(Backend):
         **options: Any,
     ) -> None:
         _check_choice("accumulation", accumulation, ("batch", "step"))
+        _check_choice("look_ahead", look_ahead, (True, False))
+        if cache_dir is not None and not isinstance(cache_dir, (str, Path)):
+            raise BackendError(f"backend.cache_dir is {cache_dir!r}. Use the path of a folder.")
+        if parallel is not None:
+            check_parallel(parallel)
         if options.get("compile"):
             raise BackendError(
                 "backend.compile: torch.compile does not apply to XLA devices, which compile each "
@@ -230,6 +235,14 @@ class XlaBackend(Backend):
 
     def _begin_cache(self, torch_xla: Any, runtime: Any) -> None:
         path = str(Path(self._cache_dir or "").absolute())
+        try:
+            Path(path).mkdir(parents=True, exist_ok=True)
+            (Path(path) / ".written").touch()
+        except OSError as error:
+            raise BackendError(
+                f"backend.cache_dir: {path!r} cannot be written: {error.strerror}. Name a folder "
+                f"of yours, or leave it out."
+            ) from None
         if not torch_xla._XLAC._xla_computation_cache_is_initialized():
             runtime.initialize_cache(path)
         elif os.environ.get(_CACHE_PATH) != path:
@@ -248,6 +261,7 @@ class XlaBackend(Backend):
 
     @override
     def prepare_model(self, model: Module) -> Module:
+        check_batch_norms(model)
         swap_model(model, self._device)
         correct_batch_norms(model)
         if self._spmd is not None:
@@ -336,7 +350,11 @@ class XlaBackend(Backend):
         self._is_open = ok and accumulates and self._joins
         if self._is_open:
             return
-        self._launch()
+        try:
+            self._launch()
+        except RuntimeError:  # of a graph that was cut off; the error that did it is under way
+            if ok:
+                raise
         self._held.clear()
         self._num_expected = self._num_made()
         if ok:
@@ -438,6 +456,11 @@ class XlaBackend(Backend):
         """Return tensors on the host, in one transfer."""
         if not tensors:
             return []
+        if self.in_step:
+            raise HostReadError(
+                "Values were asked for within the step (flush, host_state, a checkpoint). Ask for "
+                "them after it, in on_train_batch_end or on_step_boundary."
+            )
         if self._spmd is not None:
             return [tensor.detach() for tensor in self._spmd.fetch(tensors)]
         fetched: list[Tensor] = self._runtime._xla_get_cpu_tensors(list(tensors))
@@ -455,11 +478,15 @@ class XlaBackend(Backend):
         return self._on_host(tree, lambda tensor: tensor)
 
     def _on_host(self, tree: Any, otherwise: Callable[[Tensor], Tensor]) -> Any:
-        found: dict[tuple[int, ...], Tensor] = {}
+        if not self.in_step and not self._is_open and self._num_made() != self._num_expected:
+            self._settle()
+        found: dict[int, Tensor] = {}
+        ids: dict[int, int] = {}  # a view has another one each time it is asked for
 
         def note(tensor: Tensor) -> None:
             if tensor.device.type == "xla":
-                found.setdefault(_identity(tensor), tensor)
+                own = ids[id(tensor)] = self._runtime._xla_get_tensor_id(tensor)
+                found.setdefault(own, tensor)
 
         map_tensors(tree, note)
         copies = dict(zip(found, self._fetch(list(found.values())), strict=True))
@@ -468,7 +495,7 @@ class XlaBackend(Backend):
         def take(tensor: Tensor) -> Tensor:
             if tensor.device.type != "xla":
                 return otherwise(tensor)
-            return copies[_identity(tensor)]
+            return copies[ids[id(tensor)]]
 
         return map_tensors(tree, take)
 
@@ -482,6 +509,16 @@ class XlaBackend(Backend):
         super().set_rng_state(state)
         if state.get("device_kind") == "xla":  # else another device's; steps are seeded anyway
             self._runtime._xla_set_rng_seed(state["device"], self._name)
+
+    @override
+    def for_loading(self, tree: Any) -> Any:
+        """Return the structure with single numbers on the device, as inputs of a graph."""
+
+        def send(tensor: Tensor) -> Tensor:
+            is_single = tensor.device.type == "cpu" and tensor.dim() == 0
+            return self._send([tensor])[0] if is_single else tensor
+
+        return map_tensors(tree, send)
 
     # ---- facts
 
@@ -552,16 +589,15 @@ class _Snapshot:
         tensor: Detached; shares its memory with what is read.
     """
 
-    __slots__ = ("_tensor", "_version", "kept")
+    __slots__ = ("_tensor", "kept")
 
     def __init__(self, tensor: Tensor) -> None:
-        if tensor._version or not torch._is_functional_tensor(tensor):
-            self.kept = tensor.clone()  # what was changed in place once will be again
-            self._tensor: Tensor | None = None
-        else:
+        self._tensor: Tensor | None = None
+        if torch._is_functional_tensor(tensor) and not _num_changes(tensor):
             self.kept = torch._from_functional_tensor(tensor)
             self._tensor = tensor
-        self._version = tensor._version
+        else:
+            self.kept = tensor.clone()  # what was changed in place once will be again
 
     def forget(self) -> None:
         """Care no more for what becomes of the tensor."""
@@ -571,10 +607,22 @@ class _Snapshot:
         """Make the copy if the tensor has been changed; return whether it may be still."""
         if self._tensor is None:
             return False
-        if self._tensor._version != self._version:
+        if _num_changes(self._tensor):
+            if torch._from_functional_tensor(self._tensor) is self.kept:
+                log.warning(
+                    "A tensor was overwritten (copy_) before its value, which was to be read, had "
+                    "left the device: the new value is read. Read a clone of it."
+                )
             self.kept = self.kept.clone()
             self._tensor = None
         return self._tensor is not None
+
+
+def _num_changes(tensor: Tensor) -> int:
+    """Return how often a tensor's memory was changed in place, through whichever of its views."""
+    # A tensor's own version does not know of what was done to its `.data`.
+    num: int = torch._functionalize_mutation_counter(tensor)
+    return num
 
 
 class _Accumulating(AbstractContextManager[None]):
@@ -631,8 +679,8 @@ def _check_versions() -> None:
         )
 
 
-def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
+def _check_choice(name: str, value: object, known: tuple[object, ...]) -> None:
+    if not any(value is one or (value == one and type(value) is type(one)) for one in known):
         choices = " or ".join(map(repr, known))
         raise BackendError(f"backend.{name} is {value!r}. Use {choices}.")
 
@@ -641,17 +689,13 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.layout is torch.strided
 
 
-def _identity(tensor: Tensor) -> tuple[int, ...]:
-    """Return what is equal for tensors that are one and the same."""
-    return (tensor.untyped_storage()._cdata, tensor.storage_offset(), *tensor.shape)
-
-
 def _caller(trace: TracebackType | None) -> str:
-    """Return the last line of a traceback that is not torch's or ours."""
-    found = "the step"
+    """Return the last line of a traceback that is no library's, or at least not torch's or ours."""
+    found = library = "the step"
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
         if not name.startswith(_OWN):
-            found = f"{name}:{trace.tb_lineno}"
+            library = f"{name}:{trace.tb_lineno}"
+            found = found if "site-packages" in name else library
         trace = trace.tb_next
-    return found
+    return library if found == "the step" else found

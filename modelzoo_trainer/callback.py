@@ -43,7 +43,11 @@ class Callback:
         cls._hooks_checked = True
 
     log_step_hooks: frozenset[str] = frozenset()
-    """Hooks of this callback that have nothing to do but on log steps: called on those only."""
+    """Hooks of this callback that have nothing to do but on log steps: called on those only.
+
+    Those of the traced step are also called in two steps in the beginning of a fit on a device that
+    records steps, so that the graph of log steps is compiled then; nothing is logged there.
+    """
 
     _hooks_checked: ClassVar[bool] = True
     _entered: ClassVar[dict[int, list[GlobalHandle]]] = {}

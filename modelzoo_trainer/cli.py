@@ -151,10 +151,10 @@ def _compile(
 ) -> int:
     """Run a few steps in a folder that is removed afterwards."""
     with TemporaryDirectory() as folder:
-        options.model_dir, options.num_steps, options.eval_steps = folder, "3", "2"
+        options.num_steps, options.eval_steps = "3", "2"
         options.max_steps = options.num_epochs = None
         options.changes += [f"init.{key}" for key in _UNUSED]
-        return _run(options, names, Runner(words, requests, says_compilations=True))
+        return _run(options, names, Runner(words, requests, scratch=Path(folder)))
 
 
 def _restarts(options: argparse.Namespace) -> list[Settings]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from modelzoo_trainer.errors import ConfigError, ModelZooError
@@ -26,7 +27,8 @@ class Runner:
         command: The words of the command line, for the kept file.
         requests: Has the signals that no trainer takes.
         child: Tells a supervisor how it goes; None = there is none.
-        says_compilations: Whether to say, after each, how many graphs were compiled.
+        scratch: Where each trainer has a folder instead of its own, as the run is only to compile
+            graphs; how many is said after each. None = it is not.
     """
 
     def __init__(
@@ -35,12 +37,12 @@ class Runner:
         requests: StopRequests,
         child: Child | None = None,
         *,
-        says_compilations: bool = False,
+        scratch: Path | None = None,
     ) -> None:
         self._command = command
         self._requests = requests
         self._child = child
-        self._says_compilations = says_compilations
+        self._scratch = scratch
 
     def run(self, plans: Sequence[TrainerPlan]) -> int:
         """Run the trainers until one ends early, and return the exit code."""
@@ -48,6 +50,8 @@ class Runner:
         for number, plan in enumerate(plans[done:], done):
             if self._requests.received is not None:
                 return exit_code(self._requests.received)
+            if self._scratch is not None:
+                plan.init["model_dir"] = str(self._scratch / str(number))
             code = self._run(number, plan)
             if code != DONE:
                 return code
@@ -99,9 +103,8 @@ class Runner:
         begin = time.perf_counter()
         plan.run(trainer)
         self._requests.set_phase(Phase.ENDING)
-        if self._says_compilations:
-            num = trainer.backend.counters().get("compilations", 0)
-            say(f"{num} graphs compiled, {time.perf_counter() - begin:.1f} s with their first use")
+        if self._scratch is not None:
+            _tell_compilations(trainer, time.perf_counter() - begin)
         if self._child is not None:
             self._child.end_trainer(number, trainer.interrupted)
 
@@ -121,6 +124,14 @@ class Runner:
         if self._child is not None:
             self._child.fail(error)
         return fail(error)
+
+
+def _tell_compilations(trainer: Any, seconds: float) -> None:
+    num = trainer.backend.counters().get("compilations")
+    if num is None:
+        say(f"No graphs: {trainer.backend.device} runs steps as they come.")
+    else:
+        say(f"{num} graphs compiled, {seconds:.1f} s with their first use")
 
 
 def refuse(message: str) -> int:

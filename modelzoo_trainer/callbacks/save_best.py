@@ -195,7 +195,12 @@ class SaveBest(Callback):
         name: str | None = self._best.name_of(step)
         if trainer.backend.is_main:
             root = trainer.checkpoint.root(trainer)
-            name = self._best.write(root, state, step, {"metric": self.metric, "value": value})
+            name = self._best.write(
+                root,
+                trainer.backend.writable(state),
+                step,
+                {"metric": self.metric, "value": value},
+            )
         if name is None:
             return
         self._best.add(name, step, value)

@@ -82,6 +82,7 @@ class Logging(CoreCallback):
         loop: Any,
     ) -> None:
         self._open_handlers(trainer, stack)
+        self._num_to_rehearse = _REHEARSED if trainer.backend.caps.lazy else 0
         stack.callback(self._leave, trainer)
 
     @override
@@ -151,17 +152,6 @@ class Logging(CoreCallback):
         trainer.rehearses = self._num_to_rehearse % 2 == 1
         if trainer.rehearses and trainer.grad_accum.should_run_optimizer_step:
             trainer.hooks = trainer.rehearsal_hooks
-
-    @override
-    def on_train_start(
-        self,
-        trainer: Trainer,
-        model: Module,
-        train_dataloader: Loader,
-        loop: Any,
-        loop_idx: int,
-    ) -> None:
-        self._num_to_rehearse = _REHEARSED if trainer.backend.caps.lazy else 0
 
     @override
     def on_step_boundary(self, trainer: Trainer) -> None:

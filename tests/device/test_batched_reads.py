@@ -470,3 +470,42 @@ def test_no_element_is_counted_when_none_is_there() -> None:
             num_errors += 1
     assert (num_errors, len(seen)) == (6, 80)
     assert reads._num_elements == 0
+
+
+def test_a_hurry_each_step_is_a_transfer_each_step() -> None:
+    device, seen = Device(), []
+    reads = reads_of(device)
+    for value in range(5):
+        put(reads, seen.extend, value)
+        reads.expedite()
+        reads.end_group()
+    assert device.sizes == [1, 1, 1, 1]
+    assert seen == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_hurry_between_steps_each_time_is_a_transfer_each_step() -> None:
+    device, seen = Device(), []
+    reads = reads_of(device)
+    for value in range(5):
+        reads.end_group()
+        put(reads, seen.extend, value)
+        reads.expedite()
+    assert seen == [0.0, 1.0, 2.0]
+
+
+def test_elements_of_a_transfer_that_failed_are_counted_until_it_succeeds() -> None:
+    is_gone = True
+
+    def fetch(snapshots: list[Tensor]) -> list[Tensor]:
+        if is_gone:
+            raise RuntimeError("the device is gone")
+        return snapshots
+
+    reads = BatchedReads(9, torch.clone, fetch, "cpu")
+    step(reads, lambda values: None, 1, 2)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        reads.flush()
+    assert (reads._num_elements, reads.num_transfers) == (2, 0)
+    is_gone = False
+    reads.flush()
+    assert (reads._num_elements, reads.num_transfers) == (0, 1)
