@@ -228,9 +228,9 @@ class XlaBackend(Backend):
             (probe * 2).backward()  # type: ignore[no-untyped-call]  # torch's
         except RuntimeError as error:
             raise BackendUnavailable(
-                "device: this process computed gradients before torch_xla was imported, and "
-                "torch cannot compute any on an XLA device after that. Import torch_xla when the "
-                "program begins, or train on the XLA device first."
+                "device: this process computed gradients before it had an XLA device, and torch "
+                "cannot compute any there after that. Call torch_xla.device() when the program "
+                "begins, train on the XLA device first, or start another process."
             ) from error
 
     def _begin_cache(self, torch_xla: Any, runtime: Any) -> None:

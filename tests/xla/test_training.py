@@ -158,7 +158,7 @@ except BackendUnavailable as error:
         timeout=120,
         check=True,
     )
-    assert "Import torch_xla when the program begins" in done.stdout
+    assert "Call torch_xla.device() when the program begins" in done.stdout
 
 
 @pytest.mark.parametrize(
