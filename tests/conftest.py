@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the files of tests/golden anew"
     )
+
+
+def pytest_sessionstart() -> None:
+    if importlib.util.find_spec("torch_xla") is not None and "PJRT_DEVICE" in os.environ:
+        import torch_xla
+
+        torch_xla.device()  # autograd knows of no device that comes after its first gradient
 
 
 @pytest.fixture(autouse=True)
