@@ -1,20 +1,17 @@
 """Devices that torch_xla drives: TPUs, and whatever else has a PJRT plug-in.
 
 torch_xla records operations and runs them as one graph when it is told to: at the step boundary,
-which is this backend's alone. All that depends on recorded ("lazy") tensors is in this file and in
-`spmd.py`; both import torch_xla inside functions, as that patches torch for the whole process.
+which is this backend's alone. torch_xla is imported in `xla_runtime.py` and `spmd.py`, inside of
+functions, as that patches torch for the whole process.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Literal
@@ -27,26 +24,25 @@ from typing_extensions import override
 
 from .backend import Backend, Caps, Region
 from .batched_reads import BatchedReads
-from .errors import BackendError, BackendUnavailable, HostReadError
+from .errors import BackendError, HostReadError
 from .host_reads import HostReadGuard
 from .lazy_batch_norm import check_batch_norms, correct_batch_norms
 from .lazy_optimizers import LazyOptimizers
+from .lazy_values import Snapshot
 from .masking import put_back
 from .out_of_place import OutOfPlace
 from .placement import swap_model
 from .prefetch import LookAhead, PlainLane
 from .recompilation import Recompilation, RecompilationWatch, Shapes, shapes_of
-from .spmd import Layout, Spmd, check_parallel, start_spmd
+from .spmd import check_parallel
 from .trees import map_tensors
+from .xla_runtime import XlaRuntime
 
 Accumulation = Literal["batch", "step"]
 
 log = logging.getLogger("modelzoo_trainer.backends.xla")
 
-_INSTALL: Final = "pip install 'modelzoo-trainer[xla]'"
-_FETCHES: Final = "TransferFromDeviceTime"
 _NUM_GUARDED: Final = 4  # steps
-_CACHE_PATH: Final = "XLA_PERSISTENT_CACHE_PATH"
 _OWN: Final = tuple(
     str(Path(path).parent)
     for path in (torch.__file__, torch.__file__.replace("torch/", "torch_xla/"), __file__)
@@ -55,8 +51,6 @@ _NO_FLOAT16: Final = (
     "a loss scaler reads on the host, at every step, whether a gradient overflowed: the step's "
     "graph would be cut in two. bfloat16 needs no scaler"
 )
-# torch.set_float32_matmul_precision's words, and torch_xla's for them.
-_PRECISIONS: Final = {"highest": "highest", "high": "high", "medium": "default"}
 _CUT: Final = "Unexpected execution happens inside the compiled function"
 
 
@@ -135,14 +129,13 @@ class XlaBackend(Backend):
         self._kind = kind
         self._joins = accumulation == "step"
         self._parallel = parallel
-        self._spmd: Spmd | None = None
         self._look_ahead = look_ahead
         self._cache_dir = cache_dir
+        self._runtime: XlaRuntime  # from `open` on
         self._device = torch.device("xla", 0)
-        self._name = str(self._device)
         self._stream = 0
         self._held: list[Any] = []
-        self._at_risk: list[_Snapshot] = []
+        self._at_risk: list[Snapshot] = []
         self._guard = HostReadGuard("xla")
         self._is_guarded = False
         self._num_guarded: Counter[int] = Counter()
@@ -151,8 +144,12 @@ class XlaBackend(Backend):
         self._accumulating = _Accumulating(self)
         self._is_open = False  # whether a graph of several batches has begun
         self._num_expected = 0
-        self.optimizers = LazyOptimizers(self._send_state, self._device)
-        self._watch = RecompilationWatch(recompilation, self._num_compiled, self._fallbacks)
+        self.optimizers = LazyOptimizers(
+            lambda tensors: self._runtime.send_state(tensors), self._device
+        )
+        self._watch = RecompilationWatch(
+            recompilation, lambda: self._runtime.num_compiled(), lambda: self._runtime.fallbacks()
+        )
         super().__init__(**options)
 
     # ---- life
@@ -171,85 +168,13 @@ class XlaBackend(Backend):
 
     @override
     def open(self) -> None:
-        _check_versions()
-        try:
-            self._start()
-        except BackendError:
-            raise
-        except (RuntimeError, ImportError, OSError) as error:
-            raise BackendUnavailable(
-                f"device: torch_xla {version('torch_xla')} does not start: {error}. The "
-                f"environment variable PJRT_DEVICE ({os.environ.get('PJRT_DEVICE')!r}) says which "
-                f"kind it looks for, such as TPU or CPU."
-            ) from error
-        self._num_expected = self._num_made()
+        self._runtime = XlaRuntime(self._kind, self._parallel, self._cache_dir)
+        self._device = self._runtime.device
+        self._watch.begin()
+        self._num_expected = self._runtime.num_made()
         super().open()
         if self.matmul_precision is not None:
-            backends = importlib.import_module("torch_xla.backends")
-            backends.set_mat_mul_precision(_PRECISIONS[self.matmul_precision])
-            self._undo.append(lambda: backends.set_mat_mul_precision("default"))
-
-    def _start(self) -> None:
-        import torch_xla
-        from torch_xla import runtime
-        from torch_xla.core import xla_model
-        from torch_xla.debug import metrics
-
-        if self._cache_dir is not None:
-            self._begin_cache(torch_xla, runtime)
-        if self._parallel is not None:  # before anything asks for the device
-            self._spmd = Spmd(Layout.from_options(self._parallel, start_spmd()))
-        self._runtime: Any = torch_xla._XLAC
-        self._xla_model: Any = xla_model
-        self._metrics: Any = metrics
-        self._sync: Callable[[], None] = torch_xla.sync
-        self._device = torch_xla.device()
-        self._name = str(self._device)
-        found = runtime.device_type()
-        if self._kind is not None and found != self._kind.upper():
-            raise BackendUnavailable(
-                f"device: {self._kind!r} was asked for, but torch_xla finds devices of the kind "
-                f"{found}. Use device: xla for these, or unset PJRT_DEVICE."
-            )
-        self._check_gradients()
-        num = runtime.global_runtime_device_count()
-        if num > 1 and self._spmd is None:
-            log.info(
-                "There are %d devices, and one is used. backend: {parallel: {replicate: -1}} uses "
-                "all of them.",
-                num,
-            )
-        self._watch.begin()
-
-    def _check_gradients(self) -> None:
-        """Refuse a process in which autograd has begun without this device."""
-        probe = torch.zeros((), device=self._device, requires_grad=True)
-        try:
-            (probe * 2).backward()  # type: ignore[no-untyped-call]  # torch's
-        except RuntimeError as error:
-            raise BackendUnavailable(
-                "device: this process computed gradients before it had an XLA device, and torch "
-                "cannot compute any there after that. Call torch_xla.device() when the program "
-                "begins, train on the XLA device first, or start another process."
-            ) from error
-
-    def _begin_cache(self, torch_xla: Any, runtime: Any) -> None:
-        path = str(Path(self._cache_dir or "").absolute())
-        try:
-            Path(path).mkdir(parents=True, exist_ok=True)
-            (Path(path) / ".written").touch()
-        except OSError as error:
-            raise BackendError(
-                f"backend.cache_dir: {path!r} cannot be written: {error.strerror}. Name a folder "
-                f"of yours, or leave it out."
-            ) from None
-        if not torch_xla._XLAC._xla_computation_cache_is_initialized():
-            runtime.initialize_cache(path)
-        elif os.environ.get(_CACHE_PATH) != path:
-            log.warning(
-                "backend.cache_dir: %s is not used, as computations have begun in this process.",
-                path,
-            )
+            self._undo.append(self._runtime.set_precision(self.matmul_precision))
 
     @override
     def close(self, *, ok: bool = True) -> None:
@@ -264,8 +189,8 @@ class XlaBackend(Backend):
         check_batch_norms(model)
         swap_model(model, self._device)
         correct_batch_norms(model)
-        if self._spmd is not None:
-            self._spmd.shard_model(model)
+        if self._runtime.spmd is not None:
+            self._runtime.spmd.shard_model(model)
         self._settle()
         return model
 
@@ -285,12 +210,12 @@ class XlaBackend(Backend):
 
     def _place(self, batch: Any) -> Any:
         """Send all tensors of a batch in one transfer."""
-        made = self._num_made()
+        made = self._runtime.num_made()
         tensors: list[Tensor] = []
         map_tensors(batch, tensors.append)
         ready = [_is_plain(tensor) for tensor in tensors]
         plain = [tensor for tensor, is_plain in zip(tensors, ready, strict=True) if is_plain]
-        sent = iter(self._send(plain, None if self._spmd is None else self._spmd.batch_spec))
+        sent = iter(self._runtime.send_batch(plain))
         placed = iter(
             [
                 next(sent) if is_plain else tensor.to(self._device)
@@ -298,23 +223,8 @@ class XlaBackend(Backend):
             ]
         )
         batch = map_tensors(batch, lambda _: next(placed), lambda item: item.to(self._device))
-        self._num_expected += self._num_made() - made
+        self._num_expected += self._runtime.num_made() - made
         return batch
-
-    def _send(
-        self, tensors: Sequence[Tensor], spec: Callable[[Tensor], Any] | None = None
-    ) -> list[Tensor]:
-        """Send tensors of the host: none becomes a constant of a graph, as single numbers do."""
-        if not tensors:
-            return []
-        plain = [tensor.detach() for tensor in tensors]
-        names = [self._name] * len(plain)
-        specs = None if spec is None else [spec(tensor) for tensor in plain]
-        sent: list[Tensor] = self._runtime._xla_tensors_from_aten(plain, names, specs)
-        return sent
-
-    def _send_state(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return self._send(tensors, None if self._spmd is None else self._spmd.spec)
 
     # ---- the step
 
@@ -331,20 +241,20 @@ class XlaBackend(Backend):
     def enter_step(self, seed: int) -> None:
         if self._stream == 0 and self.optimizers.has_new:
             self.optimizers.begin()
-        if self._num_made() != self._num_expected and not self._is_open:
-            self._settle()  # what was computed since the last step gets a graph of its own
+        if self._has_strays:
+            self._settle()
         self.seed_device(seed)
-        self._num_fetched = self._samples(_FETCHES)
+        self._num_fetched = self._runtime.num_fetched()
         if self._num_guarded[self._stream] < _NUM_GUARDED:
             self._guard.arm()
             self._is_guarded = True
-        self._runtime._set_allow_execution(False)
+        self._runtime.allow_launches(False)
         self.in_step = True
 
     @override
     def exit_step(self, *, ok: bool) -> None:
         self.in_step = False
-        self._runtime._set_allow_execution(True)
+        self._runtime.allow_launches(True)
         self._end_guard()
         accumulates, self._accumulates = self._accumulates, False
         self._is_open = ok and accumulates and self._joins
@@ -356,7 +266,7 @@ class XlaBackend(Backend):
             if ok:
                 raise
         self._held.clear()
-        self._num_expected = self._num_made()
+        self._num_expected = self._runtime.num_made()
         if ok:
             self._watch.look((self._stream, accumulates), ends_window=not accumulates)
             self.reads.end_group()
@@ -371,7 +281,7 @@ class XlaBackend(Backend):
             self._is_guarded = False
             self._num_guarded[self._stream] += 1
             self._guard.disarm()
-        elif self._samples(_FETCHES) != self._num_fetched:
+        elif self._runtime.num_fetched() != self._num_fetched:
             self._num_guarded[self._stream] = _NUM_GUARDED - 1
             log.warning(
                 "A step has read a value on the host, which waits for the device. The next one "
@@ -382,19 +292,24 @@ class XlaBackend(Backend):
         """Run what was recorded."""
         if self._at_risk:
             self._at_risk = [snapshot for snapshot in self._at_risk if snapshot.save()]
-        self._sync()
+        self._runtime.sync()
+
+    @property
+    def _has_strays(self) -> bool:
+        """Whether something was computed since the last step: it gets a graph of its own."""
+        return not self._is_open and self._runtime.num_made() != self._num_expected
 
     def _settle(self) -> None:
         """Run what was recorded outside of steps."""
         self._launch()
         self._is_open = False
-        self._num_expected = self._num_made()
+        self._num_expected = self._runtime.num_made()
         self._watch.pass_over()
 
     @override
     def seed_device(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)
-        self._runtime._xla_set_rng_seed(seed, self._name)
+        self._runtime.seed(seed)
 
     @override
     def accumulating(self) -> AbstractContextManager[Any]:
@@ -439,32 +354,26 @@ class XlaBackend(Backend):
         super().flush()
         self._at_risk.clear()
 
-    def _snapshot(self, tensor: Tensor) -> _Snapshot:
+    def _snapshot(self, tensor: Tensor) -> Snapshot:
         own = tensor.detach()
-        snapshot = _Snapshot(own)
+        snapshot = Snapshot(own)
         if tensor.grad_fn is None:  # in place, a result with a history is hardly ever changed
             self._at_risk.append(snapshot)
         return snapshot
 
-    def _fetch_snapshots(self, snapshots: Sequence[_Snapshot]) -> list[Tensor]:
+    def _fetch_snapshots(self, snapshots: Sequence[Snapshot]) -> list[Tensor]:
         values = self._fetch([snapshot.kept for snapshot in snapshots])
         for snapshot in snapshots:
             snapshot.forget()
         return values
 
     def _fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return tensors on the host, in one transfer."""
-        if not tensors:
-            return []
-        if self.in_step:
+        if tensors and self.in_step:
             raise HostReadError(
                 "Values were asked for within the step (flush, host_state, a checkpoint). Ask for "
                 "them after it, in on_train_batch_end or on_step_boundary."
             )
-        if self._spmd is not None:
-            return [tensor.detach() for tensor in self._spmd.fetch(tensors)]
-        fetched: list[Tensor] = self._runtime._xla_get_cpu_tensors(list(tensors))
-        return [tensor.detach() for tensor in fetched]
+        return self._runtime.fetch(tensors)
 
     # ---- state
 
@@ -478,19 +387,19 @@ class XlaBackend(Backend):
         return self._on_host(tree, lambda tensor: tensor)
 
     def _on_host(self, tree: Any, otherwise: Callable[[Tensor], Tensor]) -> Any:
-        if not self.in_step and not self._is_open and self._num_made() != self._num_expected:
+        if not self.in_step and self._has_strays:
             self._settle()
         found: dict[int, Tensor] = {}
         ids: dict[int, int] = {}  # a view has another one each time it is asked for
 
         def note(tensor: Tensor) -> None:
             if tensor.device.type == "xla":
-                own = ids[id(tensor)] = self._runtime._xla_get_tensor_id(tensor)
+                own = ids[id(tensor)] = self._runtime.id_of(tensor)
                 found.setdefault(own, tensor)
 
         map_tensors(tree, note)
         copies = dict(zip(found, self._fetch(list(found.values())), strict=True))
-        self._num_expected = self._num_made()
+        self._num_expected = self._runtime.num_made()
 
         def take(tensor: Tensor) -> Tensor:
             if tensor.device.type != "xla":
@@ -501,14 +410,14 @@ class XlaBackend(Backend):
 
     @override
     def rng_state(self) -> dict[str, Any]:
-        state = {"device": self._runtime._xla_get_rng_seed(self._name), "device_kind": "xla"}
+        state = {"device": self._runtime.rng_seed, "device_kind": "xla"}
         return super().rng_state() | state
 
     @override
     def set_rng_state(self, state: Mapping[str, Any]) -> None:
         super().set_rng_state(state)
         if state.get("device_kind") == "xla":  # else another device's; steps are seeded anyway
-            self._runtime._xla_set_rng_seed(state["device"], self._name)
+            self._runtime.seed(state["device"])
 
     @override
     def for_loading(self, tree: Any) -> Any:
@@ -516,7 +425,7 @@ class XlaBackend(Backend):
 
         def send(tensor: Tensor) -> Tensor:
             is_single = tensor.device.type == "cpu" and tensor.dim() == 0
-            return self._send([tensor])[0] if is_single else tensor
+            return self._runtime.send_state([tensor])[0] if is_single else tensor
 
         return map_tensors(tree, send)
 
@@ -533,11 +442,11 @@ class XlaBackend(Backend):
         self.synchronize()
         reads = self._batched_reads
         return {
-            "compilations": self._num_compiled(),
-            "executions": self._samples("ExecuteTime") + self._samples("ExecuteReplicatedTime"),
-            "transfers_to_host": self._samples(_FETCHES),
-            "transfers_to_device": self._samples("TransferToDeviceTime"),
-            "fallbacks": len(self._fallbacks()),
+            "compilations": self._runtime.num_compiled(),
+            "executions": self._runtime.num_executed(),
+            "transfers_to_host": self._runtime.num_fetched(),
+            "transfers_to_device": self._runtime.num_sent(),
+            "fallbacks": len(self._runtime.fallbacks()),
             "late_compilations": self._watch.num_late,
             "reads": reads.num_reads,
             "transfers": reads.num_transfers,
@@ -549,80 +458,13 @@ class XlaBackend(Backend):
         assert isinstance(reads, BatchedReads)
         return reads
 
-    def _samples(self, metric: str) -> int:
-        data = self._metrics.metric_data(metric)
-        return 0 if data is None else int(data[0])
-
-    def _num_made(self) -> int:
-        """Return how many tensors of the device have been made: as many after, nothing was done."""
-        return self._runtime._xla_counter_value("CreateXlaTensor") or 0
-
-    def _num_compiled(self) -> int:
-        return self._runtime._xla_counter_value("UncachedCompile") or 0
-
-    def _fallbacks(self) -> list[str]:
-        return list(self._runtime._get_executed_fallback_ops())
-
     @override
     def memory(self) -> dict[str, int]:
-        figures = super().memory()
-        try:
-            found = self._xla_model.get_memory_info(self._device)
-        except RuntimeError:  # devices of the kind CPU keep no account
-            return figures
-        names = {"bytes_used": "device_allocated_bytes", "peak_bytes_used": "device_peak_bytes"}
-        return figures | {own: int(found[name]) for name, own in names.items() if found.get(name)}
+        return super().memory() | self._runtime.memory()
 
     @override
     def synchronize(self) -> None:
-        self._runtime._xla_wait_device_ops(devices=[])
-
-
-class _Snapshot:
-    """A tensor's value as it is now, without an operation of the graph for it.
-
-    The value under a tensor does not change: what is done in place gives the tensor another one.
-    But the memory of the one before is used again by the graph that does it, so that has to make
-    a copy.
-
-    Args:
-        tensor: Detached; shares its memory with what is read.
-    """
-
-    __slots__ = ("_tensor", "kept")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor: Tensor | None = None
-        if torch._is_functional_tensor(tensor) and not _num_changes(tensor):
-            self.kept = torch._from_functional_tensor(tensor)
-            self._tensor = tensor
-        else:
-            self.kept = tensor.clone()  # what was changed in place once will be again
-
-    def forget(self) -> None:
-        """Care no more for what becomes of the tensor."""
-        self._tensor = None
-
-    def save(self) -> bool:
-        """Make the copy if the tensor has been changed; return whether it may be still."""
-        if self._tensor is None:
-            return False
-        if _num_changes(self._tensor):
-            if torch._from_functional_tensor(self._tensor) is self.kept:
-                log.warning(
-                    "A tensor was overwritten (copy_) before its value, which was to be read, had "
-                    "left the device: the new value is read. Read a clone of it."
-                )
-            self.kept = self.kept.clone()
-            self._tensor = None
-        return self._tensor is not None
-
-
-def _num_changes(tensor: Tensor) -> int:
-    """Return how often a tensor's memory was changed in place, through whichever of its views."""
-    # A tensor's own version does not know of what was done to its `.data`.
-    num: int = torch._functionalize_mutation_counter(tensor)
-    return num
+        self._runtime.wait()
 
 
 class _Accumulating(AbstractContextManager[None]):
@@ -659,24 +501,6 @@ class _Lane(PlainLane):
     def carry(self, batch: Any) -> Any:
         """Return a batch on the device."""
         return self.finish(self.start(batch))
-
-
-def _check_versions() -> None:
-    """Make sure that torch_xla is the one that was built for this torch.
-
-    Its package does not ask for a torch, so that no installer sees a mismatch, and an import of
-    the wrong one fails with an undefined symbol.
-
-    Raises:
-        BackendUnavailable: If it is not.
-    """
-    found = version("torch_xla")
-    wanted = ".".join(found.split(".")[:2])
-    if torch.__version__.split(".")[:2] != wanted.split("."):
-        raise BackendUnavailable(
-            f"device: torch_xla {found} works with torch {wanted}, and torch {torch.__version__} "
-            f"is installed. {_INSTALL} in an environment of its own: it brings both."
-        )
 
 
 def _check_choice(name: str, value: object, known: tuple[object, ...]) -> None:
