@@ -185,8 +185,12 @@ class TrainerParts:
         unique = {id(callback): callback for callback in everybody}.values()
         self.log_hooks = HookTable(unique)
         self.quiet_hooks = HookTable(unique, is_log_step=False)
-        self.rehearsal_hooks = HookTable(unique, is_log_step=False, rehearses=True)
         self.hooks = self.log_hooks
+
+    @property
+    def rehearsal_hooks(self) -> HookTable:
+        """The quiet hooks, with those of the traced step that are for log steps; made anew."""
+        return HookTable(self.log_hooks.callbacks, is_log_step=False, rehearses=True)
 
     def add_callback(self, callback: Any) -> CallbackHandle:
         """Add a callback after those of its kind, and set it up.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -24,7 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionstart() -> None:
-    if importlib.util.find_spec("torch_xla") is not None and "PJRT_DEVICE" in os.environ:
+    from xla_here import HAS_XLA
+
+    if HAS_XLA:
         import torch_xla
 
         torch_xla.device()  # autograd knows of no device that comes after its first gradient

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from xla_here import HAS_XLA, WHY_NOT
 
 from backends import Backend, make_backend
 from backends.accelerator import AcceleratorBackend
@@ -17,15 +16,7 @@ HAS_CUDA = torch.cuda.is_available()
 CUDA = pytest.param(
     "cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not HAS_CUDA, reason="no CUDA device")]
 )
-# torch_xla patches torch for the whole process: it takes part where somebody asks for it.
-HAS_XLA = importlib.util.find_spec("torch_xla") is not None and "PJRT_DEVICE" in os.environ
-XLA = pytest.param(
-    "xla",
-    marks=[
-        pytest.mark.xla,
-        pytest.mark.skipif(not HAS_XLA, reason="no torch_xla, or PJRT_DEVICE is not set"),
-    ],
-)
+XLA = pytest.param("xla", marks=[pytest.mark.xla, pytest.mark.skipif(not HAS_XLA, reason=WHY_NOT)])
 HOST = ["cpu", "fake", "host-accelerator"]
 
 Make = Callable[..., Backend]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -12,8 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
+from xla_here import HAS_XLA, WHY_NOT
 
-HAS_XLA = importlib.util.find_spec("torch_xla") is not None and "PJRT_DEVICE" in os.environ
 ROOT = Path(__file__).resolve().parents[2]
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -25,8 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.xla)
             if not HAS_XLA:
-                reason = "no torch_xla, or PJRT_DEVICE is not set"
-                item.add_marker(pytest.mark.skip(reason=reason))
+                item.add_marker(pytest.mark.skip(reason=WHY_NOT))
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
-import os
-from importlib.util import find_spec
-
 import pytest
+from xla_here import HAS_XLA, WHY_NOT
 
-if "PJRT_DEVICE" not in os.environ or find_spec("torch_xla") is None:
-    pytest.skip("needs torch_xla, and PJRT_DEVICE set", allow_module_level=True)
+if not HAS_XLA:
+    pytest.skip(WHY_NOT, allow_module_level=True)
 
 import inspect
 from contextlib import contextmanager

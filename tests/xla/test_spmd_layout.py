@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,6 @@ Facts = dict[str, Any]
 
 def start(mode: str, num_devices: int) -> Facts:
     """Run the worker, as a process cannot leave SPMD, nor change the number of its devices."""
-    if find_spec("torch_xla") is None or "PJRT_DEVICE" not in os.environ:
-        pytest.skip("needs torch_xla and PJRT_DEVICE")
     environment = {key: value for key, value in os.environ.items() if key != "XLA_USE_SPMD"} | {
         "PJRT_DEVICE": "CPU",
         "CPU_NUM_DEVICES": str(num_devices),
