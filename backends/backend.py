@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from .activation_checkpointing import Mode as CheckpointMode
+from .activation_checkpointing import checkpoint_activations
 from .compile import CompileOptions, compile_model
 from .errors import BackendError
 from .masking import leave_out
@@ -85,6 +87,9 @@ class Backend(ABC):
         deterministic: Only algorithms that give the same bits each time; an operation without
             one raises.
         lag: Steps between a value's read and its delivery; None = the backend's own.
+        activation_checkpointing: What the backward pass computes anew instead of having kept it:
+            "full" = all within each block, "selective" = all but products of matrices and
+            attention; None = nothing. Blocks are the elements of every `ModuleList`.
 
     Raises:
         BackendError: If an option does not fit.
@@ -105,13 +110,26 @@ class Backend(ABC):
         matmul_precision: Precision | None = None,
         deterministic: bool = False,
         lag: int | None = None,
+        activation_checkpointing: CheckpointMode | None = None,
     ) -> None:
         if matmul_precision not in (None, *get_args(Precision)):
             known = ", ".join(get_args(Precision))
             raise BackendError(f"backend.matmul_precision is {matmul_precision!r}. Use: {known}.")
         if lag is not None and (type(lag) is not int or lag < 0):
             raise BackendError(f"backend.lag is {lag!r}; it must be a whole number of steps >= 0.")
+        if activation_checkpointing not in (None, *get_args(CheckpointMode)):
+            known = ", ".join(get_args(CheckpointMode))
+            raise BackendError(
+                f"backend.activation_checkpointing is {activation_checkpointing!r}. Use: {known}."
+            )
+        self.activation_checkpointing = activation_checkpointing
         self.compile = CompileOptions() if compile is True else compile or None
+        if activation_checkpointing and self.compile and self.compile.backend == "eager":
+            raise BackendError(
+                "backend.activation_checkpointing: torch.compile with backend 'eager' computes "
+                "other dropout masks anew than there were. Use its backend 'aot_eager' or "
+                "'inductor', or leave one of the two out."
+            )
         self.matmul_precision = matmul_precision
         self.deterministic = deterministic
         self.lag = self.default_lag if lag is None else lag
@@ -121,6 +139,8 @@ class Backend(ABC):
         self._region = self.make_region()
         self._nothing = nullcontext()
         self._undo: list[Callable[[], None]] = []
+        self._topics: list[str] = []
+        self._weights: list[Any] = []
 
     @property
     def seed(self) -> int:
@@ -189,12 +209,47 @@ class Backend(ABC):
         """Return whether any process says yes; on the host, without the device. Collective."""
         return flag
 
+    def exchange(self, value: int) -> list[int]:
+        """Return the numbers of all parts of the data, in their order; on the host. Collective."""
+        return [value]
+
+    def propose(self, topic: str) -> None:
+        """Have all processes told of a topic at one and the same of their decision points.
+
+        Safe in a signal handler; waits for nothing.
+
+        Args:
+            topic: What `decided` is to return.
+        """
+        self._topics.append(topic)
+
+    def decided(self) -> Sequence[str]:
+        """Return the topics that all processes are told of at this decision point.
+
+        Decision points are the calls of this method: every process has the same. No message is
+        sent for it, and none awaited unless there is a topic.
+        """
+        topics, self._topics = self._topics, []
+        return topics
+
+    def meet(self, name: str) -> bool:
+        """Return whether all processes come to the same place; waits for them, but not long.
+
+        Args:
+            name: Of the place, without spaces.
+        """
+        return True
+
     def barrier(self, name: str) -> None:  # noqa: B027  # right for one process
         """Wait until every process is here. Collective."""
 
     def broadcast_object(self, value: Any) -> Any:
         """Return the main process's value. Collective."""
         return value
+
+    def gather_object(self, value: Any) -> list[Any]:
+        """Return the values of all processes, in their order. Collective."""
+        return [value]
 
     # ---- model, optimizer, data
 
@@ -208,10 +263,20 @@ class Backend(ABC):
         Returns:
             The module to call. The names of its parameters are the model's own.
         """
+        return self.place_model(model)
+
+    def place_model(self, model: Module) -> Module:
+        """Do what `prepare_model` says for a model that has been looked at."""
         move_model(model, self.device)
+        self.checkpoint_activations(model)
         if self.compile is not None:
             compile_model(model, self.compile)
         return model
+
+    def checkpoint_activations(self, model: Module) -> None:
+        """Have a model's blocks compute activations anew, if that was asked for."""
+        if self.activation_checkpointing is not None:
+            checkpoint_activations(model, self.activation_checkpointing)
 
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Return an optimizer that fits the device; its parameters are there already."""
@@ -263,6 +328,29 @@ class Backend(ABC):
         """Seed torch's host generator, from which shuffles draw."""
         torch.default_generator.manual_seed(step_seed(self.seed, index, stream))
 
+    def weigh(self, loss: Tensor, weight: Any) -> Tensor:
+        """Return a loss whose backward pass also adds up the weights of the window.
+
+        Args:
+            loss: (), of one batch.
+            weight: What it counts; the same unit on all processes.
+        """
+        self._weights.append(weight)
+        return loss
+
+    def mean_weight(self) -> Any:
+        """Return the mean over the processes of the weights of the window, and forget them.
+
+        Called after the window's last backward pass. Collective, unless the gradients' reduction
+        has brought the weights along.
+        """
+        weights, self._weights = self._weights, []
+        return sum(weights)
+
+    def drop_weights(self) -> None:
+        """Forget the weights of a window that is not completed."""
+        self._weights.clear()
+
     def accumulating(self) -> AbstractContextManager[Any]:
         """Return the context of a batch after which the optimizer does not step yet.
 
@@ -300,6 +388,13 @@ class Backend(ABC):
     def grad_norm(self, parameters: Sequence[Tensor]) -> Tensor:
         """Return the joint 2-norm of the gradients, (), on the device."""
         return grad_norm(parameters, self.device)
+
+    def norms(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the 2-norm of each tensor, all of it, (), on the device.
+
+        Collective where a process holds only a part of the state.
+        """
+        return [torch.linalg.vector_norm(tensor.detach()) for tensor in tensors]
 
     def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
         """Update the parameters; or, where `keep` is false, leave them as they are, bit by bit.
@@ -389,9 +484,27 @@ class Backend(ABC):
         """Return the structure with tensors whose bytes can be had one by one. May wait."""
         return tree
 
-    def for_loading(self, tree: Any) -> Any:
-        """Return a structure of host tensors in the form that is best copied into the run's."""
+    def for_loading(self, tree: Any, like: Mapping[str, Any] | None = None) -> Any:
+        """Return a structure of host tensors in the form that is best copied into the run's.
+
+        Args:
+            tree: The structure.
+            like: The run's own tensors by name, where the structure has the same names.
+        """
         return tree
+
+    def is_shared(self, tensor: Tensor) -> bool:
+        """Return whether this process has only a part of a tensor."""
+        return False
+
+    def own_part(self, tensor: Tensor) -> Tensor:
+        """Return what of a tensor this process has."""
+        return tensor
+
+    @property
+    def process_group(self) -> Any:
+        """The group that moves host memory, for checkpoints; None = this process is alone."""
+        return None
 
     def rng_state(self) -> dict[str, Any]:
         """Return the state of all generators of this process. Waits for the device."""

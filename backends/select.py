@@ -13,6 +13,8 @@ from typing import Any, Final
 from .backend import Backend
 from .compile import CompileOptions
 from .errors import BackendError, BackendUnavailable
+from .launch import read_launch
+from .parallel_settings import ParallelSettings
 
 # name -> module and class; a module is imported only when its name is asked for.
 _KNOWN: Final[dict[str, tuple[str, str]]] = {
@@ -22,6 +24,7 @@ _KNOWN: Final[dict[str, tuple[str, str]]] = {
     "meta": (".meta", "MetaBackend"),
     "xla": (".xla", "XlaBackend"),
 }
+_LAYERED: Final = frozenset({"accelerator", "cpu", "cuda"})
 _ALIASES: Final = {"gpu": "cuda"}
 # Kinds of torch.accelerator that one class serves; which of them are there, `auto` finds out.
 _ACCELERATORS: Final = frozenset({"xpu", "mps", "hpu", "npu", "tpu", "neuron"})
@@ -61,12 +64,45 @@ def make_backend(device: str, options: Mapping[str, Any] | None = None) -> Backe
         arguments = {"kind": name}
     else:
         raise BackendUnavailable(f"device: {device!r} is not a backend. {_nearest(name)}")
-    given = _checked(cls, dict(options or {}))
+    layer = _layer_of(cls)
+    given = _checked(layer or cls, dict(options or {}))
     if not (cls.is_available(name) if name in _ACCELERATORS else cls.is_available()):  # type: ignore[call-arg]
         raise BackendUnavailable(
             f"device: {device!r} was asked for, but torch {_torch_version()} finds {_found()}. "
             f"Use device: cpu or auto, or install a torch build for it."
         )
+    if layer is None:
+        return cls(**arguments, **given)
+    return layer(**arguments, **given) if _has_others() else _alone(cls, arguments, given)
+
+
+def _layer_of(cls: type[Backend]) -> type[Backend] | None:
+    """Return a backend's form for several processes; None if it has none."""
+    if cls.name not in _LAYERED:
+        return None
+    return importlib.import_module(".parallel", __package__).LAYERS[cls]  # type: ignore[no-any-return]
+
+
+def _has_others() -> bool:
+    """Return whether this process is one of several.
+
+    Raises:
+        BackendError: If the launcher's environment is no good.
+    """
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size() > 1
+    return read_launch() is not None
+
+
+def _alone(cls: type[Backend], arguments: dict[str, Any], given: dict[str, Any]) -> Backend:
+    """Return the backend of one process; what is for several has to fit it."""
+    settings = ParallelSettings.from_options(
+        {name: given.pop(name) for name in ParallelSettings.OPTIONS if name in given}
+    )
+    settings.sizes(1)
+    given.pop("timeout", None)
     return cls(**arguments, **given)
 
 

@@ -126,6 +126,11 @@ class XlaBackend(Backend):
                 "backend.compile: torch.compile does not apply to XLA devices, which compile each "
                 "step as a whole anyway. Leave it out."
             )
+        if options.get("activation_checkpointing"):
+            raise BackendError(
+                "backend.activation_checkpointing is not offered on XLA devices, whose compiler "
+                "decides what is computed anew. Leave it out."
+            )
         self._kind = kind
         self._joins = accumulation == "step"
         self._parallel = parallel
@@ -420,7 +425,7 @@ class XlaBackend(Backend):
             self._runtime.seed(state["device"])
 
     @override
-    def for_loading(self, tree: Any) -> Any:
+    def for_loading(self, tree: Any, like: Mapping[str, Any] | None = None) -> Any:
         """Return the structure with single numbers on the device, as inputs of a graph."""
 
         def send(tensor: Tensor) -> Tensor:

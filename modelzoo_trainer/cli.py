@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from modelzoo_trainer.config.options import OPTIONS
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.running import DONE, Runner, fail, refuse
+from modelzoo_trainer.joint_run import Tell, is_joint, run_jointly
+from modelzoo_trainer.running import DONE, FAILED, Runner, fail, refuse
 from modelzoo_trainer.standard_error import open_missing_streams, say
 from modelzoo_trainer.stopping import INTERRUPTED, StopRequests
 
 if TYPE_CHECKING:
     from modelzoo_trainer.config.names import Names
     from modelzoo_trainer.config.plan import TrainerPlan
+    from modelzoo_trainer.core.backend import Processes
     from modelzoo_trainer.supervisor.settings import Settings
 
 MakeNames: TypeAlias = "Callable[[Sequence[ModuleType]], Names]"
@@ -54,27 +56,50 @@ def main(argv: Sequence[str] | None = None, *, names: MakeNames | None = None) -
     """
     if argv is None:
         open_missing_streams()
-    parser = _parser()
-    options = parser.parse_args(argv)
-    options.check = options.check or options.explain_hooks
-    if options.params is None and not options.schema:
-        parser.error("the following arguments are required: -p/--params")
+    options = _parse(argv)
     words = sys.argv if argv is None else ["modelzoo-trainer", *argv]
     try:
         with StopRequests(owns_process=argv is None) as requests:
             if options.supervised is not None:
                 return _run_as_child(options, names or _shipped_names, words, requests)
+            if options.plan:
+                return _plan(options, names or _shipped_names)
             if options.compile_only:
                 return _compile(options, names or _shipped_names, words, requests)
-            restarts = [] if options.check or options.schema else _restarts(options)
-            command = _command(argv, names) if restarts else None
-            if command is not None:
-                return _supervise(command, restarts, words)
-            return _run(options, names or _shipped_names, Runner(words, requests))
+            runner = Runner(words, requests, owns_process=argv is None)
+            return _run_or_restart(options, names, runner, argv)
     except ConfigError as error:
         return refuse(str(error))
     except KeyboardInterrupt:  # also while it leaves the block
         return INTERRUPTED
+
+
+def _run_or_restart(
+    options: argparse.Namespace,
+    names: MakeNames | None,
+    runner: Runner,
+    argv: Sequence[str] | None,
+) -> int:
+    """Run the file here, together with other processes, or in one that is watched."""
+    if not (options.check or options.schema):
+        if is_joint():
+            return _run_jointly(options, names or _shipped_names, runner)
+        restarts = _restarts(options)
+        command = _command(argv, names) if restarts else None
+        if command is not None:
+            return _supervise(command, restarts, runner.command)
+    return _run(options, names or _shipped_names, runner)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    options = parser.parse_args(argv)
+    options.check = options.check or options.explain_hooks
+    if options.params is None and not options.schema:
+        parser.error("the following arguments are required: -p/--params")
+    if not options.plan and (options.world_size is not None or options.memory is not None):
+        parser.error("--world-size and --memory belong to --plan; torchrun starts the processes")
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -103,6 +128,21 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="take a few steps of training and validation, say how many graphs they compiled, and "
         "write nothing; with backend.cache_dir in the file the next run finds them",
+    )
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="say what training takes of each process: memory, what is sent, arithmetic; on paper, "
+        "without devices and data, and write nothing",
+    )
+    parser.add_argument(
+        "--world-size", metavar="N", help="with --plan: the number of processes (default: 1)"
+    )
+    parser.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="with --plan: memory of each process's device, such as 80GiB; if the run does not fit "
+        "say what would, and end with exit code 1",
     )
     parser.add_argument(
         "--schema", action="store_true", help="print the JSON Schema of the files, and end"
@@ -142,8 +182,24 @@ def _run(options: argparse.Namespace, names: MakeNames, runner: Runner) -> int:
         return refuse(str(error))
     if options.schema:
         return _print_schema(options, names)
-    plans = _plans(options, names)
-    return _print_report(options, plans) if options.check else runner.run(plans)
+    if options.check:
+        return _print_report(options, _plans(options, names))
+    return runner.run(_plans(options, names))
+
+
+def _run_jointly(options: argparse.Namespace, names: MakeNames, runner: Runner) -> int:
+    """Run the file in this process as in the others."""
+
+    def act(processes: Processes, tell: Tell) -> int:
+        runner.tell, runner.processes = tell, processes
+        if processes.rank == 0 and _restarts(options):
+            say(
+                "note: init.autorestart.max_num_restarts: no effect here. torchrun starts all "
+                "processes again: --max-restarts."
+            )
+        return runner.run(_plans(options, names))
+
+    return run_jointly(act, owns_process=runner.owns_process)
 
 
 def _compile(
@@ -155,6 +211,21 @@ def _compile(
         options.max_steps = options.num_epochs = None
         options.changes += [f"init.{key}" for key in _UNUSED]
         return _run(options, names, Runner(words, requests, scratch=Path(folder)))
+
+
+def _plan(options: argparse.Namespace, names: MakeNames) -> int:
+    """Print what the run would take, and change nothing."""
+    from modelzoo_trainer.planning.command import plan_on_paper
+
+    given = list(options.changes)
+
+    def load(changes: list[str]) -> list[TrainerPlan]:
+        options.changes = [*given, *changes]
+        return _plans(options, names, for_a_run=False)
+
+    fits, text = plan_on_paper(load, options.world_size, options.memory)
+    code = _print(text)
+    return code if fits else FAILED
 
 
 def _restarts(options: argparse.Namespace) -> list[Settings]:
@@ -255,7 +326,9 @@ def _modules(options: argparse.Namespace) -> list[ModuleType]:
         raise ConfigError(f"--import: {error}") from None
 
 
-def _plans(options: argparse.Namespace, names: MakeNames) -> list[TrainerPlan]:
+def _plans(
+    options: argparse.Namespace, names: MakeNames, *, for_a_run: bool = True
+) -> list[TrainerPlan]:
     from modelzoo_trainer.config.load import load_plans
 
     modules = _modules(options)
@@ -265,7 +338,7 @@ def _plans(options: argparse.Namespace, names: MakeNames) -> list[TrainerPlan]:
         mode=options.mode or (None if options.check else _MODE),
         changes=options.changes,
         options=_given(options),
-        for_a_run=not options.check,
+        for_a_run=for_a_run and not options.check,
     )
 
 

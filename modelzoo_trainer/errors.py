@@ -4,7 +4,8 @@ ModelZooError
 |-- ConfigError (ValueError)             a setting is wrong; nothing has run
 |-- HookError (TypeError)                a callback does not fit the hooks
 |-- CheckpointError (RuntimeError)       a checkpoint cannot be written or read
-|   `-- CheckpointMismatch               it is intact, but belongs to something else
+|   |-- CheckpointMismatch               it is intact, but belongs to something else
+|   `-- DiskError                        the disk refused it, in this process or another
 |-- StopTraining                         raised by anybody: the run ends in order
 `-- RollBack                             raised by a callback: the run goes on from its checkpoint
 
@@ -34,6 +35,10 @@ class CheckpointError(ModelZooError, RuntimeError):
 
 class CheckpointMismatch(CheckpointError):
     """A checkpoint is intact, but does not belong to what it is loaded into."""
+
+
+class DiskError(CheckpointError):
+    """A disk has refused a checkpoint, in this process or in another one."""
 
 
 class StopTraining(ModelZooError):

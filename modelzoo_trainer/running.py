@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from modelzoo_trainer.errors import ConfigError, ModelZooError
+from modelzoo_trainer.joint_run import Tell, tell_alone
 from modelzoo_trainer.standard_error import say
 from modelzoo_trainer.stopping import Phase, StopRequests, exit_code
 
 if TYPE_CHECKING:
     from modelzoo_trainer.config.plan import TrainerPlan
+    from modelzoo_trainer.core.backend import Processes
     from modelzoo_trainer.supervisor.child import Child
 
 DONE: Final = 0
@@ -29,6 +31,7 @@ class Runner:
         child: Tells a supervisor how it goes; None = there is none.
         scratch: Where each trainer has a folder instead of its own, as the run is only to compile
             graphs; how many is said after each. None = it is not.
+        owns_process: Whether the process is there for the run alone.
     """
 
     def __init__(
@@ -38,14 +41,21 @@ class Runner:
         child: Child | None = None,
         *,
         scratch: Path | None = None,
+        owns_process: bool = False,
     ) -> None:
-        self._command = command
+        self.tell: Tell = tell_alone
+        """Says why the run ends."""
+        self.owns_process = owns_process
+        self.processes: Processes | None = None
+        """Those that run it together; None = this one is alone."""
+        self.command = command
         self._requests = requests
         self._child = child
         self._scratch = scratch
 
     def run(self, plans: Sequence[TrainerPlan]) -> int:
         """Run the trainers until one ends early, and return the exit code."""
+        self._check_plans(plans)
         done = 0 if self._child is None else self._child.order.trainer
         for number, plan in enumerate(plans[done:], done):
             if self._requests.received is not None:
@@ -57,23 +67,44 @@ class Runner:
                 return code
         return DONE
 
+    def _check_plans(self, plans: Sequence[TrainerPlan]) -> None:
+        """Check that all processes run the same.
+
+        Raises:
+            ConfigError: If they do not.
+        """
+        if self.processes is None:
+            return
+        from modelzoo_trainer.config.resolved import to_yaml
+        from modelzoo_trainer.config.secrets import without_secrets
+        from modelzoo_trainer.core.backend import BackendError
+
+        texts = [f"mode: {plan.mode}\n{to_yaml(without_secrets(plan.resolved))}" for plan in plans]
+        try:
+            self.processes.require_same(
+                "the configuration",
+                "".join(texts),
+                hint="Start all with the same file and options.",
+            )
+        except BackendError as error:
+            raise ConfigError(str(error)) from None
+
     def _run(self, number: int, plan: TrainerPlan) -> int:
         from modelzoo_trainer.core.backend import BackendError, BackendUnavailable
 
-        for note in plan.notes:
-            say(f"note: {note}")
+        self._say_notes(plan)
         self._requests.set_phase(Phase.STARTING)
         try:
             trainer = plan.build()
             self._save_params(plan, trainer)
         except (ConfigError, BackendUnavailable) as error:
-            return refuse(str(error))
+            return self.tell(str(error), WRONG_USE)
         except (ModelZooError, BackendError) as error:
             return self._fail(error)
         try:
             self._run_trainer(number, plan, trainer)
         except ConfigError as error:  # what only the data or the model could tell
-            return refuse(str(error))
+            return self.tell(str(error), WRONG_USE)
         except (ModelZooError, BackendError) as error:
             return self._fail(error)
         except OSError as error:
@@ -85,6 +116,11 @@ class Runner:
             trainer.close()
         return self._code(trainer.interrupted)
 
+    def _say_notes(self, plan: TrainerPlan) -> None:
+        if self.processes is None or self.processes.rank == 0:
+            for note in plan.notes:
+                say(f"note: {note}")
+
     def _code(self, interrupted: str | None) -> int:
         if interrupted is None:
             return DONE
@@ -94,6 +130,8 @@ class Runner:
     def _run_trainer(self, number: int, plan: TrainerPlan, trainer: Any) -> None:
         if self._child is not None:
             self._child.begin_trainer(number, trainer.autorestart)
+        if self.processes is not None and self.processes.launch.restart_count:
+            trainer.autorestart.is_restart = True
 
         def phase() -> Phase:
             is_before_fit = plan.method == "fit" and not trainer.data.num_batches
@@ -116,14 +154,14 @@ class Runner:
             return
         path = trainer.artifact_dir / "params.yaml"
         try:
-            path.write_text(describe_run(plan, self._command), encoding="utf-8")
+            path.write_text(describe_run(plan, self.command), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None
 
     def _fail(self, error: Exception) -> int:
         if self._child is not None:
             self._child.fail(error)
-        return fail(error)
+        return self.tell(describe(error), FAILED)
 
 
 def _tell_compilations(trainer: Any, seconds: float) -> None:
@@ -142,6 +180,11 @@ def refuse(message: str) -> int:
 
 def fail(error: BaseException) -> int:
     """Say in one line why a run has failed, and return the exit code."""
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    say(f"{type(error).__name__}: {error}{notes}")
+    say(describe(error))
     return FAILED
+
+
+def describe(error: BaseException) -> str:
+    """Return an error in one line, with its notes."""
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {error}{notes}"

@@ -23,6 +23,7 @@ from modelzoo_trainer.core import (
 )
 from modelzoo_trainer.core.backend import Backend, Stream
 from modelzoo_trainer.core.dataloader import NOTHING
+from modelzoo_trainer.core.feed import validation_data
 from modelzoo_trainer.core.model import ModelFactory, require_loss, to_outputs
 from modelzoo_trainer.core.optimizer import OptimizerFactory
 from modelzoo_trainer.core.passes import Pass, as_loaders, resolve_loader
@@ -286,12 +287,14 @@ class Trainer(TrainerParts):
             self.load_checkpoint(ckpt_path)
             self.call(loop.on_start_hook, self.model, val_dataloader, loop)
             loader = resolve_loader(val_dataloader, "val_dataloader")
+            size = self.val_micro_batch_size
             batches = Pass(
-                loader,
+                validation_data(loader, self.backend, self.global_step, size),
                 self.backend.batches,
                 limit=loop.eval_steps,
-                micro_batch_size=self.val_micro_batch_size,
+                micro_batch_size=size,
             )
+            stack.callback(batches.close)
             stack.callback(setattr, self, "val_pass", self.val_pass)
             self.val_pass = batches
             self.val_is_complete = False

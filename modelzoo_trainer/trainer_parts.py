@@ -17,8 +17,10 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from modelzoo_trainer.callback import (
+    Batch,
     Loader,
     Metrics,
+    Outputs,
     ValidationCallback,
     global_callbacks,
     watch_global_callbacks,
@@ -38,6 +40,7 @@ from modelzoo_trainer.core import (
 )
 from modelzoo_trainer.core.assembly import checked_callbacks, core_callbacks, named
 from modelzoo_trainer.core.backend import Backend, host_value
+from modelzoo_trainer.core.grad_accum import Weight, weight_of
 from modelzoo_trainer.core.passes import Pass
 from modelzoo_trainer.errors import StopTraining
 from modelzoo_trainer.hook_table import HookTable
@@ -281,6 +284,20 @@ class TrainerParts:
     def should_run_optimizer_step(self) -> bool:
         """Whether the batch at hand completes a window of accumulation."""
         return self.grad_accum.should_run_optimizer_step
+
+    @property
+    def is_filler(self) -> bool:
+        """Whether the batch at hand stands for nothing: others have data left, this process not."""
+        return self.data.is_filler if self.val_pass is None else self.val_pass.is_filler
+
+    def weight_of(self, outputs: Outputs, batch: Batch) -> Weight:
+        """Return what the batch at hand counts in an average.
+
+        Returns:
+            `num_items` of the model's output, else the number of samples; 0 if it stands for
+            nothing.
+        """
+        return 0 if self.is_filler else weight_of(outputs, batch)
 
     @property
     def is_first_iteration(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.callbacks.checkpoint_files import remove
-from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.errors import CheckpointError, DiskError
 
 log = logging.getLogger("modelzoo_trainer.checkpoint")
 
@@ -59,32 +59,48 @@ class BestCheckpoints:
 
     # ---- on the disk
 
-    def write(self, root: Path, state: Mapping[str, Any], step: int, facts: Any) -> str | None:
-        """Write a checkpoint, or find it as it was written before a restart.
+    def find_or_name(self, root: Path, step: int, facts: Any) -> tuple[str, bool]:
+        """Return the name of a step's checkpoint, and whether it was written before a restart.
 
         Args:
             root: The folder.
-            state: What to save.
             step: The global step.
-            facts: What makes it one and the same, for its manifest: metric and value.
-
-        Returns:
-            Its name; None if the disk has refused, which is logged.
+            facts: What makes it one and the same: metric and value.
         """
         facts = {_FACT: self._mark, **facts}
         for path, manifest in self._own(root).items():
             is_same = manifest.step == step and manifest.facts == facts
             if is_same and not checkpointing.verify(path):
-                return path.name
-        path = self._unused(root / self.name_of(step))
+                return path.name, True
+        return self._unused(root / self.name_of(step)).name, False
+
+    def write(
+        self, path: Path, state: Mapping[str, Any], step: int, facts: Any, group: Any
+    ) -> bool:
+        """Write a checkpoint.
+
+        Args:
+            path: A name that is not in use.
+            state: What to save.
+            step: The global step.
+            facts: What makes it one and the same, for its manifest: metric and value.
+            group: The processes that write it together; None = this one alone does.
+
+        Returns:
+            Whether it was written; if the disk has refused it, that is logged.
+        """
+        facts = {_FACT: self._mark, **facts}
         try:
-            checkpointing.save(path, state, step=step, facts=facts)
+            if group is None:
+                checkpointing.save(path, state, step=step, facts=facts)
+            else:
+                checkpointing.save_sharded(path, state, step=step, facts=facts, process_group=group)
         except CheckpointError as error:
-            if not isinstance(error.__cause__, OSError):
+            if not isinstance(error, DiskError) and not isinstance(error.__cause__, OSError):
                 raise
             log.error("NO BEST CHECKPOINT WAS WRITTEN at step %d: %s", step, error)
-            return None
-        return path.name
+            return False
+        return True
 
     def sweep(self, root: Path, step: int) -> None:
         """Delete what was written and is not listed; what a restart left is found when due.

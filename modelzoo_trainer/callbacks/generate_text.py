@@ -80,9 +80,13 @@ class GenerateText(Callback):
     @override
     def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
         backend = trainer.backend
-        if not backend.is_main or not backend.caps.holds_values or trainer.interrupted:
+        if not backend.caps.holds_values or trainer.interrupted:
             return
+        if not backend.is_main and not backend.caps.sharded_state:
+            return  # one process is enough, unless each has only a part of the model
         text = self._decode(self._draw(trainer).tolist())
+        if not backend.is_main:
+            return
         log.info("Sample at step %d:\n%s", trainer.global_step, text)
         path = trainer.artifact_dir / "sample.txt"
         try:

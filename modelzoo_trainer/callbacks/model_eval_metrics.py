@@ -11,8 +11,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs
-from modelzoo_trainer.core.grad_accum import weight_of
-from modelzoo_trainer.core.loss_accum import Mean
+from modelzoo_trainer.core.loss_accum import Mean, take_all
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -23,11 +22,11 @@ _NOT_METRICS: Final = ("loss", "num_items")
 class ModelEvalMetrics(Callback):
     """Logs, at the end of each validation, what the model reports besides the loss.
 
-    Every tensor without dimensions in the model's output is averaged over the batches, weighted
-    like the loss: by samples, or by `num_items` if the output has it. Every submodule with
-    methods `compute` and `reset` (as those of torchmetrics) is reset when a validation begins,
-    computed and reset when it ends, and logged under its name. Of a validation that was cut short
-    nothing is logged.
+    Every tensor without dimensions in the model's output is averaged over the batches of all
+    processes, weighted like the loss: by samples, or by `num_items` if the output has it. Every
+    submodule with methods `compute` and `reset` (as those of torchmetrics) is reset when a
+    validation begins, computed and reset when it ends, and logged under its name. Of a validation
+    that was cut short nothing is logged.
     """
 
     def __init__(self) -> None:
@@ -59,16 +58,15 @@ class ModelEvalMetrics(Callback):
             if name in _NOT_METRICS or not isinstance(value, Tensor) or value.dim():
                 continue
             if weight is None:
-                weight = weight_of(outputs, batch)
+                weight = trainer.weight_of(outputs, batch)
             if name not in self._means:
                 self._means[name] = Mean(double=trainer.backend.caps.float64)
             self._means[name].add(value, weight)
 
     @override
     def on_validate_end(self, trainer: Trainer, model: Module, loop: Any) -> None:
-        means = {name: mean.take() for name, mean in self._means.items()}
         if trainer.val_is_complete:
-            trainer.log_metrics_dict(means)
+            trainer.log_metrics_dict(take_all(self._means, trainer.backend))
         for name, metric in metric_modules(model):
             if trainer.val_is_complete:
                 trainer.log_metrics_dict(_named(name, metric.compute()))

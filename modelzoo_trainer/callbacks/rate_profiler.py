@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RateProfiler(Callback):
-    """Logs how fast this process trains, on log steps.
+    """Logs how fast a run trains, on log steps: samples of all processes, counted on the first.
 
     `local_samples_per_sec` is the rate since the last log step; `avg_samples_per_sec` and
     `avg_steps_per_sec` are those since the fit began. The clock starts at the end of the first
@@ -117,7 +117,7 @@ class RateProfiler(Callback):
             if trainer.should_run_optimizer_step:
                 self._clock.start()
             return
-        self._num_samples += batch_size_of(batch)
+        self._num_samples += batch_size_of(batch) * trainer.backend.data_shard[1]
         if trainer.grad_accum.should_run_optimizer_step:
             self._num_steps += 1
             if trainer.is_log_step:

@@ -21,6 +21,7 @@ from modelzoo_trainer.callbacks.checkpoint_files import (
     part_names,
     parts_of,
 )
+from modelzoo_trainer.core.shared_state import part_of
 from modelzoo_trainer.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
@@ -191,18 +192,15 @@ class SaveBest(Callback):
 
     def _save(self, trainer: Trainer, value: float) -> None:
         state = self._state(trainer, value)
-        step = trainer.global_step
-        name: str | None = self._best.name_of(step)
-        if trainer.backend.is_main:
-            root = trainer.checkpoint.root(trainer)
-            name = self._best.write(
-                root,
-                trainer.backend.writable(state),
-                step,
-                {"metric": self.metric, "value": value},
-            )
-        if name is None:
-            return
+        step, backend = trainer.global_step, trainer.backend
+        root, facts = trainer.checkpoint.root(trainer), {"metric": self.metric, "value": value}
+        found = self._best.find_or_name(root, step, facts) if backend.is_main else None
+        name, is_written = backend.broadcast_object(found)
+        if not is_written:
+            group = backend.process_group
+            part = backend.writable(state) if group is None else part_of(state, backend)
+            if not self._best.write(root / name, part, step, facts, group):
+                return
         self._best.add(name, step, value)
         log.info("%s is %.6g at step %d: kept as %s.", self.metric, value, step, name)
         self._sweep(trainer)

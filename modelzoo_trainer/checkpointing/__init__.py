@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         CheckpointSavePlanner,
         CheckpointWriter,
         load_into,
+        load_like,
         save_sharded,
     )
     from modelzoo_trainer.checkpointing.draft import Draft
@@ -41,6 +42,7 @@ _HOMES = {
         "CheckpointSavePlanner",
         "CheckpointWriter",
         "load_into",
+        "load_like",
         "save_sharded",
     ),
     "draft": ("Draft",),
@@ -75,6 +77,7 @@ __all__ = [
     "list_checkpoints",
     "load",
     "load_into",
+    "load_like",
     "newest",
     "point_latest",
     "probe",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -42,6 +42,7 @@ class BackgroundSaver:
 
     def __init__(self) -> None:
         self._buffer = HostBuffer()
+        self._stager: Any = None
         self._flight: _Flight | None = None
         self._committed: list[Path] = []
         self._errors: list[BaseException] = []
@@ -90,22 +91,59 @@ class BackgroundSaver:
         finally:
             self.stall_s += time.perf_counter() - begin
 
-    def _start(self, path: Path, files: Files, step: int, facts: Mapping[str, Any]) -> None:
-        flight, draft = _Flight(path=path), Draft(path)
+    def save_sharded(
+        self, path: Path, state: Mapping[str, Any], *, step: SupportsIndex, process_group: Any
+    ) -> None:
+        """Do the same together with other processes; all of them call this.
 
-        def write() -> None:
+        Args:
+            path: As for `save`, on all processes the same.
+            state: As for `checkpointing.save_sharded`.
+            step: The global step, >= 0.
+            process_group: Who takes part; nobody else may use it.
+
+        Cost: As for `save`, of what is this process's part.
+        """
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+        from modelzoo_trainer.checkpointing.distributed import save_sharded
+
+        begin = time.perf_counter()
+        try:
+            self._land()
+            plain_step = check_step(step)
+            if self._stager is None:
+                plain = StagingOptions(False, False, False, False)  # four ways not to take
+                self._stager = DefaultStager(plain)
+            copied: Any = self._stager.stage(dict(state))
+
+            def write() -> None:
+                save_sharded(path, copied, step=plain_step, process_group=process_group)
+
+            self._fly(path, write)
+        finally:
+            self.stall_s += time.perf_counter() - begin
+
+    def _start(self, path: Path, files: Files, step: int, facts: Mapping[str, Any]) -> None:
+        draft = Draft(path)
+        try:
+            self._fly(path, lambda: write_files(draft, files, step, facts))
+        except BaseException:
+            draft.discard()
+            raise
+
+    def _fly(self, path: Path, write: Callable[[], None]) -> None:
+        flight = _Flight(path=path)
+
+        def run() -> None:
             try:
-                write_files(draft, files, step, facts)
+                write()
             except BaseException as error:  # noqa: BLE001  # raised where it is asked for
                 flight.error = error
 
         # No daemon: the interpreter waits for it before it ends.
-        flight.thread = threading.Thread(target=write, name=f"save {path.name}")
-        try:
-            flight.thread.start()
-        except BaseException:
-            draft.discard()
-            raise
+        flight.thread = threading.Thread(target=run, name=f"save {path.name}")
+        flight.thread.start()
         self._flight = flight
 
     def collect(self) -> list[Path]:

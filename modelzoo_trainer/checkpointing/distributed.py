@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -30,8 +32,9 @@ from typing_extensions import override
 
 from modelzoo_trainer.checkpointing.distributed_reader import CheckpointReader
 from modelzoo_trainer.checkpointing.draft import Draft
+from modelzoo_trainer.checkpointing.nesting import flatten, unflatten
 from modelzoo_trainer.checkpointing.planners import CheckpointSavePlanner, CompleteLoadPlanner
-from modelzoo_trainer.checkpointing.shard_index import SHARDS
+from modelzoo_trainer.checkpointing.shard_index import SHARDS, ShardIndex
 from modelzoo_trainer.checkpointing.shard_writing import (
     Share,
     abandon,
@@ -39,13 +42,15 @@ from modelzoo_trainer.checkpointing.shard_writing import (
     records_of,
     write_share,
 )
-from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.checkpointing.sharded import dtype_of
+from modelzoo_trainer.errors import CheckpointError, DiskError
 
 __all__ = [
     "CheckpointReader",
     "CheckpointSavePlanner",
     "CheckpointWriter",
     "load_into",
+    "load_like",
     "save_sharded",
 ]
 
@@ -112,7 +117,12 @@ class CheckpointWriter(StorageWriter):
 
     @override
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        self._draft = Draft(self.path)
+        try:
+            self._draft = Draft(self.path)
+        except CheckpointError as error:
+            if isinstance(error.__cause__, OSError):
+                raise DiskError(str(error)) from error.__cause__
+            raise
         self._world_size = len(plans)
         return [
             replace(plan, storage_data=Share(folder=str(self._draft.folder), rank=rank))
@@ -130,9 +140,7 @@ class CheckpointWriter(StorageWriter):
             abandon(Path(share.folder))
             if not isinstance(error, OSError):
                 raise
-            raise CheckpointError(
-                f"{error.strerror or error}. Earlier ones are untouched."
-            ) from error
+            raise DiskError(f"{error.strerror or error}. Earlier ones are untouched.") from error
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
@@ -156,8 +164,10 @@ class CheckpointWriter(StorageWriter):
             draft.records.update(records_of(results))
             draft.write(SHARDS, [index.to_json().encode("ascii")])
             draft.commit(step=self.step, facts=self.facts)
-        except BaseException:
+        except BaseException as error:
             draft.discard()
+            if isinstance(error, CheckpointError) and isinstance(error.__cause__, OSError):
+                raise DiskError(str(error)) from error.__cause__  # others get it without the cause
             raise
         self._draft = None
 
@@ -231,6 +241,45 @@ def load_into(
             process_group=process_group,
         )
     return planner.state()
+
+
+def load_like(
+    path: Path, like: Mapping[str, Any], *, process_group: ProcessGroup | None = None
+) -> dict[str, Any]:
+    """Load a checkpoint on any number of processes into new tensors; all of them call this.
+
+    Args:
+        path: The checkpoint, whoever wrote it.
+        like: Tensors by the names of the checkpoint, or by the beginnings of names. What fits one
+            in its shape is divided among the processes as that is; it is not changed.
+        process_group: Who takes part, over a backend that moves host memory; None = all.
+
+    Returns:
+        All of the checkpoint's state; what fits nothing in `like` whole, in host memory.
+
+    Raises:
+        CheckpointError: In every process, if it is not intact for any of them.
+
+    Cost: Collective. One process: no process group is needed.
+    """
+    leaves, _ = flatten(like)
+    given = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Tensor)}
+    targets: dict[str, Any] = {}
+    if given:
+        with _plain_errors(f"checkpoint {str(path)!r} could not be loaded"):
+            metadata = CheckpointReader(path).read_metadata()
+            if isinstance(metadata.storage_data, CheckpointError):
+                raise metadata.storage_data
+        index: ShardIndex = metadata.storage_data
+        for name, saved in index.tensors.items():
+            own = given.get(name, given.get(name.rpartition(".")[0]))
+            if own is not None and saved.shape == tuple(own.shape):
+                targets[name] = torch.empty_like(
+                    own, dtype=dtype_of(saved), requires_grad=False, device=own.device
+                )
+        paths = {name: index.paths[name] for name in targets}
+        targets = unflatten(targets, paths)
+    return load_into(path, targets, process_group=process_group)
 
 
 class _AbandonedError(CheckpointError):

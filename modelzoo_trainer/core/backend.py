@@ -11,11 +11,19 @@ from backends import (
     Backend,
     BackendError,
     BackendUnavailable,
+    Failure,
+    Processes,
     Stream,
     backend_names,
+    backend_on_paper,
+    collective_of,
     host_value,
+    is_for_real,
+    join,
+    joined,
     make_backend,
     map_tensors,
+    processes_on_paper,
 )
 from modelzoo_trainer.callback import CoreCallback
 from modelzoo_trainer.errors import ConfigError
@@ -28,11 +36,19 @@ __all__ = [
     "BackendCallback",
     "BackendError",
     "BackendUnavailable",
+    "Failure",
+    "Processes",
     "Stream",
     "backend_names",
+    "backend_on_paper",
+    "collective_of",
     "host_value",
+    "is_for_real",
+    "join",
+    "joined",
     "make_backend",
     "map_tensors",
+    "processes_on_paper",
 ]
 
 
@@ -73,6 +89,7 @@ class BackendCallback(CoreCallback):
             backend = self._make()
             backend.seed = trainer.reproducibility.step_seed
             backend.open()
+            trainer.reproducibility.share_seed(backend)
         except BackendUnavailable:
             raise
         except BackendError as error:

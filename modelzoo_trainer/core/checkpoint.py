@@ -18,7 +18,8 @@ from modelzoo_trainer.core.callback_states import load_states
 from modelzoo_trainer.core.checkpoint_saving import Saving, prepare
 from modelzoo_trainer.core.checkpoint_times import Times
 from modelzoo_trainer.core.run_lock import FolderLock
-from modelzoo_trainer.errors import CheckpointError, CheckpointMismatch, ConfigError
+from modelzoo_trainer.core.shared_state import like_of, part_of
+from modelzoo_trainer.errors import CheckpointError, CheckpointMismatch, ConfigError, DiskError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -132,6 +133,11 @@ class Checkpoint(CoreCallback):
         is_restart = trainer.is_resuming and self._is_fresh and trainer.autorestart.is_restart
         self.is_own = ckpt_path is ... or is_restart
         self._found = None
+        backend = trainer.backend
+        path = self._choose(trainer, ckpt_path, is_restart) if backend.is_main else None
+        return backend.broadcast_object(path)  # type: ignore[no-any-return]  # that path
+
+    def _choose(self, trainer: Trainer, ckpt_path: Any, is_restart: bool) -> Path | None:
         if not self.is_own:
             return None if ckpt_path is None else self._told(trainer, Path(ckpt_path))
         if self._is_fresh and (self.autoload_last_checkpoint or is_restart):
@@ -193,8 +199,11 @@ class Checkpoint(CoreCallback):
     def to_roll_back_to(self, trainer: Trainer) -> Path | None:
         """Return the newest intact checkpoint of the folder, or None."""
         self.finish(trainer)
-        self._found = self._newest_intact(trainer, self._others)
-        return None if self._found is None else self._found[0]
+        self._found = None
+        if trainer.backend.is_main:
+            self._found = self._newest_intact(trainer, self._others)
+        path = None if self._found is None else self._found[0]
+        return trainer.backend.broadcast_object(path)  # type: ignore[no-any-return]  # that path
 
     def _newest_intact(
         self, trainer: Trainer, others: frozenset[Path] = frozenset()
@@ -300,6 +309,10 @@ class Checkpoint(CoreCallback):
             path for path in found if path.resolve() != begun or step != trainer.global_step
         )
 
+    def ask(self) -> None:
+        """Have a checkpoint written at the next step boundary: all processes are told so."""
+        self.times.ask()
+
     def save_if_due(self, trainer: Trainer) -> None:
         """Write a checkpoint if one is due; called when all callbacks are through with a step."""
         if not self.times.is_any:
@@ -326,7 +339,7 @@ class Checkpoint(CoreCallback):
 
     def _tell(self, error: CheckpointError) -> None:
         """Report a checkpoint that the disk has refused; anything else is a mistake, and raised."""
-        if not isinstance(error.__cause__, OSError):
+        if not isinstance(error, DiskError) and not isinstance(error.__cause__, OSError):
             raise error
         self._saved_step = None
         self.times.start()
@@ -375,9 +388,12 @@ class Checkpoint(CoreCallback):
         Raises:
             CheckpointError: If it cannot be written; or, of one before that was not waited for.
         """
-        path = self.get_checkpoint_path(trainer)
-        if trainer.backend.is_main:
-            self._saving.save(path, state, trainer.global_step, wait=wait)
+        backend = trainer.backend
+        path: Path = backend.broadcast_object(self.get_checkpoint_path(trainer))
+        group = backend.process_group
+        part = state if group is None else part_of(state, backend)
+        self._saving.points_latest = backend.is_main
+        self._saving.save(path, part, trainer.global_step, wait=wait, group=group)
         self._saved_step = trainer.global_step
         self.times.start()
         return path
@@ -397,7 +413,10 @@ class Checkpoint(CoreCallback):
             CheckpointError: If it is not there, not intact, or of another format.
         """
         found, self._found = self._found, None
-        if found is not None and found[0] == path:
+        group = trainer.backend.process_group
+        if group is not None and not checkpointing.holds_weights(path) and path.exists():
+            state = checkpointing.load_like(path, like_of(trainer), process_group=group)
+        elif found is not None and found[0] == path:
             state = found[1]
         elif not path.exists():
             raise CheckpointMismatch(

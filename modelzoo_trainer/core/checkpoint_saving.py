@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.nn.parameter import is_lazy
 
 from modelzoo_trainer import checkpointing
+from modelzoo_trainer.core.backend import map_tensors
 from modelzoo_trainer.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -31,8 +32,12 @@ class Saving:
         self._committed: list[Path] = []
         self.path: Path | None = None
         """That of the checkpoint under way."""
+        self.points_latest = True
+        """Whether this process keeps the link to the newest one."""
 
-    def save(self, path: Path, state: Mapping[str, Any], step: int, *, wait: bool) -> None:
+    def save(
+        self, path: Path, state: Mapping[str, Any], step: int, *, wait: bool, group: Any = None
+    ) -> None:
         """Write a checkpoint.
 
         Args:
@@ -40,6 +45,7 @@ class Saving:
             state: What to save; may change once this has returned.
             step: The global step.
             wait: Until it is committed.
+            group: The processes that write it together; None = this one alone does.
 
         Raises:
             CheckpointError: If it cannot be written; or, of the one before.
@@ -47,11 +53,17 @@ class Saving:
         begin = time.perf_counter()
         self._note(self._background.wait())
         if wait:
-            checkpointing.save(path, state, step=step)
+            if group is None:
+                checkpointing.save(path, state, step=step)
+            else:
+                checkpointing.save_sharded(path, state, step=step, process_group=group)
             self._note([path])
         else:
             self.path = path
-            self._background.save(path, state, step=step)
+            if group is None:
+                self._background.save(path, state, step=step)
+            else:
+                self._background.save_sharded(path, state, step=step, process_group=group)
         held_up_s = time.perf_counter() - begin
         if not wait:
             log.info("Writing checkpoint %s; training was held up for %.3f s.", path, held_up_s)
@@ -61,7 +73,8 @@ class Saving:
     def _note(self, committed: list[Path]) -> None:
         self._committed += committed
         for path in committed:
-            checkpointing.point_latest(path.parent, path.name)
+            if self.points_latest:
+                checkpointing.point_latest(path.parent, path.name)
             if path == self.path:
                 log.info("Saved checkpoint %s.", path)
                 self.path = None
@@ -145,7 +158,7 @@ def check_states(trainer: Trainer) -> None:
     try:
         view = trainer.backend.state_view({"model": trainer.model.state_dict()})
         whole = trainer.backend.writable({**view, "callbacks": callbacks})
-        checkpointing.check_savable(whole)
+        checkpointing.check_savable(map_tensors(whole, trainer.backend.own_part))
     except CheckpointError as error:
         raise ConfigError(f"checkpoints cannot be written: {error}") from None
     for name, callback in trainer.callbacks.items():

@@ -6,6 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
+from modelzoo_trainer.core.early_exit import SAVE
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Times:
         self.minutes = minutes
         self._interval_s = None if minutes is None else 60.0 * minutes
         self._next_s = 0.0
+        self._is_asked = False
 
     @property
     def is_any(self) -> bool:
@@ -58,10 +60,25 @@ class Times:
         """Return whether a checkpoint is due at the step boundary at hand."""
         if self.steps is not None and trainer.global_step % self.steps == 0:
             return True
-        if self._interval_s is not None and time.monotonic() >= self._next_s:
+        if self._interval_s is not None and self._time_is_up(trainer):
             return True
         data = trainer.data
         return self.epochs is not None and data.is_last and (data.epoch + 1) % self.epochs == 0
+
+    def ask(self) -> None:
+        """Have a checkpoint due at the next step boundary."""
+        self._is_asked = True
+
+    def _time_is_up(self, trainer: Trainer) -> bool:
+        """Return whether the minutes are over; of several processes the first one's clock says."""
+        backend = trainer.backend
+        if backend.world_size == 1:
+            return time.monotonic() >= self._next_s
+        if backend.is_main and time.monotonic() >= self._next_s:
+            self._next_s = math.inf  # until it has been heard
+            backend.propose(SAVE)
+        asked, self._is_asked = self._is_asked, False
+        return asked
 
 
 def _is_count(value: object) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from modelzoo_trainer.callback import Batch
-from modelzoo_trainer.core.passes import known_length
+from modelzoo_trainer.core.data_position import Position
 from modelzoo_trainer.errors import ConfigError
 
 log = logging.getLogger("modelzoo_trainer.data")
@@ -19,14 +19,29 @@ _WORDS: Final = {
 }
 
 
-def facts_of(loader: Iterable[Batch]) -> dict[str, int]:
-    """Return the sizes of the data, as far as the loader tells them."""
+def facts_of(
+    loader: Iterable[Batch], num_batches: int | None, draws_per_batch: int = 1
+) -> dict[str, int]:
+    """Return the sizes of the data, as far as the loader tells them.
+
+    Args:
+        loader: The loader.
+        num_batches: Batches a pass, of all processes together; None = not known.
+        draws_per_batch: What the loader draws for such a batch.
+    """
+    size = size_of_draws(loader)
     facts = {
         "num_samples": _sized(getattr(loader, "dataset", None)),
-        "batch_size": getattr(loader, "batch_size", None),
-        "num_batches": known_length(loader),
+        "batch_size": None if size is None else size * draws_per_batch,
+        "num_batches": num_batches,
     }
     return {name: value for name, value in facts.items() if type(value) is int}
+
+
+def size_of_draws(loader: Iterable[Batch]) -> int | None:
+    """Return how many samples the loader draws at once, as far as it tells."""
+    size = getattr(loader, "batch_size", None)
+    return size if type(size) is int else None
 
 
 def warn_of_changes(before: Mapping[str, Any], now: Mapping[str, int]) -> None:
@@ -44,6 +59,51 @@ def warn_of_changes(before: Mapping[str, Any], now: Mapping[str, int]) -> None:
             "when the checkpoint was made it had %s.",
             ", ".join(_WORDS[name].format(now[name]) for name in changed),
             ", ".join(_WORDS[name].format(before[name]) for name in changed),
+        )
+
+
+def warn_of_renumbering(
+    before: Position, now: Position, passed_over: Collection[Any], *, loses_state: bool
+) -> None:
+    """Say what it means that a run goes on with another number of processes.
+
+    Args:
+        before: Where the checkpoint was made.
+        now: Where the run begins.
+        passed_over: The batches of the checkpoint that were not to be trained on.
+        loses_state: Whether loaders had left their own states in it.
+    """
+    was, num = before.numbering.num_shards, now.numbering.num_shards
+    log.info(
+        "The data was divided into %d parts when the checkpoint was made, and now into %d: pass %d "
+        "goes on with batch %d.",
+        was,
+        num,
+        now.epoch,
+        now.batch_idx,
+    )
+    num_again = (before.num_samples or 0) - (now.num_samples or 0)
+    if before.num_samples and now.num_samples is not None and num_again:
+        log.warning(
+            "Exactness is not guaranteed: with batches of another size, %d samples of pass %d are "
+            "trained on again.",
+            num_again,
+            now.epoch,
+        )
+    if passed_over:
+        log.warning(
+            "The checkpoint was made with %d parts of the data, and this run has %d: the %d "
+            "batches that were to be passed over are trained on, as their numbers mean others now.",
+            was,
+            num,
+            len(passed_over),
+        )
+    if loses_state:
+        log.warning(
+            "Exactness is not guaranteed: train_dataloader left a state for each of %d parts of "
+            "the data, and this run has %d. It is read from the beginning of the pass.",
+            was,
+            num,
         )
 
 

@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from modelzoo_trainer.core.backend import Backend, Stream
 from modelzoo_trainer.data.generators import mixed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbering:
+    """How the batches of a pass count what its loader draws.
+
+    Batch k is made of the draws `first + k * per_batch` and following.
+
+    Args:
+        num_shards: Parts into which the data is divided: 1 without other processes.
+        per_batch: Draws that make a batch of all processes.
+        size: Samples of a draw; None = not known.
+        first: Draws before batch 0, less than `per_batch`: not 0 in a pass that was begun with
+            another number of processes.
+    """
+
+    num_shards: int = 1
+    per_batch: int = 1
+    size: int | None = None
+    first: int = 0
+
+    def is_like(self, other: Numbering) -> bool:
+        """Return whether batches of equal numbers are the same, for all processes."""
+        mine, others = (self.num_shards, self.per_batch), (other.num_shards, other.per_batch)
+        return mine == others
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +47,7 @@ class Position:
         num_batches: Forward passes since the start.
         parts: Parts of the batch that comes next consumed.
         loader: The loader's own state there, if it has one.
+        numbering: What the number of a batch means.
     """
 
     epoch: int = 0
@@ -29,27 +55,91 @@ class Position:
     num_batches: int = 0
     parts: int = 0
     loader: dict[str, Any] | None = None
+    numbering: Numbering = Numbering()
 
-    def state(self) -> dict[str, Any]:
-        """Return it as a part of a checkpoint."""
+    @property
+    def offset(self) -> int:
+        """Draws of the pass consumed, by all processes."""
+        return self.numbering.first + self.batch_idx * self.numbering.per_batch
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples of the pass consumed, by all processes; None = not known."""
+        return None if self.numbering.size is None else self.offset * self.numbering.size
+
+    def state(self, index: int) -> dict[str, Any]:
+        """Return it as a part of a checkpoint.
+
+        Args:
+            index: Which part of the data this process reads: the loader's state is its own.
+        """
+        numbering = self.numbering
         return {
             "epoch": self.epoch,
             "batch_idx": self.batch_idx,
             "num_batches": self.num_batches,
             "parts": self.parts,
-            "loader": self.loader,
+            _key_of_loader(numbering.num_shards, index): self.loader,
+            "offset": self.offset,
+            "num_shards": numbering.num_shards,
+            "per_batch": numbering.per_batch,
+            "draw_size": numbering.size,
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Position:
-        """Return what `state` described; checkpoints of the first format lack parts and loader."""
+    def from_state(cls, state: Mapping[str, Any], index: int) -> Position:
+        """Return what `state` described; older checkpoints lack a part of it.
+
+        Args:
+            state: What `state` has returned, perhaps of another number of processes.
+            index: Which part of the data this process reads.
+        """
+        num_shards, per_batch = state.get("num_shards", 1), state.get("per_batch", 1)
+        batch_idx = state["batch_idx"]
         return cls(
             epoch=state["epoch"],
-            batch_idx=state["batch_idx"],
+            batch_idx=batch_idx,
             num_batches=state["num_batches"],
             parts=state.get("parts", 0),
-            loader=state.get("loader"),
+            loader=state.get(_key_of_loader(num_shards, index)),
+            numbering=Numbering(
+                num_shards=num_shards,
+                per_batch=per_batch,
+                size=state.get("draw_size"),
+                first=state.get("offset", batch_idx * per_batch) - batch_idx * per_batch,
+            ),
         )
+
+    def renumbered(self, numbering: Numbering) -> Position:
+        """Return the place in batches of another number of processes; none is in their middle.
+
+        Where the draws have other sizes, as many samples are left out; what is not a whole draw
+        then is taken again.
+
+        Args:
+            numbering: That of the run.
+        """
+        before, offset = self.numbering, self.offset
+        if before.size and numbering.size:
+            offset = offset * before.size // numbering.size
+        batch_idx, first = divmod(offset, numbering.per_batch)
+        return replace(
+            self,
+            batch_idx=batch_idx,
+            parts=0,
+            loader=None,
+            numbering=replace(numbering, first=first),
+        )
+
+
+def _key_of_loader(num_shards: int, index: int) -> str:
+    """Return the key of a process's own state, which no other process writes."""
+    return "loader" if num_shards == 1 else f"loader_{index}"
+
+
+def has_loader_state(state: Mapping[str, Any]) -> bool:
+    """Return whether any process's loader has left a state in a checkpoint."""
+    return any(key.startswith("loader") and state[key] is not None for key in state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +163,14 @@ class PassSeeds:
             order=_seed(backend, epoch, Stream.EPOCH),
             samples=_seed(backend, epoch, Stream.SAMPLE),
             fetches=mixed(_seed(backend, epoch, Stream.FETCH), backend.data_shard[0]),
+        )
+
+    def of_validation(self) -> PassSeeds:
+        """Return those of a validation: none is a training pass's."""
+        return PassSeeds(
+            order=mixed(self.order, 1),
+            samples=mixed(self.samples, 1),
+            fetches=mixed(self.fetches, 1),
         )
 
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, StateDict
-from modelzoo_trainer.core.data_facts import facts_of, warn_of_changes
-from modelzoo_trainer.core.data_position import PassSeeds, Position
+from modelzoo_trainer.core.data_facts import warn_of_changes, warn_of_renumbering
+from modelzoo_trainer.core.data_position import (
+    Numbering,
+    PassSeeds,
+    Position,
+    has_loader_state,
+)
 from modelzoo_trainer.core.feed import Feed
-from modelzoo_trainer.core.passes import Pass, known_length
+from modelzoo_trainer.core.passes import Pass
 from modelzoo_trainer.core.sources import LoaderState
 from modelzoo_trainer.data.generators import mixed, seed_generators
 from modelzoo_trainer.errors import ConfigError
@@ -44,9 +50,15 @@ class DataLoaderCallback(CoreCallback):
     With `micro_batch_size` the loader's batches are trained on in parts; `batch_idx` counts whole
     ones.
 
+    With several processes a batch is what all of them take together, and `is_filler` and `is_even`
+    tell of this one's part, see `core/shared_sources.py`. A run may resume with another number of
+    them: it goes on after as many draws of the loader as all have consumed.
+
     State: `dataloader`: `epoch`, `batch_idx` (batches of the pass consumed), `num_batches`
         (forward passes since the start), `parts` (of the next batch, consumed), `loader` (the
-        loader's own state), `passed_over`, `facts` (sizes of the data), `ends_epoch` (whether the
+        loader's own state; of several processes, `loader_0` and so on), `offset` (draws of the
+        pass that all processes have consumed), `num_shards`, `per_batch` and `draw_size` (what
+        these draws were), `passed_over`, `facts` (sizes of the data), `ends_epoch` (whether the
         pass before is over but for its end hook), and in the middle of a step `window`: where
         that began.
     """
@@ -76,6 +88,9 @@ class DataLoaderCallback(CoreCallback):
         self._facts: dict[str, Any] = {}
         self._window = Position()
         self._window_step: int | None = None
+        self._numbering = Numbering()
+        self._had_loader_state = False
+        self._drops_window = False
 
     @override
     def on_enter_fit(
@@ -88,7 +103,8 @@ class DataLoaderCallback(CoreCallback):
     ) -> None:
         steps = loop.steps_per_epoch
         limit = None if steps is None else steps * loop.grad_accum_steps
-        self._feed = Feed(train_dataloader, limit)
+        self._feed = Feed(train_dataloader, limit, trainer.backend)
+        self._settle(self._feed)
         self._window_step = None
         if train_dataloader is not self._given and not self._was_loaded:
             self._loader_state = None
@@ -170,19 +186,24 @@ class DataLoaderCallback(CoreCallback):
 
     def _go_on_to(self, epoch: int) -> None:
         self.epoch = epoch
+        self._numbering = replace(self._numbering, first=0)
         self.batch_idx = self._parts = 0
         self._forget_pass()
 
     def _begin(self, trainer: Trainer) -> Pass:
         feed = self._feed
         assert feed is not None  # there for the length of a fit
+        if self._drops_window:
+            self._drops_window = False
+            trainer.grad_accum.drop(trainer)
         begun = feed.begin(
             self._position(),
             PassSeeds.of(trainer.backend, self.epoch),
             self._passed_over_here(),
             restores=self._restores,
+            needs_sizes=self.micro_batch_size is not None,
         )
-        facts = facts_of(feed.loader)
+        facts = feed.facts()
         if self._restores:
             warn_of_changes(self._facts, facts)
         self._facts = facts
@@ -206,9 +227,19 @@ class DataLoaderCallback(CoreCallback):
         assert self._pass is not None  # there is a batch at hand
         return self._pass.num_parts
 
+    @property
+    def is_filler(self) -> bool:
+        """Whether the batch at hand stands for nothing: other processes have samples, not this."""
+        return self._pass is not None and self._pass.is_filler
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all processes have as many samples at hand; the same on all, without asking."""
+        return self._pass is None or self._pass.is_even
+
     def num_batches_per_pass(self) -> int | None:
-        """Return how many batches a pass has, as far as the loader tells."""
-        return None if self._feed is None else known_length(self._feed.loader)
+        """Return how many batches a pass has, of all processes, as far as the loader tells."""
+        return None if self._feed is None else self._feed.num_batches()
 
     # ---- what is not trained on
 
@@ -232,7 +263,9 @@ class DataLoaderCallback(CoreCallback):
         """Go on to the first pass that has something left."""
         if not self.passed_over or self._feed is None:
             return
-        while self._feed.has_nothing_left(self.batch_idx, self._passed_over_here()):
+        while self._feed.has_nothing_left(
+            self.batch_idx, self._passed_over_here(), self._numbering.first
+        ):
             log.info("Pass %d: all that is left of it is passed over.", self.epoch)
             self.owes_epoch_end = self.owes_epoch_end or self.batch_idx > 0
             self._go_on_to(self.epoch + 1)
@@ -259,15 +292,18 @@ class DataLoaderCallback(CoreCallback):
 
     def _position(self) -> Position:
         """Return where the run is; after the last batch of a pass at the beginning of the next."""
-        loader = self._state_of_loader()
+        loader, numbering = self._state_of_loader(), self._numbering
         if self._pass is not None and self.is_last:
-            return Position(self.epoch + 1, 0, self.num_batches, 0, loader)
-        return Position(self.epoch, self.batch_idx, self.num_batches, self._parts, loader)
+            numbering = replace(numbering, first=0)
+            return Position(self.epoch + 1, 0, self.num_batches, 0, loader, numbering)
+        return Position(
+            self.epoch, self.batch_idx, self.num_batches, self._parts, loader, numbering
+        )
 
     def _go_to(self, position: Position) -> None:
         self.epoch, self.batch_idx = position.epoch, position.batch_idx
         self.num_batches, self._parts = position.num_batches, position.parts
-        self._loader_state = position.loader
+        self._loader_state, self._numbering = position.loader, position.numbering
         self._restores = True
         self._forget_pass()
 
@@ -287,14 +323,14 @@ class DataLoaderCallback(CoreCallback):
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        position = self._position()
-        state = position.state()
+        position, index = self._position(), trainer.backend.data_shard[0]
+        state = position.state(index)
         state["passed_over"] = [list(place) for place in sorted(self.passed_over)]
         state["facts"] = dict(self._facts)
         state["ends_epoch"] = self.owes_epoch_end or (self._pass is not None and self.is_last)
         is_within = trainer.global_step == self._window_step
         if is_within and position.num_batches > self._window.num_batches:
-            state["window"] = self._window.state()
+            state["window"] = self._window.state(index)
         state_dict["dataloader"] = state
 
     @override
@@ -302,10 +338,10 @@ class DataLoaderCallback(CoreCallback):
         state = state_dict.get("dataloader")
         if state is None:
             return
-        self._go_to(Position.from_state(state))
+        index = trainer.backend.data_shard[0]
+        self._go_to(Position.from_state(state, index))
         is_used = self._feed is not None and self._feed.is_used
         known = {(epoch, idx) for epoch, idx in state.get("passed_over", ())}
-        self.passed_over = known | (self.passed_over if is_used else set())
         self._facts = dict(state.get("facts", {}))
         self.owes_epoch_end = state.get("ends_epoch", False)
         self._was_loaded = True
@@ -313,4 +349,29 @@ class DataLoaderCallback(CoreCallback):
         self._window_step = None
         if "window" in state:
             self._window_step = state_dict.get("global_step")
-            self._window = Position.from_state(state["window"])
+            self._window = Position.from_state(state["window"], index)
+        self._had_loader_state = has_loader_state(state)
+        before, self.passed_over = self.passed_over, known
+        self._settle(self._feed)
+        self.passed_over |= before if is_used else set()
+
+    def _settle(self, feed: Feed | None) -> None:
+        """Count batches as this number of processes does, if a checkpoint's did otherwise."""
+        if feed is None:
+            return
+        numbering = feed.numbering()
+        if not self._was_loaded or numbering.is_like(self._numbering):
+            self._numbering = replace(numbering, first=self._numbering.first)
+            return
+        position = self._position()
+        if self._window_step is not None:
+            position, self._window_step = self._window, None
+            self._drops_window = True
+        moved = position.renumbered(numbering)
+        warn_of_renumbering(position, moved, self.passed_over, loses_state=self._had_loader_state)
+        self.passed_over = set()
+        self._go_to(moved)
+        end = feed.end(moved.numbering.first)
+        if end is not None and moved.offset and moved.batch_idx >= end:
+            self.owes_epoch_end = True
+            self._go_on_to(self.epoch + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
@@ -13,9 +13,15 @@ from modelzoo_trainer.callback import CoreCallback, Loader
 from modelzoo_trainer.errors import StopTraining
 
 if TYPE_CHECKING:
+    from modelzoo_trainer.core.backend import Backend
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.early_exit")
+
+SAVE: Final = "save"
+"""What a process proposes whose clock says that a checkpoint is due."""
+_STOP: Final = "stop "
+_INTERRUPT: Final = "interrupt "
 
 
 class ExitHandle:
@@ -38,6 +44,9 @@ class EarlyExit(CoreCallback):
     run of the trainer starts unasked; registered conditions stay. If the run was interrupted (a
     signal, a stop file, the end of its time), `trainer.interrupted` says by what, and
     `on_interrupt` is called. `is_asked` says whether there is anything to check.
+
+    Several processes end at the same step boundary, or the same batch of a validation, whichever
+    of them was asked: a few steps after that, as none waits for the others to hear of it.
     """
 
     def __init__(self) -> None:
@@ -48,6 +57,9 @@ class EarlyExit(CoreCallback):
         self._interruption: str | None = None
         self._conditions: list[Callable[[], bool]] = []
         self._depth = 0
+        self._num_runs = 0
+        self._shared: Backend | None = None
+        self._proposed: set[str] = set()
 
     def register(self, condition: Callable[..., bool], *args: Any, **kwargs: Any) -> ExitHandle:
         """Have a condition asked at each step boundary.
@@ -79,6 +91,9 @@ class EarlyExit(CoreCallback):
         Args:
             reason: Why, for the log.
         """
+        if self._shared is not None:
+            self._propose(self._shared, f"{_STOP}{self._num_runs}:{reason}")
+            return
         self._asked = self._asked or reason
         self.is_asked = True
 
@@ -88,8 +103,16 @@ class EarlyExit(CoreCallback):
         Args:
             name: By what: a signal's name such as "SIGINT", "stop file", "max_time".
         """
+        if self._shared is not None:
+            self._propose(self._shared, f"{_INTERRUPT}{name}")
+            return
         self._interruption = self._interruption or name
         self.stop(name)
+
+    def _propose(self, backend: Backend, topic: str) -> None:
+        if topic not in self._proposed:
+            self._proposed.add(topic)
+            backend.propose(topic)
 
     @contextmanager
     def honouring_stops(self) -> Iterator[None]:
@@ -104,15 +127,26 @@ class EarlyExit(CoreCallback):
         self.stop(str(stop) or "StopTraining was raised")
 
     def end(self, stop: StopTraining) -> None:
-        """End the run here, as that was raised by what is no callback."""
-        self.grant(stop)
-        self.should_exit = True
+        """End the run here, as that was raised by what is no callback.
+
+        Raises:
+            RuntimeError: If other processes go on.
+        """
+        reason = str(stop) or "StopTraining was raised"
+        if self._shared is not None and not self._shared.meet("stop"):
+            raise RuntimeError(
+                f"StopTraining ({reason}) was raised, but not by all processes, and the others "
+                f"cannot go on without this one. Raise it in all of them at the same place, or "
+                f"call trainer.early_exit.stop(reason), on which they agree."
+            ) from stop
+        self._asked = self._asked or reason
+        self.is_asked = self.should_exit = True
         self.reason = self._asked
         log.info("The run ends: %s.", self.reason)
 
     def heed(self, trainer: Trainer) -> None:
         """End the run here if it was asked to; conditions are for step boundaries."""
-        if self._asked:
+        if self._asked or self._shared is not None:
             self.check(trainer)
 
     @override
@@ -125,13 +159,13 @@ class EarlyExit(CoreCallback):
         loop: Any,
     ) -> None:
         trainer.interrupted = self._interruption = None
-        self._enter(stack)
+        self._enter(trainer, stack)
 
     @override
     def on_enter_validate(
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
-        self._enter(stack)
+        self._enter(trainer, stack)
 
     @override
     def on_enter_validate_all(
@@ -142,27 +176,35 @@ class EarlyExit(CoreCallback):
         loop: Any,
         ckpt_paths: list[Any],
     ) -> None:
-        self._enter(stack)
+        self._enter(trainer, stack)
 
-    def _enter(self, stack: ExitStack) -> None:
+    def _enter(self, trainer: Trainer, stack: ExitStack) -> None:
         if self._depth == 0:
+            self._num_runs += 1
+            self._proposed.clear()
+            self._shared = trainer.backend if trainer.backend.world_size > 1 else None
             self._interruption = None
             self.should_exit = False
             self.reason = self._asked = ""
-            self.is_asked = bool(self._conditions)
+            self.is_asked = bool(self._conditions) or self._shared is not None
         self._depth += 1
         stack.callback(self._leave)
 
     def _leave(self) -> None:
         self._depth -= 1
+        if self._depth == 0:
+            self._shared = None
 
     def check(self, trainer: Trainer) -> bool:
         """Ask all conditions, at a step boundary; return whether the run should end."""
         if not self._asked:
             for condition in self._conditions:
                 if condition():
-                    self._asked = "a registered condition holds"
+                    self.stop("a registered condition holds")
                     break
+        if self._shared is not None:
+            for topic in self._shared.decided():
+                self._hear(trainer, topic)
         if self._asked and not self.should_exit:
             self.should_exit = True
             self.reason = self._asked
@@ -171,3 +213,15 @@ class EarlyExit(CoreCallback):
             trainer.interrupted = self._interruption
             trainer.hooks.on_interrupt(trainer, self._interruption)
         return self.should_exit
+
+    def _hear(self, trainer: Trainer, topic: str) -> None:
+        """Take in what all processes are told of at this decision point."""
+        if topic == SAVE:
+            trainer.checkpoint.ask()
+        elif topic.startswith(_INTERRUPT):
+            self._interruption = self._interruption or topic.removeprefix(_INTERRUPT)
+            self._asked = self._asked or self._interruption
+        elif topic.startswith(_STOP):
+            run, _, reason = topic.removeprefix(_STOP).partition(":")
+            if run == str(self._num_runs):  # not one that has come to its end before it was heard
+                self._asked = self._asked or reason

@@ -15,9 +15,11 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, StateDict
 from modelzoo_trainer.core.backend import map_tensors
 from modelzoo_trainer.data.batches import batch_size_of
-from modelzoo_trainer.errors import CheckpointMismatch
+from modelzoo_trainer.errors import CheckpointError, CheckpointMismatch
 
 if TYPE_CHECKING:
+    from modelzoo_trainer.core.backend import Backend
+    from modelzoo_trainer.core.dataloader import DataLoaderCallback
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.grad_accum")
@@ -35,6 +37,11 @@ class GradientAccumulation(CoreCallback):
     window are simply divided by $n$. The last window of a pass may be short; it is stepped too.
 
     A batch of the loader that is split into micro-batches counts as all of these.
+
+    Of several processes the window is all of theirs. Gradients are averaged over them; where their
+    weights are not known to be equal, losses are multiplied by $w_i / (c n)$ with a $c$ that all
+    have, and the average is divided by that of the weights. A model replicated in float32 or
+    float64 sends its weights along with its gradients; otherwise that is a message of one number.
 
     Args:
         num: Batches of the loader per optimizer step.
@@ -54,6 +61,9 @@ class GradientAccumulation(CoreCallback):
         self._first: Weight = 0
         self._sum: Weight = 0
         self._is_even = True
+        self._backend: Backend | None = None
+        self._data: DataLoaderCallback
+        self._unit: Any = None
         if not self.is_active:
             self.idle_hooks = frozenset(
                 {"on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end"}
@@ -63,6 +73,15 @@ class GradientAccumulation(CoreCallback):
         """Accumulate whatever `num` is, as batches come in parts; the hook table is made anew."""
         self.is_active = True
         self.idle_hooks = frozenset()
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        if trainer.backend.world_size > 1:
+            self._backend, self._data = trainer.backend, trainer.data
+            if not self.is_active:
+                self.activate()
+                trainer.loss_accum.activate()
+                trainer.rebuild_hooks()
 
     @override
     def on_enter_fit(
@@ -97,6 +116,8 @@ class GradientAccumulation(CoreCallback):
         self._count = self._num_whole = 0
         self._first = self._sum = 0
         self._is_even = True
+        if self._backend is not None:
+            self._backend.drop_weights()
 
     @override
     def on_train_batch_start(
@@ -115,6 +136,9 @@ class GradientAccumulation(CoreCallback):
         Cost: No host read.
         """
         weight = weight_of(outputs, batch)
+        if self._backend is not None:
+            self.weight = 0 if self._data.is_filler else weight
+            return self._share(self._backend, loss, outputs, self.weight)
         if isinstance(weight, Tensor):  # a quotient of whole numbers would be float32
             weight = weight.to(torch.promote_types(loss.dtype, torch.float32))
         self.weight = weight
@@ -129,12 +153,49 @@ class GradientAccumulation(CoreCallback):
         self._is_even = False
         return loss * (weight / (self._first * self._expected))
 
+    def _share(self, backend: Backend, loss: Tensor, outputs: Outputs, weight: Weight) -> Tensor:
+        """Return the loss as this batch's share of the window of all processes."""
+        ratio: Any
+        if outputs.get("num_items") is not None:
+            ratio = self._in_units(backend, weight) / self._expected
+            ratio = ratio.to(torch.promote_types(loss.dtype, torch.float32))
+            self._is_even = False
+        elif self._data.is_even:
+            if not self._first:
+                self._first = weight
+            ratio = weight / (self._first * self._expected)
+            self._is_even = self._is_even and bool(weight == self._first)  # both from shapes
+        else:
+            self._first = self._first or 1
+            ratio = weight / (self._first * self._expected)
+            self._is_even = False
+        return backend.weigh(loss * ratio, ratio)
+
+    def _in_units(self, backend: Backend, weight: Weight) -> Tensor:
+        """Return a weight in a unit that all processes have: a power of two, so that it is exact.
+
+        It is that of the first process's first batch. Collective, once.
+        """
+        dtype = torch.float64 if backend.caps.float64 else torch.float32
+        if isinstance(weight, Tensor):
+            counted = weight.to(dtype)
+        else:  # without a copy from the host
+            counted = torch.full((), weight, dtype=dtype, device=backend.device)
+        if self._unit is None:
+            own = counted.clamp_min(1).log2().floor().exp2()
+            self._unit = backend.reduce(own, "max")
+        units: Tensor = counted / self._unit
+        return units
+
     @override
     def on_before_optimizer_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
         if not (self._is_even and self._count == self._expected):
-            factor = self._first * self._expected / _at_least_one(self._sum)
+            if self._backend is None:
+                factor = self._first * self._expected / _at_least_one(self._sum)
+            else:
+                factor = _inverse(trainer.precision.unscaled(self._backend.mean_weight()))
             grads = [
                 param.grad
                 for group in optimizer.param_groups
@@ -155,6 +216,11 @@ class GradientAccumulation(CoreCallback):
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         if not self._count:
             return
+        if self._backend is not None:
+            raise CheckpointError(
+                "save_checkpoint was called between the batches of one step, of which each process "
+                "has its own gradients. Call it in on_step_boundary."
+            )
         grads = {
             name: param.grad
             for name, param in trainer.model.named_parameters()
@@ -178,6 +244,11 @@ class GradientAccumulation(CoreCallback):
         window = state_dict.get("grad_accum")
         if window is None or not trainer.has_optimizer:
             return
+        if self._backend is not None:
+            raise CheckpointMismatch(
+                "the checkpoint was made by one process, in the middle of a step. Go on with one "
+                "process, or load the model alone with LoadCheckpointStates('model')."
+            )
         if not self.is_active:
             log.warning(
                 "The checkpoint was made after %d of the %d batches of a step, and this run does "
@@ -222,6 +293,13 @@ def weight_of(outputs: Outputs, batch: Batch) -> Weight:
     if items is None:
         return batch_size_of(batch)
     return items.detach() if isinstance(items, Tensor) else items
+
+
+def _inverse(mean: Any) -> Any:
+    """Return what gradients are multiplied by; 0 where nothing counted."""
+    if isinstance(mean, Tensor):
+        return torch.where(mean > 0, 1 / mean, torch.zeros_like(mean))
+    return 1 / mean if mean else 0.0
 
 
 def _at_least_one(weight: Weight) -> Weight:

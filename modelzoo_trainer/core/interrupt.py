@@ -43,6 +43,7 @@ class Interrupt(CoreCallback):
 
     def __init__(self) -> None:
         self._received: str | None = None
+        self._speaks = True
         self._end: float | None = None
         self._next_look = math.inf  # outside of a fit
         self._stop_file = Path()
@@ -59,6 +60,7 @@ class Interrupt(CoreCallback):
     ) -> None:
         self._received = None
         self._early_exit = trainer.early_exit
+        self._speaks = trainer.backend.is_main
         self._stop_file = trainer.model_dir / STOP_FILE
         limit_s = loop.max_time_s
         began = trainer.autorestart.began or time.monotonic()
@@ -94,6 +96,8 @@ class Interrupt(CoreCallback):
             return
         self._received = name
         self._early_exit.interrupt(name)
+        if not self._speaks:
+            return
         # Not by logging: the signal may have come while something was being logged.
         text = f"{name}: the run ends after this step; Ctrl-C once more ends it at once.\n"
         standard_error.write(text, patience_s=0)
@@ -113,13 +117,14 @@ class Interrupt(CoreCallback):
     def _look(self, trainer: Trainer) -> None:
         now = time.monotonic()
         self._next_look = now + _INTERVAL_S
+        if not trainer.backend.is_main:  # one clock and one pair of eyes are enough
+            return
         if self._end is not None:
             if now >= self._end:
                 trainer.early_exit.interrupt(_TIME_IS_UP)
             self._next_look = min(self._next_look, self._end)
         if os.path.lexists(self._stop_file):
-            if trainer.backend.is_main:
-                _remove(self._stop_file)
+            _remove(self._stop_file)
             trainer.early_exit.interrupt("stop file")
 
 

@@ -108,7 +108,10 @@ class Logging(CoreCallback):
     def _open_handlers(self, trainer: Trainer, stack: ExitStack) -> None:
         path = trainer.artifact_dir / "run.log"
         names = [getattr(handler, "baseFilename", None) for handler in _PACKAGE.handlers]
-        if str(path.absolute()) in names or not trainer.backend.is_main:
+        if str(path.absolute()) in names:
+            return
+        if not trainer.backend.is_main:
+            self._open_other(trainer, stack)
             return
         handlers: list[logging.Handler] = []
         if not _PACKAGE.hasHandlers():
@@ -121,6 +124,16 @@ class Logging(CoreCallback):
             handler.setFormatter(logging.Formatter(_FORMAT))
             _PACKAGE.addHandler(handler)
             stack.callback(_close, handler)
+
+    def _open_other(self, trainer: Trainer, stack: ExitStack) -> None:
+        """Have errors of a process other than the first go to standard error, with its number."""
+        if _PACKAGE.hasHandlers():
+            return
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setLevel(logging.ERROR)
+        handler.setFormatter(logging.Formatter(f"process {trainer.backend.rank}: {_FORMAT}"))
+        _PACKAGE.addHandler(handler)
+        stack.callback(_close, handler)
 
     # ---- which steps
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, StateDict
-from modelzoo_trainer.core.backend import map_tensors
-from modelzoo_trainer.core.grad_accum import weight_of
+from modelzoo_trainer.core.backend import Backend, map_tensors
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -33,10 +33,23 @@ class Mean:
         self._weight = self._weight + weight
 
     def take(self) -> Tensor | None:
-        """Return the mean and start anew; None if nothing was added."""
-        mean = None if self._sum is None else self._sum / self._weight
+        """Return the mean, 0 if nothing counted, and start anew; None if nothing was added."""
+        total, weight = self._sum, self._weight
         self._sum, self._weight = None, 0
-        return mean
+        return None if total is None else _quotient(total, weight)
+
+    def pair(self) -> Tensor:
+        """Return the weighted sum and the weight, (2,), and start anew."""
+        total, weight = self._sum, self._weight
+        self._sum, self._weight = None, 0
+        assert total is not None  # something was added
+        counted = weight.to(total) if isinstance(weight, Tensor) else torch.full_like(total, weight)
+        return torch.stack((total, counted))
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything was added."""
+        return self._sum is not None
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return what was added so far, all bits of it; None if nothing was."""
@@ -55,11 +68,36 @@ class Mean:
             self._sum, self._weight = found["sum"].to(self._dtype), found["weight"]
 
 
+def take_all(means: Mapping[str, Mean], backend: Backend) -> dict[str, Tensor | None]:
+    """Return the means over all processes, and start anew.
+
+    Args:
+        means: By name; on all processes the same, each with something added.
+        backend: The device.
+
+    Cost: One message, if there are several processes. Collective.
+    """
+    if backend.world_size == 1:
+        return {name: mean.take() for name, mean in means.items()}
+    if not means:
+        return {}
+    sums, weights = backend.reduce(torch.stack([mean.pair() for mean in means.values()])).T
+    return dict(zip(means, _quotient(sums, weights).unbind(), strict=True))
+
+
+def _quotient(sums: Tensor, weights: Any) -> Tensor:
+    """Return means; where nothing counted, the sum, which is 0 then."""
+    if isinstance(weights, Tensor):
+        return torch.where(weights == 0, sums, sums / weights)
+    return sums / (weights or 1)
+
+
 class LossAccumulation(CoreCallback):
     """Logs `loss`: of each logged step, and of a validation as a whole.
 
     The average over the batches of a step and over a validation is weighted by samples, or by
-    `num_items` if the model's output has it. Of a validation that was cut short nothing is logged.
+    `num_items` if the model's output has it; and so is that over the processes. Of a validation
+    that was cut short nothing is logged.
 
     Args:
         num: Batches per optimizer step.
@@ -108,7 +146,10 @@ class LossAccumulation(CoreCallback):
             return  # of a run without a known end, any window may be the last and be logged
         self._train.add(outputs["loss"], trainer.grad_accum.weight)
         if trainer.should_run_optimizer_step:
-            trainer.log_metrics(loss=self._train.take())
+            if trainer.is_log_step:
+                trainer.log_metrics_dict(take_all({"loss": self._train}, trainer.backend))
+            else:
+                trainer.log_metrics(loss=self._train.take())
 
     @override
     def on_enter_validate(
@@ -121,13 +162,13 @@ class LossAccumulation(CoreCallback):
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
     ) -> None:
         if "loss" in outputs:
-            self._val.add(outputs["loss"], weight_of(outputs, batch))
+            self._val.add(outputs["loss"], trainer.weight_of(outputs, batch))
 
     @override
     def on_validate_end(self, trainer: Trainer, model: Module, loop: Any) -> None:
-        mean = self._val.take()
-        if mean is not None and trainer.val_is_complete:
-            trainer.log_metrics(loss=mean)
+        if trainer.val_is_complete and self._val.is_used:
+            trainer.log_metrics_dict(take_all({"loss": self._val}, trainer.backend))
+        self._val.take()
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:

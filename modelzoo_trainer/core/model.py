@@ -92,7 +92,7 @@ class ModelCallback(CoreCallback):
             _check_names(own, found, is_resumed="global_step" in state_dict)
         else:
             found = _fitting(own, found)
-        trainer.model.load_state_dict(trainer.backend.for_loading(found), strict=strict)
+        trainer.model.load_state_dict(trainer.backend.for_loading(found, own), strict=strict)
 
 
 def _renamed(own: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from modelzoo_trainer.callback import Batch, Loader
+from modelzoo_trainer.core.shared_batches import SharedItems, parts_of
 from modelzoo_trainer.data.batches import split_batch
 from modelzoo_trainer.data.worker_life import shut_down, start_iterator
 from modelzoo_trainer.errors import ConfigError
@@ -81,6 +82,8 @@ class Begun:
         position: Batches that are left out at its beginning.
         parts: Parts of the first batch that are left out as well.
         passed_over: Numbers of other batches that are left out.
+        is_shared: Whether the batches are `Shared`: there are several processes.
+        close: Ends what was started for the pass.
     """
 
     items: Iterator[tuple[int, Batch]]
@@ -88,6 +91,8 @@ class Begun:
     position: int = 0
     parts: int = 0
     passed_over: Collection[int] = ()
+    is_shared: bool = False
+    close: Callable[[], None] | None = None
 
 
 class Pass:
@@ -95,6 +100,10 @@ class Pass:
 
     A loader whose length is exact is read batch by batch; of any other one the next batch is
     fetched early, to know the last one when it is yielded.
+
+    With several processes, `is_filler` says whether the batch at hand stands for nothing: others
+    have samples left, this process has none. `is_even` says whether all processes have the same
+    number of samples in it, and says the same on all of them, without asking.
 
     Args:
         loader: The dataloader, or a pass over it that was begun.
@@ -113,6 +122,8 @@ class Pass:
         micro_batch_size: int | None = None,
     ) -> None:
         self._started: Iterator[Batch] | None = None
+        self.is_filler = False
+        self.is_even = True
         if isinstance(loader, Begun):
             begun = loader
         else:
@@ -120,10 +131,13 @@ class Pass:
             begun = Begun(items=enumerate(iterator), length=exact_length(loader))
             if iterator is not loader and not getattr(loader, "persistent_workers", False):
                 self._started = iterator
+        self._close = begun.close
         self.items: Iterator[tuple[Batch, bool, int]] = place(_marked(begun, limit))
         self.ends_batch = True
         self.num_parts = 1
-        if micro_batch_size is not None:
+        if begun.is_shared:
+            self.items = self._shared(self.items, micro_batch_size, begun.parts)
+        elif micro_batch_size is not None:
             self.items = self._in_parts(self.items, micro_batch_size, begun.parts)
         self.is_last = False
         self.num_yielded = begun.position
@@ -137,6 +151,8 @@ class Pass:
         """End the workers that were started for this pass; a second call does nothing."""
         iterator, self._started = self._started, None
         shut_down(iterator)
+        if self._close is not None:
+            self._close()
 
     def _in_parts(
         self, items: Iterator[tuple[Batch, bool, int]], size: int, num_left_out: int
@@ -147,6 +163,18 @@ class Pass:
             for number, part in enumerate(parts[num_left_out:], num_left_out + 1):
                 self.ends_batch = number == self.num_parts
                 yield part, is_last and self.ends_batch, idx
+            num_left_out = 0
+
+    def _shared(
+        self, items: SharedItems, size: int | None, num_left_out: int
+    ) -> Iterator[tuple[Batch, bool, int]]:
+        for shared, is_last, idx in items:
+            parts = [shared] if size is None else parts_of(shared, size)
+            self.num_parts = len(parts)
+            for number, (batch, facts) in enumerate(parts[num_left_out:], num_left_out + 1):
+                self.is_filler, self.is_even = facts.is_filler, facts.is_even
+                self.ends_batch = number == self.num_parts
+                yield batch, is_last and self.ends_batch, idx
             num_left_out = 0
 
 

@@ -15,6 +15,7 @@ from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from modelzoo_trainer.core.backend import Backend
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.reproducibility")
@@ -31,7 +32,7 @@ class Reproducibility(CoreCallback):
         seed: None = what torch was seeded with when the trainer is built; a checkpoint's, once one
             is loaded.
 
-    State: `rng`: the seed, and the state of the host's generators.
+    State: `rng`: the seed, and the state of the host's generators, of each process its own.
 
     Raises:
         ConfigError: If the seed is negative or too large.
@@ -46,14 +47,25 @@ class Reproducibility(CoreCallback):
     @override
     def pre_setup(self, trainer: Trainer) -> None:
         if self.seed is not None:
-            random.seed(self.seed)
-            np.random.seed(self.seed)
-            torch.manual_seed(self.seed)
+            _seed_all(self.seed)
 
     @property
     def step_seed(self) -> int:
         """What the seeds of steps are derived from."""
         return torch.initial_seed() if self.seed is None else self.seed
+
+    def share_seed(self, backend: Backend) -> None:
+        """Give all processes the seed of the first one: a model begins the same on all of them.
+
+        Args:
+            backend: It has been opened.
+        """
+        if backend.world_size == 1:
+            return
+        seed = backend.broadcast_object(self.step_seed)
+        backend.seed = seed
+        if self.seed is None:
+            _seed_all(seed)
 
     @override
     def on_enter_validate(
@@ -65,7 +77,9 @@ class Reproducibility(CoreCallback):
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         backend = trainer.backend
-        now = {"seed": backend.seed, "host": backend.rng_state()}
+        now = {"seed": backend.seed, _key_of(backend): backend.rng_state()}
+        if backend.world_size > 1:
+            now["world_size"] = backend.world_size
         state_dict["rng"] = now if self._loaded is None else self._loaded
 
     @override
@@ -87,4 +101,25 @@ class Reproducibility(CoreCallback):
                 self.seed,
             )
             return
-        trainer.backend.set_rng_state(state["host"])
+        num, own = state.get("world_size", 1), trainer.backend.world_size
+        if num == own:
+            trainer.backend.set_rng_state(state[_key_of(trainer.backend)])
+            return
+        log.warning(
+            "The checkpoint was made by %d processes and this run has %d: weights and data go on "
+            "as they were, but random numbers that are drawn on the host are others. Exactness is "
+            "not guaranteed.",
+            num,
+            own,
+        )
+
+
+def _seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _key_of(backend: Backend) -> str:
+    """Return the name of a process's state: each has its own."""
+    return "host" if backend.world_size == 1 else f"host_{backend.rank}"

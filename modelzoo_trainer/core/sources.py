@@ -40,6 +40,8 @@ class Start:
         before: Batches of earlier passes to leave out as well, where passes share an iterator.
         restores: Whether the position was loaded; if not, the pass follows the one before.
         loader_state: What `Source.state` returned for the position; None = nothing.
+        first: What the loader draws for several processes: draws left out before batch 0.
+        needs_sizes: Whether each batch's share of every process must be known exactly.
     """
 
     epoch: int
@@ -49,6 +51,12 @@ class Start:
     before: int = 0
     restores: bool = False
     loader_state: LoaderState | None = None
+    first: int = 0
+    needs_sizes: bool = False
+
+    def offset(self, per_batch: int) -> int:
+        """Return how many draws to leave out, with so many a batch."""
+        return self.first + self.position * per_batch
 
 
 class Source:
@@ -152,18 +160,22 @@ class PositionedSource(Source):
 
     @override
     def begin(self, start: Start) -> Numbered:
-        if start.position and self.loader.num_workers and not self.loader.in_order:
-            log.warning(
-                "train_dataloader has in_order=False: which batches were trained on before is not "
-                "known, the first %d of the pass are left out. Exactness is not guaranteed.",
-                start.position,
-            )
+        self.warn_of_order(start)
         return self._positioned.begin(
             epoch=start.epoch,
             start=start.position,
             seeds=(start.seeds.order, start.seeds.samples),
             passed_over=start.passed_over,
         )
+
+    def warn_of_order(self, start: Start) -> None:
+        """Warn if the batches before the position are not those that were trained on."""
+        if start.position and self.loader.num_workers and not self.loader.in_order:
+            log.warning(
+                "train_dataloader has in_order=False: which batches were trained on before is not "
+                "known, the first %d of the pass are left out. Exactness is not guaranteed.",
+                start.position,
+            )
 
     @override
     def close(self) -> None:
@@ -256,15 +268,23 @@ class StatefulSource(Source):
 
 def make_source(loader: Iterable[Batch]) -> Source:
     """Return where the batches of a loader come from."""
-    if _has_state(loader):
-        return StatefulSource(loader, loader)
+    owner = owner_of_state(loader)
+    if owner is not None:
+        return StatefulSource(loader, owner)
     if isinstance(loader, (list, tuple)):
         return SequenceSource(loader)
     if can_be_positioned(loader):
         return PositionedSource(loader)  # type: ignore[arg-type]  # checked just now
-    if type(loader) is DataLoader and not loader.num_workers and _has_state(loader.dataset):
-        return StatefulSource(loader, loader.dataset)
     return Source(loader)
+
+
+def owner_of_state(loader: Any) -> Any:
+    """Return what has the loader's own state: itself, its data set, or None."""
+    if _has_state(loader):
+        return loader
+    if type(loader) is DataLoader and not loader.num_workers and not can_be_positioned(loader):
+        return loader.dataset if _has_state(loader.dataset) else None
+    return None
 
 
 def _has_state(owner: Any) -> bool:

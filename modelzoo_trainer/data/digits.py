@@ -16,7 +16,9 @@ class DigitsProcessor:
     """Batches `(inputs, labels)` of the digits of scikit-learn.
 
     Args:
-        batch_size: Samples a batch, >= 1.
+        batch_size: Samples a batch of each process, >= 1.
+        global_batch_size: Samples a batch of all processes together, which their number divides;
+            either this or `batch_size`.
         split: `train` or `val`; the two have nothing in common.
         val_fraction: Share of the images in `val`, between 0 and 1.
         split_seed: Determines which images these are.
@@ -31,13 +33,15 @@ class DigitsProcessor:
         inputs: (B, 8, 8), float32, 0 to 1. labels: (B,), int64, 0 to 9.
 
     Raises:
-        ConfigError: If a number is out of range, or scikit-learn is missing.
+        ConfigError: If a number is out of range, not one of the two batch sizes is given, or
+            scikit-learn is missing.
     """
 
     def __init__(
         self,
         *,
-        batch_size: int,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
         split: Literal["train", "val"] = "train",
         val_fraction: float = 0.2,
         split_seed: int = 0,
@@ -51,6 +55,7 @@ class DigitsProcessor:
         _check_fraction(val_fraction)
         self.options = LoadingOptions(
             batch_size=batch_size,
+            global_batch_size=global_batch_size,
             shuffle=shuffle,
             shuffle_seed=shuffle_seed,
             reshuffle=split == "train",

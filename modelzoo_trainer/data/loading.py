@@ -17,7 +17,9 @@ class LoadingOptions:
     """How samples become batches.
 
     Args:
-        batch_size: Samples a batch, >= 1.
+        batch_size: Samples a batch of each process, >= 1.
+        global_batch_size: Samples a batch of all processes together, which their number divides;
+            either this or `batch_size`.
         shuffle: Whether the order is random.
         shuffle_seed: Determines that order.
         reshuffle: Whether every pass has its own order.
@@ -27,10 +29,11 @@ class LoadingOptions:
         persistent_workers: Whether workers live on between passes; without any of no effect.
 
     Raises:
-        ConfigError: If a number is out of range.
+        ConfigError: If a number is out of range, or not one of the two batch sizes is given.
     """
 
-    batch_size: int
+    batch_size: int | None = None
+    global_batch_size: int | None = None
     shuffle: bool = False
     shuffle_seed: int = 0
     reshuffle: bool = True
@@ -40,12 +43,30 @@ class LoadingOptions:
     persistent_workers: bool = False
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size is {self.batch_size}; it must be at least 1.")
+        if (self.batch_size is None) == (self.global_batch_size is None):
+            given = "neither is" if self.batch_size is None else "both are"
+            raise ConfigError(
+                f"batch_size and global_batch_size: {given} given. Give one of them: batch_size "
+                f"counts the samples of each process, global_batch_size those of all together."
+            )
+        if self.num_drawn < 1:
+            raise ConfigError(f"{self.size_name} is {self.num_drawn}; it must be at least 1.")
         if self.num_workers < 0:
             raise ConfigError(f"num_workers is {self.num_workers}; it must be at least 0.")
         if self.prefetch_factor is not None and self.prefetch_factor < 1:
             raise ConfigError(f"prefetch_factor is {self.prefetch_factor}; it must be at least 1.")
+
+    @property
+    def num_drawn(self) -> int:
+        """Samples that the loader draws at once."""
+        size = self.batch_size if self.global_batch_size is None else self.global_batch_size
+        assert size is not None  # checked in the beginning
+        return size
+
+    @property
+    def size_name(self) -> str:
+        """The name of the batch size that is given."""
+        return "batch_size" if self.global_batch_size is None else "global_batch_size"
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any]) -> None:
@@ -55,7 +76,7 @@ class LoadingOptions:
             arguments: All of the processor's, by name.
 
         Raises:
-            ConfigError: If a number is out of range.
+            ConfigError: If a number is out of range, or not one of the two batch sizes is given.
         """
         names = [field.name for field in fields(cls)]
         cls(**{name: arguments[name] for name in names if name in arguments})
@@ -86,6 +107,8 @@ class BatchDataset(Dataset[Any], ABC):
 def make_dataloader(dataset: BatchDataset, options: LoadingOptions) -> DataLoader[Any]:
     """Return a loader of whole batches.
 
+    With `global_batch_size` it has `is_global_batch` set: each process takes a slice of a batch.
+
     Args:
         dataset: Whose batches need no collation.
         options: How to load.
@@ -94,15 +117,16 @@ def make_dataloader(dataset: BatchDataset, options: LoadingOptions) -> DataLoade
         ConfigError: If there is not one full batch, and smaller ones are left out.
     """
     num_samples = len(dataset)
-    if options.drop_last and num_samples < options.batch_size:
+    if options.drop_last and num_samples < options.num_drawn:
+        name = options.size_name
         raise ConfigError(
-            f"batch_size is {options.batch_size}, but there are only {num_samples} samples, and "
-            "drop_last leaves the smaller batch out. Lower batch_size, or set drop_last: false."
+            f"{name} is {options.num_drawn}, but there are only {num_samples} samples, and "
+            f"drop_last leaves the smaller batch out. Lower {name}, or set drop_last: false."
         )
     has_workers = options.num_workers > 0
-    return DataLoader(
+    loader: DataLoader[Any] = DataLoader(
         dataset,
-        batch_size=options.batch_size,
+        batch_size=options.num_drawn,
         sampler=_sampler(dataset, options),
         num_workers=options.num_workers,
         drop_last=options.drop_last,
@@ -112,6 +136,9 @@ def make_dataloader(dataset: BatchDataset, options: LoadingOptions) -> DataLoade
         # Not the global generator: an iterator draws from it, and dropout must not depend on that.
         generator=torch.Generator().manual_seed(options.shuffle_seed),
     )
+    if options.global_batch_size is not None:
+        loader.is_global_batch = True  # each process has a slice
+    return loader
 
 
 def already_a_batch(batch: Any) -> Any:

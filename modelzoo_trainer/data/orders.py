@@ -90,6 +90,18 @@ def draws(loader: DataLoader[Any], *, seed: int, epoch: int, start: int) -> Iter
     return _batched(batches, chance, start)
 
 
+def order_of(loader: DataLoader[Any], *, seed: int, epoch: int) -> tuple[Order, bool]:
+    """Return all indices of a pass, and whether one may come twice, or be no number.
+
+    Args:
+        loader: One that has batches, and for which `is_sliced` holds.
+        seed: Of the pass.
+        epoch: The number of the pass.
+    """
+    sampler: Any = loader.batch_sampler.sampler  # type: ignore[union-attr]  # torch's own
+    return _order_of(sampler, Chance(seed, epoch, loader.generator is None)), _repeats(sampler)
+
+
 def is_sliced(loader: DataLoader[Any]) -> bool:
     """Return whether a position of the loader is found without iterating its sampler."""
     batches = loader.batch_sampler

@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections import deque
 from collections.abc import Collection, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
@@ -19,9 +19,12 @@ from modelzoo_trainer.data.per_sample import (
     collates_plainly,
     draws_nothing,
 )
+from modelzoo_trainer.data.shares import Share, Split, shares
 from modelzoo_trainer.data.worker_life import shut_down, start_iterator
 
 log = logging.getLogger("modelzoo_trainer.data.positioned")
+
+Given = TypeVar("Given", Draw, Share)
 
 _MOST_SHOWN: Final = 64  # indices in a line of the log
 
@@ -100,20 +103,49 @@ class PositionedLoader:
         """
         if not self._own.persistent_workers:
             self.close()
+        taken: deque[Draw] = deque()
+        found = draws(self._given, seed=seeds[0], epoch=epoch, start=start)
+        return _numbered(self._load(_kept(found, epoch, passed_over, taken), epoch, seeds), taken)
+
+    def begin_share(
+        self,
+        split: Split,
+        place: tuple[int, int],
+        *,
+        epoch: int,
+        seeds: tuple[int, int],
+        passed_over: Collection[int] = (),
+    ) -> Iterator[tuple[Share, Any]]:
+        """Return an iterator over this process's part of a pass, and what each batch is.
+
+        Args:
+            split: How the processes divide the draws.
+            place: The number of the first batch, and how many draws to leave out.
+            epoch: The number of the pass.
+            seeds: Of the order, and of the samples; equal on all processes.
+            passed_over: Numbers of batches to leave out.
+        """
+        if not self._own.persistent_workers:
+            self.close()
+        taken: deque[Share] = deque()
+        found = shares(self._given, split, place, seed=seeds[0], epoch=epoch)
+        loaded = self._load(_kept(found, epoch, passed_over, taken), epoch, seeds)
+        return ((taken.popleft(), batch) for batch in loaded)
+
+    def _load(
+        self, kept: Iterator[Draw] | Iterator[Share], epoch: int, seeds: tuple[int, int]
+    ) -> Iterator[Any]:
+        order_seed, sample_seed = seeds
         if self._seeded is not None:
             self._seeded.epoch = epoch  # here the data set has been told
-        order_seed, sample_seed = seeds
         own = self._given.generator
         self._generator.manual_seed(order_seed if own is None else mixed(own.initial_seed(), epoch))
-        numbers: deque[int] = deque()
-        found = draws(self._given, seed=order_seed, epoch=epoch, start=start)
-        kept = _kept(found, epoch, passed_over, numbers)
         if self._seeded is not None:
             self._feed.items = (Indices(d.items, sample_seed, epoch, d.position) for d in kept)
         else:
             self._feed.items = (d.items for d in kept)
         self._iterator = start_iterator(self._own)
-        return _numbered(self._iterator, numbers)
+        return self._iterator
 
     def close(self) -> None:
         """End the workers."""
@@ -133,14 +165,14 @@ class _Feed:
 
 
 def _kept(
-    found: Iterator[Draw], epoch: int, passed_over: Collection[int], numbers: deque[int]
-) -> Iterator[Draw]:
-    """Yield what is to be loaded, and note its numbers."""
+    found: Iterator[Given], epoch: int, passed_over: Collection[int], taken: deque[Given]
+) -> Iterator[Given]:
+    """Yield what is to be loaded, and note it."""
     for draw in found:
         if draw.number in passed_over:
             log_passed_over(epoch, draw.number, draw.items)
             continue
-        numbers.append(draw.number)
+        taken.append(draw)
         yield draw
 
 
@@ -159,6 +191,6 @@ def log_passed_over(epoch: int, number: int, items: Any = None) -> None:
     log.info("Pass %d: batch %d is passed over%s.", epoch, number, which)
 
 
-def _numbered(iterator: Iterator[Any], numbers: deque[int]) -> Iterator[tuple[int, Any]]:
+def _numbered(iterator: Iterator[Any], taken: deque[Draw]) -> Iterator[tuple[int, Any]]:
     for batch in iterator:
-        yield numbers.popleft(), batch
+        yield taken.popleft()[0], batch

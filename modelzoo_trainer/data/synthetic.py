@@ -19,7 +19,9 @@ class SyntheticProcessor:
     determines; the best loss is ln 2.
 
     Args:
-        batch_size: Samples a batch, >= 1.
+        batch_size: Samples a batch of each process, >= 1.
+        global_batch_size: Samples a batch of all processes together, which their number divides;
+            either this or `batch_size`.
         kind: Which one.
         num_samples: Number of samples in a pass, >= 1.
         seed: Determines all values. The classes and the rule of the tokens are the same for
@@ -46,7 +48,8 @@ class SyntheticProcessor:
     def __init__(
         self,
         *,
-        batch_size: int,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
         kind: Literal["classification", "tokens"] = "classification",
         num_samples: int = 1024,
         seed: int = 0,
@@ -63,6 +66,7 @@ class SyntheticProcessor:
     ) -> None:
         self.options = LoadingOptions(
             batch_size=batch_size,
+            global_batch_size=global_batch_size,
             shuffle=shuffle,
             shuffle_seed=shuffle_seed,
             num_workers=num_workers,

@@ -21,8 +21,10 @@ class TextFileProcessor:
     Args:
         data_dir: Folders, files or glob patterns, one or a list; `stdlib` is the Python code of
             the running Python's own library, which every machine has.
-        batch_size: Sequences a batch, >= 1.
         max_sequence_length: Tokens in a sequence, >= 1.
+        batch_size: Sequences a batch of each process, >= 1.
+        global_batch_size: Sequences a batch of all processes together, which their number divides;
+            either this or `batch_size`.
         split: `train`, `val`, or `all` documents.
         val_fraction: Share of the documents in `val`, between 0 and 1.
         pattern: Which files of a folder, as a glob; not set, `**/*.txt`.
@@ -49,8 +51,9 @@ class TextFileProcessor:
         self,
         *,
         data_dir: str | list[str],
-        batch_size: int,
         max_sequence_length: int,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
         split: Literal["train", "val", "all"] = "train",
         val_fraction: float = 0.1,
         pattern: str | None = None,
@@ -67,6 +70,7 @@ class TextFileProcessor:
         _check_numbers(max_sequence_length, val_fraction)
         self.options = LoadingOptions(
             batch_size=batch_size,
+            global_batch_size=global_batch_size,
             shuffle=shuffle,
             shuffle_seed=shuffle_seed,
             reshuffle=split == "train",

@@ -7,8 +7,9 @@ Dimension letters: B batch, T positions, H hidden size, V tokens of the vocabula
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from torch import Generator, Tensor, nn
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.attention import Attention
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
-from modelzoo_trainer.models.feed_forward import FeedForward
+from modelzoo_trainer.models.feed_forward import GATED, FeedForward
 from modelzoo_trainer.models.generation import check_generation, draw_next
+from modelzoo_trainer.models.initializers import Initializer
 from modelzoo_trainer.models.language_loss import language_loss, token_accuracy
 from modelzoo_trainer.models.norms import make_norm
 from modelzoo_trainer.models.parametrization import (
@@ -44,20 +46,34 @@ class DecoderLayer(nn.Module):
         )
         self.dropout = nn.Dropout(settings.dropout_rate)
 
-    def reset_parameters(self, start: DecoderInitializers) -> None:
-        """Draw the weights of the projections; norms and biases are the model's."""
+    def draw(self, start: DecoderInitializers) -> None:
+        """Draw the weights of the projections; set norms and biases to their start."""
         inputs = (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj)
         for projection in (*inputs, self.ffn.up_proj, self.ffn.gate_proj):
             if projection is not None:
                 start.projection(projection.weight)
         start.attention_output(self.attention.o_proj.weight)
         start.ffn_output(self.ffn.down_proj.weight)
+        for module in self.modules():
+            _reset_plain(module)
 
     def forward(self, hidden: Tensor, angles: tuple[Tensor, Tensor] | None) -> Tensor:
         """Return the states after this layer, of the same shape."""
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), angles))
         output: Tensor = hidden + self.dropout(self.ffn(self.ffn_norm(hidden)))
         return output
+
+
+def _draw(module: nn.Embedding | nn.Linear, initializer: Initializer) -> None:
+    initializer(module.weight)
+
+
+def _reset_plain(module: nn.Module) -> None:
+    """Set what starts without random numbers: a norm, the bias of a projection."""
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        module.reset_parameters()
+    elif isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
 
 
 class Decoder(DecoderSettings, nn.Module):
@@ -110,22 +126,47 @@ class Decoder(DecoderSettings, nn.Module):
         """Groups of parameters with a factor on their learning rate, by name; 1 without muP."""
         return lr_adjustment_groups(self)
 
+    @property
+    def tensor_plan(self) -> dict[str, str]:
+        """How layers are split over processes: patterns of module names to `backends`' styles.
+
+        Each process has whole heads, so their number and that of `num_kv_groups` must be
+        multiples of the number of processes. Their masks of attention dropout are the same.
+        """
+        attention, ffn = "layers.*.attention.", "layers.*.ffn."
+        plan = {f"{attention}{name}_proj": "colwise" for name in "qkv"}
+        plan |= {f"{attention}o_proj": "rowwise", f"{ffn}up_proj": "colwise"}
+        if self.nonlinearity in GATED:
+            plan[f"{ffn}gate_proj"] = "colwise"
+        plan |= {f"{ffn}down_proj": "rowwise", "token_embeddings": "rowwise"}
+        return plan | {"lm_head": "colwise_gather"}
+
     def reset_parameters(self) -> None:
         """Draw all weights, and share what is shared; also for one that came from `to_empty`."""
         if self.share_embedding_weights:
             self.lm_head.weight = self.token_embeddings.weight
+        for _, draw in self.reset_steps():
+            draw()
+
+    def reset_steps(self) -> Iterator[tuple[nn.Module, Callable[[], None]]]:
+        """Yield the parts of the model, each with the function that draws its weights.
+
+        In this order they give the same weights as `reset_parameters`; only the part that is
+        drawn needs to be there.
+        """
         start = make_initializers(self)
-        for module in self.modules():
-            if isinstance(module, DecoderLayer):
-                module.reset_parameters(start)
-            elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-                module.reset_parameters()
-            elif isinstance(module, nn.Embedding):
-                start.embedding(module.weight)
-            elif isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        for embedding in (self.token_embeddings, self.position_embeddings):
+            if embedding is not None:
+                yield embedding, partial(_draw, embedding, start.embedding)
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            yield layer, partial(layer.draw, start)
+        for norm in (self.embedding_norm, self.final_norm):
+            if norm is not None:
+                yield norm, partial(_reset_plain, norm)
+        yield self.lm_head, partial(_reset_plain, self.lm_head)
         if not self.share_embedding_weights:
-            start.lm_head(self.lm_head.weight)
+            yield self.lm_head, partial(_draw, self.lm_head, start.lm_head)
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the loss, the logits and what the loss is a mean over.

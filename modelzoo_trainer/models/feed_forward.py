@@ -44,7 +44,7 @@ _PLAIN: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
         "tanh": torch.tanh,
     }
 )
-_GATED: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
+GATED: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
     {"swiglu": functional.silu, "geglu": functional.gelu, "reglu": functional.relu}
 )
 
@@ -65,10 +65,10 @@ class FeedForward(nn.Module):
         super().__init__()
         self.up_proj = nn.Linear(hidden_size, filter_size, bias=use_bias)
         self.gate_proj: nn.Linear | None = None
-        if nonlinearity in _GATED:
+        if nonlinearity in GATED:
             self.gate_proj = nn.Linear(hidden_size, filter_size, bias=use_bias)
         self.down_proj = nn.Linear(filter_size, hidden_size, bias=use_bias)
-        self.activation = _GATED.get(nonlinearity) or _PLAIN[nonlinearity]
+        self.activation = GATED.get(nonlinearity) or _PLAIN[nonlinearity]
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the transformed states, of the same shape."""

@@ -225,7 +225,7 @@ def test_a_fault_in_an_anchor_s_value_is_found_once_and_nothing_is_tried_with_it
     with pytest.raises(ConfigError) as caught:
         check_config(read_text(f"{text}    val_dataloader: *data\n", "f.yaml"), shipped)
     (line,) = str(caught.value).splitlines()
-    assert "batch_size: 'a' does not fit; expected an integer." in line
+    assert "batch_size: 'a' does not fit; expected an integer or null." in line
 
 
 def test_a_misspelt_key_of_a_parameter_filter_is_named(shipped):

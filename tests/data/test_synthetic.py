@@ -69,3 +69,24 @@ def test_the_order_can_be_shuffled() -> None:
 def test_what_does_not_fit_is_refused_by_name(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         first(**arguments)
+
+
+def test_a_batch_for_all_processes_is_marked() -> None:
+    loader = SyntheticProcessor(global_batch_size=8, num_samples=20).create_dataloader()
+    assert (loader.batch_size, loader.is_global_batch) == (8, True)
+    assert not hasattr(SyntheticProcessor(batch_size=8).create_dataloader(), "is_global_batch")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({}, "neither is given"),
+        ({"batch_size": 2, "global_batch_size": 4}, "both are given"),
+        ({"global_batch_size": 0}, "^global_batch_size is 0; it must be at least 1"),
+    ],
+)
+def test_one_of_the_two_batch_sizes_is_given(sizes, said) -> None:
+    with pytest.raises(ConfigError, match=said):
+        SyntheticProcessor(**sizes)
+    with pytest.raises(ConfigError, match=said):
+        SyntheticProcessor.check_arguments(**sizes)

@@ -82,8 +82,17 @@ def test_the_command_line_answers_without_torch(name: str, root: Path, tmp_path:
     assert "'pydantic'" not in loaded
 
 
+def test_asking_whether_there_are_other_processes_imports_no_torch(
+    root: Path, tmp_path: Path
+) -> None:
+    code = "import sys; import backends.launch as l; l.read_launch(); print(sorted(sys.modules))"
+    loaded = run_python(code, root=root, folder=tmp_path)
+    assert "'backends.launch'" in loaded
+    assert "'torch'" not in loaded
+
+
 def test_importing_backends_imports_no_library_of_a_device(root: Path, tmp_path: Path) -> None:
-    code = "import backends, sys; print(sorted(sys.modules))"
+    code = "import backends, sys; backends.make_backend('cpu'); print(sorted(sys.modules))"
     loaded = run_python(code, root=root, folder=tmp_path)
     assert "'torch'" in loaded
     assert "'torch_xla'" not in loaded

@@ -1,0 +1,190 @@
+"""Weights of a model that was built without memory, drawn after it was shared out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn import Module, Parameter
+
+from .errors import BackendError
+
+_RESETS = ("reset_parameters", "_reset_parameters")
+
+Step = tuple[Module, Callable[[], None]]
+
+
+def is_on_meta(model: Module) -> bool:
+    """Return whether a parameter or buffer of a model has no memory yet."""
+    return any(tensor.is_meta for tensor in _all_tensors(model))
+
+
+@torch.no_grad()
+def materialize(model: Module, device: torch.device) -> None:
+    """Give a model that is on `meta` memory and its initial values, in place. Collective.
+
+    The values are those of a model that is built on the host with the same generator, on any
+    number of processes: modules are reset in the order in which constructors run, children before
+    parents, by `reset_parameters()`. A module may have `reset_steps()` besides, which yields
+    pairs of a part of it and a function that draws that part; then no more than one part is whole
+    at a time. Does nothing if no tensor is on `meta`.
+
+    Args:
+        model: Shared out, split or whole.
+        device: Where its parameters shall be.
+
+    Raises:
+        BackendError: If a parameter or buffer got no value.
+
+    Cost:
+        Every process draws all values, on the host. One step's module is whole in host memory
+        while it is drawn. Parameters that a later step draws again are gathered before.
+    """
+    if not is_on_meta(model):
+        return
+    _check_other_tensors(model)
+    _share_generator()
+    _allocate(model, device)
+    written: set[int] = set()
+    for module, draw in _steps(model):
+        with _whole(module, written):
+            draw()
+    _check_written(model, written)
+
+
+def _steps(model: Module) -> Iterator[Step]:
+    """Yield what has to be called, in the order in which constructors do it."""
+    for module in _children_first(model, set()):
+        steps: Callable[[], Iterator[Step]] | None = getattr(module, "reset_steps", None)
+        if steps is not None:
+            yield from steps()
+            continue
+        for name in _RESETS:
+            if hasattr(module, name):
+                yield module, getattr(module, name)
+                break
+
+
+def _children_first(module: Module, seen: set[Module]) -> Iterator[Module]:
+    if module in seen:
+        return
+    seen.add(module)
+    for child in module.children():
+        yield from _children_first(child, seen)
+    yield module
+
+
+def _slots(model: Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+    """Yield each place where a parameter or buffer is kept."""
+    for module in model.modules():
+        for own in (module._parameters, module._buffers):
+            for name, tensor in own.items():
+                if tensor is not None:
+                    yield own, name, tensor
+
+
+def _all_tensors(model: Module) -> Iterator[Tensor]:
+    return (tensor for _, _, tensor in _slots(model))
+
+
+def _allocate(model: Module, device: torch.device) -> None:
+    places: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for own, name, tensor in _slots(model):
+        places.setdefault(id(tensor), []).append((own, name))
+    model.to_empty(device=device)
+    for (first, name), *others in places.values():
+        for own, other_name in others:
+            own[other_name] = first[name]
+
+
+def _share_generator() -> None:
+    """Let all processes draw the same: what the first one does."""
+    if dist.is_initialized():
+        state = torch.get_rng_state()
+        dist.broadcast(state, src=0)
+        torch.set_rng_state(state)
+
+
+@contextmanager
+def _whole(module: Module, written: set[int]) -> Iterator[None]:
+    """Have a module hold whole tensors on the host; then keep this process's part of them.
+
+    Args:
+        module: With all that is in it.
+        written: Ids of the tensors that have values; the others are filled with NaN before, and
+            added if they have changed.
+    """
+    kept = list(_slots(module))
+    wholes = {id(target): _host_copy(target, id(target) in written) for _, _, target in kept}
+    versions = {key: whole._version for key, whole in wholes.items()}
+    for own, name, target in kept:
+        own[name] = wholes[id(target)]
+    try:
+        yield
+        for own, name, target in kept:
+            value, key = own[name], id(target)
+            is_new = value is not wholes[key] or value._version != versions[key]
+            if is_new or not _is_untouched(value):
+                written.add(key)
+                _keep_part(target, value)
+    finally:
+        for own, name, target in kept:
+            own[name] = target
+
+
+def _host_copy(target: Tensor, has_value: bool) -> Tensor:
+    if has_value:
+        value = target.full_tensor() if isinstance(target, DTensor) else target
+        whole = value.detach().to("cpu", copy=True)
+    else:
+        whole = torch.empty(target.shape, dtype=target.dtype)
+        if whole.is_floating_point() or whole.is_complex():
+            whole.fill_(torch.nan)
+    return Parameter(whole, target.requires_grad) if isinstance(target, Parameter) else whole
+
+
+def _is_untouched(value: Tensor) -> bool:
+    """Return whether a tensor is full of NaN: one that is written past its version counter."""
+    return not (value.is_floating_point() or value.is_complex()) or bool(value.isnan().all())
+
+
+def _keep_part(target: Tensor, value: Tensor) -> None:
+    if not isinstance(target, DTensor):
+        target.copy_(value)
+        return
+    shape, offsets = compute_local_shape_and_global_offset(
+        target.shape, target.device_mesh, target.placements
+    )
+    part = tuple(slice(start, start + size) for start, size in zip(offsets, shape, strict=True))
+    target.to_local().copy_(value[part])
+
+
+def _check_written(model: Module, written: set[int]) -> None:
+    missing = [
+        f"{name} ({type(model.get_submodule(name.rpartition('.')[0])).__name__})"
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        if id(tensor) not in written
+    ]
+    if missing:
+        raise BackendError(
+            f"backend.sharding.meta_init: nothing draws {', '.join(missing)}. Give the modules a "
+            f"method reset_parameters() that fills their parameters and buffers, or set "
+            f"meta_init: false."
+        )
+
+
+def _check_other_tensors(model: Module) -> None:
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if isinstance(value, Tensor) and value.is_meta:
+                raise BackendError(
+                    f"backend.sharding.meta_init: {f'{name}.{key}'.lstrip('.')} is a tensor that "
+                    f"is neither parameter nor buffer, so nothing can fill it. Register it as a "
+                    f"buffer that reset_parameters() fills, or set meta_init: false."
+                )

@@ -1,0 +1,106 @@
+"""Whether other processes are alive."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class Patience:
+    """Notices that something has not changed for too long.
+
+    Only time in which this process itself was at work counts, between two looks at most twice the
+    time that is meant to lie between them.
+
+    Args:
+        limit_s: How long is too long.
+        interval_s: Between two looks.
+    """
+
+    def __init__(self, limit_s: float, interval_s: float) -> None:
+        self._limit_s = limit_s
+        self._interval_s = interval_s
+        self._value: Any = None
+        self._idle_s = 0.0
+        self._looked_at: float | None = None
+
+    def is_over(self, value: Any, factor: float = 1.0) -> bool:
+        """Look at the value, and return whether it has been the same for too long.
+
+        Args:
+            value: Anything that can be compared.
+            factor: How many times the limit is too long.
+        """
+        now = time.monotonic()
+        before, self._looked_at = self._looked_at, now
+        if value != self._value or before is None:
+            self._value, self._idle_s = value, 0.0
+            return False
+        self._idle_s += min(now - before, 2 * self._interval_s)
+        return self._idle_s > self._limit_s * factor
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process, so that no other one is taken for it.
+
+    Args:
+        host: Of the host, since it was started, and of the container; None if that is not known.
+        pid: Its number there.
+        born: When it was started; numbers are used again.
+    """
+
+    host: str | None
+    pid: int
+    born: str | None
+
+    def is_here(self) -> bool:
+        """Return whether the process is, or was, one of this host."""
+        return self.host is not None and self.born is not None and self.host == _host()
+
+    def is_gone(self) -> bool:
+        """Return whether the process has ended; False if that is not known."""
+        if not self.is_here():
+            return False
+        found = _stat(self.pid)
+        return found is None or found[0] in "ZX" or found[1] != self.born
+
+    def work(self) -> str | None:
+        """Return what grows while the process does something; None if that is not known."""
+        found = _stat(self.pid) if self.is_here() else None
+        return found[2] if found is not None else None
+
+    def kill(self) -> None:
+        """Kill the process, if it is one of this host and still there."""
+        if self.is_here() and not self.is_gone() and self.pid != os.getpid():
+            with suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def own_identity() -> Identity:
+    """Return the identity of this process."""
+    found = _stat(os.getpid())
+    return Identity(_host(), os.getpid(), None if found is None else found[1])
+
+
+def _host() -> str | None:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return None
+
+
+def _stat(pid: int) -> tuple[str, str, str] | None:
+    """Return state, time of start, and time at work of a process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()  # from the third on; the name may have spaces
+    return fields[0], fields[19], f"{fields[11]} {fields[12]}"

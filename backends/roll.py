@@ -1,0 +1,122 @@
+"""Signs of life of the processes of a run, and who does not answer."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import asdict
+from typing import Final
+
+from torch._C._distributed_c10d import Store
+
+from .failures import Failure, gone, silent
+from .liveness import Identity, Patience, own_identity
+
+_LEFT: Final = b"left"
+_FAR_AWAY: Final = 4.0
+_ROLL_CALL_S: Final = 1.2
+_PAUSE_S: Final = 0.1
+
+
+class Heartbeats:
+    """Signs of life of this process, and a look at those of the next one.
+
+    Each process looks after one other: the next that has not left, around in a circle. One on the
+    same host also counts as alive while it computes, as an interpreter may be held by a library.
+
+    Args:
+        store: Where the signs are.
+        rank: Of this process.
+        world_size: How many there are.
+        limit_s: Without a sign, after which a process is taken for lost.
+        interval_s: Between two signs.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, world_size: int, limit_s: float, interval_s: float
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._num = world_size
+        self._limit_s = limit_s
+        self._interval_s = interval_s
+        self._num_beats = 0
+        self._has_left = False
+        self._identities: dict[int, Identity] = {}
+        self._watch((rank + 1) % world_size)
+
+    def introduce(self) -> None:
+        """Say which process this is."""
+        self._store.set(f"who/{self._rank}", json.dumps(asdict(own_identity())))
+
+    def beat(self) -> Failure | None:
+        """Give a sign, and return whether the process that is looked after is lost.
+
+        Cost:
+            Three small messages to the store.
+        """
+        if not self._has_left:
+            self._num_beats += 1
+            self._store.set(f"alive/{self._rank}", str(self._num_beats))
+        self._get_to_know(0)  # who cannot be asked when the store does not answer
+        peer = self._peer
+        if peer == self._rank or not self._get_to_know(peer):
+            return None
+        identity = self._identities[peer]
+        is_gone = identity.is_gone()  # before its last sign is read: it may be a good-bye
+        sign = self._store.get(f"alive/{peer}") if self._store.check([f"alive/{peer}"]) else b""
+        if sign == _LEFT:
+            self._watch((peer + 1) % self._num)
+            return None
+        if is_gone:
+            return gone(peer, self._rank)
+        factor = self.patience_with(peer)
+        is_lost = self._patience.is_over((sign, identity.work()), factor)
+        return silent(peer, self._limit_s * factor, self._rank) if is_lost else None
+
+    def patience_with(self, rank: int) -> float:
+        """Return by how much longer than the limit a process may be silent.
+
+        One on another host may only be held by a library: whether it computes is not seen.
+        """
+        known = self._identities.get(rank)
+        return 1.0 if known is not None and known.is_here() else _FAR_AWAY
+
+    def say_good_bye(self) -> None:
+        """Say that no more signs follow, in order."""
+        self._has_left = True
+        self._store.set(f"alive/{self._rank}", _LEFT.decode())
+
+    def kill(self, rank: int) -> None:
+        """Kill a process of this host that gives no signs: it may only be stopped."""
+        if rank != self._rank and rank in self._identities:
+            self._identities[rank].kill()
+
+    def _watch(self, rank: int) -> None:
+        self._peer = rank
+        self._patience = Patience(self._limit_s, self._interval_s)
+
+    def _get_to_know(self, rank: int) -> bool:
+        if rank not in self._identities:
+            if not self._store.check([f"who/{rank}"]):
+                return False
+            self._identities[rank] = Identity(**json.loads(self._store.get(f"who/{rank}")))
+        return True
+
+
+def missing_ranks(store: Store, world_size: int, is_known: threading.Event) -> list[int]:
+    """Return who has not answered the roll call after a short time.
+
+    Args:
+        store: Where the answers are.
+        world_size: How many there should be.
+        is_known: Ends the wait: nobody has to be found any more.
+    """
+    deadline = time.monotonic() + _ROLL_CALL_S
+    while store.add("here", 0) < world_size:
+        if is_known.wait(_PAUSE_S):
+            return []
+        if time.monotonic() >= deadline:
+            return [rank for rank in range(world_size) if not store.check([f"here/{rank}"])]
+    return []

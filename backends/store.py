@@ -1,0 +1,205 @@
+"""The store of a run, which its processes find each other by."""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import threading
+import time
+import uuid
+from contextlib import suppress
+from typing import Any, Final
+
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import DistError
+
+from .errors import BackendError
+from .launch import Launch
+
+_SHAKE_HANDS_S: Final = 8.0
+_PAUSE_S: Final = 0.05
+_ANYWHERE: Final = "0.0.0.0"
+
+
+def open_store(launch: Launch, *, timeout_s: float) -> Store:
+    """Return the store of this run, when all of its processes are there.
+
+    The first process hosts it. Under an agent it does so at a port of its own, which it announces
+    in the agent's store, so that nothing of an earlier attempt is in it. The announcement of an
+    earlier attempt may be read until the new one is there: then its store is gone, or its seats
+    are taken, and it is read again. (The count of restarts does not tell attempts apart: an agent
+    of another host may count one less.)
+
+    Args:
+        launch: What the launcher says.
+        timeout_s: For the others to come.
+
+    Raises:
+        BackendError: If the port is taken, or not all processes come in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    name = uuid.uuid4().hex
+    notice = _agent(launch, deadline) if launch.uses_agent_store else None
+    if launch.rank == 0:
+        store = _host(launch, notice)
+        _take_seat(store, launch, name)
+        if not _is_full(store, launch, deadline):
+            raise BackendError(_who_is_missing(store, launch, timeout_s))
+        return store
+    while time.monotonic() < deadline:
+        found = _guest(launch, notice, name, deadline)
+        if found is not None:
+            return found
+        time.sleep(_PAUSE_S)
+    raise BackendError(
+        f"process {launch.rank} has waited {timeout_s:g} s for process 0, which is to be found "
+        f"through {launch.host}:{launch.port}. Look at what process 0 says; it may have failed, or "
+        f"a firewall lies between the hosts."
+    )
+
+
+def own_connection(store: Store) -> Store:
+    """Return a store with the same contents, whose calls do not wait for those of others."""
+    try:
+        copy: Store = store.clone()  # type: ignore[attr-defined]  # missing in torch's stubs
+    except (AttributeError, RuntimeError):  # a FileStore: each call is one of its own
+        return store
+    return copy
+
+
+def _key(launch: Launch) -> str:
+    return f"modelzoo_trainer/{launch.run_id}/store"
+
+
+def _agent(launch: Launch, deadline: float) -> Store:
+    """Return the launcher's store."""
+    store = _connect(launch.host, launch.port, deadline)
+    if store is None:
+        raise BackendError(
+            f"process {launch.rank} does not reach the launcher's store at "
+            f"{launch.host}:{launch.port} (MASTER_ADDR, MASTER_PORT)."
+        )
+    return store
+
+
+def _host(launch: Launch, notice: Store | None) -> TCPStore:
+    """Host the store, and announce it."""
+    port = launch.port if notice is None else 0
+    address = launch.host if notice is None else _own_address(launch)
+    try:
+        store = TCPStore(address, port, is_master=True, wait_for_workers=False)
+    except RuntimeError as error:
+        if "EADDRINUSE" not in str(error) and "in use" not in str(error):
+            raise
+        raise BackendError(
+            f"port {port} (MASTER_PORT) is in use on this host, perhaps by another run. Start with "
+            f"another one: `torchrun --master-port=P`, or let `torchrun --standalone` find one."
+        ) from None
+    if notice is not None:
+        notice.set(_key(launch), json.dumps([address, store.port]))
+    return store
+
+
+def _own_address(launch: Launch) -> str:
+    """Return where the others reach this host."""
+    with suppress(OSError):
+        found = socket.getaddrinfo(launch.host, launch.port, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # sends nothing: only the way is looked up
+            own = str(probe.getsockname()[0])
+        if not own.startswith("127.") and own != "::1":
+            return own
+    return launch.host  # the launcher's store is on this host
+
+
+def _guest(launch: Launch, notice: Store | None, name: str, deadline: float) -> Store | None:
+    """Go to the store of the first process; return None if it was not there, or full."""
+    address, port = launch.host, launch.port
+    if notice is not None:
+        if not notice.check([_key(launch)]):
+            return None
+        address, port = json.loads(notice.get(_key(launch)))
+    try:
+        store = _connect(address, port, deadline if notice is None else time.monotonic())
+        if store is None:
+            return None
+        if not _take_seat(store, launch, name):
+            if notice is None:
+                _refuse(launch, "another run")
+            return None
+        return store if _is_full(store, launch, deadline) else None
+    except DistError:  # it ended meanwhile
+        return None
+
+
+def _connect(address: str, port: int, deadline: float) -> TCPStore | None:
+    """Return a store of somebody else; None if nobody is there until then."""
+    while not _is_listening(address, port):
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(_PAUSE_S)
+    found: list[Any] = []
+
+    def connect() -> None:
+        try:
+            found.append(TCPStore(address, port, is_master=False))
+        except Exception as error:  # noqa: BLE001  # looked at below
+            found.append(error)
+
+    # What listens and is no store is waited for without end.
+    thread = threading.Thread(target=connect, name="store", daemon=True)
+    thread.start()
+    thread.join(_SHAKE_HANDS_S)
+    if not found:
+        raise BackendError(
+            f"what listens at {address}:{port} is no store of a run: another program has the port. "
+            f"Start with another one: `torchrun --master-port=P`, or `torchrun --standalone`."
+        )
+    return found[0] if isinstance(found[0], TCPStore) else None
+
+
+def _is_listening(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=_SHAKE_HANDS_S).close()
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            raise
+        return False
+    return True
+
+
+def _take_seat(store: TCPStore, launch: Launch, name: str) -> bool:
+    """Return whether nobody else has this rank; tell the others when all have come."""
+    seat = f"seats/{launch.rank}"
+    if store.compare_set(seat, "", name) != name.encode():
+        return False
+    if store.add("seats", 1) == launch.world_size:
+        store.set("seats/all", "here")
+    return True
+
+
+def _is_full(store: TCPStore, launch: Launch, deadline: float) -> bool:
+    while not store.check(["seats/all"]):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_PAUSE_S / 5 if launch.world_size <= 64 else _PAUSE_S)
+    return True
+
+
+def _who_is_missing(store: TCPStore, launch: Launch, timeout_s: float) -> str:
+    ranks = [r for r in range(launch.world_size) if not store.check([f"seats/{r}"])]
+    some = ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
+    return (
+        f"{len(ranks)} of {launch.world_size} processes have not come within {timeout_s:g} s: "
+        f"{some}. Look at what they say; they may have failed, or a firewall lies between the "
+        f"hosts."
+    )
+
+
+def _refuse(launch: Launch, owner: str) -> None:
+    raise BackendError(
+        f"the store at {launch.host}:{launch.port} (MASTER_ADDR, MASTER_PORT) is that of {owner}, "
+        f"which has a process {launch.rank} already. Start with another port."
+    )

@@ -1,0 +1,209 @@
+"""How far the figures of `--plan` are from those of real runs on CPUs, at 1, 2 and 4 processes.
+
+python -m benchmarks.plan; about five minutes on two cores.
+
+Real memory is measured in two ways that know nothing of the plan: by the process's resident memory,
+whose highest value the kernel tells, and by the events of torch's CPU allocator, as torch.profiler
+records them. The latter do not see what gloo's threads free, so they are left out for FSDP2, whose
+reduce-scatter makes copies there. What is sent is read from the kernel as well, of the sockets.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from typing_extensions import override
+
+from modelzoo_trainer import Callback
+
+FILE = """
+trainer:
+  init:
+    device: CPU
+    model:
+      name: llama
+      vocab_size: 8192
+      hidden_size: 512
+      max_position_embeddings: 64
+      num_hidden_layers: 8
+      num_heads: 8
+      filter_size: 1408
+    optimizer: {AdamW: {learning_rate: 0.0001}}
+    precision: {enabled: false, max_gradient_norm: 1.0}
+    loop: {num_steps: 4, eval_frequency: null}
+    seed: 1
+  fit:
+    train_dataloader:
+      data_processor: SyntheticProcessor
+      kind: tokens
+      batch_size: 4
+      num_samples: 64
+      max_sequence_length: 64
+      vocab_size: 8192
+"""
+ENGINES = {
+    "DDP": [],
+    "FSDP2": ["init.backend.parallel={shard: -1}"],
+}
+NUMBERS = (1, 2, 4)
+_NUM_STEPS = 4
+_BYTES_SENT = 200  # where the kernel's struct tcp_info has tcpi_bytes_sent
+_SMALL = 1 << 16  # bytes: larger pieces are given back to the kernel when they are freed
+
+
+def plans_of(path: Path, changes: list[str]) -> Any:
+    """Return the plans of a file."""
+    from modelzoo_trainer.config.load import load_plans
+    from modelzoo_trainer.config.shipped import shipped_names
+
+    return load_plans(path, shipped_names, mode="train", changes=changes)
+
+
+def predicted(path: Path, num: int, changes: list[str]) -> Any:
+    """Return the figures on paper."""
+    from modelzoo_trainer.core.backend import processes_on_paper
+    from modelzoo_trainer.planning.measure import measure
+
+    with processes_on_paper(num):
+        return measure(plans_of(path, changes)[0])
+
+
+def real(rank: int, path: Path, changes: list[str], watch: str) -> dict[str, float]:
+    """Train for a few steps in one of several processes, and return what that took.
+
+    Args:
+        rank: Of this process.
+        path: The file.
+        changes: As for `--set`.
+        watch: "allocator" or "resident"; each one would be seen by the other.
+    """
+    ctypes.CDLL(None).mallopt(-3, _SMALL)  # M_MMAP_THRESHOLD
+    [plan] = plans_of(path, changes)
+    plan.init["model_dir"] = str(path.parent / f"run_{watch}")
+    plan.defaults.update(callbacks=[], loggers=[])
+    sent = Sent()
+    plan.init["callbacks"] = []
+    plan.defaults["callbacks"] = [sent]
+    figures = {"memory": _allocated(plan) if watch == "allocator" else _resident(plan)}
+    return figures | {"sent": sent.per_step}
+
+
+def _train(plan: Any) -> None:
+    with plan.build() as trainer:
+        plan.run(trainer)
+
+
+def _allocated(plan: Any) -> float:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        _train(plan)
+    events = profiler.profiler.kineto_results.events()
+    changes = sorted((one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]")
+    now = highest = 0
+    for _, change in changes:
+        now += change
+        highest = max(highest, now)
+    return float(highest)
+
+
+def _resident(plan: Any) -> float:
+    import gc
+
+    gc.collect()
+    _warm_up()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the highest value begins anew
+    before = _status("VmRSS")
+    _train(plan)
+    return float(_status("VmHWM") - before)
+
+
+def _warm_up() -> None:
+    """Use what is loaded or allocated with the first operations, and stays."""
+    import torch
+
+    weights = torch.ones(64, 64, requires_grad=True)
+    (weights @ weights).sum().backward()  # type: ignore[no-untyped-call]
+    torch.optim.AdamW([weights]).step()
+
+
+def _status(key: str) -> int:
+    found = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+class Sent(Callback):
+    """Reads what the process has sent, over the steps after the first two."""
+
+    def __init__(self) -> None:
+        self._seen: list[int] = []
+
+    @property
+    def per_step(self) -> float:
+        """Bytes."""
+        seen = self._seen[1:]
+        return (seen[-1] - seen[0]) / (len(seen) - 1)
+
+    @override
+    def on_step_boundary(self, trainer: Any) -> None:
+        self._seen.append(sum(_sent()))
+
+
+def _sent() -> Iterator[int]:
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as own:
+                if own.type == socket.SOCK_STREAM and own.family != socket.AF_UNIX:
+                    info = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                    yield struct.unpack_from("Q", info, _BYTES_SENT)[0]
+
+
+def main() -> None:
+    from tests.distributed.ranks import run_ranks
+
+    print(f"{'':17}{'on paper':>12}{'resident':>13}{'':8}{'allocator':>13}{'':8}")
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.yaml"
+        path.write_text(FILE)
+        for engine, changes in ENGINES.items():
+            for num in NUMBERS:
+                if num == 1 and changes:
+                    continue
+                figures = predicted(path, num, changes)
+                found = {}
+                for watch in ("resident",) if changes else ("resident", "allocator"):
+                    runs = run_ranks(num, real, path, changes, watch, timeout_s=600)
+                    found[watch] = max(one["memory"] for one in runs)
+                    sent = max(one["sent"] for one in runs)
+                line(f"{engine}, {num}, memory", figures.peak_bytes, *found.values())
+                planned = sum(one.num_sent for one in figures.exchanges.values())
+                line(f"{engine}, {num}, sent", planned, sent)
+                sys.stdout.flush()
+
+
+def line(name: str, planned: float, *measured: float) -> None:
+    """Print what was planned, and what was measured with its quotient."""
+    cells = [f"{one / 2**20:>9.1f} MiB{_quotient(planned, one):>8}" for one in measured]
+    print(f"{name:17}{planned / 2**20:>8.1f} MiB{''.join(cells)}")
+
+
+def _quotient(planned: float, measured: float) -> str:
+    return f"{planned / measured:.3f}" if measured else "-"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""Two steps of a run, taken on fake tensors."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Batch, Callback, Outputs
+from modelzoo_trainer.callbacks import GlobalFlags, ScopedTrainFlags
+from modelzoo_trainer.core.backend import (
+    BackendError,
+    backend_on_paper,
+    map_tensors,
+)
+from modelzoo_trainer.core.loop import TrainingLoop
+from modelzoo_trainer.core.passes import resolve_loader
+from modelzoo_trainer.data.batches import batch_size_of, split_batch
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.planning.figures import Figures, checkpoint_sizes, sizes_of
+from modelzoo_trainer.planning.ledger import Kind, Ledger
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.config.plan import TrainerPlan
+    from modelzoo_trainer.trainer import Trainer
+
+_NUM_STEPS: Final = 2  # the second one has optimizer state, and buffers of the first
+_AXES: Final = ("replicate", "shard", "tensor")
+_LEFT_OUT: Final = ("loggers", "checkpoint", "logging", "autorestart")
+_DIVIDES: Final = (GlobalFlags, ScopedTrainFlags)  # they say of how many samples a part is
+
+
+def measure(plan: TrainerPlan) -> Figures:
+    """Take two steps on paper as the first of many processes, and return what they take.
+
+    A batch is loaded for its shapes. Nothing is written, and no device is touched.
+
+    Args:
+        plan: One trainer of a file; inside `processes_on_paper`.
+
+    Raises:
+        ConfigError: If the plan does not train, or the processes do not fit it.
+    """
+    if plan.method != "fit" or "train_dataloader" not in plan.call:
+        raise ConfigError("--plan is for training: use a mode and a file that train.")
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with TemporaryDirectory() as folder:
+            own, on_host = _on_paper(plan, folder)
+            ledger = Ledger(mode, on_host=on_host)
+            batch = _first_batch(plan)
+            with mode, ledger, ledger.following_sizes():
+                trainer = own.build()
+                try:
+                    return _steps(plan, trainer, batch, ledger, mode)
+                finally:
+                    trainer.close()
+    except BackendError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _on_paper(plan: TrainerPlan, folder: str) -> tuple[TrainerPlan, bool]:
+    """Return the plan without what writes, reads or runs on something else.
+
+    Returns:
+        The plan, and whether the run's own tensors would be in host memory.
+    """
+    own = dataclasses.replace(plan, init=dict(plan.init), defaults=copy.copy(plan.defaults))
+    for key in _LEFT_OUT:
+        own.init.pop(key, None)
+    given = own.init.get("device"), own.init.get("backend")
+    own.init["device"], own.init["backend"], on_host = backend_on_paper(*given)
+    own.init["model_dir"] = folder
+    own.init["callbacks"] = [
+        one for one in own.init.get("callbacks", ()) if getattr(one, "target", None) in _DIVIDES
+    ]
+    own.defaults.update(callbacks=[], loggers=[])
+    loop = own.init.get("loop")
+    num = 1 if loop is None else loop.arguments.get("grad_accum_steps", 1)
+    own.init["loop"] = TrainingLoop(max_steps=_NUM_STEPS, grad_accum_steps=num, eval_frequency=None)
+    return own, on_host
+
+
+def _first_batch(plan: TrainerPlan) -> tuple[Batch, bool]:
+    """Return a batch as the loader gives it, and whether it is for all processes."""
+    made = plan.call["train_dataloader"].build()
+    loader = resolve_loader(getattr(made, "create_dataloader", made), "train_dataloader")
+    for batch in loader:
+        return batch, getattr(loader, "is_global_batch", False) is True
+    raise ConfigError("train_dataloader yields no batch. Check the data and the split.")
+
+
+class _Copies:
+    """The same batch, again and again: every process has its own, of the same shape."""
+
+    def __init__(self, batch: Batch, num: int) -> None:
+        self._batch = batch
+        self._num = num
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter([self._batch] * self._num)
+
+
+def _steps(
+    plan: TrainerPlan, trainer: Trainer, loaded: tuple[Batch, bool], ledger: Ledger, mode: Any
+) -> Figures:
+    model, backend = trainer.compiled_model, trainer.backend
+    ledger.name(model.parameters(), Kind.PARAMETERS)
+    ledger.name(model.buffers(), Kind.BUFFERS)
+    building = ledger.peak()
+    batch, is_global = loaded
+    num_shards = backend.data_shard[1]
+    if is_global:
+        batch = _share(batch, num_shards)
+    batch = map_tensors(batch, mode.from_tensor)
+    ledger.name((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)), Kind.BATCH)
+    follower = _Follower(ledger)
+    trainer.add_callback(follower)
+    loop = trainer.loop
+    assert isinstance(loop, TrainingLoop)  # made above
+    trainer.fit(_Copies(batch, _NUM_STEPS * loop.grad_accum_steps), ckpt_path=None)
+    world_size = backend.world_size
+    states = [trainer.model.state_dict()]
+    states += [trainer.optimizer.state_dict()["state"]]
+    total, here = checkpoint_sizes(states, world_size)
+    num_params, num_here = sizes_of(trainer.model.parameters())
+    axes = getattr(backend, "sizes", None)
+    return Figures(
+        world_size=world_size,
+        axes={} if axes is None else {name: getattr(axes, name) for name in _AXES},
+        device=str(plan.init.get("device") or "cpu"),
+        num_data_shards=num_shards,
+        batch_size=batch_size_of(batch),
+        num_batches=follower.num_batches,
+        num_params=num_params,
+        num_params_here=num_here,
+        building=building,
+        training=ledger.peak(follower.begin),
+        exchanges=follower.exchanges,
+        flops=follower.flops,
+        num_host_reads=follower.num_host_reads,
+        checkpoint_bytes=total,
+        checkpoint_bytes_here=here,
+    )
+
+
+def _share(batch: Batch, num: int) -> Batch:
+    size = batch_size_of(batch)
+    if size % num:
+        raise ConfigError(
+            f"train_dataloader: global_batch_size is {size}, which {num} processes cannot divide "
+            f"evenly. Use a multiple of {num}, or another number of processes."
+        )
+    return split_batch(batch, size // num)[0]
+
+
+class _Follower(Callback):
+    """Tells the ledger what is for what, and where a step begins and ends."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._num_steps = 0
+        self.begin = 0
+        self.num_batches = 0
+        self.flops = 0
+        self.num_host_reads = 0
+        self.exchanges: dict[Any, Any] = {}
+
+    @override
+    def on_train_batch_start(
+        self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
+    ) -> None:
+        if not self.begin:
+            self.begin = self._ledger.place()
+        if self._num_steps:
+            self.num_batches += 1
+
+    @override
+    def on_after_backward(self, trainer: Trainer, model: Module, outputs: Outputs) -> None:
+        self._ledger.settle()
+        params = trainer.compiled_model.parameters()
+        grads = [param.grad for param in params if param.grad is not None]
+        self._ledger.name(grads, Kind.GRADIENTS)
+
+    @override
+    def on_after_optimizer_step(
+        self, trainer: Trainer, model: Module, optimizer: Optimizer
+    ) -> None:
+        state = tree_leaves(list(optimizer.state.values()))
+        tensors = [leaf for leaf in state if isinstance(leaf, Tensor)]
+        self._ledger.name(tensors, Kind.OPTIMIZER)
+
+    @override
+    def on_step_boundary(self, trainer: Trainer) -> None:
+        self._num_steps += 1
+        ledger = self._ledger
+        if self._num_steps == _NUM_STEPS:
+            self.flops, self.num_host_reads = ledger.flops, ledger.num_host_reads
+            self.exchanges = ledger.exchanges
+        ledger.clear_counts()

@@ -1,0 +1,120 @@
+"""Callbacks that disturb one process of a run, and tell what every one of them did."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from modelzoo_trainer import Callback
+
+FOREVER_S = 1000.0
+
+
+class Tell(Callback):
+    """Writes a line for each step: the step and a digest of the weights.
+
+    Args:
+        path: The beginning of the file's name; the rest is the process's number.
+        pause: Seconds that a step takes at least.
+    """
+
+    def __init__(self, path: str, pause: float = 0.0) -> None:
+        self.path = path
+        self.pause = pause
+
+    def _write(self, trainer: Any, text: str) -> None:
+        with Path(f"{self.path}.{trainer.backend.rank}").open("a", encoding="ascii") as file:
+            file.write(f"{text}\n")
+
+    def on_fit_start(self, trainer, train_dataloader, val_dataloader, loop):
+        self._write(trainer, f"begin {trainer.global_step} {os.getpid()}")
+
+    def on_step_boundary(self, trainer):
+        state = trainer.backend.host_state(trainer.model.state_dict())
+        digest = hashlib.sha256()
+        for name in sorted(state):
+            digest.update(state[name].numpy().tobytes())
+        self._write(trainer, f"step {trainer.global_step} {digest.hexdigest()}")
+        time.sleep(self.pause)
+
+    def on_fit_end(self, trainer, loop):
+        self._write(trainer, f"end {trainer.global_step} {trainer.interrupted}")
+
+
+class Disturb(Callback):
+    """Does something to one process, at one moment.
+
+    Args:
+        how: A signal's name, "raise", "exit", "hang", "late", "full", or "" = nothing.
+        where: "step", "validation" or "save".
+        rank: The process.
+        step: At the first such moment from this step on.
+        mark: A file: nothing is done if it exists, and it is made before anything is done.
+    """
+
+    def __init__(
+        self,
+        how: str = "",
+        where: str = "step",
+        rank: int = 1,
+        step: int = 9,
+        mark: str | None = None,
+    ) -> None:
+        self.how = how
+        self.where = where
+        self.rank = rank
+        self.step = step
+        self.mark = None if mark is None else Path(mark)
+        self.is_done = not how
+
+    def _come_to(self, where: str, trainer: Any) -> None:
+        is_here = where == self.where and trainer.backend.rank == self.rank
+        if self.is_done or not is_here or trainer.global_step < self.step:
+            return
+        if self.mark is not None:
+            if self.mark.exists():
+                return
+            self.mark.touch()
+        self.is_done = True
+        self._act()
+
+    def _act(self) -> None:
+        if self.how == "raise":
+            raise ValueError("this is the first error")
+        if self.how == "exit":
+            os._exit(7)
+        if self.how == "hang":
+            time.sleep(FOREVER_S)  # here it hangs
+        elif self.how == "late":
+            time.sleep(1.5)
+        elif self.how == "full":
+            _fill_the_disk()
+        else:
+            os.kill(os.getpid(), getattr(signal, self.how))
+
+    def on_train_batch_start(self, trainer, model, batch, batch_idx):
+        self._come_to("step", trainer)
+
+    def on_validate_batch_start(self, trainer, model, batch, batch_idx):
+        self._come_to("validation", trainer)
+
+    def on_save_checkpoint(self, trainer, state_dict):
+        self._come_to("save", trainer)
+
+
+def _fill_the_disk() -> None:
+    """Have the next file of tensors that this process writes find the disk full."""
+    from modelzoo_trainer.checkpointing import distributed
+
+    write = distributed.write_share
+
+    def refuse(*args: Any) -> Any:
+        distributed.write_share = write
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    distributed.write_share = refuse

@@ -1,0 +1,11 @@
+"""Imports, in the process that others are forked from, what every run needs."""
+
+from contextlib import suppress
+
+import torch.nn.parallel
+
+import modelzoo_trainer.config.shipped
+import modelzoo_trainer.core.backend  # noqa: F401
+
+with suppress(ImportError):
+    import torch.distributed.fsdp  # noqa: F401

@@ -1,0 +1,199 @@
+"""Several processes divide a pass: each sample once, in the order that one process has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from modelzoo_trainer.core.data_position import PassSeeds
+from modelzoo_trainer.core.feed import Feed
+from modelzoo_trainer.data.positioned import PositionedLoader
+from modelzoo_trainer.errors import ConfigError
+from tests.distributed.data_runs import (
+    DividedBackend,
+    Numbers,
+    Part,
+    flat,
+    number_loader,
+    passes,
+    together,
+)
+from tests.distributed.ranks import run_ranks, try_ranks
+
+ranks = pytest.mark.parametrize("count", [2, 3, 4])
+CASES = [
+    {"num": num, "size": size, "drop_last": drop_last, "shuffle": shuffle}
+    for num in range(1, 41)
+    for size in range(1, 5)
+    for drop_last in (False, True)
+    for shuffle in (False, True)
+]
+
+
+def one_process(cases: list[dict[str, Any]], factor: int) -> list[list[list[float]]]:
+    """Return the batches of one process, with batches of all processes' size."""
+    seeds = PassSeeds.of(DividedBackend(0, 1), 0)
+    found = []
+    for case in cases:
+        loader = number_loader(0, 1, **(case | {"size": case["size"] * factor}))
+        items = PositionedLoader(loader).begin(epoch=0, start=0, seeds=(seeds.order, seeds.samples))
+        found.append([batch.tolist() for _, batch in items])
+    return found
+
+
+def by_case(results: list[list[Any]]) -> list[list[Any]]:
+    return [list(parts) for parts in zip(*results, strict=True)]
+
+
+@ranks
+def test_their_batches_are_those_of_one_process_with_as_many_samples(count: int) -> None:
+    results = run_ranks(count, passes, number_loader, CASES)
+    assert [together(parts) for parts in by_case(results)] == one_process(CASES, count)
+
+
+@ranks
+def test_fillers_are_what_is_missing_to_a_sample_for_each(count: int) -> None:
+    cases = [{"num": num, "size": 2} for num in range(1, 30)]
+    results = run_ranks(count, passes, number_loader, cases)
+    num_fillers = [
+        sum(is_filler for part in parts for _, _, is_filler, _ in part)
+        for parts in by_case(results)
+    ]
+    rest = [case["num"] % (2 * count) for case in cases]
+    assert num_fillers == [max(count - left, 0) if left else 0 for left in rest]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_load_the_same(workers: int) -> None:
+    cases = [{"num": 23, "size": 3, "shuffle": True, "workers": workers}]
+    results = run_ranks(2, passes, number_loader, cases)
+    assert [together(parts) for parts in by_case(results)] == one_process(
+        [{"num": 23, "size": 3, "shuffle": True}], 2
+    )
+
+
+@ranks
+def test_a_batch_for_all_is_divided(count: int) -> None:
+    cases = [{"num": num, "size": 12, "is_global": True, "shuffle": True} for num in range(1, 41)]
+    results = run_ranks(count, passes, number_loader, cases)
+    expected = one_process([{"num": num, "size": 12, "shuffle": True} for num in range(1, 41)], 1)
+    assert [together(parts) for parts in by_case(results)] == expected
+
+
+@ranks
+def test_items_that_are_not_batched_are_divided(count: int) -> None:
+    cases = [{"num": num, "size": None} for num in range(1, 20)]
+    results = by_case(run_ranks(count, passes, number_loader, cases))
+    for case, parts in zip(cases, results, strict=True):
+        assert flat(together(parts)) == list(range(case["num"]))
+
+
+def list_of(rank: int, count: int, *, sizes: list[int]) -> list[torch.Tensor]:
+    return [torch.full((size,), float(number)) for number, size in enumerate(sizes)]
+
+
+@ranks
+def test_a_list_is_divided(count: int) -> None:
+    cases = [{"sizes": [2] * num} for num in range(1, 14)] + [{"sizes": [3, 1, 3, 3, 2]}]
+    results = by_case(run_ranks(count, passes, list_of, cases))
+    for case, parts in zip(cases, results, strict=True):
+        given = [float(idx) for idx, size in enumerate(case["sizes"]) for _ in range(size)]
+        assert flat(together(parts)) == given
+        last = float(len(case["sizes"]) - 1)
+        fillers = [values for part in parts for _, values, is_filler, _ in part if is_filler]
+        assert len(fillers) == -len(case["sizes"]) % count
+        assert {value for values in fillers for value in values} <= {last}
+
+
+def unequal(rank: int, count: int, *, lengths: list[int], size: int = 1) -> Part:
+    return Part(*(100 * rank + number for number in range(lengths[rank])), size=size + (rank == 9))
+
+
+def test_iterables_of_unequal_length_end_together() -> None:
+    cases = [{"lengths": [3, 1, 5]}, {"lengths": [2, 2, 2]}, {"lengths": [1, 4, 1]}]
+    results = by_case(run_ranks(3, passes, unequal, cases))
+    assert [len(parts[0]) for parts in results] == [5, 2, 4]
+    for case, parts in zip(cases, results, strict=True):
+        assert sorted(flat(together(parts))) == [
+            100.0 * rank + number for rank in range(3) for number in range(case["lengths"][rank])
+        ]
+    fillers = [values for _, values, is_filler, _ in results[0][1] if is_filler]
+    assert fillers == [[100.0]] * 4
+
+
+def test_an_iterable_without_a_batch_is_refused_everywhere() -> None:
+    results = try_ranks(2, passes, unequal, [{"lengths": [2, 0]}])
+    assert [ok for ok, _ in results] == [False, False]
+    assert all("yields no batch for part 1 of the data, of 2 parts" in said for _, said in results)
+
+
+def test_iterables_without_a_batch_anywhere_have_none() -> None:
+    assert run_ranks(2, passes, unequal, [{"lengths": [0, 0]}]) == [[[]], [[]]]
+
+
+def divided_by_the_user(rank: int, count: int, *, num: int) -> DataLoader[Any]:
+    data = Numbers(num)
+    return DataLoader(data, 2, sampler=DistributedSampler(data, count, rank, shuffle=False))
+
+
+def test_what_the_user_has_divided_is_not_divided_again() -> None:
+    [first], [second] = run_ranks(2, passes, divided_by_the_user, [{"num": 9}])
+    assert [values for _, values, _, _ in first] == [[0.0, 2.0], [4.0, 6.0], [8.0]]
+    assert [values for _, values, _, _ in second] == [[1.0, 3.0], [5.0, 7.0], [0.0]]
+    assert [is_even for *_, is_even in first + second] == [True] * 6
+
+
+def short(batch: list[torch.Tensor]) -> torch.Tensor:
+    """Put together all but the samples that are multiples of three."""
+    return torch.stack([sample for sample in batch if sample % 3])
+
+
+def filtered(rank: int, count: int, *, num: int) -> DataLoader[Any]:
+    return DataLoader(Numbers(num), 4, collate_fn=short)
+
+
+def test_a_collation_that_changes_the_number_of_samples_is_noticed() -> None:
+    [parts] = by_case(run_ranks(2, passes, filtered, [{"num": 16}]))
+    assert together(parts) == [[1, 2, 4, 5, 7], [8, 10, 11, 13, 14]]
+    assert [is_even for *_, is_even in parts[0]] == [False, False]
+
+
+@ranks
+def test_all_split_a_batch_into_the_same_number_of_parts(count: int) -> None:
+    cases = [
+        {"num": num, "size": 5, "micro_batch_size": 2, "shuffle": True} for num in range(1, 40)
+    ]
+    results = by_case(run_ranks(count, passes, number_loader, cases))
+    for case, parts in zip(cases, results, strict=True):
+        assert sorted(flat(together(parts))) == list(range(case["num"]))
+        assert all(len(values) <= 2 for part in parts for _, values, _, _ in part)
+
+
+@ranks
+def test_iterables_split_batches_of_unequal_size_into_as_many_parts(count: int) -> None:
+    cases = [{"lengths": [2, 1, 3, 2], "micro_batch_size": 3, "size": 7}]
+    [parts] = by_case(run_ranks(count, passes, unequal, cases))
+    lengths = cases[0]["lengths"][:count]
+    assert len(parts[0]) == 3 * max(lengths)
+    assert len(flat(together(parts))) == 7 * sum(lengths)
+
+
+def test_a_size_that_the_processes_cannot_divide_is_refused() -> None:
+    loader = number_loader(0, 4, 20, 10, is_global=True)
+    with pytest.raises(ConfigError) as caught:
+        Feed(loader, None, DividedBackend(0, 4))
+    assert str(caught.value) == (
+        "train_dataloader: global_batch_size is 10, which 4 processes cannot divide evenly. Use 8 "
+        "or 12, or another number of processes."
+    )
+
+
+def test_a_mark_on_what_cannot_be_divided_is_refused() -> None:
+    loader = Part(1, 2)
+    loader.is_global_batch = True
+    with pytest.raises(ConfigError, match=r"^train_dataloader \(Part\) has is_global_batch set"):
+        Feed(loader, None, DividedBackend(0, 2))

@@ -1,0 +1,316 @@
+"""Processes fail together, by the first cause."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from backends.control import Control
+from backends.failures import Failure, RunFailed, gone
+from backends.launch import read_launch
+from backends.liveness import Patience, own_identity
+from backends.store import open_store
+from tests.distributed.ranks import run_ranks, try_ranks
+
+
+def _control(rank: int, **options: float) -> tuple[dist.Store, Control]:
+    launch = read_launch()
+    store = open_store(launch, timeout_s=30)
+    control = Control(dist.PrefixStore("control", store), rank, launch.world_size, **options)
+    control.start()
+    return store, control
+
+
+def _all_ready(store: dist.Store, num: int) -> None:
+    store.add("ready", 1)
+    while store.add("ready", 0) < num:
+        time.sleep(0.01)
+
+
+def _all_done(store: dist.Store, rank: int, num: int) -> None:
+    # The store ends with the first process.
+    store.add("done", 1)
+    while rank == 0 and store.add("done", 0) < num:
+        time.sleep(0.01)
+
+
+def _heard(control: Control) -> Failure | None:
+    control._is_known.wait(10)
+    return control.failure
+
+
+def _one_fails(rank: int) -> tuple[Failure | None, Failure | None]:
+    store, control = _control(rank, grace=30)
+    _all_ready(store, 3)
+    mine = control.fail("disk full", code=7) if rank == 1 else None
+    heard = _heard(control)
+    _all_done(store, rank, 3)
+    return mine, heard
+
+
+def test_all_processes_hear_of_a_failure() -> None:
+    failure = Failure(1, "disk full", 7)
+
+    found = run_ranks(3, _one_fails)
+
+    assert found == [(None, failure), (failure, failure), (None, failure)]
+
+
+def _all_fail(rank: int) -> Failure:
+    store, control = _control(rank, grace=30)
+    _all_ready(store, 4)
+    failure = control.fail(f"error {rank}", code=rank + 1)
+    _all_done(store, rank, 4)
+    return failure
+
+
+def test_of_many_failures_all_processes_name_the_same_first_one() -> None:
+    found = run_ranks(4, _all_fail)
+
+    assert len(set(found)) == 1
+    assert found[0].message == f"error {found[0].rank}"
+
+
+def _consequence(rank: int) -> Failure:
+    store, control = _control(rank, grace=30)
+    _all_ready(store, 3)
+    if rank == 2:
+        time.sleep(0.3)
+        failure = control.fail("out of memory")
+    else:
+        failure = control.fail("Connection closed by peer", kind="lost")
+    _all_done(store, rank, 3)
+    return failure
+
+
+def test_a_lost_connection_waits_for_its_cause() -> None:
+    assert run_ranks(3, _consequence) == [Failure(2, "out of memory")] * 3
+
+
+def test_who_has_failed_tells_it_unless_another_process_had_to_find_out() -> None:
+    assert Failure(1, "disk full").teller == 1
+    assert gone(1, reporter=2).teller == 2
+
+
+def _all_lost(rank: int) -> Failure:
+    store, control = _control(rank, grace=30)
+    _all_ready(store, 2)
+    failure = control.fail(f"Connection closed by peer {1 - rank}", kind="lost")
+    _all_done(store, rank, 2)
+    return failure
+
+
+def test_a_lost_connection_without_another_cause_is_the_failure() -> None:
+    found = run_ranks(2, _all_lost)
+
+    assert found[0] == found[1]
+    assert found[0].message == f"Connection closed by peer {1 - found[0].rank}"
+
+
+def _killed(rank: int, victim: int) -> tuple[int, str, str]:
+    store, control = _control(rank, grace=30)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
+    dist.barrier()
+    if rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError as error:
+        failure = control.fail(str(error), kind="lost")
+        return failure.rank, failure.message, failure.kind
+    return -1, "nothing happened", ""
+
+
+def test_a_process_that_is_killed_is_named_by_all_others() -> None:
+    found = try_ranks(3, _killed, 1)
+
+    gone = (1, "process 1 is gone (it was killed or has crashed)", "lost")
+    assert found == [(True, gone), (False, "ended with exit code -9"), (True, gone)]
+
+
+def test_the_first_process_is_named_as_well_although_the_store_dies_with_it() -> None:
+    found = try_ranks(3, _killed, 0)
+
+    gone = (0, "process 0 is gone (it was killed or has crashed)", "lost")
+    assert found == [(False, "ended with exit code -9"), (True, gone), (True, gone)]
+
+
+def _stuck(rank: int, victim: int, sign: int, path: str) -> None:
+    # Nobody's main thread does anything about the failure: the threads end the processes.
+    _, control = _control(rank, grace=0.3, alive_timeout=3.0)
+    control.last_words = lambda failure: _write(Path(path) / str(rank), str(failure))
+    dist.init_process_group("gloo", rank=rank, world_size=3)
+    dist.barrier()
+    while 0 not in control._beats._identities:
+        time.sleep(0.01)
+    dist.barrier()
+    if rank == victim:
+        if not sign:
+            control.fail("bad batch", code=9)
+        else:
+            os.kill(os.getpid(), sign)
+    time.sleep(60)
+
+
+def _write(path: Path, text: str) -> Any:
+    path.write_text(text)
+    raise ValueError("last words are not heard")
+
+
+def test_a_process_that_is_stuck_is_ended_with_the_code_after_its_last_words(
+    tmp_path: Path,
+) -> None:
+    found = try_ranks(3, _stuck, 2, 0, str(tmp_path), timeout_s=20)
+
+    assert found == [(False, "ended with exit code 9")] * 3
+    assert {(tmp_path / str(rank)).read_text() for rank in range(3)} == {"process 2: bad batch"}
+
+
+def test_a_process_that_is_killed_ends_those_that_do_not_notice(tmp_path: Path) -> None:
+    found = try_ranks(3, _stuck, 1, signal.SIGKILL, str(tmp_path), timeout_s=20)
+
+    assert [text for _, text in found] == [
+        "ended with exit code 1",
+        "ended with exit code -9",
+        "ended with exit code 1",
+    ]
+    said = "process 1 is gone (it was killed or has crashed)"
+    assert (tmp_path / "0").read_text() == (tmp_path / "2").read_text() == said
+
+
+@pytest.mark.slow
+def test_a_process_that_is_stopped_is_killed_and_ends_the_others(tmp_path: Path) -> None:
+    found = try_ranks(3, _stuck, 1, signal.SIGSTOP, str(tmp_path), timeout_s=30)
+
+    assert found[1] == (False, "ended with exit code -9")
+    assert found[0] == found[2] == (False, "ended with exit code 1")
+    said = (tmp_path / "2").read_text()
+    assert said.startswith("process 1 has given no sign of life for 3 s")
+
+
+@pytest.mark.slow
+def test_the_first_process_stopped_is_killed_although_its_store_does_not_answer(
+    tmp_path: Path,
+) -> None:
+    found = try_ranks(3, _stuck, 0, signal.SIGSTOP, str(tmp_path), timeout_s=30)
+
+    assert found[0] == (False, "ended with exit code -9")
+    assert found[1] == found[2] == (False, "ended with exit code 1")
+    assert (tmp_path / "2").read_text().startswith("process 0 ")
+
+
+def _in_vain(rank: int) -> str:
+    store, control = _control(rank, grace=30)
+    _all_ready(store, 2)
+    if rank == 1:
+        with suppress(RunFailed):
+            while True:
+                control.decided()
+    failure = control.hang("all_reduce timed out") if rank == 0 else control.failure
+    _all_done(store, rank, 2)
+    return str(failure)
+
+
+def test_a_main_thread_that_comes_to_a_point_after_a_failure_raises() -> None:
+    assert run_ranks(2, _in_vain) == ["process 0: all_reduce timed out"] * 2
+
+
+_PROGRAM = """
+import os, sys, time
+from backends.control import Control
+from tests.distributed.test_failures import _control, _all_ready
+
+def waits_for_nobody():
+    time.sleep(60)
+
+rank = int(os.environ["RANK"])
+store, control = _control(rank, grace=0.5)
+_all_ready(store, 2)
+if rank == 1:
+    control.hang("all_reduce has waited 600 s")
+    time.sleep(60)
+waits_for_nobody()
+"""
+
+
+@pytest.mark.slow
+def test_a_hang_shows_where_every_process_is(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node=2", "--monitor-interval=0.1", str(program)]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 1
+    for rank in range(2):
+        assert f'stacks of process {rank} ("process 1: all_reduce has waited' in done.stderr
+    assert "in waits_for_nobody" in done.stderr
+
+
+def _leaves(rank: int) -> Failure | None:
+    store, control = _control(rank, alive_timeout=1.0)
+    _all_ready(store, 3)
+    control.stop()
+    return control.failure
+
+
+def test_processes_that_say_good_bye_are_not_taken_for_dead() -> None:
+    assert run_ranks(3, _leaves) == [None] * 3
+
+
+def _goes_early(rank: int) -> Failure | None:
+    store, control = _control(rank, alive_timeout=1.0, grace=0.2)
+    _all_ready(store, 3)
+    if rank == 1:
+        control.stop()
+        return None
+    time.sleep(3)
+    found = control.failure
+    control.stop()
+    return found
+
+
+def test_a_process_that_has_said_good_bye_may_end_before_the_others() -> None:
+    assert run_ranks(3, _goes_early) == [None] * 3
+
+
+def test_only_time_at_work_counts_as_silence() -> None:
+    patience = Patience(limit_s=0.05, interval_s=0.01)
+    patience.is_over("beat")
+    time.sleep(0.2)
+
+    assert not patience.is_over("beat")
+
+
+def test_silence_ends_with_the_next_sign() -> None:
+    patience = Patience(limit_s=0.05, interval_s=10)
+    patience.is_over("beat")
+    time.sleep(0.1)
+
+    assert patience.is_over("beat")
+    assert not patience.is_over("another")
+
+
+def test_a_process_is_known_by_its_start_not_by_its_number_alone() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    own = own_identity()
+    other = type(own)(own.host, child.pid, own.born + "0")
+    other.kill()
+
+    assert other.is_gone()
+    assert child.poll() is None
+    assert not own.is_gone()
+    child.kill()
+    child.communicate()

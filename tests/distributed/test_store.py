@@ -1,0 +1,152 @@
+"""The store of a run."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch.distributed import TCPStore
+
+from backends.errors import BackendError
+from backends.launch import read_launch
+from backends.store import open_store
+from tests.distributed.ranks import run_ranks, try_ranks
+
+_PROGRAM = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+from backends.control import Control
+from backends.launch import read_launch
+from backends.store import open_store
+
+launch = read_launch()
+store = open_store(launch, timeout_s=30)
+control = Control(dist.PrefixStore("control", store), launch.rank, launch.world_size)
+control.start()
+dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.world_size)
+total = torch.ones(1)
+dist.all_reduce(total)
+if launch.restart_count < 2:
+    if launch.rank == launch.restart_count:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+dist.barrier()
+control.stop()
+print(f"process {launch.rank} of {int(total)}, attempt {launch.restart_count}", flush=True)
+os._exit(0)
+"""
+
+
+def _meet(rank: int) -> bytes:
+    store = open_store(read_launch(), timeout_s=30)
+    if rank == 0:
+        store.set("word", "hello")
+    found = store.get("word")
+    store.add("done", 1)
+    while rank == 0 and store.add("done", 0) < 3:
+        time.sleep(0.01)
+    return found
+
+
+def test_all_processes_find_the_store_of_the_first() -> None:
+    assert run_ranks(3, _meet) == [b"hello"] * 3
+
+
+def _meet_after(rank: int, stale: str) -> bytes:
+    launch = read_launch()
+    if rank == 1:
+        agent = TCPStore(launch.host, launch.port, is_master=False)
+        agent.set(f"modelzoo_trainer/{launch.run_id}/store", stale)
+    else:
+        time.sleep(0.5)
+    return _meet(rank)
+
+
+def test_an_address_where_nobody_is_any_more_is_read_again() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    assert run_ranks(3, _meet_after, f'["127.0.0.1", {port}]') == [b"hello"] * 3
+
+
+def test_a_store_whose_seats_are_taken_is_not_that_of_this_attempt() -> None:
+    old = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    old.multi_set(["seats/0", "seats/1", "seats/2", "seats/all"], ["a", "b", "c", "here"])
+    old.set("word", "goodbye")
+
+    assert run_ranks(3, _meet_after, f'["127.0.0.1", {old.port}]') == [b"hello"] * 3
+
+
+def _meet_without_agent(rank: int, port: int) -> bytes:
+    os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    time.sleep(0.3 * (rank == 0))
+    return _meet(rank)
+
+
+def test_without_an_agent_the_first_process_hosts_the_port_that_is_given() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    assert run_ranks(3, _meet_without_agent, port) == [b"hello"] * 3
+
+
+def test_a_port_in_use_is_named_and_every_process_ends() -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+
+        found = try_ranks(2, _meet_without_agent, port, timeout_s=20)
+
+    assert f"port {port} (MASTER_PORT) is in use" in found[0][1]
+    assert f"what listens at 127.0.0.1:{port} is no store of a run" in found[1][1]
+
+
+def _wait_in_vain(rank: int) -> str:
+    if rank == 1:
+        return ""
+    with pytest.raises(BackendError) as caught:
+        open_store(read_launch(), timeout_s=0.5)
+    return str(caught.value)
+
+
+def test_who_has_not_come_is_named() -> None:
+    assert "1 of 2 processes have not come within 0.5 s: 1." in run_ranks(2, _wait_in_vain)[0]
+
+
+def test_a_guest_says_whom_it_has_waited_for() -> None:
+    agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launch = run_ranks(2, _launch_of)[1]
+
+    with pytest.raises(BackendError, match=r"process 1 has waited 0.2 s for process 0"):
+        open_store(replace(launch, port=agent.port), timeout_s=0.2)
+
+
+def _launch_of(rank: int) -> object:
+    return read_launch()
+
+
+@pytest.mark.slow
+def test_killed_processes_come_up_again_ten_times_of_ten(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    outputs = [_torchrun(program) for _ in range(10)]
+
+    ends = [f"process {rank} of 2, attempt 2" for rank in range(2)]
+    assert [[end in output for end in ends] for output in outputs] == [[True, True]] * 10
+
+
+def _torchrun(program: Path) -> str:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=2"]
+    command += ["--nproc-per-node=2", "--monitor-interval=0.1", str(program)]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout + done.stderr
