@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from . import processes
 from .errors import BackendError
 from .launch import Launch
-from .processes import TIMEOUT_S
+from .parallel_settings import TIMEOUT_S
 
 _LARGEST_MESH: Final = 1 << 20  # processes
 _BUCKETS: Final = (1 << 20, 25 << 20)  # bytes of the first one and of others, DDP's own

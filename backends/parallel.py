@@ -27,9 +27,9 @@ from .cuda import CudaBackend
 from .errors import BackendError
 from .fully_sharded import free_gathered
 from .masking import leave_out
-from .parallel_settings import ParallelSettings
+from .parallel_settings import TIMEOUT_S, ParallelSettings, check_timeout
 from .parallelize import accumulating, make_mesh, parallelize
-from .processes import STARTUP_TIMEOUT_S, TIMEOUT_S, Processes, join
+from .processes import Processes, join
 from .sharded_norms import clip_grad_norm, clip_grad_value, grad_norm, norms
 from .sharded_state import distribute, is_sharded, own_part, whole
 from .stepping import plain_step
@@ -342,18 +342,6 @@ LAYERS: Final[dict[type[Backend], type[ParallelBackend]]] = {
     CudaBackend: ParallelCudaBackend,
 }
 """Which backends have a form for several processes."""
-
-
-def check_timeout(timeout: Any) -> float:
-    """Return a time-out in seconds.
-
-    Raises:
-        BackendError: If it is no number > 0.
-    """
-    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-    if not is_number or not 0 < timeout <= STARTUP_TIMEOUT_S * 48:
-        raise BackendError(f"backend.timeout is {timeout!r}; it must be a number of seconds > 0.")
-    return float(timeout)
 
 
 class _Weighed(Module):

@@ -21,6 +21,9 @@ rowwise         Linear: by its inputs, of which each process has its part. Embed
                 Every process gets the sum.
 """
 
+TIMEOUT_S: Final = 600.0
+"""That a process waits for the others, from the second step on."""
+_LONGEST_S: Final = 86400.0
 _SHARDING: Final = (
     "blocks",
     "param_dtype",
@@ -210,3 +213,17 @@ def _plan(value: Any) -> dict[str, str] | None:
                 f"backend.tensor_plan[{pattern!r}] is {style!r}. {suggest(str(style), STYLES)}"
             )
     return plan
+
+
+def check_timeout(timeout: Any) -> float:
+    """Return a time-out in seconds.
+
+    Raises:
+        BackendError: If it is no number > 0.
+    """
+    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if not is_number or not 0 < timeout <= _LONGEST_S:
+        raise BackendError(
+            f"backend.timeout is {timeout!r}; it must be a number of seconds > 0, at most a day."
+        )
+    return float(timeout)

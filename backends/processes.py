@@ -19,12 +19,11 @@ from torch.distributed import ProcessGroup
 from .control import Control, Failure
 from .errors import BackendError
 from .launch import Launch, read_launch
+from .parallel_settings import TIMEOUT_S
 from .store import open_store, own_connection
 
 STARTUP_TIMEOUT_S: Final = 1800.0
 """For whatever may take long once: start-up, the first step, compilations."""
-TIMEOUT_S: Final = 600.0
-"""For everything after the first step."""
 _MEETING_S: Final = 20.0
 _NCCL_SETTINGS: Final = {
     # What went wrong is written down before a process that waited in vain is ended.
@@ -182,7 +181,11 @@ class Processes:
                 "stopped", code=error.code if type(error.code) is int else 1, kind="stop"
             )
         if isinstance(error, RuntimeError) and _TIMED_OUT.search(str(error)):
-            return self.control.hang(message)
+            limit_s = self.timeout_s if self._is_settled else STARTUP_TIMEOUT_S
+            return self.control.hang(
+                f"waited {limit_s:g} s for another process in vain ({message}). The stacks of all "
+                f"are shown: look for the one that does not wait for a message."
+            )
         is_lost = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
         return self.fail(message, kind="lost" if is_lost else "error")
 

@@ -7,14 +7,14 @@ import importlib
 import importlib.util
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from .backend import Backend
 from .compile import CompileOptions
 from .errors import BackendError, BackendUnavailable
 from .launch import read_launch
-from .parallel_settings import ParallelSettings
+from .parallel_settings import TIMEOUT_S, ParallelSettings, check_timeout
 
 # name -> module and class; a module is imported only when its name is asked for.
 _KNOWN: Final[dict[str, tuple[str, str]]] = {
@@ -25,6 +25,7 @@ _KNOWN: Final[dict[str, tuple[str, str]]] = {
     "xla": (".xla", "XlaBackend"),
 }
 _LAYERED: Final = frozenset({"accelerator", "cpu", "cuda"})
+_SHARED: Final = (*ParallelSettings.OPTIONS, "timeout")  # what only several processes use
 _ALIASES: Final = {"gpu": "cuda"}
 # Kinds of torch.accelerator that one class serves; which of them are there, `auto` finds out.
 _ACCELERATORS: Final = frozenset({"xpu", "mps", "hpu", "npu", "tpu", "neuron"})
@@ -64,23 +65,22 @@ def make_backend(device: str, options: Mapping[str, Any] | None = None) -> Backe
         arguments = {"kind": name}
     else:
         raise BackendUnavailable(f"device: {device!r} is not a backend. {_nearest(name)}")
-    layer = _layer_of(cls)
-    given = _checked(layer or cls, dict(options or {}))
+    is_layered = cls.name in _LAYERED
+    given = _checked(cls, dict(options or {}), _SHARED if is_layered else ())
     if not (cls.is_available(name) if name in _ACCELERATORS else cls.is_available()):  # type: ignore[call-arg]
         raise BackendUnavailable(
             f"device: {device!r} was asked for, but torch {_torch_version()} finds {_found()}. "
             f"Use device: cpu or auto, or install a torch build for it."
         )
-    if layer is None:
-        return cls(**arguments, **given)
-    return layer(**arguments, **given) if _has_others() else _alone(cls, arguments, given)
+    return _layered(cls, arguments, given) if is_layered else cls(**arguments, **given)
 
 
-def _layer_of(cls: type[Backend]) -> type[Backend] | None:
-    """Return a backend's form for several processes; None if it has none."""
-    if cls.name not in _LAYERED:
-        return None
-    return importlib.import_module(".parallel", __package__).LAYERS[cls]  # type: ignore[no-any-return]
+def _layered(cls: type[Backend], arguments: dict[str, Any], given: dict[str, Any]) -> Backend:
+    """Return a backend, in its form for several processes if this one is not alone."""
+    if not _has_others():
+        return _alone(cls, arguments, given)
+    layer: type[Backend] = importlib.import_module(".parallel", __package__).LAYERS[cls]
+    return layer(**arguments, **given)
 
 
 def _has_others() -> bool:
@@ -102,12 +102,12 @@ def _alone(cls: type[Backend], arguments: dict[str, Any], given: dict[str, Any])
         {name: given.pop(name) for name in ParallelSettings.OPTIONS if name in given}
     )
     settings.sizes(1)
-    given.pop("timeout", None)
+    check_timeout(given.pop("timeout", TIMEOUT_S))
     return cls(**arguments, **given)
 
 
-def _checked(cls: type[Backend], options: dict[str, Any]) -> dict[str, Any]:
-    known = _option_names(cls)
+def _checked(cls: type[Backend], options: dict[str, Any], others: Iterable[str]) -> dict[str, Any]:
+    known = _option_names(cls) | set(others)
     for key in options:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)

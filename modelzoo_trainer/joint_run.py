@@ -74,7 +74,7 @@ class JointRun:
         rank = self._processes.rank
         if first.rank == first.teller == rank and not self._is_told:
             self._is_told = True
-            say(f"process {rank} has failed:")
+            say(str(first) if first.kind == "hang" else f"process {rank} has failed:")
             sys.excepthook(type(error), error, error.__traceback__)
         else:
             self._say_last(first)

@@ -320,7 +320,7 @@ class Checkpoint(CoreCallback):
         try:
             trainer.after_save(self._saving.collect())
         except CheckpointError as error:
-            self._tell(error)
+            self._tell(trainer, error)
         if self.times.is_due(trainer):
             self._try_save(trainer)
 
@@ -329,25 +329,26 @@ class Checkpoint(CoreCallback):
         try:
             trainer.after_save(self._saving.wait())
         except CheckpointError as error:
-            self._tell(error)
+            self._tell(trainer, error)
 
     def _try_save(self, trainer: Trainer) -> None:
         try:
             self._save(trainer, wait=not self.asynchronous)
         except CheckpointError as error:
-            self._tell(error)
+            self._tell(trainer, error)
 
-    def _tell(self, error: CheckpointError) -> None:
+    def _tell(self, trainer: Trainer, error: CheckpointError) -> None:
         """Report a checkpoint that the disk has refused; anything else is a mistake, and raised."""
         if not isinstance(error, DiskError) and not isinstance(error.__cause__, OSError):
             raise error
         self._saved_step = None
         self.times.start()
-        log.error(
-            "NO CHECKPOINT WAS WRITTEN: %s Training goes on, and the next one is tried when it is "
-            "due. Make space or mend the folder before then.",
-            error,
-        )
+        if trainer.backend.is_main:  # of several processes each has the same error
+            log.error(
+                "NO CHECKPOINT WAS WRITTEN: %s Training goes on, and the next one is tried when it is "
+                "due. Make space or mend the folder before then.",
+                error,
+            )
 
     @override
     def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
