@@ -13,7 +13,9 @@ from typing import Any
 from torch.distributed import TCPStore
 
 _CONTEXT = mp.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed.tensor", "modelzoo_trainer"])
+_CONTEXT.set_forkserver_preload(
+    ["modelzoo_trainer.trainer", "backends.parallel", "modelzoo_trainer.checkpointing.distributed"]
+)
 PATIENCE_S = 60.0
 
 

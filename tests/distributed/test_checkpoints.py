@@ -32,6 +32,7 @@ def weights_of(found: dict[str, Any]) -> torch.Tensor:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(("engine", "other"), [("DDP", "FSDP2"), ("FSDP2", "DDP")])
 def test_saved_on_2_it_goes_on_on_1_2_3_and_4(tmp_path, engine, other, asynchronous) -> None:
@@ -56,6 +57,15 @@ def test_saved_on_2_it_goes_on_on_1_2_3_and_4(tmp_path, engine, other, asynchron
             torch.testing.assert_close(weights_of(rest), weights_of(whole), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("engine", ["DDP", "FSDP2"])
+def test_a_run_that_is_cut_off_goes_on_with_the_same_bits(tmp_path, engine) -> None:
+    whole = run(2, tmp_path / "whole", NUM_STEPS, engine)
+    run(2, tmp_path / "parts", CUT, engine, checkpoint={"asynchronous": engine == "FSDP2"})
+    rest = run(2, tmp_path / "parts", NUM_STEPS, engine)
+    assert torch.equal(weights_of(rest), weights_of(whole))
+
+
+@pytest.mark.slow
 def test_what_one_process_saved_several_go_on_from(tmp_path) -> None:
     whole = run(1, tmp_path / "whole", NUM_STEPS, "FSDP2")
     run(1, tmp_path / "parts", CUT, "FSDP2")

@@ -19,6 +19,7 @@ ENGINES = {
     "TP and FSDP2": {"parallel": {"shard": 2, "tensor": 2}},
 }
 RANKS = {"HSDP": 4, "TP and FSDP2": 4}
+slow = pytest.mark.slow
 
 
 def close(found: Any, expected: Any) -> None:
@@ -52,14 +53,22 @@ def equal_runs(
     return ranks
 
 
-@pytest.mark.parametrize("counts", [None, "int", "tensor"])
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize(
+    ("engine", "counts"),
+    [
+        pytest.param(engine, counts, marks=() if is_quick else slow)
+        for engine in ENGINES
+        for counts in (None, "int", "tensor")
+        for is_quick in [(engine, counts) in {("DDP", "tensor"), ("FSDP2", None), ("TP", None)}]
+    ],
+)
 def test_gradients_weights_losses_and_validation_are_those_of_one(tmp_path, engine, counts) -> None:
     num = RANKS.get(engine, 2)
     parts = {"TP": 1, "TP and FSDP2": 2}.get(engine, num)
     equal_runs(tmp_path, num, engine, {"counts": counts}, parts=parts)
 
 
+@slow
 @pytest.mark.parametrize("num", [3, 4])
 @pytest.mark.parametrize("counts", [None, "tensor"])
 @pytest.mark.parametrize("engine", ["DDP", "FSDP2"])
@@ -67,15 +76,29 @@ def test_whatever_the_number_of_processes(tmp_path, engine, counts, num) -> None
     equal_runs(tmp_path, num, engine, {"counts": counts})
 
 
-@pytest.mark.parametrize("num_samples", [25, 26, 9, 3])
-@pytest.mark.parametrize("engine", ["DDP", "FSDP2"])
+@pytest.mark.parametrize(
+    ("engine", "num_samples"),
+    [
+        ("DDP", 3),
+        ("FSDP2", 25),
+        *(pytest.param("DDP", num, marks=slow) for num in (9, 25, 26)),
+        *(pytest.param("FSDP2", num, marks=slow) for num in (3, 9, 26)),
+    ],
+)
 def test_a_last_batch_that_does_not_divide(tmp_path, engine, num_samples) -> None:
     ranks = equal_runs(tmp_path, 4, engine, {"num": num_samples, "counts": "tensor"})
     assert sum(sum(found["batches"]) for found in ranks) == 2 * num_samples
 
 
-@pytest.mark.parametrize("counts", [None, "tensor"])
-@pytest.mark.parametrize("engine", ["DDP", "FSDP2", "TP and FSDP2"])
+@pytest.mark.parametrize(
+    ("engine", "counts"),
+    [
+        ("DDP", "tensor"),
+        pytest.param("DDP", None, marks=slow),
+        *(pytest.param("FSDP2", counts, marks=slow) for counts in (None, "tensor")),
+        *(pytest.param("TP and FSDP2", counts, marks=slow) for counts in (None, "tensor")),
+    ],
+)
 def test_accumulation_is_that_of_one(tmp_path, engine, counts) -> None:
     num = RANKS.get(engine, 2)
     parts = {"TP and FSDP2": 2}.get(engine, num)
@@ -83,12 +106,14 @@ def test_accumulation_is_that_of_one(tmp_path, engine, counts) -> None:
     equal_runs(tmp_path, num, engine, options, parts=parts)
 
 
+@slow
 @pytest.mark.parametrize("counts", [None, "tensor"])
 @pytest.mark.parametrize("engine", ["DDP", "FSDP2"])
 def test_micro_batches_are_those_of_one(tmp_path, engine, counts) -> None:
     equal_runs(tmp_path, 3, engine, {"counts": counts, "micro": 2, "num": 25})
 
 
+@slow
 @pytest.mark.parametrize("engine", ["DDP", "FSDP2", "TP"])
 def test_clipping_is_by_the_norm_of_all(tmp_path, engine) -> None:
     options = {"clip": 0.01, "optimizer": torch.optim.AdamW}
