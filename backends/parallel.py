@@ -34,6 +34,7 @@ from .sharded_norms import clip_grad_norm, clip_grad_value, grad_norm, norms
 from .sharded_state import distribute, is_sharded, own_part, whole
 from .stepping import plain_step
 from .trees import map_tensors
+from .weighed import Weighed, probe_for
 
 _OPERATIONS: Final = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 _WHOLE: Final = frozenset({"Muon", "Rprop"})
@@ -183,9 +184,10 @@ class ParallelBackend(Backend):
     def place_model(self, model: Module) -> Module:
         self.checkpoint_activations(model)
         wrapped: Module = model
-        if not self.has_shards:
-            self._probe = _probe_for(model)
-            wrapped = model if self._probe is None else _Weighed(model, self._probe)
+        if not (self.has_shards or self.settings.find_unused_parameters):
+            # The search for unused parameters begins at the outputs: it never sees the probe.
+            self._probe = probe_for(model)
+            wrapped = model if self._probe is None else Weighed(model, self._probe)
         module = parallelize(
             wrapped, self.settings, self.sizes, self.mesh, self.device, self.compile
         )
@@ -342,27 +344,3 @@ LAYERS: Final[dict[type[Backend], type[ParallelBackend]]] = {
     CudaBackend: ParallelCudaBackend,
 }
 """Which backends have a form for several processes."""
-
-
-class _Weighed(Module):
-    """A model, and a parameter whose gradient is the weight of a batch.
-
-    The parameter is 0 and is added to the loss, times the weight. Its gradient is reduced with
-    those of the model, so that the processes learn the sum of their weights at no further message.
-    """
-
-    def __init__(self, model: Module, probe: Parameter) -> None:
-        super().__init__()
-        self.model = model
-        self.probe = probe
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.model(*args, **kwargs)
-
-
-def _probe_for(model: Module) -> Parameter | None:
-    """Return a parameter of the type of the model's; None if that counts too coarsely."""
-    dtypes = {param.dtype for param in model.parameters() if param.is_floating_point()}
-    if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
-        return None
-    return Parameter(torch.zeros((), dtype=dtypes.pop()))

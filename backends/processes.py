@@ -6,7 +6,7 @@ import atexit
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
@@ -58,6 +58,8 @@ class Processes:
         self._num_meetings = 0
         self._groups: list[ProcessGroup] = []
         self.timeout_s = TIMEOUT_S
+        self.describe: Callable[[BaseException], tuple[str, int]] = _describe
+        """Returns what is said of an error, and the exit code."""
         self.control = Control(PrefixStore("control", store), self.rank, self.world_size)
         self._store = PrefixStore("meetings", own_connection(store))
         self.talk = self.new_group()
@@ -173,7 +175,7 @@ class Processes:
             error: A lost connection is taken for what another process's end has led to, and a
                 time-out for a process that hangs.
         """
-        message = f"{type(error).__name__}: {error}"
+        message, code = self.describe(error)
         if isinstance(error, KeyboardInterrupt):
             return self.fail("stopped by Ctrl-C", code=130, kind="stop")
         if isinstance(error, SystemExit):
@@ -187,7 +189,7 @@ class Processes:
                 f"are shown: look for the one that does not wait for a message."
             )
         is_lost = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
-        return self.fail(message, kind="lost" if is_lost else "error")
+        return self.fail(message, code=code, kind="lost" if is_lost else "error")
 
     def leave(self, code: int) -> None:
         """End this process, and do not return; nothing is awaited after a failure.
@@ -313,6 +315,10 @@ def _started(launch: Launch) -> Processes:
             f"process {launch.rank} of {launch.world_size} cannot reach the others: {error}"
         ) from None
     return Processes(launch, store, is_own=True)
+
+
+def _describe(error: BaseException) -> tuple[str, int]:
+    return f"{type(error).__name__}: {error}", 1
 
 
 def _first_difference(text: str, other: str) -> str:

@@ -1,6 +1,6 @@
 """Time per step over a hand-written loop with several processes, in turn in the same processes.
 
-python benchmarks/parallel.py [--processes 2] [--steps 300] [--rounds 15]
+python benchmarks/parallel.py [--processes 2] [--steps 200] [--rounds 11]
 
 starts them with torchrun; or `torchrun --nproc-per-node=2 benchmarks/parallel.py`. A block is
 `--steps` steps by hand or by the trainer; a round has one of each row in random order, each between
@@ -104,9 +104,24 @@ def wrap(model: nn.Module, *, is_sharded: bool) -> nn.Module:
 
 
 def by_hand(
-    model: nn.Module, batches: list[Any], steps: int, processes: Processes, *, is_sharded: bool
+    model: nn.Module,
+    batches: list[Any],
+    steps: int,
+    processes: Processes,
+    *,
+    is_sharded: bool,
+    log_steps: int | None = None,
 ) -> Block:
-    """Return the loop that the trainer is compared with."""
+    """Return the loop that the trainer is compared with.
+
+    Args:
+        model: Moved to the device.
+        batches: Of all processes; each takes its part.
+        steps: Of a block.
+        processes: All of them.
+        is_sharded: With FSDP2; if not, with DDP.
+        log_steps: Average the loss over the processes and read it every so many steps.
+    """
     module = wrap(model, is_sharded=is_sharded)
     device = next(module.parameters()).device
     optimizer = torch.optim.AdamW(module.parameters())
@@ -128,6 +143,10 @@ def by_hand(
                 optimizer.step()
                 optimizer.zero_grad()
                 done += 1
+                if log_steps is not None and done % log_steps == 0:
+                    mean = loss.detach()
+                    dist.all_reduce(mean)
+                    (mean / processes.world_size).item()
         meter.stop()
         return meter.spent
 
@@ -205,8 +224,10 @@ def rows(steps: int, processes: Processes) -> list[Row]:
 
     found = []
     for engine, is_sharded in (("DDP", False), ("FSDP2", True)):
-        batches = mlp_batches()
+        batches = mlp_batches() * processes.world_size
         hand = by_hand(Mlp(), batches, steps, processes, is_sharded=is_sharded)
+        logged = by_hand(Mlp(), batches, steps, processes, is_sharded=is_sharded, log_steps=10)
+        found.append(Row(f"MLP, {engine}, by hand, mean loss read every 10 steps", hand, logged))
         for name, options, target in (
             ("core callbacks, log_steps 10", {}, ""),
             ("YAML defaults, log_steps 10", defaults(10), f"{TARGET_US} us"),
@@ -214,7 +235,7 @@ def rows(steps: int, processes: Processes) -> list[Row]:
         ):
             ours = by_trainer(Mlp(), batches, steps, is_sharded=is_sharded, **options)
             found.append(Row(f"MLP, {engine}, {name}", hand, ours, target))
-        num, samples = max(10, steps // 20), gpt_batches()
+        num, samples = max(10, steps // 20), gpt_batches() * processes.world_size
         by_loop = by_hand(gpt(), samples, num, processes, is_sharded=is_sharded)
         by_fit = by_trainer(gpt(), samples, num, is_sharded=is_sharded, **defaults(10))
         found.append(Row(f"GPT, {engine}, YAML defaults, log_steps 10", by_loop, by_fit))
@@ -238,9 +259,7 @@ def work(arguments: argparse.Namespace, processes: Processes) -> None:
     where = torch.accelerator.current_accelerator(check_available=True) or "CPUs, one thread each"
     print(f"torch {torch.__version__}, {processes.world_size} processes, {where}, ", end="")
     print(f"medians of {arguments.rounds} rounds of {arguments.steps} steps\n")
-    print(
-        "| workload | by hand | wall | own | share | target | collectives by hand | trainer |"
-    )
+    print("| workload | by hand | wall | own | share | target | collectives by hand | trainer |")
     print("|---" * 8 + "|")
     for row in table:
         print(row.line(), flush=True)
@@ -250,8 +269,8 @@ def main() -> int:
     """Measure, or start the processes that do; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--processes", type=int, help="default: 2, or one for each accelerator")
-    parser.add_argument("--steps", type=int, default=300, help="steps of a block")
-    parser.add_argument("--rounds", type=int, default=15, help="rounds; medians are shown")
+    parser.add_argument("--steps", type=int, default=200, help="steps of a block")
+    parser.add_argument("--rounds", type=int, default=11, help="rounds; medians are shown")
     parser.add_argument("--rows", default="", help="only rows with this in their names")
     arguments = parser.parse_args()
     processes = join()

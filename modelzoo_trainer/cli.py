@@ -199,7 +199,7 @@ def _run_jointly(options: argparse.Namespace, names: MakeNames, runner: Runner) 
             )
         return runner.run(_plans(options, names))
 
-    return run_jointly(act, owns_process=runner.owns_process)
+    return run_jointly(act, runner.requests, owns_process=runner.owns_process)
 
 
 def _compile(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.standard_error import say
-from modelzoo_trainer.stopping import INTERRUPTED
+from modelzoo_trainer.stopping import INTERRUPTED, StopRequests, exit_code
 
 if TYPE_CHECKING:
     from modelzoo_trainer.core.backend import Failure, Processes
@@ -42,6 +43,7 @@ class JointRun:
         self._owns_process = owns_process
         self._is_told = False
         processes.control.last_words = self._say_last
+        processes.describe = _describe
 
     def run(self, act: Callable[[Tell], int]) -> int:
         """Run a command, and return its exit code if the process is to live on.
@@ -87,6 +89,21 @@ class JointRun:
             say(str(failure))
 
 
+def _describe(error: BaseException) -> tuple[str, int]:
+    """Return what is said of an error, and the exit code."""
+    if isinstance(error, ConfigError):
+        return str(error), _WRONG_USE
+    return f"{type(error).__name__}: {error}", _FAILED
+
+
+def _end_at_once(name: str, joined: Sequence[Processes]) -> None:
+    """End this process because of a signal, after the others have been told, if there are some."""
+    code = exit_code(name)
+    for processes in joined:
+        code = processes.fail(f"stopped by {name}", code=code, kind="stop").code
+    os._exit(code)
+
+
 def is_joint() -> bool:
     """Return whether a launcher has started this process as one of several.
 
@@ -104,11 +121,14 @@ def is_joint() -> bool:
         raise ConfigError(str(error)) from None
 
 
-def run_jointly(act: Callable[[Processes, Tell], int], *, owns_process: bool) -> int:
+def run_jointly(
+    act: Callable[[Processes, Tell], int], requests: StopRequests, *, owns_process: bool
+) -> int:
     """Run a command together with other processes, and return the exit code.
 
     Args:
         act: The command; is given the processes, and what it is to say messages with.
+        requests: Has the signals that no trainer takes.
         owns_process: Whether the process is there for the command alone.
 
     Raises:
@@ -118,6 +138,8 @@ def run_jointly(act: Callable[[Processes, Tell], int], *, owns_process: bool) ->
 
     if owns_process:
         be_quiet()
+    joined: list[Processes] = []
+    requests.watch(lambda name: _end_at_once(name, joined))
     from modelzoo_trainer.core.backend import BackendError, join
 
     try:
@@ -125,5 +147,6 @@ def run_jointly(act: Callable[[Processes, Tell], int], *, owns_process: bool) ->
     except BackendError as error:
         raise ConfigError(str(error)) from None
     assert processes is not None  # as `is_joint` says
+    joined.append(processes)
     run = JointRun(processes, owns_process=owns_process)
     return run.run(lambda tell: act(processes, tell))

@@ -49,7 +49,8 @@ class Runner:
         self.processes: Processes | None = None
         """Those that run it together; None = this one is alone."""
         self.command = command
-        self._requests = requests
+        self.requests = requests
+        """Has the signals that no trainer takes."""
         self._child = child
         self._scratch = scratch
 
@@ -58,8 +59,8 @@ class Runner:
         self._check_plans(plans)
         done = 0 if self._child is None else self._child.order.trainer
         for number, plan in enumerate(plans[done:], done):
-            if self._requests.received is not None:
-                return exit_code(self._requests.received)
+            if self.requests.received is not None:
+                return exit_code(self.requests.received)
             if self._scratch is not None:
                 plan.init["model_dir"] = str(self._scratch / str(number))
             code = self._run(number, plan)
@@ -93,7 +94,7 @@ class Runner:
         from modelzoo_trainer.core.backend import BackendError, BackendUnavailable
 
         self._say_notes(plan)
-        self._requests.set_phase(Phase.STARTING)
+        self.requests.set_phase(Phase.STARTING)
         try:
             trainer = plan.build()
             self._save_params(plan, trainer)
@@ -112,7 +113,7 @@ class Runner:
                 raise
             return self._fail(error)
         finally:
-            self._requests.set_phase(Phase.ENDING)
+            self.requests.set_phase(Phase.ENDING)
             trainer.close()
         return self._code(trainer.interrupted)
 
@@ -124,7 +125,7 @@ class Runner:
     def _code(self, interrupted: str | None) -> int:
         if interrupted is None:
             return DONE
-        self._requests.received = self._requests.received or interrupted
+        self.requests.received = self.requests.received or interrupted
         return exit_code(interrupted)
 
     def _run_trainer(self, number: int, plan: TrainerPlan, trainer: Any) -> None:
@@ -137,10 +138,10 @@ class Runner:
             is_before_fit = plan.method == "fit" and not trainer.data.num_batches
             return Phase.STARTING if is_before_fit else Phase.RUNNING
 
-        self._requests.set_phase(phase)
+        self.requests.set_phase(phase)
         begin = time.perf_counter()
         plan.run(trainer)
-        self._requests.set_phase(Phase.ENDING)
+        self.requests.set_phase(Phase.ENDING)
         if self._scratch is not None:
             _tell_compilations(trainer, time.perf_counter() - begin)
         if self._child is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -53,6 +54,41 @@ class StopRequests:
         self._ask: Callable[[], Phase] | None = None
         self._phase = Phase.STARTING
         self._before: dict[int, Any] = {}
+        self._end: Callable[[str], None] | None = None
+        self._ending = threading.Lock()
+
+    def watch(self, end: Callable[[str], None]) -> None:
+        """Have a thread end the process, where one is ended on the spot.
+
+        It does so also while the main thread waits in native code, where Python's handlers are not
+        called: for other processes.
+
+        Args:
+            end: Ends the process; is given the signal's name.
+        """
+        if not (self._owns_process and self._before):
+            return
+        self._end = end
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+        def listen() -> None:
+            while number := os.read(reading, 1):
+                is_ours = signal.getsignal(number[0]) == self._receive  # and not a trainer's
+                if is_ours and self._is_starting():
+                    self._end_by(signal.Signals(number[0]).name)
+
+        threading.Thread(target=listen, name="signals", daemon=True).start()
+
+    def _is_starting(self) -> bool:
+        phase = self._phase if self._ask is None else self._ask()
+        return phase is Phase.STARTING
+
+    def _end_by(self, name: str) -> None:
+        """End the process, once."""
+        if self._end is not None and self._ending.acquire(blocking=False):
+            self._end(name)
 
     def set_phase(self, phase: Phase | Callable[[], Phase]) -> None:
         """Set what follows from a signal.
@@ -74,6 +110,8 @@ class StopRequests:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        if self._end is not None:
+            signal.set_wakeup_fd(-1)
         is_leaving = self._owns_process and self.received is not None
         for number, before in self._before.items():
             if is_leaving:  # the exit code stays what it is
@@ -89,7 +127,10 @@ class StopRequests:
         name = signal.Signals(number).name
         phase = self._phase if self._ask is None else self._ask()
         if phase is Phase.STARTING and self._owns_process:
-            os._exit(exit_code(name))
+            if self._end is None:
+                os._exit(exit_code(name))
+            threading.Thread(target=self._end_by, args=(name,), daemon=True).start()
+            return
         is_first = self.received is None
         self.received = self.received or name
         if phase is Phase.ENDING and is_first:

@@ -345,8 +345,8 @@ class Checkpoint(CoreCallback):
         self.times.start()
         if trainer.backend.is_main:  # of several processes each has the same error
             log.error(
-                "NO CHECKPOINT WAS WRITTEN: %s Training goes on, and the next one is tried when it is "
-                "due. Make space or mend the folder before then.",
+                "NO CHECKPOINT WAS WRITTEN: %s Training goes on, and the next one is tried when it "
+                "is due. Make space or mend the folder before then.",
                 error,
             )
 

@@ -169,7 +169,8 @@ class GradientAccumulation(CoreCallback):
             self._first = self._first or 1
             ratio = weight / (self._first * self._expected)
             self._is_even = False
-        return backend.weigh(loss * ratio, ratio)
+        is_whole = type(ratio) is float and ratio == 1  # not a tensor, which would be read
+        return backend.weigh(loss if is_whole else loss * ratio, ratio)
 
     def _in_units(self, backend: Backend, weight: Weight) -> Tensor:
         """Return a weight in a unit that all processes have: a power of two, so that it is exact.

@@ -32,18 +32,23 @@ class Tell(Callback):
             file.write(f"{text}\n")
 
     def on_fit_start(self, trainer, train_dataloader, val_dataloader, loop):
-        self._write(trainer, f"begin {trainer.global_step} {os.getpid()}")
+        self._write(trainer, f"begin {trainer.global_step} {_digest(trainer)}")
 
     def on_step_boundary(self, trainer):
-        state = trainer.backend.host_state(trainer.model.state_dict())
-        digest = hashlib.sha256()
-        for name in sorted(state):
-            digest.update(state[name].numpy().tobytes())
-        self._write(trainer, f"step {trainer.global_step} {digest.hexdigest()}")
+        self._write(trainer, f"step {trainer.global_step} {_digest(trainer)}")
         time.sleep(self.pause)
 
     def on_fit_end(self, trainer, loop):
         self._write(trainer, f"end {trainer.global_step} {trainer.interrupted}")
+
+
+def _digest(trainer: Any) -> str:
+    """Return a digest of the whole weights."""
+    state = trainer.backend.host_state(trainer.model.state_dict())
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        digest.update(state[name].numpy().tobytes())
+    return digest.hexdigest()
 
 
 class Disturb(Callback):

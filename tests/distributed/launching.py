@@ -58,6 +58,7 @@ class Workers:
         words: What comes after `run.py`, of all or of each.
         num: How many there are.
         environ: What each has in its environment besides torchrun's; None takes a name away.
+        place: The folder that each is started in.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Workers:
         words: Sequence[str] | Sequence[Sequence[str]],
         num: int = 2,
         environ: Callable[[int], dict[str, str | None]] = lambda rank: {},
+        place: Callable[[int], Path] = lambda rank: ROOT,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -75,7 +77,9 @@ class Workers:
             output.unlink(missing_ok=True)
             env = {**environment(rank, num, self._agent.port), **environ(rank)}
             given = words if words and isinstance(words[0], str) else words[rank]
-            process = _CONTEXT.Process(target=_work, args=(str(output), env, list(given)))
+            process = _CONTEXT.Process(
+                target=_work, args=(str(output), env, str(place(rank)), list(given))
+            )
             process.start()
             self._processes.append(process)
         self.pids = [process.pid or 0 for process in self._processes]
@@ -123,7 +127,7 @@ class Workers:
         return [pid for pid in _processes() if _session_of(pid) in self.pids]
 
 
-def _work(output: str, env: dict[str, str | None], words: list[str]) -> None:
+def _work(output: str, env: dict[str, str | None], place: str, words: list[str]) -> None:
     os.setsid()
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
@@ -137,7 +141,7 @@ def _work(output: str, env: dict[str, str | None], words: list[str]) -> None:
         else:
             os.environ[name] = value
     _be_quiet()
-    os.chdir(ROOT)
+    os.chdir(place)
     sys.argv = ["run.py", *words]
     runpy.run_path(str(ROOT / "run.py"), run_name="__main__")
 

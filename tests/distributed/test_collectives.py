@@ -22,6 +22,8 @@ from tests.distributed.ranks import run_ranks
 from tests.distributed.training import Net, loader
 
 ENGINES = {"DDP": {}, "FSDP2": {"parallel": {"shard": -1}}}
+UNUSED = {"find_unused_parameters": True}
+OPTIONS = ENGINES | {"DDP, unused": UNUSED}
 CASES = [(1, None), (1, "int"), (1, "tensor"), (3, None), (3, "tensor")]
 BATCH, NUM_STEPS, LOG_STEPS = 4, 6, 3
 NUM_SAMPLES = 2 * BATCH * NUM_STEPS
@@ -29,6 +31,14 @@ IS_LOGGED = [step % LOG_STEPS == 0 for step in range(2, NUM_STEPS + 1)]  # the f
 Sent = tuple[str, int]  # what, and how many elements
 LOSS: Sent = ("allreduce_", 2)  # its sum and its weight
 WEIGHT: Sent = ("allreduce_", 1)
+
+
+class Partly(Net):
+    """Has parameters that get no gradient."""
+
+    def __init__(self, counts: str | None) -> None:
+        super().__init__(counts)
+        self.unused = nn.Linear(2, 2).double()
 
 
 class Messages(TorchDispatchMode):
@@ -88,6 +98,8 @@ def wrap(engine: str) -> nn.Module:
     net = Net("tensor")
     if engine == "DDP":
         return DistributedDataParallel(net)
+    if engine == "DDP, unused":
+        return DistributedDataParallel(Partly("tensor"), **UNUSED)
     for block in net.blocks:
         fully_shard(block)
     return fully_shard(net)
@@ -118,14 +130,15 @@ def by_hand(engine: str, accumulate: int) -> list[list[Sent]]:
 def by_trainer(
     folder: Path, engine: str, accumulate: int = 1, *, extra: Any = (), **options: Any
 ) -> StepMessages:
+    net = options.pop("net", Net)
     counts, num = options.pop("counts", None), options.pop("num", accumulate * NUM_SAMPLES)
     with Messages() as messages:
         kept = StepMessages(messages)
         trainer = Trainer(
             device="cpu",
-            backend=ENGINES[engine],
+            backend=OPTIONS[engine],
             model_dir=folder,
-            model=lambda: Net(counts),
+            model=lambda: net(counts),
             optimizer=lambda model: torch.optim.AdamW(model.parameters()),
             loop=TrainingLoop(grad_accum_steps=accumulate, eval_frequency=None, **options),
             logging=Logging(log_steps=LOG_STEPS),
@@ -238,6 +251,16 @@ def test_a_decision_of_all_sends_nothing(found: Any, engine: str) -> None:
     for number, sent in enumerate(steps[1:], 3):
         assert sent in (usual, sorted([*usual, LOSS])), number
         assert number % LOG_STEPS == 0 or sent == usual, number
+
+
+def test_where_parameters_may_be_unused_weights_are_one_number(tmp_path: Path) -> None:
+    for hand, ours in run_ranks(2, with_unused, tmp_path):
+        assert shapes(ours) == shapes(with_extra(hand, every=[WEIGHT], logged=[LOSS]))
+
+
+def with_unused(rank: int, folder: Path) -> tuple[list[list[Sent]], list[list[Sent]]]:
+    ours = by_trainer(folder, "DDP, unused", net=Partly, counts="tensor").steps[1:]
+    return by_hand("DDP, unused", 1), ours
 
 
 def with_extra(steps: list[list[Sent]], *, every: Any = (), logged: Any = ()) -> list[list[Sent]]:

@@ -26,6 +26,7 @@ from tests.distributed.data_runs import (
 from tests.distributed.ranks import run_ranks
 
 NUM = 23
+pytestmark = pytest.mark.slow
 
 
 def plain(rank: int, count: int) -> DataLoader[Any]:

@@ -1,0 +1,268 @@
+"""Several processes end together: by the first failure, or at the same step by a signal."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from modelzoo_trainer import checkpointing
+from tests.distributed.launching import (
+    Workers,
+    command,
+    told,
+    unfinished,
+    wait_until,
+    weights,
+)
+
+GONE_S = 10.0
+FROZEN_S = 25.0
+NUM_STEPS = 24
+FIRST = "ValueError: this is the first error"
+CONSEQUENCES = ("onnection", "TCPStore", "recvValue", "gloo", "NCCL", "RunFailed")
+PLACES = ("step", "validation", "save")
+FEW = [("step", 0), ("validation", 1), ("save", 0)]
+REST = [
+    pytest.param(where, rank, marks=pytest.mark.slow)
+    for where in PLACES
+    for rank in range(2)
+    if (where, rank) not in FEW
+]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, set[str]]:
+    """The weights after each step of a run that nothing happens to."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    with Workers(folder.parent / "output", command(folder)) as workers:
+        assert workers.codes() == [0, 0], workers.said
+    return weights(folder)
+
+
+class Disturbed:
+    """A run in which something happens to one process."""
+
+    def __init__(self, place: Path, how: str, where: str, rank: int, *changes: str) -> None:
+        self.folder = place / "run"
+        self.mark = place / "mark"
+        given = {"how": repr(how), "where": where, "rank": rank, "mark": self.mark}
+        words = [f"init.callbacks[Disturb].{name}={value}" for name, value in given.items()]
+        self.words = command(self.folder, *words, *changes)
+        self.output = place / "output"
+
+    def start(self) -> Workers:
+        return Workers(self.output, self.words)
+
+    def goes_on(self, undisturbed: dict[int, set[str]]) -> None:
+        """The same command comes to the end that it would have come to."""
+        with self.start() as workers:
+            assert workers.codes() == [0, 0], workers.said
+        for rank in range(2):
+            assert weights(self.folder, rank)[NUM_STEPS] == undisturbed[NUM_STEPS]
+        assert_whole(self.folder)
+
+
+def assert_whole(folder: Path) -> None:
+    """What there is of checkpoints is intact, and nothing is left of others."""
+    assert unfinished(folder) == []
+    for info in checkpointing.list_checkpoints(folder):
+        assert checkpointing.verify(info.path) == []
+
+
+def assert_gone(workers: Workers, timeout_s: float = GONE_S) -> list[int | None]:
+    """All have ended in time, and nothing that they have started lives."""
+    codes = workers.codes(timeout_s)
+    assert None not in codes, workers.said
+    wait_until(lambda: not workers.left(), timeout_s, "processes are left")
+    return codes
+
+
+def complaints(workers: Workers) -> str:
+    """Return what was said, without what is only information."""
+    lines = workers.said.splitlines(keepends=True)
+    return "".join(line for line in lines if " INFO: " not in line)
+
+
+@pytest.mark.parametrize(("where", "rank"), [*FEW, *REST])
+def test_an_error_of_one_ends_all_and_is_shown_once(tmp_path, undisturbed, where, rank) -> None:
+    run = Disturbed(tmp_path, "raise", where, rank)
+    with run.start() as workers:
+        workers.wait_for_one()
+        assert assert_gone(workers) == [1, 1]
+        said = complaints(workers)
+    assert said.startswith(f"process {rank} has failed:\n[rank{rank}]: Traceback")
+    assert said.count("Traceback") == said.count(FIRST) == 1
+    assert not any(word in said for word in CONSEQUENCES)
+    assert_whole(run.folder)
+    if (where, rank) == FEW[-1]:
+        run.goes_on(undisturbed)
+
+
+@pytest.mark.parametrize(("where", "rank"), [*FEW, *REST])
+@pytest.mark.parametrize(
+    ("how", "code"), [("SIGKILL", -9), pytest.param("exit", 7, marks=pytest.mark.slow)]
+)
+def test_the_end_of_one_ends_all_and_is_told_once(
+    tmp_path, undisturbed, how, code, where, rank
+) -> None:
+    run = Disturbed(tmp_path, how, where, rank)
+    with run.start() as workers:
+        workers.wait_for_one()
+        codes = assert_gone(workers)
+        said = complaints(workers)
+    assert (codes[rank], codes[1 - rank]) == (code, 1)
+    assert said == f"process {rank} is gone (it was killed or has crashed)\n"
+    run.goes_on(undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "rank"), [(where, rank) for where in PLACES for rank in (0, 1)])
+def test_a_process_that_hangs_is_shown_where_it_does(tmp_path, where, rank) -> None:
+    run = Disturbed(tmp_path, "hang", where, rank)
+    with run.start() as workers:
+        workers.wait_for_one()
+        assert assert_gone(workers) == [1, 1]
+        hanging, waiting = workers.said_by(rank), workers.said_by(1 - rank)
+    [line] = [
+        number for number, line in enumerate(_source(), 1) if line.endswith("# here it hangs\n")
+    ]
+    assert f'disturbing.py", line {line} in _act' in hanging
+    assert "Traceback" not in hanging
+    assert f"process {1 - rank}: waited 3 s for another process in vain" in waiting
+    assert waiting.count("Traceback") == 1
+    assert_whole(run.folder)
+
+
+def _source() -> list[str]:
+    path = Path(__file__).with_name("disturbing.py")
+    return path.read_text(encoding="ascii").splitlines(keepends=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "rank"), [(where, rank) for where in PLACES for rank in (0, 1)])
+def test_a_process_that_was_stopped_is_taken_for_lost(tmp_path, undisturbed, where, rank) -> None:
+    run = Disturbed(tmp_path, "SIGSTOP", where, rank, "init.backend.timeout=60")
+    with run.start() as workers:
+        wait_until(run.mark.exists)
+        codes = assert_gone(workers, FROZEN_S)
+        said = complaints(workers)
+    assert (codes[rank], codes[1 - rank]) == (-9, 1)
+    assert said == (
+        f"process {rank} has given no sign of life for 15 s (it was stopped, or its host is gone)\n"
+    )
+    run.goes_on(undisturbed)
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_a_process_that_is_late_is_waited_for(tmp_path, undisturbed, where) -> None:
+    run = Disturbed(tmp_path, "late", where, 1)
+    with run.start() as workers:
+        assert workers.codes() == [0, 0]
+        assert complaints(workers) == ""
+    assert weights(run.folder)[NUM_STEPS] == undisturbed[NUM_STEPS]
+
+
+# ---- signals
+
+
+def _moments(seed: int) -> Iterator[int]:
+    generator = random.Random(seed)
+    while True:
+        yield generator.randrange(1, NUM_STEPS - 6)
+
+
+def _interrupted(run: Disturbed, number: int, ranks: tuple[int, ...], after_step: int) -> int:
+    """Send a signal when a process has come to a step; return where all of them have ended."""
+    name = signal.Signals(number).name
+    with run.start() as workers:
+        wait_until(lambda: len(told(run.folder, ranks[0])) > after_step)
+        for rank in ranks:
+            workers.send(rank, number)
+        code = 130 if name == "SIGINT" else 143
+        assert assert_gone(workers) == [code, code], workers.said
+        assert "Traceback" not in workers.said
+    ends = [told(run.folder, rank)[-1] for rank in range(2)]
+    assert ends[0] == ends[1]
+    word, step, reason = ends[0]
+    assert (word, reason) == ("end", name)
+    return int(step)
+
+
+@pytest.mark.parametrize(
+    ("number", "ranks", "seed"),
+    [
+        (signal.SIGTERM, (1,), 1),
+        (signal.SIGTERM, (0, 1), 2),
+        (signal.SIGINT, (0,), 3),
+        *(
+            pytest.param(number, ranks, seed, marks=pytest.mark.slow)
+            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+            for ranks in ((0,), (1,), (1, 0))
+            for seed in range(10, 13)
+        ),
+    ],
+)
+def test_a_signal_ends_all_at_the_same_step_and_the_run_goes_on_from_there(
+    tmp_path, undisturbed, number, ranks, seed
+) -> None:
+    run = Disturbed(tmp_path, "", "step", 0, "init.callbacks[Tell].pause=0.02")
+    step = _interrupted(run, number, ranks, next(_moments(seed)))
+    assert step < NUM_STEPS
+    assert_whole(run.folder)
+    assert checkpointing.list_checkpoints(run.folder)[-1].step == step
+    run.goes_on(undisturbed)
+    begins = [line[1] for line in told(run.folder) if line[0] == "begin"]
+    assert begins == ["0", str(step)]
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "rank"),
+    [
+        ("SIGTERM", "validation", 1),
+        pytest.param("SIGTERM", "save", 1, marks=pytest.mark.slow),
+        pytest.param("SIGINT", "validation", 0, marks=pytest.mark.slow),
+        pytest.param("SIGUSR1", "save", 0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_during_a_validation_or_a_save_likewise(
+    tmp_path, undisturbed, name, where, rank
+) -> None:
+    run = Disturbed(tmp_path, name, where, rank)
+    with run.start() as workers:
+        code = 130 if name == "SIGINT" else 143
+        assert workers.codes() == [code, code]
+        assert "Traceback" not in workers.said
+    ends = [told(run.folder, rank)[-1] for rank in range(2)]
+    assert ends[0] == ends[1]
+    assert ends[0][2] == name
+    assert checkpointing.list_checkpoints(run.folder)[-1].step == int(ends[0][1])
+    run.goes_on(undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_process_that_ends_while_the_run_starts_leaves_nothing(tmp_path, number, rank) -> None:
+    generator = random.Random(f"{number} {rank}")
+    for trial in range(6):
+        run = Disturbed(tmp_path / str(trial), "", "step", 0)
+        with run.start() as workers:
+            wait_until((tmp_path / str(trial) / "output" / f"said-{rank}").exists)
+            time.sleep(generator.uniform(0.2, 0.6))
+            if told(run.folder):
+                continue  # it has begun
+            workers.send(rank, number)
+            workers.wait_for_one()
+            workers.send(1 - rank, signal.SIGTERM)  # as a launcher does
+            codes = assert_gone(workers)
+            assert codes[rank] in (-number, 128 + number)
+            assert complaints(workers) in (
+                "",
+                f"process {rank} is gone (it was killed or has crashed)\n",
+            )
+        assert_whole(run.folder)

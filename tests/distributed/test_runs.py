@@ -1,0 +1,279 @@
+"""Whole runs from the command line, in several processes: under torchrun, or a like launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from modelzoo_trainer import checkpointing
+from modelzoo_trainer.core.run_lock import FolderLock
+from tests.distributed.launching import (
+    Launched,
+    Workers,
+    command,
+    logged,
+    told,
+    unfinished,
+    wait_until,
+    weights,
+)
+
+NUM_STEPS = 24
+GONE_S = 10.0
+WRONG_USE = 2
+SHARDED = "init.backend.parallel={shard: -1}"
+
+
+# ---- what several processes write
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in logged(folder) if "loss" in line]
+
+
+def quickstart(folder: Path, *changes: str) -> list[str]:
+    given = [
+        f"init.model_dir={folder}",
+        "init.loop.max_steps=4",
+        "init.loop.eval_steps=1",
+        "init.loop.eval_frequency=2",
+        "init.checkpoint.steps=2",
+        "init.logging.log_steps=1",
+        "init.callbacks=[]",
+        *changes,
+    ]
+    words = [word for change in given for word in ("--set", change)]
+    return ["--params", "configs/quickstart.yaml", "--device", "cpu", *words]
+
+
+def test_the_quickstart_under_torchrun_is_that_of_one_process(tmp_path) -> None:
+    with Workers(tmp_path / "one", quickstart(tmp_path / "alone", _batch(64)), num=1) as alone:
+        with Launched(tmp_path / "two", quickstart(tmp_path / "run")) as launched:
+            assert launched.code() == 0, launched.said
+            assert launched.left() == []
+        assert alone.codes() == [0], alone.said
+    lines = [line for line in launched.said.splitlines() if line]
+    assert len(lines) == len(set(lines))
+    assert all(" INFO: " in line for line in lines)
+    texts = [re.sub(r"^\S+ \S+ ", "", line) for line in lines]
+    assert sum(text.startswith("INFO: train step 4/4 ") for text in texts) == 1
+    assert sum(text.startswith("INFO: fit ended at step 4") for text in texts) == 1
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "alone"), abs=1e-5)
+    assert len(losses(tmp_path / "run")) == 4
+    assert len(list((tmp_path / "run" / "logs").glob("2*"))) == 1
+    assert [one.step for one in checkpointing.list_checkpoints(tmp_path / "run")] == [2, 4]
+    assert unfinished(tmp_path / "run") == []
+
+
+def _batch(num: int) -> str:
+    return f"fit.train_dataloader.batch_size={num}"
+
+
+# ---- what is wrong
+
+
+def complaints(workers: Workers) -> list[str]:
+    """Return the lines that were said, without those that are only information."""
+    return [line for line in workers.said.splitlines() if " INFO: " not in line]
+
+
+def nothing_was_written(folder: Path) -> bool:
+    """Return whether there is no checkpoint, and nothing of one."""
+    return unfinished(folder) == [] and not list(folder.glob("checkpoint*"))
+
+
+WRONG = {
+    "mesh": (
+        [["init.backend.parallel={shard: 3}"]] * 2,
+        r"process \d: backend.parallel is \{replicate: -1, shard: 3, tensor: 1\}, which fits a "
+        r"multiple of 3 processes, but there are 2\.",
+    ),
+    "different": (
+        [[], ["init.seed=8"]],
+        r"process 1: the configuration of process 1 is not that of process 0: 'seed: 8' instead "
+        r"of 'seed: 7'\. Start all with the same file and options\.",
+    ),
+    "misspelt": ([[], ["init.sed=8"]], r"process 1: .*init\.sed: no such key.*'seed'\?"),
+    "batch": (
+        [["fit.train_dataloader.batch_size=null", "fit.train_dataloader.global_batch_size=9"]] * 2,
+        r"process \d: train_dataloader: global_batch_size is 9, which 2 processes cannot divide",
+    ),
+    "checkpoint": (
+        [["fit.ckpt_path=nowhere/checkpoint_1"]] * 2,
+        r"process \d: .*ckpt_path: there is no checkpoint 'nowhere/checkpoint_1'\.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_said_once_and_all_end(tmp_path, name) -> None:
+    changes, message = WRONG[name]
+    words = [command(tmp_path / "run", *own) for own in changes]
+    with Workers(tmp_path / "output", words) as workers:
+        workers.wait_for_one()
+        assert workers.codes(GONE_S) == [WRONG_USE] * 2, workers.said
+        [line] = complaints(workers)
+    assert re.match(message, line), line
+    assert nothing_was_written(tmp_path / "run")
+
+
+def test_data_that_one_process_does_not_have_are_missing_for_all(tmp_path) -> None:
+    (tmp_path / "text.txt").write_text("to be or not to be " * 200)
+    data = "fit.train_dataloader={data_processor: TextFileProcessor, data_dir: text.txt, "
+    data += "batch_size: 4, max_sequence_length: 8, cache_dir: cache}"
+    words = command(tmp_path / "run", data)
+
+    def seen_by(rank: int) -> Path:
+        return tmp_path if rank == 0 else tmp_path / "elsewhere"
+
+    (tmp_path / "elsewhere").mkdir()
+    with Workers(tmp_path / "output", words, place=seen_by) as workers:
+        workers.wait_for_one()
+        assert workers.codes(GONE_S) == [WRONG_USE] * 2, workers.said
+        [line] = complaints(workers)
+    assert line.startswith("process 1: ")
+    assert "data_dir 'text.txt' does not exist" in line
+    assert nothing_was_written(tmp_path / "run")
+
+
+def test_a_folder_in_use_is_refused_once(tmp_path) -> None:
+    lock = FolderLock("model_dir")
+    lock.take(tmp_path / "run")
+    try:
+        with Workers(tmp_path / "output", command(tmp_path / "run")) as workers:
+            assert workers.codes() == [WRONG_USE] * 2
+            [line] = complaints(workers)
+    finally:
+        lock.release()
+    assert line.startswith(f"process 0: model_dir '{tmp_path / 'run'}' is in use by process ")
+    assert nothing_was_written(tmp_path / "run")
+
+
+def _without_agent(port: int, **environ: str | None) -> dict[str, str | None]:
+    given = {"TORCHELASTIC_USE_AGENT_STORE": None, "TORCHELASTIC_RUN_ID": None}
+    return {**given, "MASTER_PORT": str(port), **environ}
+
+
+def test_a_port_in_use_is_told(tmp_path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        words = command(tmp_path / "run")
+        with Workers(tmp_path / "w", words, environ=lambda rank: _without_agent(port)) as workers:
+            workers.wait_for_one()
+            assert workers.codes(GONE_S) == [WRONG_USE] * 2
+            said = [workers.said_by(rank) for rank in range(2)]
+    assert said[0].startswith(f"port {port} (MASTER_PORT) is in use on this host")
+    assert said[1].startswith(f"what listens at 127.0.0.1:{port} is no store of a run")
+    assert nothing_was_written(tmp_path / "run")
+
+
+def test_an_environment_that_is_not_complete_is_refused(tmp_path) -> None:
+    words = command(tmp_path / "run")
+    with Workers(tmp_path / "w", words, environ=lambda rank: {"WORLD_SIZE": None}) as workers:
+        assert workers.codes() == [WRONG_USE] * 2
+    assert workers.said_by(0).startswith("RANK set in the environment, but not WORLD_SIZE: ")
+    assert nothing_was_written(tmp_path / "run")
+
+
+# ---- other launchers, other layouts
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_launcher_without_a_store_will_do_and_restarts_are_its_part(tmp_path) -> None:
+    port = _free_port()
+    words = command(tmp_path / "run", "init.autorestart={max_num_restarts: 2}")
+    with Workers(tmp_path / "w", words, environ=lambda rank: _without_agent(port)) as workers:
+        assert workers.codes() == [0, 0], workers.said
+    [note] = complaints(workers)
+    assert note.startswith("note: init.autorestart.max_num_restarts: no effect here.")
+    assert checkpointing.list_checkpoints(tmp_path / "run")[-1].step == NUM_STEPS
+
+
+def test_a_checkpoint_of_another_layout_loads(tmp_path) -> None:
+    cut = command(tmp_path / "run", "init.loop.max_steps=12")
+    with Workers(tmp_path / "w", cut) as workers:
+        assert workers.codes() == [0, 0], workers.said
+    with Workers(tmp_path / "w", command(tmp_path / "run", SHARDED)) as workers:
+        assert workers.codes() == [0, 0], workers.said
+    assert complaints(workers) == []
+    begins = [line[1] for line in told(tmp_path / "run") if line[0] == "begin"]
+    assert begins == ["0", "12"]
+    assert checkpointing.list_checkpoints(tmp_path / "run")[-1].step == NUM_STEPS
+
+
+# ---- restarts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param([], id="replicated"),
+        pytest.param(["init.checkpoint.asynchronous=true"], id="asynchronous"),
+        pytest.param([SHARDED], id="sharded"),
+    ],
+)
+def test_a_run_whose_processes_are_killed_five_times_ends_as_if_they_had_not(
+    tmp_path, changes
+) -> None:
+    generator = random.Random(str(changes))
+    given = [*changes, "init.checkpoint.steps=3", "init.callbacks[Tell].pause=0.05"]
+    with Workers(tmp_path / "w", command(tmp_path / "whole", *given)) as workers:
+        assert workers.codes() == [0, 0], workers.said
+    expected = weights(tmp_path / "whole")
+    folder = tmp_path / "run"
+    words = command(folder, *given)
+    with Launched(tmp_path / "l", words, options=["--max-restarts=5"]) as launched:
+        for number in range(1, 6):
+            wait_until(lambda number=number: _num_begun(folder) >= number, what=launched.said)
+            time.sleep(generator.uniform(0, 0.8))
+            _kill(launched, generator.randrange(2))
+            wait_until(lambda number=number: _num_begun(folder) > number, what=launched.said)
+        assert launched.code() == 0, launched.said
+        assert launched.left() == []
+    for rank in range(2):
+        found = weights(folder, rank)
+        assert {step: found[step] for step in expected} == expected
+    assert unfinished(folder) == []
+    for info in checkpointing.list_checkpoints(folder):
+        assert checkpointing.verify(info.path) == []
+
+
+def _num_begun(folder: Path) -> int:
+    """Return how many attempts have come to train."""
+    return min(sum(line[0] == "begin" for line in told(folder, rank)) for rank in range(2))
+
+
+def _kill(launched: Launched, rank: int) -> None:
+    wait_until(lambda: rank in launched.workers())
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(launched.workers()[rank], signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_what_torchrun_is_told_reaches_all(tmp_path) -> None:
+    folder = tmp_path / "run"
+    with Launched(tmp_path / "l", command(folder, "init.callbacks[Tell].pause=0.1")) as launched:
+        wait_until(lambda: _num_begun(folder) >= 1, what=launched.said)
+        launched.process.terminate()
+        wait_until(lambda: not launched.left(), GONE_S)
+    ends = [told(folder, rank)[-1] for rank in range(2)]
+    assert ends[0] == ends[1]
+    assert ends[0][0] == "end"
+    assert checkpointing.list_checkpoints(folder)[-1].step == int(ends[0][1])
+    assert sum("the run ends after this step" in line for line in launched.said.splitlines()) == 1
