@@ -141,6 +141,7 @@ class Backend(ABC):
         self._undo: list[Callable[[], None]] = []
         self._topics: list[str] = []
         self._weights: list[Any] = []
+        self._losses: list[Tensor] = []
 
     @property
     def seed(self) -> int:
@@ -328,28 +329,29 @@ class Backend(ABC):
         """Seed torch's host generator, from which shuffles draw."""
         torch.default_generator.manual_seed(step_seed(self.seed, index, stream))
 
-    def weigh(self, loss: Tensor, weight: Any) -> Tensor:
-        """Return a loss whose backward pass also adds up the weights of the window.
+    def weigh(self, weight: Any, loss: Tensor | None = None) -> None:
+        """Note what a batch counts in the window; before its backward pass.
 
         Args:
-            loss: (), of one batch.
-            weight: What it counts; the same unit on all processes.
+            weight: In a unit that all processes have.
+            loss: Its loss, (), if the window's mean is wanted.
         """
         self._weights.append(weight)
-        return loss
+        if loss is not None:
+            self._losses.append(loss.detach() * weight)
 
-    def mean_weight(self) -> Any:
-        """Return the mean over the processes of the weights of the window, and forget them.
+    def window(self) -> tuple[Any, Any]:
+        """Return the sums of the window's weights and weighted losses, averaged over processes.
 
-        Called after the window's last backward pass. Collective, unless the gradients' reduction
-        has brought the weights along.
+        Called after the window's last backward pass; collective, unless the gradients' reduction
+        has brought them along. If there is no loss, the second is 0.
         """
-        weights, self._weights = self._weights, []
-        return sum(weights)
+        return sum(self._weights), sum(self._losses)
 
-    def drop_weights(self) -> None:
-        """Forget the weights of a window that is not completed."""
+    def drop_window(self) -> None:
+        """Forget the window: it is over, or will not be completed."""
         self._weights.clear()
+        self._losses.clear()
 
     def accumulating(self) -> AbstractContextManager[Any]:
         """Return the context of a batch after which the optimizer does not step yet.

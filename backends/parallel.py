@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Module
 from torch.optim import Adafactor, Optimizer
 from typing_extensions import override
 
@@ -34,7 +34,7 @@ from .sharded_norms import clip_grad_norm, clip_grad_value, grad_norm, norms
 from .sharded_state import distribute, is_sharded, own_part, whole
 from .stepping import plain_step
 from .trees import map_tensors
-from .weighed import Weighed, probe_for
+from .weighed import Weighed
 
 _OPERATIONS: Final = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 _WHOLE: Final = frozenset({"Muon", "Rprop"})
@@ -84,7 +84,8 @@ class ParallelBackend(Backend):
         self._data_shard = (0, 1)
         self._module: Module | None = None
         self._model: Module | None = None
-        self._probe: Parameter | None = None
+        self._weighed: Weighed | None = None
+        self._window: tuple[Any, Any] | None = None
         self._accumulating: Callable[[], AbstractContextManager[Any]] | None = None
         super().__init__(**options)
 
@@ -183,18 +184,14 @@ class ParallelBackend(Backend):
     @override
     def place_model(self, model: Module) -> Module:
         self.checkpoint_activations(model)
-        wrapped: Module = model
-        if not (self.has_shards or self.settings.find_unused_parameters):
-            # The search for unused parameters begins at the outputs: it never sees the probe.
-            self._probe = probe_for(model)
-            wrapped = model if self._probe is None else Weighed(model, self._probe)
+        is_copied = not (self.has_shards or self.settings.find_unused_parameters)
+        # The search for unused parameters begins at the outputs: it would not see the weights.
+        self._weighed = Weighed(model) if is_copied and Weighed.takes(model) else None
         module = parallelize(
-            wrapped, self.settings, self.sizes, self.mesh, self.device, self.compile
+            self._weighed or model, self.settings, self.sizes, self.mesh, self.device, self.compile
         )
         self._module, self._model = module, model
         self._accumulating = partial(accumulating, module, model)
-        if self._probe is not None:
-            self._probe = wrapped.probe  # type: ignore[assignment]  # the one on the device
         return module
 
     @override
@@ -226,31 +223,35 @@ class ParallelBackend(Backend):
                     free_gathered(self._model)
 
     @override
-    def weigh(self, loss: Tensor, weight: Any) -> Tensor:
-        probe = self._probe
-        if probe is None:
-            return super().weigh(loss, weight)
-        if isinstance(weight, Tensor):
-            return loss + probe * weight
-        return torch.add(loss, probe, alpha=weight)
+    def weigh(self, weight: Any, loss: Tensor | None = None) -> None:
+        if self._weighed is None:
+            super().weigh(weight, loss)
+        else:
+            self._weighed.weigh(weight, loss)
 
     @override
-    def mean_weight(self) -> Any:
-        probe = self._probe
-        if probe is not None:
-            found, probe.grad = probe.grad, None
-            return found
-        total = super().mean_weight()
-        if not isinstance(total, Tensor):
-            dtype = torch.float64 if self.caps.float64 else torch.float32
-            total = torch.full((), float(total), dtype=dtype, device=self.device)
-        return self.reduce(total, "mean")
+    def window(self) -> tuple[Any, Any]:
+        if self._window is None:
+            self._window = self._sums() if self._weighed is None else self._weighed.sums()
+        return self._window
+
+    def _sums(self) -> tuple[Any, Any]:
+        dtype = torch.float64 if self.caps.float64 else torch.float32
+        found = [
+            value.to(dtype)
+            if isinstance(value, Tensor)
+            else torch.full((), float(value), dtype=dtype, device=self.device)
+            for value in super().window()[: 1 + bool(self._losses)]
+        ]
+        sums = self.reduce(torch.stack(found), "mean").unbind()
+        return sums[0], sums[-1] if len(sums) > 1 else 0
 
     @override
-    def drop_weights(self) -> None:
-        super().drop_weights()
-        if self._probe is not None:
-            self._probe.grad = None
+    def drop_window(self) -> None:
+        super().drop_window()
+        self._window = None
+        if self._weighed is not None:
+            self._weighed.drop()
 
     @override
     def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:

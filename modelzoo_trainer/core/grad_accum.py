@@ -20,6 +20,8 @@ from modelzoo_trainer.errors import CheckpointError, CheckpointMismatch
 if TYPE_CHECKING:
     from modelzoo_trainer.core.backend import Backend
     from modelzoo_trainer.core.dataloader import DataLoaderCallback
+    from modelzoo_trainer.core.logging import Logging
+    from modelzoo_trainer.core.run_schedule import RunSchedule
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.grad_accum")
@@ -63,6 +65,8 @@ class GradientAccumulation(CoreCallback):
         self._is_even = True
         self._backend: Backend | None = None
         self._data: DataLoaderCallback
+        self._logging: Logging
+        self._schedule: RunSchedule
         self._unit: Any = None
         if not self.is_active:
             self.idle_hooks = frozenset(
@@ -78,10 +82,10 @@ class GradientAccumulation(CoreCallback):
     def setup(self, trainer: Trainer) -> None:
         if trainer.backend.world_size > 1:
             self._backend, self._data = trainer.backend, trainer.data
+            self._logging, self._schedule = trainer.logging, trainer.schedule
             if not self.is_active:
                 self.activate()
-                trainer.loss_accum.activate()
-                trainer.rebuild_hooks()
+            trainer.rebuild_hooks()
 
     @override
     def on_enter_fit(
@@ -117,7 +121,7 @@ class GradientAccumulation(CoreCallback):
         self._first = self._sum = 0
         self._is_even = True
         if self._backend is not None:
-            self._backend.drop_weights()
+            self._backend.drop_window()
 
     @override
     def on_train_batch_start(
@@ -170,7 +174,10 @@ class GradientAccumulation(CoreCallback):
             ratio = weight / (self._first * self._expected)
             self._is_even = False
         is_whole = type(ratio) is float and ratio == 1  # not a tensor, which would be read
-        return backend.weigh(loss if is_whole else loss * ratio, ratio)
+        # Of a run without a known end, any window may be the last and be logged.
+        is_logged = self._logging.is_log_window or self._schedule.total_steps is None
+        backend.weigh(ratio, loss if is_logged else None)
+        return loss if is_whole else loss * ratio
 
     def _in_units(self, backend: Backend, weight: Weight) -> Tensor:
         """Return a weight in a unit that all processes have: a power of two, so that it is exact.
@@ -196,7 +203,7 @@ class GradientAccumulation(CoreCallback):
             if self._backend is None:
                 factor = self._first * self._expected / _at_least_one(self._sum)
             else:
-                factor = _inverse(trainer.precision.unscaled(self._backend.mean_weight()))
+                factor = _inverse(self._backend.window()[0])
             grads = [
                 param.grad
                 for group in optimizer.param_groups

@@ -110,15 +110,20 @@ class LossAccumulation(CoreCallback):
             self.log_step_hooks = frozenset({"on_train_step_end"})
         self._train = Mean(double=True)
         self._val = Mean(double=True)
+        self._is_alone = True
 
     def activate(self) -> None:
         """Average whatever `num` is, as batches come in parts; the hook table is made anew."""
-        self.log_step_hooks = frozenset()
+        if self._is_alone:
+            self.log_step_hooks = frozenset()
 
     @override
     def pre_setup(self, trainer: Trainer) -> None:
         double = trainer.backend.caps.float64
         self._train, self._val = Mean(double=double), Mean(double=double)
+        self._is_alone = trainer.backend.world_size == 1
+        if not self._is_alone:  # the losses of a window come with its weights
+            self.log_step_hooks = frozenset({"on_train_step_end"})
 
     @override
     def on_enter_train(
@@ -138,6 +143,11 @@ class LossAccumulation(CoreCallback):
         if not trainer.grad_accum.is_active:
             trainer.log_metrics_dict({"loss": outputs["loss"].detach()})
             return
+        if not self._is_alone:
+            if trainer.should_run_optimizer_step:
+                weight, total = trainer.backend.window()
+                trainer.log_metrics_dict({"loss": _quotient(total, weight)})
+            return
         if (
             not trainer.logging.is_log_window
             and trainer.schedule.total_steps is not None
@@ -146,10 +156,7 @@ class LossAccumulation(CoreCallback):
             return  # of a run without a known end, any window may be the last and be logged
         self._train.add(outputs["loss"], trainer.grad_accum.weight)
         if trainer.should_run_optimizer_step:
-            if trainer.is_log_step:
-                trainer.log_metrics_dict(take_all({"loss": self._train}, trainer.backend))
-            else:
-                trainer.log_metrics(loss=self._train.take())
+            trainer.log_metrics(loss=self._train.take())
 
     @override
     def on_enter_validate(

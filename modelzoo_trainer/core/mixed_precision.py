@@ -159,10 +159,6 @@ class MixedPrecision(Precision):
         super().backward(loss if self.scaler is None else self.scaler.scale(loss))
 
     @override
-    def unscaled(self, value: Any) -> Any:
-        return value if self.scaler is None else value / self._scale()
-
-    @override
     def on_before_optimizer_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:

@@ -33,10 +33,6 @@ class Precision(CoreCallback):
         """Add the loss's gradients."""
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
-    def unscaled(self, value: Any) -> Any:
-        """Return what came out of a backward pass as it is without the loss's scale."""
-        return value
-
     def check_step(self, check: StepCheck | None) -> None:
         """Have the step at hand checked; called in `on_before_optimizer_step`.
 

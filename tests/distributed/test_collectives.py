@@ -31,6 +31,7 @@ IS_LOGGED = [step % LOG_STEPS == 0 for step in range(2, NUM_STEPS + 1)]  # the f
 Sent = tuple[str, int]  # what, and how many elements
 LOSS: Sent = ("allreduce_", 2)  # its sum and its weight
 WEIGHT: Sent = ("allreduce_", 1)
+LOGGED: dict[str, list[Sent]] = {"DDP": [], "FSDP2": [LOSS]}
 
 
 class Partly(Net):
@@ -199,12 +200,12 @@ def test_all_that_is_started_is_noted(
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("engine", list(ENGINES))
-def test_a_step_sends_what_one_by_hand_sends_and_a_log_step_the_loss(
+def test_a_step_sends_what_one_by_hand_sends_and_a_log_step_of_shards_the_loss(
     found: Any, engine: str, accumulate: int
 ) -> None:
     runs = found(engine)
     hand = runs[f"{accumulate} by hand"]
-    assert shapes(runs[f"{accumulate} None"]) == shapes(with_extra(hand, logged=[LOSS]))
+    assert shapes(runs[f"{accumulate} None"]) == shapes(with_extra(hand, logged=LOGGED[engine]))
 
 
 @pytest.mark.parametrize(("accumulate", "counts"), [case for case in CASES if case[1]])
@@ -213,25 +214,23 @@ def test_weights_travel_with_gradients_or_in_one_number(
     found: Any, engine: str, accumulate: int, counts: str
 ) -> None:
     runs = found(engine)
-    every = [] if engine == "DDP" else [WEIGHT]
-    expected = with_extra(runs[f"{accumulate} by hand"], every=every, logged=[LOSS])
+    quiet = [] if engine == "DDP" else [WEIGHT]
+    expected = with_extra(runs[f"{accumulate} by hand"], quiet=quiet, logged=LOGGED[engine])
     assert shapes(runs[f"{accumulate} {counts}"]) == shapes(expected)
 
 
-def test_copies_send_one_number_more_with_their_gradients(found: Any) -> None:
+def test_copies_send_two_numbers_more_with_their_gradients(found: Any) -> None:
     runs = found("DDP")
     sizes = {name: max(size for _, size in runs[name][1]) for name in ("1 by hand", "1 None")}
-    assert sizes["1 None"] == sizes["1 by hand"] + 1
+    assert sizes["1 None"] == sizes["1 by hand"] + 2
 
 
 def test_a_last_batch_that_does_not_divide_costs_copies_nothing(found: Any) -> None:
     runs = found("DDP")
     steps = runs["uneven"]
     assert len(steps) == 2 * NUM_STEPS - 1
-    logged = {idx for idx in range(len(steps)) if (idx + 2) % LOG_STEPS == 0}
     usual = shapes([runs["1 by hand"][-1]])[0]
-    for idx, sent in enumerate(shapes(steps)[1:], 1):
-        assert sent == sorted([*usual, LOSS] if idx in logged else usual)
+    assert shapes(steps)[1:] == [usual] * (len(steps) - 1)
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))
@@ -249,13 +248,13 @@ def test_a_decision_of_all_sends_nothing(found: Any, engine: str) -> None:
     usual = shapes([runs["1 by hand"][-1]])[0]
     assert LOG_STEPS <= len(steps) + 1 < 10_000
     for number, sent in enumerate(steps[1:], 3):
-        assert sent in (usual, sorted([*usual, LOSS])), number
+        assert sent in (usual, sorted([*usual, *LOGGED[engine]])), number
         assert number % LOG_STEPS == 0 or sent == usual, number
 
 
 def test_where_parameters_may_be_unused_weights_are_one_number(tmp_path: Path) -> None:
     for hand, ours in run_ranks(2, with_unused, tmp_path):
-        assert shapes(ours) == shapes(with_extra(hand, every=[WEIGHT], logged=[LOSS]))
+        assert shapes(ours) == shapes(with_extra(hand, quiet=[WEIGHT], logged=[LOSS]))
 
 
 def with_unused(rank: int, folder: Path) -> tuple[list[list[Sent]], list[list[Sent]]]:
@@ -263,9 +262,9 @@ def with_unused(rank: int, folder: Path) -> tuple[list[list[Sent]], list[list[Se
     return by_hand("DDP, unused", 1), ours
 
 
-def with_extra(steps: list[list[Sent]], *, every: Any = (), logged: Any = ()) -> list[list[Sent]]:
+def with_extra(steps: list[list[Sent]], *, quiet: Any = (), logged: Any = ()) -> list[list[Sent]]:
     return [
-        [*sent, *every, *(logged if is_logged else ())]
+        [*sent, *(logged if is_logged else quiet)]
         for sent, is_logged in zip(steps, IS_LOGGED, strict=True)
     ]
 

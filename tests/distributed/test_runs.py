@@ -162,6 +162,7 @@ def _without_agent(port: int, **environ: str | None) -> dict[str, str | None]:
     return {**given, "MASTER_PORT": str(port), **environ}
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_told(tmp_path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -77,7 +77,7 @@ def as_a_launcher_does(workers: Workers) -> list[int | None]:
     [
         ("asynchronous", 2),
         *(pytest.param(name, 4, marks=pytest.mark.slow) for name in PLANS),
-        *(pytest.param(name, 40, marks=pytest.mark.soak) for name in PLANS),
+        *(pytest.param(name, 30, marks=pytest.mark.soak) for name in PLANS),
     ],
 )
 def test_killed_at_random_instants_it_ends_as_if_it_had_not_been(
