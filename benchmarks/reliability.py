@@ -201,7 +201,12 @@ def main() -> int:
     elif options.rows is not None and options.page.exists():
         new = {line(row).rpartition("| `")[2]: line(row) for row in rows}
         old = options.page.read_text(encoding="utf-8").splitlines()
-        lines = [new.get(one.rpartition("| `")[2], one) for one in old]
+        lines = [new.pop(one.rpartition("| `")[2], one) for one in old]
+        first = next(at for at, one in enumerate(lines) if one.startswith("|---")) + 1
+        last = next(at for at in range(first, len(lines)) if not lines[at].startswith("|"))
+        table_lines = [*lines[first:last], *new.values()]
+        table_lines.sort(key=lambda one: int(one.split("|")[1]))
+        lines[first:last] = table_lines
         options.page.write_text("\n".join(lines) + "\n", encoding="utf-8")
     else:
         command = f"python benchmarks/reliability.py{' --long' if options.long else ''}"
