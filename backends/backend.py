@@ -26,6 +26,7 @@ from .reads import Deliver, HostReads, Reads
 from .seeds import GAMMA, MASK, Stream, step_seed, stream_base
 from .stepping import grad_norm, plain_step, plain_zero_grad
 from .trees import map_tensors
+from .weighed import weighted_loss
 
 Precision = Literal["highest", "high", "medium"]
 
@@ -279,6 +280,9 @@ class Backend(ABC):
         if self.activation_checkpointing is not None:
             checkpoint_activations(model, self.activation_checkpointing)
 
+    def share_buffers(self, model: Module) -> None:  # noqa: B027  # right for one process
+        """Give all processes the main one's buffers, as far as they have others. Collective."""
+
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Return an optimizer that fits the device; its parameters are there already."""
         return optimizer
@@ -338,7 +342,8 @@ class Backend(ABC):
         """
         self._weights.append(weight)
         if loss is not None:
-            self._losses.append(loss.detach() * weight)
+            counted = torch.as_tensor(weight, device=loss.device)
+            self._losses.append(weighted_loss(loss, counted))
 
     def window(self) -> tuple[Any, Any]:
         """Return the sums of the window's weights and weighted losses, averaged over processes.

@@ -87,6 +87,7 @@ class ParallelBackend(Backend):
         self._weighed: Weighed | None = None
         self._window: tuple[Any, Any] | None = None
         self._accumulating: Callable[[], AbstractContextManager[Any]] | None = None
+        self._has_stepped = False
         super().__init__(**options)
 
     # ---- life
@@ -154,6 +155,8 @@ class ParallelBackend(Backend):
 
     @override
     def decided(self) -> Sequence[str]:
+        if not self._has_stepped:  # what takes long once may be still to come
+            return self.processes.control.decided()
         groups = [self.mesh.get_group(axis) for axis in self.mesh.mesh_dim_names or ()]
         self.processes.settle(groups if self._data_group is None else [*groups, self._data_group])
         self.decided = self.processes.control.decided  # type: ignore[method-assign]  # the way is free
@@ -195,6 +198,13 @@ class ParallelBackend(Backend):
         return module
 
     @override
+    def share_buffers(self, model: Module) -> None:
+        if self.has_shards:  # a replicated model does so in each forward pass
+            for buffer in model.buffers():
+                if not is_sharded(buffer):
+                    dist.broadcast(buffer, 0)
+
+    @override
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Refuse an optimizer that computes something else from parts of parameters."""
         kind = type(optimizer)
@@ -208,6 +218,11 @@ class ParallelBackend(Backend):
     @override
     def accumulating(self) -> AbstractContextManager[Any]:
         return super().accumulating() if self._accumulating is None else self._accumulating()
+
+    @override
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        super().zero_grad(optimizer)
+        self._has_stepped = True
 
     @override
     def inference(self) -> AbstractContextManager[Any]:

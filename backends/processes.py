@@ -299,7 +299,8 @@ def _started(launch: Launch) -> Processes:
     backend = "gloo"
     if accelerator is not None:
         engine = dist.Backend.default_device_backend_map.get(accelerator.type)
-        if engine is not None:
+        has_own = launch.local_world_size <= torch.accelerator.device_count()
+        if engine is not None and has_own:  # else it is the host that they compute on
             torch.accelerator.set_device_index(launch.local_rank)
             backend = f"cpu:gloo,{accelerator.type}:{engine}"
     try:

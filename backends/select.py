@@ -48,23 +48,7 @@ def make_backend(device: str, options: Mapping[str, Any] | None = None) -> Backe
         BackendError: If the name or an option is unknown.
         BackendUnavailable: If the device is not there.
     """
-    name = device.lower()
-    name = _ALIASES.get(name, name)
-    if name == "auto":
-        name = _find()
-    arguments: dict[str, Any] = {}
-    if name == "tpu" and not _is_installed("torch_tpu"):
-        name, arguments = "xla", {"kind": "tpu"}
-    if name == "xla" and not _is_installed("torch_xla"):
-        raise BackendUnavailable(_without_xla(device))
-    if name in _KNOWN:
-        module, cls_name = _KNOWN[name]
-        cls: type[Backend] = getattr(importlib.import_module(module, __package__), cls_name)
-    elif name in _ACCELERATORS:
-        cls = importlib.import_module(".accelerator", __package__).AcceleratorBackend
-        arguments = {"kind": name}
-    else:
-        raise BackendUnavailable(f"device: {device!r} is not a backend. {_nearest(name)}")
+    name, cls, arguments = _class_of(device)
     is_layered = cls.name in _LAYERED
     given = _checked(cls, dict(options or {}), _SHARED if is_layered else ())
     if not (cls.is_available(name) if name in _ACCELERATORS else cls.is_available()):  # type: ignore[call-arg]
@@ -72,15 +56,38 @@ def make_backend(device: str, options: Mapping[str, Any] | None = None) -> Backe
             f"device: {device!r} was asked for, but torch {_torch_version()} finds {_found()}. "
             f"Use device: cpu or auto, or install a torch build for it."
         )
-    return _layered(cls, arguments, given) if is_layered else cls(**arguments, **given)
-
-
-def _layered(cls: type[Backend], arguments: dict[str, Any], given: dict[str, Any]) -> Backend:
-    """Return a backend, in its form for several processes if this one is not alone."""
     if not _has_others():
-        return _alone(cls, arguments, given)
+        return _alone(cls, arguments, given) if is_layered else cls(**arguments, **given)
+    if not is_layered:
+        raise BackendError(
+            f"device: {device!r} is driven by one process, and this is one of several. Start it "
+            f"without torchrun, or use device: cpu, gpu or auto."
+        )
     layer: type[Backend] = importlib.import_module(".parallel", __package__).LAYERS[cls]
     return layer(**arguments, **given)
+
+
+def _class_of(device: str) -> tuple[str, type[Backend], dict[str, Any]]:
+    """Return a device's plain name, its backend, and what that has to be told."""
+    name = device.lower()
+    name = _ALIASES.get(name, name)
+    if name == "auto":
+        name = _find()
+    arguments: dict[str, Any] = {}
+    cls: type[Backend]
+    if name == "tpu" and not _is_installed("torch_tpu"):
+        name, arguments = "xla", {"kind": "tpu"}
+    if name == "xla" and not _is_installed("torch_xla"):
+        raise BackendUnavailable(_without_xla(device))
+    if name in _KNOWN:
+        module, cls_name = _KNOWN[name]
+        cls = getattr(importlib.import_module(module, __package__), cls_name)
+    elif name in _ACCELERATORS:
+        cls = importlib.import_module(".accelerator", __package__).AcceleratorBackend
+        arguments = {"kind": name}
+    else:
+        raise BackendUnavailable(f"device: {device!r} is not a backend. {_nearest(name)}")
+    return name, cls, arguments
 
 
 def _has_others() -> bool:

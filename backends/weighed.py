@@ -56,8 +56,8 @@ class Weighed(Module):
             return known
         probe = self.probe
         counted = weight.to(probe) if isinstance(weight, Tensor) else probe.new_full((), weight)
-        weighted = counted.new_zeros(()) if loss is None else loss.detach().to(probe) * counted
-        return torch.stack((counted, weighted.reshape(())))
+        weighted = counted.new_zeros(()) if loss is None else weighted_loss(loss.to(probe), counted)
+        return torch.stack((counted, weighted))
 
     def sums(self) -> tuple[Tensor, Tensor]:
         """Return the sums so far; of all processes, on average, if gradients were reduced."""
@@ -68,3 +68,9 @@ class Weighed(Module):
     def drop(self) -> None:
         """Begin another window."""
         self.probe.grad = None
+
+
+def weighted_loss(loss: Tensor, weight: Tensor) -> Tensor:
+    """Return a loss times its weight, (); 0 without weight, as the mean of nothing may be NaN."""
+    product = loss.detach().reshape(()) * weight
+    return torch.where(weight == 0, torch.zeros_like(product), product)

@@ -131,7 +131,10 @@ class Runner:
     def _run_trainer(self, number: int, plan: TrainerPlan, trainer: Any) -> None:
         if self._child is not None:
             self._child.begin_trainer(number, trainer.autorestart)
-        if self.processes is not None and self.processes.launch.restart_count:
+        # Hosts may count differently how often torchrun has started their processes.
+        if self.processes is not None and self.processes.agree(
+            self.processes.launch.restart_count > 0
+        ):
             trainer.autorestart.is_restart = True
 
         def phase() -> Phase:

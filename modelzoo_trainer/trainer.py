@@ -340,7 +340,7 @@ class Trainer(TrainerParts):
             ConfigError: If a dataloader cannot be used, or a glob matches nothing.
             CheckpointError: If a checkpoint cannot be used.
         """
-        paths = self.checkpoint.expand(ckpt_paths)
+        paths = self.backend.broadcast_object(self.checkpoint.expand(ckpt_paths))
         loaders = self.number_val_dataloaders(as_loaders(val_dataloaders))
         self._validate_all(loaders, paths, self._validation_loop(loop), None, True)
 
@@ -501,11 +501,11 @@ class Trainer(TrainerParts):
         except StopTraining:
             raise  # no failure
         except BaseException as error:
+            self.backend.explain(error)  # first: other processes are told, too
             try:
                 self.drain()
             except Exception as late:  # noqa: BLE001  # the first error must win
                 error.add_note(f"values that were under way: {type(late).__name__}: {late}")
-            self.backend.explain(error)
             note_origin(error, self.all_callbacks, self.global_step)
             getattr(self.hooks, f"on_{hook}_exception")(self, error)
             raise

@@ -169,7 +169,8 @@ class SaveBest(Callback):
         arrived, self._arrived = self._arrived, None
         if arrived is None or not trainer.backend.caps.holds_values:
             return
-        value, step = arrived
+        # Of a metric that each process has for itself, the first one's counts.
+        value, step = trainer.backend.broadcast_object(arrived)
         if step != trainer.global_step:
             self._tell_late(step, trainer.global_step)
         elif not math.isfinite(value):
@@ -198,7 +199,9 @@ class SaveBest(Callback):
         name, is_written = backend.broadcast_object(found)
         if not is_written:
             group = backend.process_group
-            part = backend.writable(state) if group is None else part_of(state, backend)
+            if group is not None:
+                trainer.checkpoint.finish(trainer)  # one that is under way speaks in the group
+            part = backend.writable(state) if group is None else part_of(state, trainer)
             if not self._best.write(root / name, part, step, facts, group):
                 return
         self._best.add(name, step, value)

@@ -18,6 +18,7 @@ from modelzoo_trainer.callbacks.step_finding import Batches, StepFinding
 from modelzoo_trainer.core.step_check import StepCheck
 
 if TYPE_CHECKING:
+    from modelzoo_trainer.core.backend import Backend
     from modelzoo_trainer.trainer import Trainer
 
 Report = Callable[["Trainer", StepFinding], None]
@@ -104,7 +105,7 @@ class StepGuard(Callback):
     def on_before_optimizer_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
-        self._loss = self._mean_loss()
+        self._loss = self._mean_loss(trainer.backend)
         bad = self._loss.isfinite().logical_not()
         if self._window is not None:
             self._limit = self._window.limit()
@@ -132,9 +133,12 @@ class StepGuard(Callback):
         trainer.read([check.bad, *known.values()], arrive)
         self.drop_batches()
 
-    def _mean_loss(self) -> Tensor:
+    def _mean_loss(self, backend: Backend) -> Tensor:
         total: Tensor = self._total
         weight = self._weight
+        if backend.world_size > 1:  # that of all: each of them has the same window
+            counted = weight if isinstance(weight, Tensor) else torch.full_like(total, weight)
+            total, weight = backend.reduce(torch.stack((total, counted.to(total)))).unbind()
         if isinstance(weight, Tensor):
             return total / weight.clamp_min(1)
         return total / weight if weight > 1 else total

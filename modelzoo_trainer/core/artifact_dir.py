@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
@@ -13,6 +13,8 @@ from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
+
+_PATIENCE_S: Final = 10.0
 
 
 class ArtifactDir(CoreCallback):
@@ -30,6 +32,8 @@ class ArtifactDir(CoreCallback):
             name = self._make(logs, name)
         trainer.artifact_dir = logs / trainer.backend.broadcast_object(name)
         trainer.summary_dir = trainer.artifact_dir
+        if trainer.backend.world_size > 1:
+            _check_seen(trainer)
 
     def _make(self, logs: Path, name: str) -> str:
         try:
@@ -46,6 +50,23 @@ class ArtifactDir(CoreCallback):
                 f"({error.filename}). Choose a folder that can be written."
             ) from None
         return unique
+
+
+def _check_seen(trainer: Trainer) -> None:
+    """Check that all processes see the folder that the first one has made.
+
+    Raises:
+        ConfigError: In all of them, if one does not.
+    """
+    deadline = time.monotonic() + _PATIENCE_S  # a network's folder may be late
+    while not (is_seen := trainer.artifact_dir.is_dir()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    seen = trainer.backend.gather_object(is_seen)
+    if not all(seen):
+        raise ConfigError(
+            f"model_dir {str(trainer.model_dir)!r} is not one folder: process {seen.index(False)} "
+            f"does not see what process 0 has made there. Choose one that all hosts share."
+        )
 
 
 def _made(folder: Path) -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 STATE_KEY: Final = "__trainer_state__"
-_STACKS: Final = "stacks.txt"
+_STACKS: Final = "stacks{}.txt"
 _NUM_UNSETTLED: Final = 2  # when the second batch has been fetched, the first is done
 _HOOKS: Final = frozenset(
     {
@@ -212,9 +212,10 @@ class AutoRestart(CoreCallback):
         stack.callback(self._leave)
         if self.is_supervised or self.hang_timeout is None:
             return
+        rank = trainer.backend.rank
         watchdog = Watchdog(
             self.position,
-            trainer.artifact_dir / _STACKS,
+            trainer.artifact_dir / _STACKS.format("" if rank == 0 else f"_{rank}"),
             hang_timeout=self.hang_timeout,
             startup_timeout=self.startup_timeout,
         )

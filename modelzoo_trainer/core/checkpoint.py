@@ -179,7 +179,7 @@ class Checkpoint(CoreCallback):
         if path is None:
             return None
         try:
-            return path, checkpointing.load(path)
+            return path, _content(path, trainer)
         except CheckpointError as error:
             log.warning("Passed over %s: %s", path, error)
             return None
@@ -215,7 +215,7 @@ class Checkpoint(CoreCallback):
             if path in others:
                 continue
             try:
-                return path, checkpointing.load(path)
+                return path, _content(path, trainer)
             except CheckpointError as error:
                 log.warning("Passed over %s: %s", path, error)
                 damaged.append(f"  {path.name}: {error}")
@@ -237,7 +237,8 @@ class Checkpoint(CoreCallback):
         """
         listed = checkpointing.list_checkpoints(self.root(trainer))
         pattern = self._pattern()
-        found = [info.path for info in listed if pattern.fullmatch(info.path.name)]
+        own = [info.path for info in listed if pattern.fullmatch(info.path.name)]
+        found: list[Path] = trainer.backend.broadcast_object(own)
         if not found:
             raise ConfigError(
                 f"there is no checkpoint in {str(self.root(trainer))!r} to validate. Name some "
@@ -392,7 +393,7 @@ class Checkpoint(CoreCallback):
         backend = trainer.backend
         path: Path = backend.broadcast_object(self.get_checkpoint_path(trainer))
         group = backend.process_group
-        part = state if group is None else part_of(state, backend)
+        part = state if group is None else part_of(state, trainer)
         self._saving.points_latest = backend.is_main
         self._saving.save(path, part, trainer.global_step, wait=wait, group=group)
         self._saved_step = trainer.global_step
@@ -416,6 +417,7 @@ class Checkpoint(CoreCallback):
         found, self._found = self._found, None
         group = trainer.backend.process_group
         if group is not None and not checkpointing.holds_weights(path) and path.exists():
+            self._saving.settle()  # one that is under way speaks in the same group
             state = checkpointing.load_like(path, like_of(trainer), process_group=group)
         elif found is not None and found[0] == path:
             state = found[1]
@@ -431,6 +433,20 @@ class Checkpoint(CoreCallback):
         log.info("Loaded checkpoint %s.", path)
         self._begun = path.resolve(), state.get("global_step")
         return state
+
+
+def _content(path: Path, trainer: Trainer) -> StateDict:
+    """Verify a checkpoint and return its content; nothing, if several processes will load it.
+
+    Raises:
+        CheckpointError: If it is not intact.
+    """
+    if trainer.backend.process_group is None:
+        return checkpointing.load(path)
+    problems = checkpointing.verify(path)
+    if problems:
+        raise CheckpointError("; ".join(problems))
+    return {}
 
 
 def _fields_of(name: str) -> list[tuple[str | None, str | None, str | None]]:

@@ -53,6 +53,7 @@ class Times:
 
     def start(self) -> None:
         """Count the minutes from now."""
+        self._is_asked = False
         if self._interval_s is not None:
             self._next_s = time.monotonic() + self._interval_s
 

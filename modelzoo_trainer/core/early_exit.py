@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
@@ -22,6 +23,7 @@ SAVE: Final = "save"
 """What a process proposes whose clock says that a checkpoint is due."""
 _STOP: Final = "stop "
 _INTERRUPT: Final = "interrupt "
+_RUNS: Final = count(1)  # of all trainers: what one has proposed, the next may hear
 
 
 class ExitHandle:
@@ -57,7 +59,7 @@ class EarlyExit(CoreCallback):
         self._interruption: str | None = None
         self._conditions: list[Callable[[], bool]] = []
         self._depth = 0
-        self._num_runs = 0
+        self._run = 0
         self._shared: Backend | None = None
         self._proposed: set[str] = set()
 
@@ -92,7 +94,7 @@ class EarlyExit(CoreCallback):
             reason: Why, for the log.
         """
         if self._shared is not None:
-            self._propose(self._shared, f"{_STOP}{self._num_runs}:{reason}")
+            self._propose(self._shared, f"{_STOP}{self._run}:{reason}")
             return
         self._asked = self._asked or reason
         self.is_asked = True
@@ -104,7 +106,8 @@ class EarlyExit(CoreCallback):
             name: By what: a signal's name such as "SIGINT", "stop file", "max_time".
         """
         if self._shared is not None:
-            self._propose(self._shared, f"{_INTERRUPT}{name}")
+            run = "" if name.startswith("SIG") else self._run  # a signal is for whatever runs
+            self._propose(self._shared, f"{_INTERRUPT}{run}:{name}")
             return
         self._interruption = self._interruption or name
         self.stop(name)
@@ -180,7 +183,7 @@ class EarlyExit(CoreCallback):
 
     def _enter(self, trainer: Trainer, stack: ExitStack) -> None:
         if self._depth == 0:
-            self._num_runs += 1
+            self._run = next(_RUNS)
             self._proposed.clear()
             self._shared = trainer.backend if trainer.backend.world_size > 1 else None
             self._interruption = None
@@ -218,10 +221,12 @@ class EarlyExit(CoreCallback):
         """Take in what all processes are told of at this decision point."""
         if topic == SAVE:
             trainer.checkpoint.ask()
-        elif topic.startswith(_INTERRUPT):
-            self._interruption = self._interruption or topic.removeprefix(_INTERRUPT)
-            self._asked = self._asked or self._interruption
-        elif topic.startswith(_STOP):
-            run, _, reason = topic.removeprefix(_STOP).partition(":")
-            if run == str(self._num_runs):  # not one that has come to its end before it was heard
-                self._asked = self._asked or reason
+            return
+        is_interruption = topic.startswith(_INTERRUPT)
+        told = topic.removeprefix(_INTERRUPT if is_interruption else _STOP)
+        run, _, reason = told.partition(":")
+        if run not in ("", str(self._run)):  # of one that was over before it was heard
+            return
+        if is_interruption:
+            self._interruption = self._interruption or reason
+        self._asked = self._asked or reason

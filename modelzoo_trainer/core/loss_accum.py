@@ -29,6 +29,8 @@ class Mean:
     def add(self, value: Tensor, weight: Any) -> None:
         """Add a value without dimensions, with its weight."""
         term = value.detach().to(self._dtype) * weight
+        if isinstance(weight, Tensor):  # the mean of no items is NaN, and counts nothing
+            term = torch.where(weight == 0, torch.zeros_like(term), term)
         self._sum = term if self._sum is None else self._sum + term
         self._weight = self._weight + weight
 

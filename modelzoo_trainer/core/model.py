@@ -75,6 +75,7 @@ class ModelCallback(CoreCallback):
     ) -> None:
         stack.callback(_restore_modes, [(part, part.training) for part in trainer.model.modules()])
         trainer.model.eval()
+        trainer.backend.share_buffers(trainer.model)
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:

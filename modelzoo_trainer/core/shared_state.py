@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
+from modelzoo_trainer.checkpointing.parameter_names import uncompiled
 from modelzoo_trainer.core.backend import Backend
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 _OF_ALL: Final = ("model", "optimizer")  # the same on all processes, or their parts of it
 
 
-def part_of(state: Mapping[str, Any], backend: Backend) -> Mapping[str, Any]:
+def part_of(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, Any]:
     """Return what this process has to write.
 
     The first process writes all it has. The others write with it what is large, and alone what
@@ -24,12 +25,20 @@ def part_of(state: Mapping[str, Any], backend: Backend) -> Mapping[str, Any]:
 
     Args:
         state: All that this process has.
-        backend: Knows which process it is.
+        trainer: Whose state it is; its backend knows which process this is.
     """
+    backend = trainer.backend
     if backend.is_main:
         return state
+    params = {uncompiled(name) for name, _ in trainer.model.named_parameters()}
     own = (f"host_{backend.rank}", f"loader_{backend.data_shard[0]}")
     part = {key: value for key, value in state.items() if key in _OF_ALL}
+    if "model" in part:  # of buffers each process may have others: those of the first count
+        part["model"] = {
+            name: value
+            for name, value in part["model"].items()
+            if name in params or (isinstance(value, Tensor) and backend.is_shared(value))
+        }
     for key, value in state.items():
         if key not in _OF_ALL:
             kept = _kept(value, own, backend)
