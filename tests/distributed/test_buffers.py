@@ -44,7 +44,10 @@ def fit(rank: int, folder: Path, backend: Any, max_steps: int) -> dict[str, Any]
     }
 
 
-@pytest.mark.parametrize("backend", [{}, {"parallel": {"shard": 2}}], ids=["DDP", "FSDP2"])
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param({}, id="DDP", marks=pytest.mark.slow), pytest.param({"parallel": {"shard": 2}})],
+)
 def test_a_run_goes_on_with_those_of_the_first_process(tmp_path, backend) -> None:
     whole = run_ranks(2, fit, tmp_path / "whole", backend, 6)
     parts = run_ranks(2, fit, tmp_path / "parts", backend, 4)

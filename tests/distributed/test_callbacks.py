@@ -127,6 +127,7 @@ def stopping_at_metrics() -> list[Any]:
     return [StopAtMetrics()]
 
 
+@pytest.mark.slow
 def test_a_stop_by_a_metric_of_all_stops_all(tmp_path) -> None:
     options = {"epochs": 200, "backend": {}, "eval_frequency": 6}
     found = run_ranks(2, fit, tmp_path, stopping_at_metrics, options)
@@ -154,6 +155,7 @@ def nothing() -> list[Any]:
     return []
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_the_clock_wants_is_written_at_one_step(tmp_path) -> None:
     options = {"epochs": 60, "backend": {}, "checkpoint": {"minutes": 1e-3}, "eval_frequency": None}
     found = run_ranks(2, fit, tmp_path, nothing, options)

@@ -67,6 +67,7 @@ def test_fillers_are_what_is_missing_to_a_sample_for_each(count: int) -> None:
     assert num_fillers == [max(count - left, 0) if left else 0 for left in rest]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_load_the_same(workers: int) -> None:
     cases = [{"num": 23, "size": 3, "shuffle": True, "workers": workers}]
@@ -173,6 +174,7 @@ def test_all_split_a_batch_into_the_same_number_of_parts(count: int) -> None:
         assert all(len(values) <= 2 for part in parts for _, values, _, _ in part)
 
 
+@pytest.mark.slow
 @ranks
 def test_iterables_split_batches_of_unequal_size_into_as_many_parts(count: int) -> None:
     cases = [{"lengths": [2, 1, 3, 2], "micro_batch_size": 3, "size": 7}]

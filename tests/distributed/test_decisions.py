@@ -83,10 +83,11 @@ def test_in_lockstep_all_processes_return_the_same_topics_at_the_same_points() -
 
 
 def test_processes_that_drift_apart_return_the_same_topics_at_the_same_points() -> None:
-    found = run_ranks(4, _drifting, 40)
+    # Few rounds: the slowest has to come to where the fastest was, so each takes longer.
+    found = run_ranks(4, _drifting, 8)
 
     assert found[0] == found[1] == found[2] == found[3]
-    assert len(found[0]) == 40
+    assert len(found[0]) == 8
 
 
 def _signalled(rank: int) -> list[tuple[int, tuple[str, ...]]]:

@@ -159,6 +159,7 @@ def test_a_process_that_was_stopped_is_taken_for_lost(tmp_path, undisturbed, whe
     run.goes_on(undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "where", [pytest.param(where, marks=pytest.mark.slow) for where in PLACES[:2]] + [PLACES[2]]
 )
@@ -223,6 +224,7 @@ def test_a_signal_ends_all_at_the_same_step_and_the_run_goes_on_from_there(
     assert begins == ["0", str(step)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "where", "rank"),
     [

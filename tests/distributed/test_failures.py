@@ -74,6 +74,7 @@ def _all_fail(rank: int) -> Failure:
     return failure
 
 
+@pytest.mark.slow
 def test_of_many_failures_all_processes_name_the_same_first_one() -> None:
     found = run_ranks(4, _all_fail)
 
@@ -110,6 +111,7 @@ def _all_lost(rank: int) -> Failure:
     return failure
 
 
+@pytest.mark.slow
 def test_a_lost_connection_without_another_cause_is_the_failure() -> None:
     found = run_ranks(2, _all_lost)
 
@@ -260,7 +262,7 @@ def test_a_hang_shows_where_every_process_is(tmp_path: Path) -> None:
 
 
 def _leaves(rank: int) -> Failure | None:
-    store, control = _control(rank, alive_timeout=1.0)
+    store, control = _control(rank, alive_timeout=5.0)
     _all_ready(store, 3)
     control.stop()
     return control.failure
@@ -282,6 +284,7 @@ def _goes_early(rank: int) -> Failure | None:
     return found
 
 
+@pytest.mark.slow
 def test_a_process_that_has_said_good_bye_may_end_before_the_others() -> None:
     assert run_ranks(3, _goes_early) == [None] * 3
 

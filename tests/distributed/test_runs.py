@@ -98,7 +98,7 @@ WRONG = {
     ),
     "different": (
         [[], ["init.seed=8"]],
-        r"process 1: the configuration of process 1 is not that of process 0: 'seed: 8' instead "
+        r"process \d: the configuration of process 1 is not that of process 0: 'seed: 8' instead "
         r"of 'seed: 7'\. Start all with the same file and options\.",
     ),
     "misspelt": ([[], ["init.sed=8"]], r"process 1: .*init\.sed: no such key.*'seed'\?"),

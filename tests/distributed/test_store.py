@@ -98,6 +98,7 @@ def test_without_an_agent_the_first_process_hosts_the_port_that_is_given() -> No
     assert run_ranks(3, _meet_without_agent, port) == [b"hello"] * 3
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_named_and_every_process_ends() -> None:
     with socket.socket() as other:
         other.bind(("", 0))

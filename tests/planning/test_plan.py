@@ -152,6 +152,7 @@ def test_the_memory_of_a_real_process_is_what_was_said(figures: Measure, own_fil
     assert found["memory"] == pytest.approx(figures(1).peak_bytes, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 def test_the_memory_of_two_real_replicas_is_what_was_said(figures: Measure, own_file: Path) -> None:
     found = run_ranks(2, train_and_watch, own_file, [])
@@ -160,6 +161,7 @@ def test_the_memory_of_two_real_replicas_is_what_was_said(figures: Measure, own_
     assert max(one["sent"] for one in found) == pytest.approx(all_sent(figures(2)), rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 def test_what_two_real_shards_send_is_what_was_said(figures: Measure, own_file: Path) -> None:
     found = run_ranks(2, train_and_watch, own_file, [SHARD])
