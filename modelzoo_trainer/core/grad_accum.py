@@ -182,7 +182,7 @@ class GradientAccumulation(CoreCallback):
     def _in_units(self, backend: Backend, weight: Weight) -> Tensor:
         """Return a weight in a unit that all processes have: a power of two, so that it is exact.
 
-        It is that of the first process's first batch. Collective, once.
+        It is that of the largest first batch. Collective, once.
         """
         dtype = torch.float64 if backend.caps.float64 else torch.float32
         if isinstance(weight, Tensor):
