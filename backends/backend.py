@@ -342,8 +342,7 @@ class Backend(ABC):
         """
         self._weights.append(weight)
         if loss is not None:
-            counted = torch.as_tensor(weight, device=loss.device)
-            self._losses.append(weighted_loss(loss, counted))
+            self._losses.append(weighted_loss(loss, weight))
 
     def window(self) -> tuple[Any, Any]:
         """Return the sums of the window's weights and weighted losses, averaged over processes.

@@ -70,7 +70,10 @@ class Weighed(Module):
         self.probe.grad = None
 
 
-def weighted_loss(loss: Tensor, weight: Tensor) -> Tensor:
+def weighted_loss(loss: Tensor, weight: Any) -> Tensor:
     """Return a loss times its weight, (); 0 without weight, as the mean of nothing may be NaN."""
     product = loss.detach().reshape(()) * weight
-    return torch.where(weight == 0, torch.zeros_like(product), product)
+    nothing = torch.zeros_like(product)
+    if isinstance(weight, Tensor):
+        return torch.where(weight == 0, nothing, product)
+    return product if weight else nothing
