@@ -45,12 +45,6 @@ class FakeProcesses:
             local_rank=0,
             world_size=world_size,
             local_world_size=world_size,
-            run_id="on paper",
-            restart_count=0,
-            max_restarts=0,
-            host="",
-            port=0,
-            uses_agent_store=False,
         )
         self.rank = self.local_rank = 0
         self.world_size = world_size

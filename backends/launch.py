@@ -35,12 +35,12 @@ class Launch:
     local_rank: int
     world_size: int
     local_world_size: int
-    run_id: str
-    restart_count: int
-    max_restarts: int
-    host: str
-    port: int
-    uses_agent_store: bool
+    run_id: str = ""
+    restart_count: int = 0
+    max_restarts: int = 0
+    host: str = ""
+    port: int = 0
+    uses_agent_store: bool = False
 
 
 def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:

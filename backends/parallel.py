@@ -82,7 +82,6 @@ class ParallelBackend(Backend):
         self.timeout_s = check_timeout(timeout)
         self._processes: Processes | None = None
         self._data_shard = (0, 1)
-        self._module: Module | None = None
         self._model: Module | None = None
         self._weighed: Weighed | None = None
         self._window: tuple[Any, Any] | None = None
@@ -193,7 +192,7 @@ class ParallelBackend(Backend):
         module = parallelize(
             self._weighed or model, self.settings, self.sizes, self.mesh, self.device, self.compile
         )
-        self._module, self._model = module, model
+        self._model = model
         self._accumulating = partial(accumulating, module, model)
         return module
 

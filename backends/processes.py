@@ -280,12 +280,6 @@ def _adopted() -> Processes | None:
             local_rank=int(os.environ.get("LOCAL_RANK", "0")),
             world_size=num,
             local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(num))),
-            run_id="",
-            restart_count=0,
-            max_restarts=0,
-            host="",
-            port=0,
-            uses_agent_store=False,
         )
     store = dist.distributed_c10d._get_default_store()
     return Processes(launch, PrefixStore("modelzoo_trainer", store), is_own=False)

@@ -41,6 +41,13 @@ class DiskError(CheckpointError):
     """A disk has refused a checkpoint, in this process or in another one."""
 
 
+def is_refusal_of_disk(error: BaseException) -> bool:
+    """Return whether it is a disk that has refused a checkpoint, and no mistake."""
+    return isinstance(error, DiskError) or (
+        isinstance(error, CheckpointError) and isinstance(error.__cause__, OSError)
+    )
+
+
 class StopTraining(ModelZooError):
     """Ends a run in order, from wherever it is raised: at the next step boundary.
 

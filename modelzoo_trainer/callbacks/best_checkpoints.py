@@ -12,7 +12,7 @@ from typing import Any
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.callbacks.checkpoint_files import remove
-from modelzoo_trainer.errors import CheckpointError, DiskError
+from modelzoo_trainer.errors import CheckpointError, is_refusal_of_disk
 
 log = logging.getLogger("modelzoo_trainer.checkpoint")
 
@@ -96,7 +96,7 @@ class BestCheckpoints:
             else:
                 checkpointing.save_sharded(path, state, step=step, facts=facts, process_group=group)
         except CheckpointError as error:
-            if not isinstance(error, DiskError) and not isinstance(error.__cause__, OSError):
+            if not is_refusal_of_disk(error):
                 raise
             log.error("NO BEST CHECKPOINT WAS WRITTEN at step %d: %s", step, error)
             return False

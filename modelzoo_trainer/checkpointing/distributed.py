@@ -43,7 +43,7 @@ from modelzoo_trainer.checkpointing.shard_writing import (
     write_share,
 )
 from modelzoo_trainer.checkpointing.sharded import dtype_of
-from modelzoo_trainer.errors import CheckpointError, DiskError
+from modelzoo_trainer.errors import CheckpointError, DiskError, is_refusal_of_disk
 
 __all__ = [
     "CheckpointReader",
@@ -120,7 +120,7 @@ class CheckpointWriter(StorageWriter):
         try:
             self._draft = Draft(self.path)
         except CheckpointError as error:
-            if isinstance(error.__cause__, OSError):
+            if is_refusal_of_disk(error):
                 raise DiskError(str(error)) from error.__cause__
             raise
         self._world_size = len(plans)
@@ -166,7 +166,7 @@ class CheckpointWriter(StorageWriter):
             draft.commit(step=self.step, facts=self.facts)
         except BaseException as error:
             draft.discard()
-            if isinstance(error, CheckpointError) and isinstance(error.__cause__, OSError):
+            if is_refusal_of_disk(error):
                 raise DiskError(str(error)) from error.__cause__  # others get it without the cause
             raise
         self._draft = None

@@ -19,7 +19,12 @@ from modelzoo_trainer.core.checkpoint_saving import Saving, prepare
 from modelzoo_trainer.core.checkpoint_times import Times
 from modelzoo_trainer.core.run_lock import FolderLock
 from modelzoo_trainer.core.shared_state import like_of, part_of
-from modelzoo_trainer.errors import CheckpointError, CheckpointMismatch, ConfigError, DiskError
+from modelzoo_trainer.errors import (
+    CheckpointError,
+    CheckpointMismatch,
+    ConfigError,
+    is_refusal_of_disk,
+)
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -340,7 +345,7 @@ class Checkpoint(CoreCallback):
 
     def _tell(self, trainer: Trainer, error: CheckpointError) -> None:
         """Report a checkpoint that the disk has refused; anything else is a mistake, and raised."""
-        if not isinstance(error, DiskError) and not isinstance(error.__cause__, OSError):
+        if not is_refusal_of_disk(error):
             raise error
         self._saved_step = None
         self.times.start()
