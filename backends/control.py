@@ -214,6 +214,7 @@ class Control:
                     dump_stacks(self.rank, failure)
                 self._is_known.set()
                 self._decisions.abort(failure)
+                self._beats.kill_halted()
             return self.failure
 
     def _lose_store(self) -> None:
@@ -275,9 +276,14 @@ class Control:
         while not self._is_known.wait(_LOOK_S):
             if self._is_leaving.is_set() or self._has_ended.is_set():
                 return
-            if patience.is_over(self._num_trips, self._beats.patience_with(0)):
-                self._learn(silent(0, self._alive_timeout, self.rank))
-                self._beats.kill(0)
+            failure = self._beats.who_is_halted()
+            if failure is not None:
+                self._to_say.put({"what": board.FAIL, **failure.as_entry()})
+            elif patience.is_over(self._num_trips, self._beats.patience_with(0)):
+                failure = silent(0, self._alive_timeout, self.rank)
+            if failure is not None:
+                self._learn(failure)
+                self._beats.kill(failure.rank)
         if not self._is_leaving.wait(self._grace) and self.failure is not None:
             if self.last_words is None:
                 with suppress(Exception):

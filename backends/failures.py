@@ -79,6 +79,12 @@ def silent(rank: int, seconds: float, reporter: int) -> Failure:
     return Failure(rank, message, kind="lost", reporter=reporter)
 
 
+def halted(rank: int, seconds: float, reporter: int) -> Failure:
+    """Return that a signal has stopped a process for too long, as another one reports."""
+    message = f"process {rank} was stopped by a signal, and not continued for {seconds:g} s"
+    return Failure(rank, message, kind="lost", reporter=reporter)
+
+
 def dump_stacks(rank: int, failure: Failure) -> None:
     """Write the stacks of all threads to standard error."""
     head = f"--- stacks of process {rank} ({json.dumps(str(failure))}):\n"

@@ -160,11 +160,14 @@ def _let_replicas_be_fake(undo: ExitStack) -> None:
     """
     from torch.nn.parallel import distributed as replicated
 
+    from . import parallelize
+
     def nothing(*args: Any, **kwargs: Any) -> None:
         pass
 
     _replace(undo, replicated, "_verify_param_shape_across_processes", nothing)
     _replace(undo, replicated, "_sync_module_states", nothing)
+    _replace(undo, parallelize, "settle_buckets", nothing)
 
     assign = _INNER._compute_bucket_assignment_by_size
 

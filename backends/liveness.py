@@ -70,6 +70,11 @@ class Identity:
         found = _stat(self.pid)
         return found is None or found[0] in "ZX" or found[1] != self.born
 
+    def is_halted(self) -> bool:
+        """Return whether the process was stopped by a signal, so that it can be continued."""
+        found = _stat(self.pid) if self.is_here() else None
+        return found is not None and found[0] == "T" and found[1] == self.born
+
     def work(self) -> str | None:
         """Return what grows while the process does something; None if that is not known."""
         found = _stat(self.pid) if self.is_here() else None

@@ -126,10 +126,40 @@ def _copy(
     temporary = [name for name, _ in model.named_buffers() if name not in saved]
     # What torch's `_set_params_and_buffers_to_ignore_for_model` sets.
     model._ddp_params_and_buffers_to_ignore = temporary  # type: ignore[assignment]
-    return DistributedDataParallel(
+    replica = DistributedDataParallel(
         model,
         device_ids=None if device.type == "cpu" else [device],
         process_group=mesh.get_group("replicate"),
         gradient_as_bucket_view=True,
         find_unused_parameters=settings.find_unused_parameters,
     )
+    if not settings.find_unused_parameters:
+        settle_buckets(replica)
+    return replica
+
+
+def settle_buckets(replica: DistributedDataParallel) -> None:
+    """Have gradients packed from the first step on as in all later ones, by a pass of zeros.
+
+    Torch packs them anew after a process's first backward pass. Where in a message a number is
+    decides the order in which more than two processes add it up: unless all steps pack alike, the
+    first step after a restart has other bits than the same step without. Collective.
+    """
+    model = replica.module
+    replica.module = _Nothing()
+    try:
+        replica()  # prepares a backward pass
+    finally:
+        replica.module = model
+    sparse = {id(module.weight) for module in model.modules() if getattr(module, "sparse", False)}
+    for param in reversed([param for param in model.parameters() if param.requires_grad]):
+        zeros = torch.zeros_like(param)
+        torch.autograd.backward([param], [zeros.to_sparse(1) if id(param) in sparse else zeros])
+    replica.zero_grad(set_to_none=True)
+
+
+class _Nothing(Module):
+    """Stands for a model whose gradients come from elsewhere."""
+
+    def forward(self) -> None:
+        pass

@@ -10,11 +10,12 @@ from typing import Final
 
 from torch._C._distributed_c10d import Store
 
-from .failures import Failure, gone, silent
+from .failures import Failure, gone, halted, silent
 from .liveness import Identity, Patience, own_identity
 
 _LEFT: Final = b"left"
 _FAR_AWAY: Final = 4.0
+_HALTED_S: Final = 3.0
 _ROLL_CALL_S: Final = 1.2
 _PAUSE_S: Final = 0.1
 
@@ -42,6 +43,8 @@ class Heartbeats:
         self._limit_s = limit_s
         self._interval_s = interval_s
         self._num_beats = 0
+        self._num_looks = 0
+        self._halts = Patience(_HALTED_S, interval_s)
         self._has_left = False
         self._identities: dict[int, Identity] = {}
         self._watch((rank + 1) % world_size)
@@ -88,10 +91,31 @@ class Heartbeats:
         self._has_left = True
         self._store.set(f"alive/{self._rank}", _LEFT.decode())
 
+    def who_is_halted(self) -> Failure | None:
+        """Return that a process of this host was stopped by a signal some seconds ago.
+
+        The store, which may not answer, is not asked. A process that is held by a library gives no
+        signs either, but this one has to be woken by somebody.
+        """
+        halted_ranks = self._halted_ranks()
+        rank = halted_ranks[0] if halted_ranks else None
+        self._num_looks += 1
+        is_over = self._halts.is_over(self._num_looks if rank is None else f"process {rank}")
+        return halted(rank, _HALTED_S, self._rank) if rank is not None and is_over else None
+
+    def _halted_ranks(self) -> list[int]:
+        known = self._identities.copy()  # the other thread gets to know more
+        return [rank for rank in known if rank != self._rank and known[rank].is_halted()]
+
     def kill(self, rank: int) -> None:
         """Kill a process of this host that gives no signs: it may only be stopped."""
         if rank != self._rank and rank in self._identities:
             self._identities[rank].kill()
+
+    def kill_halted(self) -> None:
+        """Kill those of this host that were stopped by a signal: they cannot end by themselves."""
+        for rank in self._halted_ranks():
+            self.kill(rank)
 
     def _watch(self, rank: int) -> None:
         self._peer = rank

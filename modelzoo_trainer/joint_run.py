@@ -74,11 +74,12 @@ class JointRun:
     def _fail(self, error: BaseException) -> int:
         first = self._processes.fail_by(error)
         rank = self._processes.rank
-        if first.rank == first.teller == rank and not self._is_told:
+        is_first = first.kind == "hang" or first.message == _describe(error)[0]
+        if is_first and first.rank == first.teller == rank and not self._is_told:
             self._is_told = True
             say(str(first) if first.kind == "hang" else f"process {rank} has failed:")
             sys.excepthook(type(error), error, error.__traceback__)
-        else:
+        elif first.kind != "stop":  # whoever has sent the signal knows
             self._say_last(first)
         return first.code
 

@@ -107,13 +107,13 @@ def wrap(engine: str) -> nn.Module:
 
 
 def by_hand(engine: str, accumulate: int) -> list[list[Sent]]:
-    """Return what each step sends, from the second on."""
+    """Return what each step sends once torch has packed the gradients of copies anew."""
     module = wrap(engine)
     optimizer = torch.optim.AdamW(module.parameters())
     batch = next(iter(loader(BATCH)))
     steps = []
     with Messages() as messages:
-        for _ in range(NUM_STEPS):
+        for _ in range(NUM_STEPS + 1):
             for part in range(1, accumulate + 1):
                 is_last = part == accumulate
                 if isinstance(module, FSDPModule):
@@ -125,7 +125,7 @@ def by_hand(engine: str, accumulate: int) -> list[list[Sent]]:
             optimizer.step()
             optimizer.zero_grad()
             steps.append(messages.take())
-    return steps[1:]
+    return steps[2:]
 
 
 def by_trainer(

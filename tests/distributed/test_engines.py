@@ -52,6 +52,27 @@ def test_it_equals_one_process_with_the_whole_batch(name: str) -> None:
     assert max(expected["clipped"]) < 0.3 + 1e-6
 
 
+def _same_steps(rank: int) -> list[list[Any]]:
+    """Return the gradients of equal steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Embedding(7, 5, sparse=True), nn.Linear(5, 33), nn.Tanh(), nn.Linear(33, 3)
+    )
+    module, _ = spread(model, {})
+    grads = []
+    for _ in range(3):
+        module.zero_grad()
+        module(torch.tensor([rank, 5, 6])).square().sum().backward()
+        grads.append([param.grad.to_dense().tolist() for param in model.parameters()])
+    return grads
+
+
+def test_the_first_step_adds_up_in_the_order_of_all_others() -> None:
+    for first, *others in run_ranks(3, _same_steps):
+        assert any(map(any, first[1]))
+        assert others == [first] * 2
+
+
 @pytest.mark.parametrize("name", ["copies", "sharded", pytest.param("split, copies", marks=SLOW)])
 def test_batches_can_be_accumulated(name: str) -> None:
     num, options = ARRANGEMENTS[name]
