@@ -147,6 +147,7 @@ def settle_buckets(replica: DistributedDataParallel) -> None:
     """
     model = replica.module
     replica.module = _Nothing()
+    replica.require_forward_param_sync = False  # of buffers, in this call
     try:
         replica()  # prepares a backward pass
     finally:

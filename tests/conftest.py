@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,6 +21,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the files of tests/golden anew"
     )
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks for what was asked for
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    lines = (_HERE / "slow.txt").read_text(encoding="ascii").splitlines()[1:]
+    patterns = {line: re.compile(re.escape(line).replace(r"\*", ".*")) for line in lines}
+    by_file: dict[str, list[str]] = {}
+    for line in lines:
+        by_file.setdefault(line.partition("::")[0], []).append(line)
+    seen, stale = set(), set()
+    for item in items:
+        file = item.path.relative_to(_HERE).as_posix()
+        stale.update(by_file.get(file, ()))
+        for line in by_file.get(file, ()):
+            if patterns[line].fullmatch(f"{file}::{item.name}"):
+                item.add_marker(pytest.mark.slow)
+                seen.add(line)
+    if stale - seen and not any("::" in arg for arg in config.args):
+        raise pytest.UsageError(f"tests/slow.txt names no test by {sorted(stale - seen)}")
 
 
 def pytest_sessionstart() -> None:

@@ -22,6 +22,7 @@ from tests.distributed.ranks import run_ranks
 from tests.distributed.training import Net, loader
 
 ENGINES = {"DDP": {}, "FSDP2": {"parallel": {"shard": -1}}}
+EACH = ["DDP", pytest.param("FSDP2", marks=pytest.mark.slow)]
 UNUSED = {"find_unused_parameters": True}
 OPTIONS = ENGINES | {"DDP, unused": UNUSED}
 CASES = [(1, None), (1, "int"), (1, "tensor"), (3, None), (3, "tensor")]
@@ -188,7 +189,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
 
 
 @pytest.mark.parametrize(("accumulate", "counts"), CASES)
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("engine", EACH)
 def test_all_that_is_started_is_noted(
     found: Any, engine: str, accumulate: int, counts: str | None
 ) -> None:
@@ -199,7 +200,7 @@ def test_all_that_is_started_is_noted(
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("engine", EACH)
 def test_a_step_sends_what_one_by_hand_sends_and_a_log_step_of_shards_the_loss(
     found: Any, engine: str, accumulate: int
 ) -> None:
@@ -209,7 +210,7 @@ def test_a_step_sends_what_one_by_hand_sends_and_a_log_step_of_shards_the_loss(
 
 
 @pytest.mark.parametrize(("accumulate", "counts"), [case for case in CASES if case[1]])
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("engine", EACH)
 def test_weights_travel_with_gradients_or_in_one_number(
     found: Any, engine: str, accumulate: int, counts: str
 ) -> None:
@@ -233,7 +234,7 @@ def test_a_last_batch_that_does_not_divide_costs_copies_nothing(found: Any) -> N
     assert shapes(steps)[1:] == [usual] * (len(steps) - 1)
 
 
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("engine", EACH)
 def test_default_callbacks_send_nothing_between_log_steps(found: Any, engine: str) -> None:
     runs = found(engine)
     hand, defaults = shapes(runs["1 by hand"]), shapes(runs["defaults"])
@@ -241,7 +242,7 @@ def test_default_callbacks_send_nothing_between_log_steps(found: Any, engine: st
     assert [defaults[idx] for idx in quiet] == [hand[idx] for idx in quiet]
 
 
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("engine", EACH)
 def test_a_decision_of_all_sends_nothing(found: Any, engine: str) -> None:
     runs = found(engine)
     steps = shapes(runs["stopped"])
