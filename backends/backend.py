@@ -344,6 +344,14 @@ class Backend(ABC):
         if loss is not None:
             self._losses.append(weighted_loss(loss, weight))
 
+    def backward(self, loss: Tensor) -> None:
+        """Add a loss's gradients.
+
+        Args:
+            loss: As it is to be differentiated: scaled, weighted, ().
+        """
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
     def window(self) -> tuple[Any, Any]:
         """Return the sums of the window's weights and weighted losses, averaged over processes.
 

@@ -244,6 +244,13 @@ class ParallelBackend(Backend):
             self._weighed.weigh(weight, loss)
 
     @override
+    def backward(self, loss: Tensor) -> None:
+        if self._weighed is None:
+            super().backward(loss)
+        else:
+            self._weighed.backward(loss)
+
+    @override
     def window(self) -> tuple[Any, Any]:
         if self._window is None:
             self._window = self._sums() if self._weighed is None else self._weighed.sums()

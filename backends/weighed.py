@@ -25,6 +25,7 @@ class Weighed(Module):
         dtype = next(param.dtype for param in model.parameters() if param.is_floating_point())
         self.probe = Parameter(torch.zeros(2, dtype=dtype))
         self._known: dict[float, Tensor] = {}
+        self._noted: Tensor | None = None
 
     @staticmethod
     def takes(model: Module) -> bool:
@@ -37,15 +38,22 @@ class Weighed(Module):
         return self.model(*args, **kwargs)
 
     def weigh(self, weight: Any, loss: Tensor | None) -> None:
-        """Add a batch; between its forward and its backward pass, so that no gradient waits.
+        """Note a batch, whose backward pass is next.
 
         Args:
             weight: A number, or a tensor without dimensions.
             loss: The batch's, (); None = it is not wanted.
         """
         with torch.no_grad():
-            both = self._pair(weight, loss)
-        torch.autograd.backward([self.probe], [both])
+            self._noted = self._pair(weight, loss)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the loss's gradients, and before them, so that none waits, what was noted."""
+        noted, self._noted = self._noted, None
+        if noted is None:
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        else:
+            torch.autograd.backward([self.probe, loss], [noted, None])
 
     def _pair(self, weight: Any, loss: Tensor | None) -> Tensor:
         if loss is None and not isinstance(weight, Tensor):
@@ -67,7 +75,9 @@ class Weighed(Module):
 
     def drop(self) -> None:
         """Begin another window."""
-        self.probe.grad = None
+        self._noted = None
+        if self.probe.grad is not None:  # as a part of a message it stays where it is
+            self.probe.grad.zero_()
 
 
 def weighted_loss(loss: Tensor, weight: Any) -> Tensor:

@@ -158,6 +158,9 @@ def by_trainer(
 ) -> Block:
     """Return a fit of so many steps."""
     meter = Meter(steps)
+    processes = join()
+    assert processes is not None
+    folder = processes.broadcast_object(tempfile.mkdtemp())
     log_steps = options.pop("log_steps", 10)
     trainer = Trainer(
         device="auto",
@@ -167,7 +170,7 @@ def by_trainer(
         loop=TrainingLoop(num_steps=steps, eval_frequency=None),
         logging=Logging(log_steps=log_steps),
         callbacks=[*options.pop("callbacks", ()), meter],
-        model_dir=tempfile.mkdtemp(),
+        model_dir=folder,
         seed=1,
         **options,
     )

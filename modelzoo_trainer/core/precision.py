@@ -31,7 +31,7 @@ class Precision(CoreCallback):
 
     def backward(self, loss: Tensor) -> None:
         """Add the loss's gradients."""
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._backend.backward(loss)
 
     def check_step(self, check: StepCheck | None) -> None:
         """Have the step at hand checked; called in `on_before_optimizer_step`.
