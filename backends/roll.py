@@ -43,7 +43,6 @@ class Heartbeats:
         self._limit_s = limit_s
         self._interval_s = interval_s
         self._num_beats = 0
-        self._num_looks = 0
         self._halts = Patience(_HALTED_S, interval_s)
         self._has_left = False
         self._identities: dict[int, Identity] = {}
@@ -97,11 +96,9 @@ class Heartbeats:
         The store, which may not answer, is not asked. A process that is held by a library gives no
         signs either, but this one has to be woken by somebody.
         """
-        halted_ranks = self._halted_ranks()
-        rank = halted_ranks[0] if halted_ranks else None
-        self._num_looks += 1
-        is_over = self._halts.is_over(self._num_looks if rank is None else f"process {rank}")
-        return halted(rank, _HALTED_S, self._rank) if rank is not None and is_over else None
+        ranks = self._halted_ranks()
+        is_over = self._halts.is_over(ranks[0] if ranks else object())  # equal to nothing
+        return halted(ranks[0], _HALTED_S, self._rank) if ranks and is_over else None
 
     def _halted_ranks(self) -> list[int]:
         known = self._identities.copy()  # the other thread gets to know more
