@@ -112,7 +112,9 @@ def test_a_view_is_changed_where_it_lies_and_nothing_beside_it(
     args, kwargs = arguments(name, other, third)
     call(name, view(first), *args, **kwargs)
     call_beside(name, view(second), *args, **kwargs)
-    assert same(second, first)
+    # The kernel of a product, and so its rounding, depends on how the result lies in memory.
+    rounding = 1e-5 if name == "addmm" else 0
+    torch.testing.assert_close(second, first, rtol=0, atol=rounding, equal_nan=True)
     assert not same(second, values(40, 40, seed=1))
 
 
