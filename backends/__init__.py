@@ -13,31 +13,72 @@ if TYPE_CHECKING:
     from .backend import Backend, Caps
     from .collectives import collective_of
     from .compile import CompileOptions
+    from .environment import (
+        NOTIFICATION_ENDPOINT,
+        NOTIFICATION_MAILFROM,
+        NOTIFICATION_PASSWORD,
+        SLACK_BOT_TOKEN,
+        from_environment,
+        hold_hf_cache_dir,
+        loaded_hf_libraries,
+    )
     from .errors import BackendError, BackendUnavailable, HostReadError
     from .failures import Failure
     from .fake_processes import backend_on_paper, is_for_real, processes_on_paper
+    from .peak_rates import device_name, peak_flops
     from .processes import Processes, join, joined
     from .reads import host_value
     from .seeds import Stream, step_seed
     from .select import backend_names, make_backend
+    from .switches import (
+        held_switches,
+        hold_switches,
+        is_switch,
+        switch_names,
+        switch_problem,
+    )
     from .trees import map_tensors
+    from .variables import LIMIT_BATCHES, limit_batches
 
 _HOMES = {
     "backend": ("Backend", "Caps"),
     "collectives": ("collective_of",),
     "compile": ("CompileOptions",),
+    "environment": (
+        "NOTIFICATION_ENDPOINT",
+        "NOTIFICATION_MAILFROM",
+        "NOTIFICATION_PASSWORD",
+        "SLACK_BOT_TOKEN",
+        "from_environment",
+        "hold_hf_cache_dir",
+        "loaded_hf_libraries",
+    ),
     "errors": ("BackendError", "BackendUnavailable", "HostReadError"),
     "failures": ("Failure",),
     "fake_processes": ("backend_on_paper", "is_for_real", "processes_on_paper"),
+    "peak_rates": ("device_name", "peak_flops"),
     "processes": ("Processes", "join", "joined"),
     "reads": ("host_value",),
     "seeds": ("Stream", "step_seed"),
     "select": ("backend_names", "make_backend"),
+    "switches": (
+        "held_switches",
+        "hold_switches",
+        "is_switch",
+        "switch_names",
+        "switch_problem",
+    ),
     "trees": ("map_tensors",),
+    "variables": ("LIMIT_BATCHES", "limit_batches"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "LIMIT_BATCHES",
+    "NOTIFICATION_ENDPOINT",
+    "NOTIFICATION_MAILFROM",
+    "NOTIFICATION_PASSWORD",
+    "SLACK_BOT_TOKEN",
     "Backend",
     "BackendError",
     "BackendUnavailable",
@@ -50,14 +91,25 @@ __all__ = [
     "backend_names",
     "backend_on_paper",
     "collective_of",
+    "device_name",
+    "from_environment",
+    "held_switches",
+    "hold_hf_cache_dir",
+    "hold_switches",
     "host_value",
     "is_for_real",
+    "is_switch",
     "join",
     "joined",
+    "limit_batches",
+    "loaded_hf_libraries",
     "make_backend",
     "map_tensors",
+    "peak_flops",
     "processes_on_paper",
     "step_seed",
+    "switch_names",
+    "switch_problem",
 ]
 
 

@@ -1,0 +1,55 @@
+"""What of the process's environment a run reads and sets."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Final
+
+from .overrides import Overrides
+
+# The names that the configuration format's documentation gives.
+NOTIFICATION_ENDPOINT: Final = "CEREBRAS_NOTIFICATION_ENDPOINT"
+NOTIFICATION_MAILFROM: Final = "CEREBRAS_NOTIFICATION_MAILFROM"
+NOTIFICATION_PASSWORD: Final = "CEREBRAS_NOTIFICATION_PASSWORD"
+SLACK_BOT_TOKEN: Final = "CEREBRAS_SLACK_BOT_TOKEN"
+
+# HF_HUB_CACHE is the newer name of TRANSFORMERS_CACHE.
+_HF_FOLDERS: Final = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TRANSFORMERS_CACHE")
+_HF_LIBRARIES: Final = ("huggingface_hub", "transformers", "datasets")
+
+
+def from_environment(name: str) -> str | None:
+    """Return a variable of the environment; None if it is not set, or empty."""
+    return os.environ.get(name) or None
+
+
+def hold_hf_cache_dir(folder: str) -> Callable[[], None]:
+    """Have Hugging Face's libraries, here and in processes started from now on, use a folder.
+
+    Args:
+        folder: For models and for data.
+
+    Returns:
+        What puts the environment back.
+    """
+    return _overrides().hold(dict.fromkeys(_HF_FOLDERS, folder))
+
+
+def loaded_hf_libraries() -> list[str]:
+    """Return which of those libraries have been imported: they have read the environment."""
+    return [name for name in _HF_LIBRARIES if name in sys.modules]
+
+
+@cache
+def _overrides() -> Overrides:
+    return Overrides(os.environ.get, _set)
+
+
+def _set(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

@@ -1,0 +1,161 @@
+"""torch's own switches, by the names that they have in a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, get_args
+
+import torch
+
+from .backend import Backend, Precision
+from .errors import BackendError
+from .overrides import Overrides
+from .suggestions import suggest
+
+_WORDS: Final = {bool: "true or false", int: "a whole number > 0"}
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One setting of torch.
+
+    Args:
+        read: Returns its value.
+        write: Sets it.
+        fits: The type of its value, or all values.
+    """
+
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+    fits: type[int] | tuple[str, ...] = bool
+
+    def problem(self, value: Any) -> str | None:
+        """Return what is wrong with a value; None if nothing is."""
+        if isinstance(self.fits, tuple):
+            if value in self.fits and isinstance(value, str):
+                return None
+            return f"is {value!r}; expected {', '.join(map(repr, self.fits))}."
+        if type(value) is self.fits and (isinstance(value, bool) or value > 0):
+            return None
+        return f"is {value!r}; expected {_WORDS[self.fits]}."
+
+
+def is_switch(name: object) -> bool:
+    """Return whether a name is that of torch's switches, right or wrong."""
+    return isinstance(name, str) and name.startswith("torch.")
+
+
+def switch_names() -> tuple[str, ...]:
+    """Return the names of all switches that this release of torch has."""
+    return tuple(_switches())
+
+
+def switch_problem(name: str, value: Any) -> str | None:
+    """Return what is wrong with a switch; None if nothing is.
+
+    Args:
+        name: As a program writes it, such as "torch.backends.cudnn.benchmark".
+        value: What it is to be set to.
+    """
+    switch = _switches().get(name)
+    if switch is None:
+        return f"is not a switch of torch {torch.__version__}. {suggest(name, _switches())}"
+    return switch.problem(value)
+
+
+def held_switches(values: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Return the context in which switches are set.
+
+    Args:
+        values: By name.
+    """
+    return _overrides().held(values)
+
+
+def hold_switches(backend: Backend, values: Mapping[str, Any]) -> None:
+    """Set switches until a backend that is open is closed.
+
+    Args:
+        backend: It puts them back before those that it has set itself.
+        values: By name.
+
+    Raises:
+        BackendError: If torch refuses one.
+    """
+    backend._undo.append(_overrides().hold(values))
+
+
+def _read(name: str) -> Any:
+    return _switches()[name].read()
+
+
+def _write(name: str, value: Any) -> None:
+    try:
+        _switches()[name].write(value)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise BackendError(f"{name}: torch refuses {value!r}: {error}") from None
+
+
+@cache
+def _overrides() -> Overrides:
+    return Overrides(_read, _write)
+
+
+@cache
+def _switches() -> dict[str, Switch]:
+    found: dict[str, Switch] = {}
+    for name, fits in _ATTRIBUTES.items():
+        owner, _, attribute = name.removeprefix("torch.").rpartition(".")
+        home: Any = torch
+        for part in owner.split("."):
+            home = getattr(home, part, None)
+        if home is not None and hasattr(home, attribute):
+            found[name] = Switch(*_access(home, attribute), fits)
+    for kind in ("flash", "math", "mem_efficient", "cudnn"):
+        read = getattr(torch.backends.cuda, f"{kind}_sdp_enabled")
+        write = getattr(torch.backends.cuda, f"enable_{kind}_sdp")
+        found[f"torch.backends.cuda.enable_{kind}_sdp"] = Switch(read, write)
+    found["torch.set_float32_matmul_precision"] = Switch(
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+        get_args(Precision),
+    )
+    found["torch.set_num_threads"] = Switch(torch.get_num_threads, torch.set_num_threads, int)
+    found["torch.use_deterministic_algorithms"] = Switch(
+        torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms
+    )
+    found["torch.autograd.set_detect_anomaly"] = Switch(
+        torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly
+    )
+    return found
+
+
+def _access(home: Any, attribute: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    def write(value: Any) -> None:
+        setattr(home, attribute, value)
+
+    def read() -> Any:
+        return getattr(home, attribute)
+
+    return read, write
+
+
+_MATMUL: Final = "torch.backends.cuda.matmul"
+_ATTRIBUTES: Final[dict[str, type[int] | tuple[str, ...]]] = {
+    "torch.backends.cudnn.allow_tf32": bool,
+    "torch.backends.cudnn.benchmark": bool,
+    "torch.backends.cudnn.benchmark_limit": int,
+    "torch.backends.cudnn.deterministic": bool,
+    "torch.backends.cudnn.enabled": bool,
+    f"{_MATMUL}.allow_tf32": bool,
+    f"{_MATMUL}.allow_fp16_accumulation": bool,
+    f"{_MATMUL}.allow_fp16_reduced_precision_reduction": bool,
+    f"{_MATMUL}.allow_bf16_reduced_precision_reduction": bool,
+    "torch.backends.mkldnn.deterministic": bool,
+    "torch.backends.mkldnn.enabled": bool,
+    "torch.backends.opt_einsum.enabled": bool,
+    "torch.backends.opt_einsum.strategy": ("auto", "greedy", "optimal"),
+}
