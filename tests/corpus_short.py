@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -41,7 +42,12 @@ def _samples(batch_size: int, *, is_uneven: bool) -> dict[str, Any]:
 def _model(init: Plain) -> dict[str, Any]:
     _, optimizer = only(init["optimizer"])
     groups = optimizer.get("adjust_learning_rate") or {}
-    names = [*_ALWAYS, *(f"{group}.weight" for group in groups), *names_for(init)]
+    names = [
+        *_ALWAYS,
+        *(f"{group}.weight" for group in groups),
+        *names_for(init),
+        *names_of_sparse(init),
+    ]
     patterns = {group: [f"{group}.*"] for group in groups}
     return {"names": names} | ({"adjustment_groups": patterns} if groups else {})
 
@@ -68,6 +74,14 @@ def names_for(init: Plain) -> list[str]:
             ):
                 pairs.setdefault((first, second), name)
     return list(dict.fromkeys([*names, *pairs.values()]))
+
+
+def names_of_sparse(init: Plain) -> list[str]:
+    """Return a name of a parameter for each glob of the sparsity's filter."""
+    globs = (init.get("sparsity") or {}).get("param_filter") or ()
+    # A class of characters is filled with the first of them.
+    plain = [re.sub(r"\[(.)[^]]*\]", r"\1", glob) for glob in globs]
+    return [f"model.{glob.lstrip('*')}" for glob in plain]
 
 
 def _filled(glob: str, middle: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from corpus_doubles import Watch
 from corpus_expected import decays_at, only, rates_at, telling_steps, value_at
-from corpus_short import NUM_STEPS, checkpoints_of, parts_of, shortened
+from corpus_short import NUM_STEPS, checkpoints_of, names_of_sparse, parts_of, shortened
 
 from modelzoo_trainer import register_global_callback
 from modelzoo_trainer.cli import main
@@ -82,7 +82,11 @@ def test_a_published_file_is_right_and_its_report_names_what_it_has(path, capfd)
     assert found_in(shown, r"^  steps: +(\d+)[;,]") == [
         str(init[key]["max_steps"]) for key in init if key == "loop"
     ]
-    assert ("ALL WEIGHTS ARE TRAINED" in shown) is ("sparsity" in init)
+    assert found_in(shown, r"^  sparsity: (\w+)$") == [
+        {"static": "Static", "rigl": "RigL", "set": "SET"}[given.get("algorithm", "static")]
+        for key, given in init.items()
+        if key == "sparsity"
+    ]
 
 
 @pytest.mark.parametrize("path", FOR_CSX)
@@ -189,6 +193,18 @@ def test_every_parameter_learns_at_the_rate_of_its_schedule(ran):
 def test_every_parameter_decays_as_its_schedule_says(ran):
     assert ran.watch.decays == [
         close_to(decays_at(step, ran.names, ran.init)) for step in range(NUM_STEPS)
+    ]
+
+
+@trained
+def test_its_sparse_weights_are_zero_in_the_fraction_that_it_says(ran):
+    given = ran.init.get("sparsity")
+    params = dict(ran.watch.trainer.model.named_parameters())
+    sparse = names_of_sparse(ran.init)
+    assert bool(sparse) is (given is not None)
+    assert all(name in params for name in sparse)
+    assert [(params[name] == 0).sum().item() for name in sparse] == [
+        round(given["sparsity"] * params[name].numel()) for name in sparse
     ]
 
 

@@ -1,22 +1,296 @@
-"""The seat of sparse training."""
+"""Sparse training: masks on weights, gradients and the optimizer's state."""
 
-from modelzoo_trainer.callback import CoreCallback
-from modelzoo_trainer.errors import ConfigError
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
+from modelzoo_trainer.checkpointing.parameter_names import bare_names
+from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
+from modelzoo_trainer.sparsity import (
+    SparseParam,
+    algorithms_of,
+    prune_gradients,
+    prune_state,
+    prune_weights,
+    select,
+)
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.sparsity")
+
+_KEY: Final = "sparsity"
 
 
 class Sparsity(CoreCallback):
-    """Masks on the weights; this version has none, and refuses to be asked for them.
+    """Keeps weights at zero, exactly, and changes which ones as algorithms say.
+
+    Masks are made at set-up. When an update is due, which the number of the step alone decides,
+    they are made anew before the optimizer's step, from the weights and gradients that all
+    processes have. Gradients are masked before each optimizer step, before they are clipped, and
+    weights after it; the optimizer's state is masked when masks change. An update holds also if
+    the optimizer's step is left out (`CheckLoss`, a loss scaler), except one that needs gradients
+    and finds some not finite.
 
     Args:
-        sparsity: None.
+        sparsity: A fraction, a mapping as in a configuration file, a list of such, an algorithm,
+            or a callable that returns one of these; None = all weights are trained.
+
+    State: `sparsity`, the masks by names of parameters: true where a weight is trained; and the
+        settings as text, by which a run that goes on under others is told: those given hold.
+
+    Cost: Nothing without sparsity. With it, a byte a weight of memory, and a pass over gradients
+        and weights a step; an update sorts. No host read.
 
     Raises:
-        ConfigError: If anything else is given.
+        ConfigError: If it is none of these; at set-up, if a filter means no parameter, two
+            algorithms mean the same one, or a process holds only a part of the weights.
     """
 
-    def __init__(self, sparsity: object = None) -> None:
-        if sparsity is not None:
-            raise ConfigError(
-                f"sparsity is {sparsity!r}, but sparse training is not part of this version. "
-                f"Leave it out."
+    def __init__(self, sparsity: Any = None) -> None:
+        self.algorithms = algorithms_of(sparsity)
+        self.params: list[SparseParam] = []
+        self._is_told_of_all = False
+        if not self.algorithms:
+            self.idle_hooks = frozenset(
+                {
+                    "setup",
+                    "on_train_start",
+                    "on_before_optimizer_step",
+                    "on_after_optimizer_step",
+                    "on_save_checkpoint",
+                }
             )
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        if trainer.backend.caps.sharded_state:
+            raise ConfigError(
+                "sparsity does not work where a process holds only a part of the weights (shard, "
+                "tensor). Use replicas alone, or leave sparsity out."
+            )
+        named = _named(trainer.model)
+        owners: dict[str, int] = {}
+        for idx, algorithm in enumerate(self.algorithms):
+            where = f"sparsity: {type(algorithm).__name__}.param_filter"
+            for name, param in select(trainer.model, named, algorithm.param_filter, where).items():
+                if name in owners:
+                    raise ConfigError(
+                        f"{where}: {name!r} belongs to algorithm {owners[name]} of the list "
+                        f"already, and is meant by {idx}. Give each a param_filter of its own."
+                    )
+                owners[name] = idx
+                self.params.append(SparseParam.of(name, param, algorithm))
+        self._begin(trainer, 0)
+
+    @override
+    def on_train_start(
+        self,
+        trainer: Trainer,
+        model: Module,
+        train_dataloader: Loader,
+        loop: Any,
+        loop_idx: int,
+    ) -> None:
+        named = _named(model)
+        for one in self.params:
+            param = named.get(one.name)
+            if param is None or param.shape != one.pruned.shape:
+                raise ConfigError(
+                    f"sparsity: {one.name!r} was exchanged for a parameter of another name or "
+                    f"shape after set-up."
+                )
+            one.param = param
+        prune_weights(self.params)
+
+    # ---- the step
+
+    @override
+    def on_before_optimizer_step(
+        self, trainer: Trainer, model: Module, optimizer: Optimizer
+    ) -> None:
+        step = trainer.global_step
+        due = {id(algorithm) for algorithm in self.algorithms if algorithm.is_due(step)}
+        if due:
+            self._update(trainer, [one for one in self.params if id(one.algorithm) in due], step)
+        prune_gradients(self.params)
+
+    @override
+    def on_after_optimizer_step(
+        self, trainer: Trainer, model: Module, optimizer: Optimizer
+    ) -> None:
+        prune_weights(self.params)
+
+    def _update(self, trainer: Trainer, due: list[SparseParam], step: int) -> None:
+        self._tell_of_all(due, step)
+        numbers = _numbers(trainer, due, step)
+        found = [one.next_pruned(numbers[idx]) for idx, one in enumerate(due)]
+        is_finite = _finite(due)
+        for one, pruned in zip(due, found, strict=True):
+            if one.algorithm.needs_gradients and is_finite is not None:
+                pruned = torch.where(is_finite, pruned, one.pruned)
+            one.pruned.copy_(pruned)
+        prune_weights(due)
+        prune_state(due, trainer.optimizer)
+
+    def _tell_of_all(self, due: list[SparseParam], step: int) -> None:
+        """Warn, once, of a schedule that leaves no weight."""
+        if self._is_told_of_all:
+            return
+        name = next((one.name for one in due if one.algorithm.fraction_at(step) >= 1), None)
+        if name is not None:
+            self._is_told_of_all = True
+            log.warning("sparsity: at global_step %d all weights of %r become zero.", step, name)
+
+    def _begin(self, trainer: Trainer, step: int) -> None:
+        """Make masks anew, as they are before a step."""
+        numbers = _numbers(trainer, self.params, step - 1)
+        for idx, one in enumerate(self.params):
+            one.pruned.copy_(one.first_pruned(numbers[idx]))
+        self._apply(trainer)
+
+    def _apply(self, trainer: Trainer) -> None:
+        prune_weights(self.params)
+        if trainer.has_optimizer:
+            prune_state(self.params, trainer.optimizer)
+
+    # ---- facts
+
+    def fractions(self, step: int) -> dict[str, tuple[float, Tensor]]:
+        """Return of each parameter the fraction of zeros that is meant, and that which there is.
+
+        Args:
+            step: The `global_step` that the optimizer's step began at.
+
+        Shapes:
+            The second: (), float32, on the device.
+        """
+        return {
+            one.name: (
+                one.algorithm.fraction_at(step),
+                one.pruned.sum().to(torch.float32) / one.pruned.numel(),
+            )
+            for one in self.params
+        }
+
+    # ---- checkpoints
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        masks = {one.name: one.pruned.logical_not() for one in self.params}
+        state = trainer.backend.state_view({"masks": masks})
+        state_dict[_KEY] = {**state, "settings": self._settings()}
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        found = state_dict.get(_KEY)
+        masks = found.get("masks") if isinstance(found, Mapping) else None
+        if not self.params:
+            if masks and trainer.is_resuming:
+                log.warning("The checkpoint has masks, and this run no sparsity: it trains all.")
+            return
+        if not isinstance(found, Mapping) or not isinstance(masks, Mapping):
+            self._go_on_without(trainer, state_dict)
+            return
+        self._take(trainer, masks, state_dict.get("global_step", 0))
+        if trainer.is_resuming:
+            _tell_of_others(found.get("settings"), self._settings())
+
+    def _take(self, trainer: Trainer, masks: Mapping[str, Tensor], step: int) -> None:
+        """Use the masks of a checkpoint, as they were before a step."""
+        if not trainer.checkpoint.disable_strict_checkpoint_loading:
+            _check(self.params, masks)
+        elif any(not _fits(one, masks) for one in self.params):
+            self._begin(trainer, step)
+        for one in self.params:
+            if _fits(one, masks):
+                one.pruned.copy_(masks[one.name].to(torch.bool).logical_not())
+        self._apply(trainer)
+
+    def _settings(self) -> dict[str, str]:
+        return {one.name: one.algorithm.described() for one in self.params}
+
+    def _go_on_without(self, trainer: Trainer, state_dict: StateDict) -> None:
+        """Begin with weights that have no masks; a validation takes them as they are."""
+        if not trainer.is_resuming or "model" not in state_dict:
+            return
+        is_strict = not trainer.checkpoint.disable_strict_checkpoint_loading
+        if is_strict and "global_step" in state_dict:
+            raise CheckpointMismatch(
+                "the checkpoint has no masks, and this run has sparsity. Begin with its weights by "
+                "LoadCheckpointStates('model'), or set "
+                "checkpoint.disable_strict_checkpoint_loading: true."
+            )
+        log.warning("The checkpoint has no masks: they are made anew, from its weights.")
+        self._begin(trainer, state_dict.get("global_step", 0))
+
+
+def _named(model: Module) -> dict[str, Tensor]:
+    """Return a model's parameters by the names that they have in the bare model."""
+    params = dict(model.named_parameters())
+    return {bare: params[name] for bare, name in bare_names(params).items()}
+
+
+def _numbers(trainer: Trainer, params: list[SparseParam], step: int) -> Tensor:
+    """Return what masks are computed from, (parameters, 4), int64, in one transfer."""
+    seed = trainer.backend.seed
+    numbers = torch.tensor([one.numbers(step, seed) for one in params], dtype=torch.int64)
+    return numbers.to(trainer.backend.device, non_blocking=True)
+
+
+def _finite(params: list[SparseParam]) -> Tensor | None:
+    """Return whether all gradients that are looked at are finite, (); None if there is none."""
+    flags = [
+        one.param.grad.detach().isfinite().all()
+        for one in params
+        if one.algorithm.needs_gradients and one.param.grad is not None
+    ]
+    return torch.stack(flags).all() if flags else None
+
+
+def _tell_of_others(saved: Any, given: dict[str, str]) -> None:
+    """Warn if masks go on under other settings than they were saved with."""
+    known = saved if isinstance(saved, Mapping) else {}
+    others = [name for name in given if known.get(name, given[name]) != given[name]]
+    if others:
+        rest = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
+        log.warning(
+            "sparsity: the masks of %r%s go on under other settings. Saved: %s. Now: %s.",
+            others[0],
+            rest,
+            known[others[0]],
+            given[others[0]],
+        )
+
+
+def _fits(one: SparseParam, masks: Any) -> bool:
+    return one.name in masks and masks[one.name].shape == one.pruned.shape
+
+
+def _check(params: list[SparseParam], masks: Any) -> None:
+    """Compare the masks of a checkpoint with those of this run."""
+    own = {one.name for one in params}
+    rows = [f"  missing      {one.name}" for one in params if one.name not in masks]
+    rows += [f"  unexpected   {name}" for name in masks if name not in own]
+    rows += [
+        f"  other shape  {one.name}"
+        for one in params
+        if one.name in masks and not _fits(one, masks)
+    ]
+    if rows:
+        raise CheckpointMismatch(
+            "the checkpoint's masks do not fit this run's sparsity:\n"
+            + "\n".join(rows)
+            + "\nUse the param_filter that it was made with, or "
+            "checkpoint.disable_strict_checkpoint_loading: true."
+        )

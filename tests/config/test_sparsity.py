@@ -1,4 +1,4 @@
-"""The sparsity section: checked whole, though it has no effect yet."""
+"""The sparsity section: checked whole, and made into algorithms."""
 
 import pytest
 
@@ -6,12 +6,19 @@ from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.positions import Place
 from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.config.sparsity import check_sparsity
+from modelzoo_trainer.sparsity import GMP, SET, RigL, Static
 
 
 def check(text):
     problems = Problems()
-    check_sparsity(Place.root(read_text(text, "f.yaml")).key("sparsity"), problems)
-    return problems
+    component = check_sparsity(Place.root(read_text(text, "f.yaml")).key("sparsity"), problems)
+    return problems, component
+
+
+def made(text):
+    problems, component = check(f"sparsity: {text}")
+    assert problems.lines() == []
+    return component.build().leaves()
 
 
 RIGHT = {
@@ -27,12 +34,34 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT)
-def test_what_is_right_is_noted_as_having_no_effect(text):
-    problems = check(f"sparsity: {text}")
-    assert problems.lines() == []
-    (note,) = problems.notes
-    assert "ALL WEIGHTS ARE TRAINED" in note.message
+KINDS = {
+    "a fraction": [Static],
+    "static": [Static],
+    "rigl": [RigL],
+    "set": [SET],
+    "gmp": [GMP],
+    "one of two, the other null": [GMP],
+    "several": [Static, Static],
+    "a group": [Static, GMP],
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_right_makes_algorithms_without_a_note(name):
+    assert [type(leaf) for leaf in made(RIGHT[name])] == KINDS[name]
+    assert check(f"sparsity: {RIGHT[name]}")[0].notes == ()
+
+
+def test_the_arguments_reach_the_algorithm():
+    (rigl,) = made(RIGHT["rigl"])
+    assert rigl.fraction_at(0) == 0.75
+    assert rigl.param_filter == ("*",)
+    assert [rigl.is_due(step) for step in (0, 99, 100, 200, 3500, 3600)] == [0, 0, 1, 1, 1, 0]
+    assert rigl.num_surviving(5, 400) == 70  # of 100, 0.3 dropped
+
+
+def test_each_of_several_has_its_own_filter():
+    assert [leaf.param_filter for leaf in made(RIGHT["several"])] == [("a",), ("b",)]
 
 
 @pytest.mark.parametrize(
@@ -63,9 +92,23 @@ def test_what_is_right_is_noted_as_having_no_effect(text):
             "{algorithm: gmp, sparsity: {type: linear, init: 1, slop: 0}}",
             "1:62: sparsity.sparsity.slop: no such argument of a curve of type linear.",
         ),
+        (
+            "{algorithm: rigl, sparsity: 0, update: {freq: 0}}",
+            "1:1: sparsity: update.freq has 0; it must be a whole number of steps >= 1.",
+        ),
+        (
+            "[{sparsity: 0.1}, {sparsity: 1.5}]",
+            "1:29: sparsity[1]: Static.sparsity is 1.5; it must be a number in [0, 1).",
+        ),
+        (
+            "{sparsity: 0.1, param_filter: {a: b}}",
+            "1:41: sparsity.param_filter: a mapping does not fit; expected text, a list",
+        ),
+        ("{algorithm: group, groups: 3}", "1:38: sparsity.groups: 3 does not fit; expected a lis"),
+        ("[]", "1:1: sparsity: Group.groups is []; it must be a list of algorithms."),
         ("[{sparsity: 0.1}, 3]", "1:29: sparsity[1]: 3 does not fit; expected a mapping with alg"),
     ],
 )
 def test_what_is_wrong_is_reported_at_its_place(text, message):
-    lines = check(f"sparsity: {text}").lines()
+    lines = check(f"sparsity: {text}")[0].lines()
     assert any(line.startswith(f"f.yaml:{message}") for line in lines), lines

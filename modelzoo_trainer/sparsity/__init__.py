@@ -1,0 +1,51 @@
+"""Sparse training: which weights stay zero, and when that changes."""
+
+from modelzoo_trainer.sparsity.algorithm import SparsityAlgorithm
+from modelzoo_trainer.sparsity.curves import (
+    CURVES,
+    Constant,
+    Cosine,
+    Cubic,
+    Curve,
+    Cycling,
+    Exp,
+    Linear,
+    Power,
+)
+from modelzoo_trainer.sparsity.factory import ALGORITHMS, algorithms_of
+from modelzoo_trainer.sparsity.gmp import GMP
+from modelzoo_trainer.sparsity.group import Group
+from modelzoo_trainer.sparsity.masks import SparseParam, prune_gradients, prune_state, prune_weights
+from modelzoo_trainer.sparsity.rigl import RigL
+from modelzoo_trainer.sparsity.selection import select
+from modelzoo_trainer.sparsity.set import SET
+from modelzoo_trainer.sparsity.static import Static
+from modelzoo_trainer.sparsity.updates import UpdateAt, UpdateEvery, Updates
+
+__all__ = [
+    "ALGORITHMS",
+    "CURVES",
+    "GMP",
+    "SET",
+    "Constant",
+    "Cosine",
+    "Cubic",
+    "Curve",
+    "Cycling",
+    "Exp",
+    "Group",
+    "Linear",
+    "Power",
+    "RigL",
+    "SparseParam",
+    "SparsityAlgorithm",
+    "Static",
+    "UpdateAt",
+    "UpdateEvery",
+    "Updates",
+    "algorithms_of",
+    "prune_gradients",
+    "prune_state",
+    "prune_weights",
+    "select",
+]

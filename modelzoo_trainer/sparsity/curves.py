@@ -1,0 +1,257 @@
+"""Fractions as functions of the step: of weights that are zero, or that an update drops."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Final
+
+from typing_extensions import override
+
+from modelzoo_trainer.errors import ConfigError, suggest
+
+_MOST: Final = 300.0  # exponent of a number that any curve only passes on its way out of [0, 1]
+
+
+class Curve(ABC):
+    """A number for each step; where it is used it is limited to [0, 1]."""
+
+    @abstractmethod
+    def value(self, step: int, index: int = 0) -> float:
+        """Return the number.
+
+        Args:
+            step: The `global_step`.
+            index: How many updates there were up to this step, this one included.
+        """
+
+
+class Constant(Curve):
+    """Stays.
+
+    Args:
+        value: The number.
+    """
+
+    def __init__(self, value: float) -> None:
+        self._value = _number("Constant.value", value)
+
+    @override
+    def value(self, step: int, index: int = 0) -> float:
+        return self._value
+
+
+class Linear(Curve):
+    """Goes on by the same amount each step.
+
+    Args:
+        init: At step 0.
+        slope: Added each step.
+    """
+
+    def __init__(self, init: float, slope: float) -> None:
+        self._init = _number("Linear.init", init)
+        self._slope = _number("Linear.slope", slope)
+
+    @override
+    def value(self, step: int, index: int = 0) -> float:
+        return self._init + self._slope * step
+
+
+class Exp(Curve):
+    r"""Approaches its end exponentially: $f + (i - f) e^{-\gamma t}$.
+
+    Args:
+        init: At step 0.
+        gamma: The rate, per step.
+        final: What is approached.
+    """
+
+    def __init__(self, init: float, gamma: float, final: float = 1.0) -> None:
+        self._init = _number("Exp.init", init)
+        self._gamma = _number("Exp.gamma", gamma)
+        self._final = _number("Exp.final", final)
+
+    @override
+    def value(self, step: int, index: int = 0) -> float:
+        factor = math.exp(min(-self._gamma * step, _MOST))
+        return self._final + (self._init - self._final) * factor
+
+
+class Power(Curve):
+    r"""Approaches its end by a factor each step: $f + (i - f) \beta^t$.
+
+    Args:
+        init: At step 0.
+        beta: The factor.
+        final: What is approached.
+    """
+
+    def __init__(self, init: float, beta: float, final: float = 1.0) -> None:
+        self._init = _number("Power.init", init)
+        self._beta = _number("Power.beta", beta)
+        self._final = _number("Power.final", final)
+
+    @override
+    def value(self, step: int, index: int = 0) -> float:
+        return self._final + (self._init - self._final) * _power(self._beta, step)
+
+
+class Cosine(Curve):
+    """Goes back and forth between two values along a cosine.
+
+    Args:
+        init: At step 0.
+        half_period: Steps until `minimum` is reached, > 0.
+        minimum: The other value.
+    """
+
+    def __init__(self, init: float, half_period: int, minimum: float = 0.0) -> None:
+        self._init = _number("Cosine.init", init)
+        self._half_period = _count("Cosine.half_period", half_period, least=1)
+        self._minimum = _number("Cosine.minimum", minimum)
+
+    @override
+    def value(self, step: int, index: int = 0) -> float:
+        half = (self._init - self._minimum) / 2
+        return self._minimum + half * (1 + math.cos(math.pi * step / self._half_period))
+
+
+class Cycling(Curve):
+    """Goes round a list.
+
+    Args:
+        values: At least one.
+        period: Steps from one to the next, > 0; None = an update each.
+    """
+
+    def __init__(self, values: list[float], period: int | None = None) -> None:
+        if not isinstance(values, (list, tuple)) or not values:
+            raise ConfigError(f"Cycling.values is {values!r}; it must be a list of numbers.")
+        self._values = [_number(f"Cycling.values[{i}]", value) for i, value in enumerate(values)]
+        self._period = None if period is None else _count("Cycling.period", period, least=1)
+
+    @override
+    def value(self, step: int, index: int = 0) -> float:
+        place = index if self._period is None else step // self._period
+        return self._values[place % len(self._values)]
+
+
+class Cubic(Curve):
+    r"""Goes fast first, then ever slower: $f + (i - f) (1 - (t - t_0) / n)^3$, as of pruning.
+
+    From Zhu and Gupta: To prune, or not to prune: exploring the efficacy of pruning for model
+    compression, 2017.
+
+    Args:
+        final: From step `start + steps` on.
+        steps: How long it takes, > 0.
+        init: Up to `start`.
+        start: Step at which it begins, >= 0.
+    """
+
+    def __init__(self, final: float, steps: int, init: float = 0.0, start: int = 0) -> None:
+        self._final = _number("Cubic.final", final)
+        self._steps = _count("Cubic.steps", steps, least=1)
+        self._init = _number("Cubic.init", init)
+        self._start = _count("Cubic.start", start, least=0)
+
+    @override
+    def value(self, step: int, index: int = 0) -> float:
+        left = 1 - min(max(step - self._start, 0), self._steps) / self._steps
+        return self._final + (self._init - self._final) * left**3
+
+
+CURVES: Final[dict[str, type[Curve]]] = {
+    "constant": Constant,
+    "linear": Linear,
+    "exp": Exp,
+    "power": Power,
+    "cosine": Cosine,
+    "cycling": Cycling,
+    "cubic": Cubic,
+}
+
+
+def as_curve(given: float | Mapping[str, Any] | Curve, where: str) -> Curve:
+    """Return a curve.
+
+    Args:
+        given: One; a number in [0, 1); or a mapping with `type`, a key of `CURVES`, and arguments.
+        where: What it is for, in messages.
+
+    Raises:
+        ConfigError: If it is none of these.
+    """
+    if isinstance(given, Curve):
+        return given
+    if isinstance(given, Mapping):
+        arguments = {key: value for key, value in given.items() if key != "type"}
+        kind = given.get("type")
+        if not isinstance(kind, str) or kind.lower() not in CURVES:
+            known = suggest(kind if isinstance(kind, str) else "", CURVES)
+            raise ConfigError(f"{where}.type is {kind!r}. {known}")
+        made: Curve = make(CURVES[kind.lower()], arguments, where)
+        return made
+    return Constant(as_fraction(given, where))
+
+
+def as_fraction(given: Any, where: str) -> float:
+    """Return a number in [0, 1).
+
+    Args:
+        given: Should be one.
+        where: What it is for, in messages.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < 1:
+        raise ConfigError(f"{where} is {given!r}; it must be a number in [0, 1).")
+    return float(given)
+
+
+def make(target: Any, arguments: Mapping[str, Any], where: str) -> Any:
+    """Return what a class makes of arguments.
+
+    Args:
+        target: The class.
+        arguments: By name.
+        where: What it is for, in messages.
+
+    Raises:
+        ConfigError: If a name is unknown or missing, or the class refuses a value.
+    """
+    taken = inspect.signature(target).parameters
+    for name in arguments:
+        if name not in taken:
+            raise ConfigError(
+                f"{where}.{name}: no such argument of {target.__name__}. {suggest(name, taken)}"
+            )
+    for name, parameter in taken.items():
+        if parameter.default is parameter.empty and name not in arguments:
+            raise ConfigError(f"{where}.{name} is missing; {target.__name__} needs it.")
+    return target(**arguments)
+
+
+def _power(base: float, exponent: int) -> float:
+    """Return a power; where it is beyond what a float holds, the greatest that is meant here."""
+    try:
+        return float(base**exponent)
+    except OverflowError:
+        size = math.exp(_MOST)
+        return -size if base < 0 and exponent % 2 else size
+
+
+def _number(where: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ConfigError(f"{where} is {value!r}; it must be a finite number.")
+    return float(value)
+
+
+def _count(where: str, value: Any, *, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{where} is {value!r}; it must be a whole number >= {least}.")
+    return value

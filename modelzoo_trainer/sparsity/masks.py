@@ -1,0 +1,124 @@
+"""A parameter with its mask, and what a mask takes away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.sparsity.algorithm import SparsityAlgorithm
+from modelzoo_trainer.sparsity.init_methods import INIT_METHODS
+
+_STEP_SIZES: Final = ("step_size",)  # of Rprop, where 0 would be the least one for good
+
+
+@dataclass(slots=True, eq=False)
+class SparseParam:
+    """A parameter of which some weights are zero.
+
+    Args:
+        name: In the bare model.
+        param: The parameter.
+        algorithm: Decides which weights.
+        pruned: Which weights are zero, of the parameter's shape, bool; changed in place.
+    """
+
+    name: str
+    param: Tensor
+    algorithm: SparsityAlgorithm
+    pruned: Tensor
+
+    @classmethod
+    def of(cls, name: str, param: Tensor, algorithm: SparsityAlgorithm) -> SparseParam:
+        """Return a parameter with a mask that is still to be made.
+
+        Args:
+            name: In the bare model.
+            param: The parameter.
+            algorithm: Decides which weights.
+
+        Raises:
+            ConfigError: If it cannot be divided into the algorithm's groups.
+        """
+        layout = algorithm.layout
+        if param.dim() <= layout.dim or param.shape[layout.dim] % layout.num:
+            raise ConfigError(
+                f"sparsity: {name!r} of shape {tuple(param.shape)} cannot be divided into "
+                f"{layout.num} groups along dimension {layout.dim}. Choose another number, or "
+                f"leave it out by param_filter."
+            )
+        pruned = torch.zeros_like(param, dtype=torch.bool, requires_grad=False)
+        return cls(name, param, algorithm, pruned)
+
+    @property
+    def num_in_group(self) -> int:
+        """Number of weights that have the fraction together."""
+        return self.param.numel() // self.algorithm.layout.num
+
+    def numbers(self, step: int, seed: int) -> list[int]:
+        """Return what masks are computed from, on the host; see `SparsityAlgorithm.numbers`."""
+        return self.algorithm.numbers(step, self.num_in_group, seed, self.name)
+
+    def first_pruned(self, numbers: Tensor) -> Tensor:
+        """Return what is zero in the beginning.
+
+        Args:
+            numbers: (4,), int64, on the device.
+        """
+        layout, weight = self.algorithm.layout, self.param.detach()
+        method = INIT_METHODS[self.algorithm.init_method]
+        kept = method(weight, layout, numbers[1], numbers[2:])
+        return layout.whole(kept.logical_not(), weight)
+
+    def next_pruned(self, numbers: Tensor) -> Tensor:
+        """Return what is zero after an update.
+
+        Args:
+            numbers: (4,), int64, on the device.
+        """
+        layout, algorithm, weight = self.algorithm.layout, self.algorithm, self.param.detach()
+        gradients = None
+        if algorithm.needs_gradients:
+            if self.param.grad is None:
+                return self.pruned
+            gradients = layout.rows(self.param.grad.detach())
+        kept = algorithm.new_mask(
+            layout.rows(weight),
+            layout.rows(self.pruned).logical_not(),
+            gradients,
+            (numbers[0], numbers[1], numbers[2:]),
+        )
+        return layout.whole(kept.logical_not(), weight)
+
+
+def prune_weights(params: Iterable[SparseParam]) -> None:
+    """Set to zero what masks say."""
+    for one in params:
+        one.param.detach().mul_(one.pruned.logical_not())  # on a CPU 5 times as fast as filling
+
+
+def prune_gradients(params: Iterable[SparseParam]) -> None:
+    """Set the gradients of weights that are zero to zero; one that is not finite is seen on."""
+    for one in params:
+        if one.param.grad is not None:
+            one.param.grad.detach().mul_(one.pruned.logical_not())
+
+
+def prune_state(params: Iterable[SparseParam], optimizer: Optimizer) -> None:
+    """Set to zero what an optimizer keeps for each weight of those that are zero.
+
+    Args:
+        params: Perhaps not yet known to the optimizer.
+        optimizer: Of its state what has the shape of the parameter is meant, but for step sizes:
+            a weight that comes back goes on with its own.
+    """
+    for one in params:
+        for name, value in optimizer.state.get(one.param, {}).items():
+            is_like = isinstance(value, Tensor) and value.shape == one.param.shape
+            if is_like and name not in _STEP_SIZES:
+                value.masked_fill_(one.pruned, 0)

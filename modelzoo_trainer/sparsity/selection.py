@@ -1,0 +1,126 @@
+"""Which parameters of a model are sparse."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+from torch import Tensor
+from torch.nn import Embedding, EmbeddingBag, Module
+from torch.nn.parameter import is_lazy
+
+from modelzoo_trainer.errors import ConfigError, suggest
+
+log = logging.getLogger("modelzoo_trainer.sparsity")
+
+Filter = str | list[str]
+
+_MOST_NAMES: Final = 12  # in a message
+
+
+def check_filter(given: Any, where: str) -> tuple[str, ...] | None:
+    """Return the globs of a filter; None if there is none.
+
+    Args:
+        given: Should be a glob, or a list of them.
+        where: What it is for, in messages.
+
+    Raises:
+        ConfigError: If it is neither.
+    """
+    if given is None:
+        return None
+    globs = [given] if isinstance(given, str) else given
+    if (
+        not isinstance(globs, (list, tuple))
+        or not globs
+        or not all(isinstance(glob, str) and glob for glob in globs)
+    ):
+        raise ConfigError(
+            f"{where} is {given!r}; it must be a glob over names of parameters, or a list of them."
+        )
+    return tuple(globs)
+
+
+def select(
+    model: Module, named: Mapping[str, Tensor], globs: tuple[str, ...] | None, where: str
+) -> dict[str, Tensor]:
+    """Return the parameters that a filter means.
+
+    Args:
+        model: Whose parameters they are.
+        named: All of them by name.
+        globs: Of names; None = trainable ones with two dimensions or more, not of embeddings.
+        where: What the filter is for, in messages.
+
+    Raises:
+        ConfigError: If there is none, or one cannot be sparse.
+    """
+    if globs is None:
+        found = _default(model, named)
+    else:
+        found = {
+            name: param
+            for name, param in named.items()
+            if any(fnmatchcase(name, glob) for glob in globs)
+        }
+        _tell_unmatched(globs, found, where)
+    if not found:
+        given = "the default" if globs is None else repr(list(globs))
+        raise ConfigError(f"{where}: {given} means no parameter. {_meant(model, named, globs)}")
+    _check(model, found, where)
+    return found
+
+
+def _meant(model: Module, named: Mapping[str, Tensor], globs: tuple[str, ...] | None) -> str:
+    """Return a sentence that helps with globs that mean nothing."""
+    for name, param in model.named_parameters(remove_duplicate=False):
+        if any(fnmatchcase(name, glob) for glob in globs or ()):
+            known = next((own for own, other in named.items() if other is param), name)
+            return f"{name!r} is a second name of {known!r}: write that."
+    telling = [name for name, param in named.items() if is_lazy(param) or param.dim() >= 2]
+    if len(telling) <= _MOST_NAMES:
+        return suggest((globs or ("",))[0], telling or named)
+    return f"Names are such as {', '.join(telling[:_MOST_NAMES])}."
+
+
+def _default(model: Module, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    lazy = [name for name, param in named.items() if is_lazy(param)]
+    if lazy:
+        log.warning(
+            "sparsity: %s have no shape yet, so they stay dense. Give them their sizes.",
+            ", ".join(map(repr, lazy)),
+        )
+    tables = {
+        id(part.weight) for part in model.modules() if isinstance(part, (Embedding, EmbeddingBag))
+    }
+    return {
+        name: param
+        for name, param in named.items()
+        if param.requires_grad
+        and not is_lazy(param)
+        and param.dim() >= 2
+        and id(param) not in tables
+    }
+
+
+def _tell_unmatched(globs: tuple[str, ...], found: Mapping[str, Tensor], where: str) -> None:
+    for glob in globs:
+        if found and not any(fnmatchcase(name, glob) for name in found):
+            log.warning("%s: %r means no parameter.", where, glob)
+
+
+def _check(model: Module, found: Mapping[str, Tensor], where: str) -> None:
+    gathered = {id(part.weight) for part in model.modules() if getattr(part, "sparse", False)}
+    for name, param in found.items():
+        why = None
+        if is_lazy(param):
+            why = "has no shape yet"
+        elif not param.is_floating_point() or param.dim() == 0 or param.numel() == 0:
+            why = "is no tensor of real numbers with dimensions"
+        elif id(param) in gathered:
+            why = "has gradients in a sparse layout (sparse=True)"
+        if why:
+            raise ConfigError(f"{where}: {name!r} {why}, so it cannot be sparse. Leave it out.")

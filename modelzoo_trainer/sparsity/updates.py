@@ -1,0 +1,109 @@
+"""At which steps masks change."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Any
+
+from typing_extensions import override
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.sparsity.curves import make
+
+
+class Updates(ABC):
+    """The steps of the updates; a step is the `global_step` that the optimizer's step begins at."""
+
+    @abstractmethod
+    def last(self, step: int) -> tuple[int, int]:
+        """Return the step of the last update up to `step`, and its number, which counts from 1.
+
+        Args:
+            step: At which there may be an update itself.
+
+        Returns:
+            (0, 0) if there was none: masks are as they were made.
+        """
+
+    def is_due(self, step: int) -> bool:
+        """Return whether there is an update at a step."""
+        at, number = self.last(step)
+        return number > 0 and at == step
+
+
+class UpdateEvery(Updates):
+    """Regular updates.
+
+    Args:
+        freq: Steps from one to the next, > 0.
+        start: Step of the first one, >= 0; None = `freq`.
+        stop: There are none from this step on, which is after the first one; None = no end.
+    """
+
+    def __init__(self, freq: int, start: int | None = None, stop: int | None = None) -> None:
+        _check_step("update.freq", freq, least=1)
+        for name, value in (("start", start), ("stop", stop)):
+            if value is not None:
+                _check_step(f"update.{name}", value)
+        self._freq = freq
+        self._start = freq if start is None else start
+        if stop is not None and stop <= self._start:
+            raise ConfigError(
+                f"update.stop is {stop}, and the first update at step {self._start}, so that there "
+                f"would be none. Let it stop later, or begin earlier by update.start."
+            )
+        self._num_most = None if stop is None else -(-(stop - self._start) // freq)
+
+    @override
+    def last(self, step: int) -> tuple[int, int]:
+        number = max(0, (step - self._start) // self._freq + 1)
+        if self._num_most is not None:
+            number = min(number, self._num_most)
+        return (self._start + (number - 1) * self._freq, number) if number else (0, 0)
+
+
+class UpdateAt(Updates):
+    """Updates at steps of a list.
+
+    Args:
+        steps: Each >= 0, in any order.
+    """
+
+    def __init__(self, steps: list[int]) -> None:
+        if not isinstance(steps, (list, tuple)) or not steps:
+            raise ConfigError(f"update.steps is {steps!r}; it must be a list of steps.")
+        for step in steps:
+            _check_step("update.steps", step)
+        self._steps = sorted(set(steps))
+
+    @override
+    def last(self, step: int) -> tuple[int, int]:
+        number = bisect_right(self._steps, step)
+        return (self._steps[number - 1], number) if number else (0, 0)
+
+
+def as_updates(given: Mapping[str, Any] | Updates, where: str) -> Updates:
+    """Return the steps of updates.
+
+    Args:
+        given: Those; or a mapping with `freq` and perhaps `start` and `stop`, or with `steps`.
+        where: What it is for, in messages.
+
+    Raises:
+        ConfigError: If it is none of these.
+    """
+    if isinstance(given, Updates):
+        return given
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where} is {given!r}; it must be a mapping with freq or steps.")
+    form = UpdateEvery if given.get("steps") is None else UpdateAt
+    arguments = {key: value for key, value in given.items() if value is not None}
+    made: Updates = make(form, arguments, where)
+    return made
+
+
+def _check_step(where: str, value: Any, *, least: int = 0) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{where} has {value!r}; it must be a whole number of steps >= {least}.")
