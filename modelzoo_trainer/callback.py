@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias, TypeVar, overload
 from weakref import WeakSet
@@ -12,6 +13,7 @@ from weakref import WeakSet
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from modelzoo_trainer.advice import Pair, is_pair, split_pair
 from modelzoo_trainer.errors import HookError
 from modelzoo_trainer.hooks import HOOKS, Phase, check_listener, hook, register_hooks
 
@@ -385,12 +387,24 @@ class CoreCallback(Callback):
 
 
 class ValidationCallback(Callback, ABC):
-    """Base class of validations that are more than a pass over a dataloader."""
+    """Base class of validations that are more than a pass over a dataloader.
+
+    What `run_validation` of a subclass logs has `name_scope` before its name, as that is open
+    while it runs; `is_due` says whether it is its turn.
+    """
+
+    _is_in_scope: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = vars(cls).get("run_validation")
+        if own is not None:
+            cls.run_validation = _in_name_scope(own)  # type: ignore[method-assign]  # the same, scoped
 
     @property
     @abstractmethod
     def name_scope(self) -> str:
-        """Prefix of the metrics that it logs."""
+        """Prefix of the metrics that it logs; "" = none."""
 
     @property
     @abstractmethod
@@ -402,15 +416,46 @@ class ValidationCallback(Callback, ABC):
     def num_validate_loops(self) -> int:
         """Number of validation loops that one of its runs takes."""
 
+    def is_due(self, loop_idx: int | None, is_last: bool) -> bool:
+        """Return whether `every_n_vals` has it run.
+
+        Args:
+            loop_idx: The train stage that the validation follows; None outside `fit`: due.
+            is_last: Whether it is the last one of the run: due.
+        """
+        return loop_idx is None or is_last or (loop_idx + 1) % self.every_n_vals == 0
+
     @abstractmethod
     def run_validation(self, trainer: Trainer, loop_idx: int | None, is_last: bool) -> None:
-        """Run the validation.
+        """Run the validation, if `is_due`.
 
         Args:
             trainer: The trainer.
             loop_idx: The train stage that the validation follows; None outside `fit`.
             is_last: Whether it is the last one of the run.
         """
+
+
+def _in_name_scope(run_validation: Callable[..., None]) -> Callable[..., None]:
+    """Return a method that runs in its callback's name scope; within `super()`, in that one."""
+
+    @wraps(run_validation)
+    def run(
+        self: ValidationCallback, trainer: Trainer, loop_idx: int | None, is_last: bool
+    ) -> None:
+        if self._is_in_scope:
+            run_validation(self, trainer, loop_idx, is_last)
+            return
+        scope = self.name_scope
+        self._is_in_scope = True
+        try:
+            with trainer.name_scope(scope) if scope else nullcontext():
+                run_validation(self, trainer, loop_idx, is_last)
+        finally:
+            self._is_in_scope = False
+        trainer.drain()  # what it has logged: it may be the last that happens
+
+    return run
 
 
 C = TypeVar("C", bound=type)
@@ -451,7 +496,8 @@ def register_global_callback(callback: Any) -> Any:
     """Make a callback part of every trainer of the process, after all others.
 
     Args:
-        callback: An instance, or a class that needs no arguments (so it can decorate one).
+        callback: An instance, or a class that needs no arguments (so it can decorate one); or an
+            event and its function, such as `("post-forward", f)`.
 
     Returns:
         A handle whose `remove` takes it back; for a class, the class, with the handle as
@@ -459,21 +505,34 @@ def register_global_callback(callback: Any) -> Any:
 
     Raises:
         HookError: If it has no hook, or one that does not fit.
+        ConfigError: If it is a function that does not fit the trainers that there are.
     """
     if isinstance(callback, type):
         handle = register_global_callback(callback())
         callback.global_callback_handle = handle  # type: ignore[attr-defined]  # documented
         return callback
-    check_callback(callback)
+    if is_pair(callback):
+        split_pair(callback, "register_global_callback")
+    else:
+        check_callback(callback)
     handle = GlobalHandle(callback)
     _REGISTRY.setdefault(id(callback), (callback, []))[1].append(handle)
-    _notify()
+    try:
+        _notify()
+    except BaseException:
+        handle.remove()
+        raise
     return handle
 
 
 def global_callbacks() -> Sequence[Any]:
-    """Return the global callbacks in order of registration."""
-    return [callback for callback, _ in _REGISTRY.values()]
+    """Return the global callbacks in order of registration, without functions of events."""
+    return [callback for callback, _ in _REGISTRY.values() if not is_pair(callback)]
+
+
+def global_pairs() -> Sequence[Pair]:
+    """Return the global functions of events in order of registration."""
+    return [callback for callback, _ in _REGISTRY.values() if is_pair(callback)]
 
 
 def watch_global_callbacks(watcher: Watcher) -> None:

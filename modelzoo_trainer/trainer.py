@@ -8,9 +8,12 @@ from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
+from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from modelzoo_trainer.advice import event
+from modelzoo_trainer.advised_parts import AdvisedParts
 from modelzoo_trainer.callback import Batch, Loader, Outputs
 from modelzoo_trainer.core import (
     AutoRestart,
@@ -30,12 +33,11 @@ from modelzoo_trainer.core.passes import Pass, as_loaders, resolve_loader
 from modelzoo_trainer.errors import CheckpointError, ConfigError, RollBack, StopTraining
 from modelzoo_trainer.hooks import note_origin
 from modelzoo_trainer.loggers.logger import Logger
-from modelzoo_trainer.trainer_parts import TrainerParts
 
 CkptPath = str | Path | EllipsisType | None
 
 
-class Trainer(TrainerParts):
+class Trainer(AdvisedParts):
     """Trains and validates a model by calling the hooks of its callbacks in a fixed order.
 
     Args:
@@ -46,11 +48,13 @@ class Trainer(TrainerParts):
         optimizer: An optimizer, a callable `model -> optimizer`, or None to validate only.
         schedulers: One or several schedulers, or callables `optimizer -> scheduler`.
         precision: None = full precision.
-        sparsity: None; sparse training is not part of this version.
+        sparsity: Which weights stay zero: a fraction, a mapping as in a configuration file, a list
+            of such, or a callable that returns one of these; None = none.
         loop: None = one pass over the data, validated at its end.
         checkpoint: None = none is written; the newest one of `model_dir` is loaded.
         logging: None = every step.
-        callbacks: Called after the core ones, in this order.
+        callbacks: Called after the core ones, in this order; among them may be pairs such as
+            `("post-forward", f)`, functions around the methods that are marked as events.
         loggers: Receive metrics; called after `callbacks`.
         seed: Seeds everything; None = whatever torch was seeded with.
         autorestart: Restarts of the command line; None = none.
@@ -101,6 +105,7 @@ class Trainer(TrainerParts):
 
     # ---- fit
 
+    @event("fit", "train")
     def fit(
         self,
         train_dataloader: Loader,
@@ -192,6 +197,7 @@ class Trainer(TrainerParts):
             data.end_epoch()
             self.early_exit.heed(self)
 
+    @event("step")
     def training_step(self, batch: Batch) -> Outputs:
         """Run one batch forward and backward, and the optimizer when its window is complete."""
         with self.backend.step(self.data.num_batches):
@@ -210,6 +216,7 @@ class Trainer(TrainerParts):
             self.hooks.on_train_step_end(self, self.model, outputs, batch)
         return outputs
 
+    @event("forward")
     def forward(self, batch: Batch) -> Outputs:
         """Call the model and return its output as a mapping."""
         if self.precision.autocast is None:
@@ -222,9 +229,23 @@ class Trainer(TrainerParts):
         kwargs: dict[str, Any] = {}
         self.hooks.on_before_forward(self, self.model, batch, args, kwargs)
         outputs = to_outputs(self.compiled_model(*args, **kwargs))
+        loss = self.compute_loss(outputs, batch)
+        if loss is not None:
+            outputs["loss"] = loss
         self.hooks.on_after_forward(self, self.model, outputs, batch)
         return outputs
 
+    @event("loss")
+    def compute_loss(self, outputs: Outputs, batch: Batch) -> Tensor | None:
+        """Return the loss of a batch, of training or validation; None if there is none.
+
+        Args:
+            outputs: What the model has returned, as a mapping.
+            batch: What it was called with.
+        """
+        return outputs.get("loss")
+
+    @event("backward")
     def backward(self, outputs: Outputs, batch: Batch) -> None:
         """Add the gradients of `outputs["loss"]`."""
         self.hooks.on_before_backward(self, self.model, outputs)
@@ -238,18 +259,21 @@ class Trainer(TrainerParts):
             raise
         self.hooks.on_after_backward(self, self.model, outputs)
 
+    @event("optimizer-step")
     def optimizer_step(self) -> None:
         """Clip the gradients and update the parameters."""
         self.hooks.on_before_optimizer_step(self, self.model, self.optimizer)
         self.precision.optimizer_step(self.optimizer)
         self.hooks.on_after_optimizer_step(self, self.model, self.optimizer)
 
+    @event("optimizer-zero-grad")
     def optimizer_zero_grad(self) -> None:
         """Drop the gradients."""
         self.hooks.on_before_optimizer_zero_grad(self, self.model, self.optimizer)
         self.backend.zero_grad(self.optimizer)
         self.hooks.on_after_optimizer_zero_grad(self, self.model, self.optimizer)
 
+    @event("schedulers-step")
     def schedulers_step(self) -> None:
         """Step every scheduler once."""
         for scheduler in self.schedulers:
@@ -259,6 +283,7 @@ class Trainer(TrainerParts):
 
     # ---- validate
 
+    @event("validate", "evaluate")
     def validate(
         self,
         val_dataloader: Loader | None = None,
@@ -315,6 +340,7 @@ class Trainer(TrainerParts):
             outputs = self.validation_step(batch, loop, batch_idx)
             self.call(loop.on_batch_end_hook, self.model, outputs, batch, batch_idx)
 
+    @event("validation-step")
     def validation_step(self, batch: Batch, loop: ValidationLoop, batch_idx: int = 0) -> Outputs:
         """Run one batch forward, without gradients."""
         with self.backend.inference(), self.backend.step(batch_idx, Stream.VALIDATE):
@@ -323,6 +349,7 @@ class Trainer(TrainerParts):
             self.call(loop.on_step_end_hook, self.model, outputs, batch)
         return outputs
 
+    @event("validate-all")
     def validate_all(
         self,
         val_dataloaders: Loader | Sequence[Loader] | None = None,
@@ -379,6 +406,7 @@ class Trainer(TrainerParts):
 
     # ---- checkpoints
 
+    @event("save-checkpoint", "checkpoint")
     def save_checkpoint(self, *, wait: bool = True) -> Path:
         """Write a checkpoint of the current state and return its path.
 
@@ -419,6 +447,7 @@ class Trainer(TrainerParts):
             self.hooks.on_after_save_checkpoint(self, path)
             self.autorestart.saved(self, path)
 
+    @event("load-checkpoint")
     def load_checkpoint(self, ckpt_path: CkptPath = None) -> None:
         """Restore the state of a checkpoint.
 
@@ -452,7 +481,7 @@ class Trainer(TrainerParts):
             self.hooks.on_train_epoch_end(self, self.data.epoch - 1)
 
     def roll_back(self, found: RollBack) -> None:
-        """Go back to the newest intact checkpoint of the run, and past the data that spoilt it.
+        """Go back to the newest intact checkpoint from before a bad step, and past its data.
 
         Args:
             found: What was bad, and the batches that are left out from now on.
@@ -460,7 +489,7 @@ class Trainer(TrainerParts):
         Raises:
             BaseException: `found.cause`, if there is no checkpoint to go back to.
         """
-        path = self.checkpoint.to_roll_back_to(self)
+        path = self.checkpoint.to_roll_back_to(self, found.step)
         if path is None:
             raise found.cause
         self.backend.reads.clear()

@@ -12,6 +12,7 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
+from modelzoo_trainer.advice import Advised, event
 from modelzoo_trainer.callback import CoreCallback, Loader, Outputs, StateDict
 from modelzoo_trainer.checkpointing.parameter_names import bare_names, uncompiled
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
@@ -24,7 +25,7 @@ log = logging.getLogger("modelzoo_trainer.model")
 ModelFactory = Callable[[], Module]
 
 
-class ModelCallback(CoreCallback):
+class ModelCallback(CoreCallback, Advised):
     """Owns `trainer.model` and `trainer.compiled_model`.
 
     Args:
@@ -45,16 +46,20 @@ class ModelCallback(CoreCallback):
             )
         self.model: Module | ModelFactory = model
 
+    @event("create-model")
+    def create_model(self) -> Module:
+        """Return the model: the module that was given, or what the callable makes."""
+        return self.model if isinstance(self.model, Module) else self.model()
+
     @override
     def setup(self, trainer: Trainer) -> None:
-        model = self.model
-        if not isinstance(model, Module):
+        if isinstance(self.model, Module):
+            model = self.create_model()
+        else:
             with trainer.backend.building():
-                model = model()
-            if not isinstance(model, Module):
-                raise ConfigError(
-                    f"model: the callable returned {model!r}. Return a torch.nn.Module."
-                )
+                model = self.create_model()
+        if not isinstance(model, Module):
+            raise ConfigError(f"model: the callable returned {model!r}. Return a torch.nn.Module.")
         trainer.model = model
         trainer.compiled_model = trainer.backend.prepare_model(model)
 

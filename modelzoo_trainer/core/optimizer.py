@@ -12,6 +12,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from modelzoo_trainer.advice import Advised, event
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.core.optimizer_facts import (
     Names,
@@ -37,7 +38,7 @@ _NAMES: Final = "names"
 _SETTINGS: Final = "settings"
 
 
-class OptimizerCallback(CoreCallback):
+class OptimizerCallback(CoreCallback, Advised):
     """Owns `trainer.optimizer`.
 
     Args:
@@ -76,20 +77,30 @@ class OptimizerCallback(CoreCallback):
         self._told = ""
         self._named: tuple[list[int], Names | None] | None = None
 
+    @property
+    def is_instance(self) -> bool:
+        """Whether an optimizer was given, which has its parameters already."""
+        return isinstance(self._optimizer, Optimizer)
+
+    @event("create-optimizer")
+    def create_optimizer(self, model: Module) -> Optimizer:
+        """Return the optimizer of a model: the one that was given, or what the callable makes."""
+        given = self._optimizer
+        assert given is not None  # not called for a trainer that only validates
+        return given if isinstance(given, Optimizer) else given(model)
+
     @override
     def setup(self, trainer: Trainer) -> None:
-        optimizer = self._optimizer
-        if optimizer is not None and not isinstance(optimizer, Optimizer):
-            optimizer = optimizer(trainer.model)
-            if not isinstance(optimizer, Optimizer):
-                raise ConfigError(
-                    f"optimizer: the callable returned {optimizer!r}. Return a "
-                    f"torch.optim.Optimizer."
-                )
-        if optimizer is not None:
-            _check_step(optimizer)
-            self._given = self._held = settings_of(optimizer)
-            trainer.optimizer = trainer.backend.prepare_optimizer(optimizer)
+        if self._optimizer is None:
+            return
+        optimizer = self.create_optimizer(trainer.model)
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigError(
+                f"optimizer: the callable returned {optimizer!r}. Return a torch.optim.Optimizer."
+            )
+        _check_step(optimizer)
+        self._given = self._held = settings_of(optimizer)
+        trainer.optimizer = trainer.backend.prepare_optimizer(optimizer)
 
     @override
     def on_enter_fit(

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from typing_extensions import override
 
+from modelzoo_trainer.advice import Advised, event
 from modelzoo_trainer.callback import CoreCallback, StateDict
 from modelzoo_trainer.core.scheduler_settings import (
     Beginning,
@@ -32,7 +34,7 @@ _KIND: Final = "scheduler_class"  # beside what the schedulers have in their sta
 _SETTINGS: Final = "scheduler_settings"
 
 
-class SchedulersCallback(CoreCallback):
+class SchedulersCallback(CoreCallback, Advised):
     """Owns `trainer.schedulers`; each is stepped once after every optimizer step.
 
     Args:
@@ -65,13 +67,23 @@ class SchedulersCallback(CoreCallback):
         self._beginning: Beginning | None = None
         self._told = ""
 
+    @event("create-scheduler")
+    def create_scheduler(self, optimizer: Optimizer, scheduler: Any) -> Any:
+        """Return a scheduler: the one that was given, or what the callable makes.
+
+        Args:
+            optimizer: Whose it is.
+            scheduler: As it was given.
+        """
+        return scheduler if hasattr(scheduler, "step") else scheduler(optimizer)
+
     @override
     def setup(self, trainer: Trainer) -> None:
         trainer.schedulers = []
         if not trainer.has_optimizer:
             return
         for idx, scheduler in enumerate(self._schedulers):
-            made = scheduler if hasattr(scheduler, "step") else scheduler(trainer.optimizer)
+            made = self.create_scheduler(trainer.optimizer, scheduler)
             if isinstance(made, Scheduler) and made.optimizer is None:
                 made.bind(trainer.optimizer)
             if not hasattr(made, "step"):

@@ -5,14 +5,16 @@ from importlib.util import find_spec
 from typing import Any, Final, Literal
 
 import torch
-from torch.utils.data import DataLoader
+from torch import Tensor
 
+from modelzoo_trainer.advice import event
 from modelzoo_trainer.data.arrays import TensorRows
-from modelzoo_trainer.data.loading import LoadingOptions, make_dataloader
+from modelzoo_trainer.data.loading import BatchDataset, LoadingOptions
+from modelzoo_trainer.data.processor import DataProcessor
 from modelzoo_trainer.errors import ConfigError
 
 
-class DigitsProcessor:
+class DigitsProcessor(DataProcessor):
     """Batches `(inputs, labels)` of the digits of scikit-learn.
 
     Args:
@@ -64,12 +66,28 @@ class DigitsProcessor:
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
         )
-        images, labels = _load_digits()
+        self._split = split, val_fraction, split_seed
+        self.dataset = self.process(*self.split_data(*self.load()))
+
+    @event("load")
+    def load(self) -> tuple[Tensor, Tensor]:
+        """Return all images and labels."""
+        return _load_digits()
+
+    @event("split")
+    def split_data(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the images and labels of the split that was asked for."""
+        split, val_fraction, split_seed = self._split
         generator = torch.Generator().manual_seed(split_seed)
         order = torch.randperm(len(images), generator=generator)
         num_val = max(1, round(val_fraction * len(images)))
         chosen = order[:num_val] if split == "val" else order[num_val:]
-        self.dataset = TensorRows((images[chosen], labels[chosen]))
+        return images[chosen], labels[chosen]
+
+    @event("process")
+    def process(self, images: Tensor, labels: Tensor) -> BatchDataset:
+        """Return the data set of these images."""
+        return TensorRows((images, labels))
 
     @classmethod
     def check_arguments(cls, *, val_fraction: float = 0.2, **others: Any) -> list[str]:
@@ -81,10 +99,6 @@ class DigitsProcessor:
         _check_fraction(val_fraction)
         LoadingOptions.check(others)
         return [] if find_spec("sklearn") is not None else [_NEEDS]
-
-    def create_dataloader(self) -> DataLoader[Any]:
-        """Return a loader of the chosen split."""
-        return make_dataloader(self.dataset, self.options)
 
 
 _NEEDS: Final = (

@@ -4,14 +4,17 @@ from typing import Any, Final, Literal
 
 import torch
 from torch import Generator, Tensor
-from torch.utils.data import DataLoader
 
+from modelzoo_trainer.advice import event
 from modelzoo_trainer.data.arrays import TensorRows
-from modelzoo_trainer.data.loading import LoadingOptions, make_dataloader
+from modelzoo_trainer.data.loading import BatchDataset, LoadingOptions
+from modelzoo_trainer.data.processor import DataProcessor
 from modelzoo_trainer.errors import ConfigError
 
+Rows = tuple[Tensor, Tensor] | dict[str, Tensor]
 
-class SyntheticProcessor:
+
+class SyntheticProcessor(DataProcessor):
     """Batches of one of two kinds; the same arguments give the same data everywhere.
 
     `classification`: `(inputs, labels)`, points around one centre for each class.
@@ -81,14 +84,25 @@ class SyntheticProcessor:
             max_sequence_length=max_sequence_length,
             vocab_size=vocab_size,
         )
-        generator = Generator().manual_seed(seed)
-        if kind == "classification":
-            points = _points(generator, num_samples, num_features, num_classes)
-            self.dataset = TensorRows(points)
-        else:
-            tokens = _tokens(generator, num_samples, max_sequence_length + 1, vocab_size)
-            pairs = {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
-            self.dataset = TensorRows(pairs)
+        self._kind = kind
+        self._seed = seed
+        self._points = num_samples, num_features, num_classes
+        self._tokens = num_samples, max_sequence_length + 1, vocab_size
+        self.dataset = self.process(self.load())
+
+    @event("load")
+    def load(self) -> Rows:
+        """Return the samples: tensors with one row each."""
+        generator = Generator().manual_seed(self._seed)
+        if self._kind == "classification":
+            return _points(generator, *self._points)
+        tokens = _tokens(generator, *self._tokens)
+        return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
+
+    @event("process")
+    def process(self, rows: Rows) -> BatchDataset:
+        """Return the data set of these samples."""
+        return TensorRows(rows)
 
     @classmethod
     def check_arguments(cls, **arguments: Any) -> list[str]:
@@ -100,10 +114,6 @@ class SyntheticProcessor:
         LoadingOptions.check(arguments)
         _check_sizes(**{name: arguments[name] for name in _LEAST if name in arguments})
         return []
-
-    def create_dataloader(self) -> DataLoader[Any]:
-        """Return a loader of these samples."""
-        return make_dataloader(self.dataset, self.options)
 
 
 def _points(

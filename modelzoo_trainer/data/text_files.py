@@ -3,17 +3,17 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from torch.utils.data import DataLoader
-
-from modelzoo_trainer.data.corpus import find_documents, missing_places
-from modelzoo_trainer.data.loading import LoadingOptions, make_dataloader
+from modelzoo_trainer.advice import event
+from modelzoo_trainer.data.corpus import Document, Split, find_documents, missing_places
+from modelzoo_trainer.data.loading import BatchDataset, LoadingOptions
+from modelzoo_trainer.data.processor import DataProcessor
 from modelzoo_trainer.data.token_cache import cached_tokens, default_cache_dir
 from modelzoo_trainer.data.token_windows import TokenWindows
-from modelzoo_trainer.data.tokenization import make_tokenization
+from modelzoo_trainer.data.tokenization import Tokenization, make_tokenization
 from modelzoo_trainer.errors import ConfigError
 
 
-class TextFileProcessor:
+class TextFileProcessor(DataProcessor):
     """Batches of token windows from text files; tokens are made once and kept on disk.
 
     Documents are split by their names. If there is only one, its end is for validation.
@@ -79,20 +79,43 @@ class TextFileProcessor:
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
         )
-        self.tokenization = make_tokenization(tokenizer_file_path, eos_token)
+        self._max_sequence_length = max_sequence_length
+        self._split: Split = split
+        self._val_fraction = val_fraction
+        self._cache_dir = Path(cache_dir).expanduser() if cache_dir else default_cache_dir()
+        self.tokenization = self.create_tokenizer(tokenizer_file_path, eos_token)
+        self.dataset = self.process(self.load(data_dir, pattern))
+
+    @event("create-tokenizer")
+    def create_tokenizer(
+        self, tokenizer_file_path: str | None, eos_token: str | None
+    ) -> Tokenization:
+        """Return what turns documents into tokens."""
+        return make_tokenization(tokenizer_file_path, eos_token)
+
+    @event("load")
+    def load(self, data_dir: str | list[str], pattern: str | None) -> list[Document]:
+        """Return the documents of the whole corpus; none is read yet."""
+        return find_documents(data_dir, pattern)
+
+    @event("process")
+    def process(self, documents: list[Document]) -> BatchDataset:
+        """Return the windows of tokens of the split; the tokens are made if they are not there."""
+        split, length = self._split, self._max_sequence_length
         tokens = cached_tokens(
-            find_documents(data_dir, pattern),
+            documents,
             self.tokenization,
             split=split,
-            val_fraction=val_fraction,
-            cache_dir=Path(cache_dir).expanduser() if cache_dir else default_cache_dir(),
+            val_fraction=self._val_fraction,
+            cache_dir=self._cache_dir,
         )
-        self.dataset = TokenWindows(tokens, max_sequence_length)
-        if not len(self.dataset):
+        windows = TokenWindows(tokens, length)
+        if not len(windows):
             raise ConfigError(
-                f"max_sequence_length is {max_sequence_length}, but split {split!r} has only "
-                f"{self.dataset.num_tokens} tokens. Lower it, or give data_dir more text."
+                f"max_sequence_length is {length}, but split {split!r} has only "
+                f"{windows.num_tokens} tokens. Lower it, or give data_dir more text."
             )
+        return windows
 
     @classmethod
     def check_arguments(
@@ -118,10 +141,6 @@ class TextFileProcessor:
         elif not Path(tokenizer_file_path).expanduser().is_file():
             lacks.append(f"tokenizer_file_path {tokenizer_file_path!r} does not exist.")
         return lacks
-
-    def create_dataloader(self) -> DataLoader[Any]:
-        """Return a loader of the chosen split."""
-        return make_dataloader(self.dataset, self.options)
 
 
 def _check_numbers(max_sequence_length: int, val_fraction: float) -> None:

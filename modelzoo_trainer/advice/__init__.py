@@ -1,0 +1,27 @@
+"""Functions before and after the methods of building blocks: they may rewrite what goes in and out.
+
+    @event("step")       marks a method of a block; nothing else changes for it
+    ("pre-step", f)      f(self, batch) returns the batch: any of the arguments, by their names
+    ("post-step", f)     f(self, result) returns the result
+
+A block that has functions for an event has an `AdvisedMethod` among its own attributes, in the
+place of the method of its class; one that has none costs nothing. The constructor's event is
+`init`, on every block.
+"""
+
+from modelzoo_trainer.advice.blocks import Advised, AdvisedMethods, FunctionHandle, FunctionList
+from modelzoo_trainer.advice.classes import event
+from modelzoo_trainer.advice.functions import INIT, Pair, is_pair, split_pair, unknown_event
+
+__all__ = [
+    "INIT",
+    "Advised",
+    "AdvisedMethods",
+    "FunctionHandle",
+    "FunctionList",
+    "Pair",
+    "event",
+    "is_pair",
+    "split_pair",
+    "unknown_event",
+]
