@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from modelzoo_trainer.advice import Advised, event
     from modelzoo_trainer.callback import (
         Callback,
         CoreCallback,
@@ -31,14 +32,18 @@ if TYPE_CHECKING:
         ModelZooError,
         RollBack,
         StopTraining,
+        TrainingSpike,
     )
     from modelzoo_trainer.hooks import HOOKS
     from modelzoo_trainer.loggers.logger import Logger
+    from modelzoo_trainer.own_loop import Hooks
+    from modelzoo_trainer.summaries import summarize_scalar, summarize_tensor
     from modelzoo_trainer.trainer import Trainer
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "advice": ("Advised", "event"),
     "callback": (
         "HOOKS",
         "Callback",
@@ -64,14 +69,18 @@ _HOMES = {
         "ModelZooError",
         "RollBack",
         "StopTraining",
+        "TrainingSpike",
     ),
     "loggers.logger": ("Logger",),
+    "summaries": ("summarize_scalar", "summarize_tensor"),
+    "own_loop": ("Hooks",),
     "trainer": ("Trainer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "HOOKS",
+    "Advised",
     "AutoRestart",
     "Callback",
     "Checkpoint",
@@ -80,6 +89,7 @@ __all__ = [
     "ConfigError",
     "CoreCallback",
     "HookError",
+    "Hooks",
     "Logger",
     "Logging",
     "MixedPrecision",
@@ -89,10 +99,14 @@ __all__ = [
     "StopTraining",
     "Trainer",
     "TrainingLoop",
+    "TrainingSpike",
     "ValidationCallback",
     "ValidationLoop",
+    "event",
     "register_global_callback",
     "step_closure",
+    "summarize_scalar",
+    "summarize_tensor",
 ]
 
 

@@ -7,7 +7,8 @@ ModelZooError
 |   |-- CheckpointMismatch               it is intact, but belongs to something else
 |   `-- DiskError                        the disk refused it, in this process or another
 |-- StopTraining                         raised by anybody: the run ends in order
-`-- RollBack                             raised by a callback: the run goes on from its checkpoint
+|-- RollBack                             raised by a callback: the run goes on from its checkpoint
+`-- TrainingSpike (RuntimeError)         the loss has jumped; the next run leaves its batches out
 
 Devices have `backends.BackendError` (RuntimeError) with `backends.BackendUnavailable`.
 Everything else is a builtin; an exception of the user's keeps its type.
@@ -78,6 +79,21 @@ class RollBack(ModelZooError):
         self.step = step
         self.batches = list(batches)
         self.cause = cause
+
+
+class TrainingSpike(ModelZooError, RuntimeError):
+    """The loss of a step has jumped, on all processes.
+
+    Args:
+        message: What was found.
+        step: Its `global_step`.
+        batches: The batches of it and of the step before: the pass, and their index in it.
+    """
+
+    def __init__(self, message: str, *, step: int, batches: Sequence[tuple[int, int]]) -> None:
+        super().__init__(message)
+        self.step = step
+        self.batches = list(batches)
 
 
 def suggest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:

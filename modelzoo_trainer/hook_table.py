@@ -1,12 +1,12 @@
 """All callbacks of a run, called as if they were one."""
 
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from modelzoo_trainer.callback import Callback, CoreCallback, hook_names
 from modelzoo_trainer.errors import HookError
 from modelzoo_trainer.hooks import HOOKS, HookFn, fan_out, fan_out_all, near_miss
+from modelzoo_trainer.keyword_calls import KeywordCall, listener_of
 
 # Everybody is told, whatever one of them raises.
 _ALL_RUN: Final = frozenset(
@@ -57,7 +57,7 @@ class HookTable(Callback):
             return last  # asks for no stop by raising
         return fan_out(calls)
 
-    def call(self, trainer: Any, name: str, *args: Any, **kwargs: Any) -> None:
+    def call(self, trainer: Any, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Fire a hook by its name.
 
         Args:
@@ -68,8 +68,8 @@ class HookTable(Callback):
             kwargs: For an undeclared event, each listener gets those that it names.
 
         Raises:
-            HookError: If nobody listens and the name is nearly that of a declared hook, or a
-                listener requires a parameter that the call does not give.
+            HookError: If nobody listens and the name is nearly that of a declared hook, or the
+                arguments do not fit a listener.
         """
         declared = HOOKS.get(name)
         if declared is not None:
@@ -84,11 +84,8 @@ class HookTable(Callback):
             event(trainer, args, kwargs)
 
     def _listeners_of(self, name: str) -> Event | None:
-        calls = []
-        for callback in self.callbacks:
-            method = getattr(callback, name, None)
-            if callable(method):
-                calls.append(_filtered(type(callback).__name__, name, method))
+        found = [listener_of(callback, name) for callback in self.callbacks]
+        calls = [_with_trainer(listener) for listener in found if listener is not None]
         if calls:
             return fan_out(calls)
         meant = near_miss(name)
@@ -114,32 +111,13 @@ def _nobody(*args: Any) -> None:
     """Do nothing: the hook that no callback overrides."""
 
 
-def _filtered(owner: str, name: str, method: HookFn) -> Event:
-    """Return `method` as a function of (trainer, args, kwargs) that passes on what it names."""
-    parameters = inspect.signature(method).parameters
-    names = list(parameters)
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    trainer_first = names[:1] == ["trainer"]
-    required = {
-        p.name
-        for p in parameters.values()
-        if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    }
+def _with_trainer(listener: KeywordCall) -> Event:
+    """Return a listener as a function of (trainer, args, kwargs)."""
+    if not listener.takes_trainer:
+        return lambda trainer, args, kwargs: listener(args, kwargs)
 
     def call(trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        positional = (trainer, *args) if trainer_first else args
-        given = names[: len(positional)]
-        wanted = (
-            kwargs
-            if takes_all
-            else {k: v for k, v in kwargs.items() if k in parameters and k not in given}
-        )
-        missing = required - set(given) - wanted.keys()
-        if missing:
-            raise HookError(
-                f"{owner}.{name} requires {min(missing)!r}, but the call passes "
-                f"({', '.join([*map(repr, args), *kwargs])})."
-            )
-        method(*positional, **wanted)
+        others = {name: value for name, value in kwargs.items() if name != "trainer"}
+        listener((trainer, *args), others)
 
     return call

@@ -183,7 +183,8 @@ def note_origin(error: BaseException, callbacks: Iterable[Any], step: int | None
         callbacks: Those that may have raised it.
         step: The global step, if there is one yet.
     """
-    known = {id(callback): type(callback).__name__ for callback in callbacks}
+    actors = [getattr(callback, "__wrapped__", callback) for callback in callbacks]
+    known = {id(actor): type(actor).__name__ for actor in actors}
     at = "" if step is None else f" at global_step {step}"
     trace = error.__traceback__
     origin = ""

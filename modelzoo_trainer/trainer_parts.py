@@ -25,6 +25,7 @@ from modelzoo_trainer.callback import (
     global_callbacks,
     watch_global_callbacks,
 )
+from modelzoo_trainer.callbacks.limit_batches import limit_of_environment
 from modelzoo_trainer.core import (
     AutoRestart,
     Checkpoint,
@@ -46,6 +47,8 @@ from modelzoo_trainer.errors import StopTraining
 from modelzoo_trainer.hook_table import HookTable
 from modelzoo_trainer.hooks import note_origin
 from modelzoo_trainer.loggers.logger import Logger
+from modelzoo_trainer.model_hooks import ModelHooks, model_hooks
+from modelzoo_trainer.plugins import plugin_callbacks
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -99,6 +102,8 @@ class TrainerParts:
     interrupted: str | None = None
     is_resuming: bool = False
     """Whether a fit is loading what it goes on from: at its start, or rolling back."""
+    metadata: list[dict[str, Any]] | None = None
+    """What the checkpoint that was loaded says of its run. Set by ModelZooParamsMetadata."""
     val_is_complete: bool = True
     """Whether the validation at hand was not cut short. False while `on_validate_end` of a
     validation that a stop has cut short is called: its averages are none."""
@@ -116,10 +121,13 @@ class TrainerParts:
         self.model_dir = Path(os.path.abspath(model_dir))  # wherever the process goes
         self.callbacks: OrderedDict[str, Any] = OrderedDict(core_callbacks(core))
         own = checked_callbacks(callbacks)
+        installed = [*plugin_callbacks(checked_callbacks), *limit_of_environment()]
+        own += [callback for callback in installed if not any(callback is cb for cb in own)]
         self._user = [callback for callback in own if not isinstance(callback, Logger)]
         self.loggers: list[Logger] = [callback for callback in own if isinstance(callback, Logger)]
         self.loggers += [cb for cb in checked_callbacks(loggers) if cb not in self.loggers]
         self._name_scopes: list[str] = []
+        self._model_hooks: list[ModelHooks] = []
         self._val_loaders: list[Callable[[], Loader]] = []  # as long as somebody has them
         self.val_pass: Pass | None = None
         self.is_delivering = False
@@ -132,6 +140,7 @@ class TrainerParts:
         try:
             self.hooks.pre_setup(this)
             self.hooks.setup(this)
+            self._include_model_hooks()
             self.hooks.post_setup(this)
         except BaseException as error:
             note_origin(error, self.all_callbacks, step=None)
@@ -164,7 +173,7 @@ class TrainerParts:
 
     # ---- hooks and callbacks
 
-    def call(self, hook_name: str, *args: Any, **kwargs: Any) -> None:
+    def call(self, hook_name: str, /, *args: Any, **kwargs: Any) -> None:
         """Fire a hook by name, declared or one's own.
 
         Args:
@@ -180,15 +189,23 @@ class TrainerParts:
         self.hooks.call(self, hook_name, *args, **kwargs)
 
     def rebuild_hooks(self) -> None:
-        """Make the hook table anew: core, user's, loggers, global."""
+        """Make the hook table anew: core, user's, loggers, global, the model's own."""
         core = list(self.callbacks.values())[: self._num_core]
         self.callbacks = OrderedDict(list(self.callbacks.items())[: self._num_core])
         self.callbacks.update(named([*self._user, *self.loggers]))
         everybody = [*core, *self._user, *self.loggers, *global_callbacks()]
+        everybody += [own for own in self._model_hooks if own.__wrapped__ not in everybody]
         unique = {id(callback): callback for callback in everybody}.values()
         self.log_hooks = HookTable(unique)
         self.quiet_hooks = HookTable(unique, is_log_step=False)
         self.hooks = self.log_hooks
+
+    def _include_model_hooks(self) -> None:
+        """Have the hooks called that the model itself defines: last, if it is no callback."""
+        found = model_hooks(self.model)
+        if found is not None:
+            self._model_hooks = [found]
+            self.rebuild_hooks()
 
     @property
     def rehearsal_hooks(self) -> HookTable:
@@ -362,9 +379,12 @@ class TrainerParts:
             self.backend.read(tensors, at_its_step)
 
     def drain(self) -> None:
-        """Deliver all values that are under way. Waits for the device."""
-        self.logging.deliver(cast("Trainer", self))
-        self.backend.flush()
+        """Deliver all values that are under way, and what deliveries log. Waits for the device.
+
+        Raises:
+            RuntimeError: If deliveries log without an end.
+        """
+        self.logging.deliver_all(cast("Trainer", self), self.backend.flush)
 
     def _metric_step(self) -> int:
         if self.logging.in_batch and not self.is_delivering:
@@ -396,7 +416,8 @@ class TrainerParts:
             dest: Names of loggers; these alone get them, and `on_metrics` does not. None = all.
 
         Raises:
-            ValueError: If there is no logger of a name.
+            ValueError: If there is no logger of a name, or a metric of this batch has the name of
+                one already.
         """
         log = self.logging
         is_late = self.is_delivering and not (log.in_batch and self.global_step == log.step)
@@ -405,7 +426,8 @@ class TrainerParts:
                 if self.rehearses and self.should_run_optimizer_step:
                     self.backend.hold(metrics.values())
                 return
-            if log.in_batch and not self._name_scopes and step is None and dest is None:
+            is_plain = not self._name_scopes and step is None and dest is None
+            if is_plain and log.in_batch and log.collected.keys().isdisjoint(metrics):
                 log.collected.update(metrics)
                 return
         if self._name_scopes:
@@ -416,7 +438,7 @@ class TrainerParts:
         if dest is not None:
             self.logging.send(trainer, metrics, made_at, [dest] if isinstance(dest, str) else dest)
         elif is_late:
-            self.logging.hand_over(trainer, dict(metrics), made_at)
+            self.logging.hand_over_late(trainer, dict(metrics), made_at)
         else:
             self.logging.collect(trainer, metrics, made_at)
 

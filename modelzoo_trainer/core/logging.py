@@ -13,18 +13,23 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
+from modelzoo_trainer.active_trainers import active
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Metrics
 from modelzoo_trainer.core.backend import host_value
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, ModelZooError
 
 if TYPE_CHECKING:
+    from modelzoo_trainer.loggers.logger import Logger
     from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.logging")
 
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _PACKAGE: Final = logging.getLogger("modelzoo_trainer")
 # Steps in the beginning. The first and the third record what log steps do: the state of the first
 # step may have another form, and the second is the first of the others.
 _REHEARSED: Final = 3
+_MOST_ROUNDS: Final = 100  # of deliveries that log: more is a loop without an end
 _FORMAT: Final = "%(asctime)s %(levelname)s: %(message)s"
 
 
@@ -33,6 +38,10 @@ class Logging(CoreCallback):
 
     The metrics of a step are collected until its boundary, read from the device at once, and
     delivered as one mapping: to each logger's `log_metrics`, then to the hook `on_metrics`.
+
+    A logger that fails to take or to write metrics is told once a fit, and training goes on; only
+    an error of this package's own, such as `StopTraining` or `ConfigError`, is meant and goes
+    through. It is given the next metrics all the same: a service may come back.
 
     During a run the messages of `modelzoo_trainer` go to `run.log` in the run's folder, and to
     standard error if the program has set up no logging of its own.
@@ -69,6 +78,7 @@ class Logging(CoreCallback):
         self.collected: Metrics = {}
         self._collected_step = 0
         self._num_to_rehearse = 0
+        self._failed: set[int] = set()
 
     # ---- messages
 
@@ -81,7 +91,9 @@ class Logging(CoreCallback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
+        stack.enter_context(active(trainer))
         self._open_handlers(trainer, stack)
+        self._failed.clear()
         self._num_to_rehearse = _REHEARSED if trainer.backend.caps.lazy else 0
         stack.callback(self._leave, trainer)
 
@@ -89,6 +101,7 @@ class Logging(CoreCallback):
     def on_enter_validate(
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
+        stack.enter_context(active(trainer))
         self._open_handlers(trainer, stack)
         self._open_gate(trainer)
         stack.callback(self._open_gate, trainer)
@@ -103,7 +116,7 @@ class Logging(CoreCallback):
         self._open_gate(trainer)
         self.collected = {}
         for logger in trainer.loggers:
-            logger.flush()
+            self._guarded(logger, logger.flush)
 
     def _open_handlers(self, trainer: Trainer, stack: ExitStack) -> None:
         path = trainer.artifact_dir / "run.log"
@@ -142,7 +155,7 @@ class Logging(CoreCallback):
         self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
     ) -> None:
         if self.collected:
-            self.deliver(trainer)
+            self.deliver_all(trainer)
         self.in_batch = True
         self.step = self._collected_step = step = trainer.global_step + 1
         every = self.log_steps
@@ -189,8 +202,20 @@ class Logging(CoreCallback):
         """Add to the metrics of a step."""
         if self.collected and step != self._collected_step:
             self.deliver(trainer)
+        if self.in_batch:
+            self.refuse_twice(metrics)
         self._collected_step = step
         self.collected.update(metrics)
+
+    def refuse_twice(self, metrics: Metrics) -> None:
+        """Raise a `ValueError` if one of these was logged in this batch already."""
+        twice = [name for name in metrics if name in self.collected]
+        if twice:
+            raise ValueError(
+                f"the metric {twice[0]!r} was logged twice in one batch (step "
+                f"{self._collected_step}): one value would be lost. Give it another name, or "
+                f"log one of them inside trainer.name_scope(...)."
+            )
 
     def drop(self, trainer: Trainer) -> None:
         """Forget what was collected: the run goes back to before it."""
@@ -215,6 +240,28 @@ class Logging(CoreCallback):
             self._read(trainer, metrics, step, partial(self.hand_over, trainer, metrics, step))
             trainer.backend.expedite()
 
+    def deliver_all(self, trainer: Trainer, wait: Callable[[], None] | None = None) -> None:
+        """Deliver what was collected, and what deliveries log.
+
+        Args:
+            trainer: Whose metrics.
+            wait: Called after each delivery, for those that arrive later.
+
+        Raises:
+            RuntimeError: If deliveries log without an end.
+        """
+        for _ in range(_MOST_ROUNDS):
+            self.deliver(trainer)
+            if wait is not None:
+                wait()
+            if not self.collected:
+                return
+        raise RuntimeError(
+            f"each delivery of metrics logs others, {_MOST_ROUNDS} times in a row: "
+            f"{', '.join(self.collected)}. In on_metrics, log only what follows from metrics that "
+            f"you know."
+        )
+
     def send(self, trainer: Trainer, metrics: Metrics, step: int, dest: Sequence[str]) -> None:
         """Have metrics handed over to the loggers of these names alone.
 
@@ -232,7 +279,7 @@ class Logging(CoreCallback):
 
         def hand_over() -> None:
             for logger in chosen:
-                logger.log_metrics(sent, step)
+                self._guarded(logger, logger.log_metrics, sent, step)
 
         self._read(trainer, sent, step, hand_over)
 
@@ -248,6 +295,13 @@ class Logging(CoreCallback):
 
         trainer.read([metrics[name].detach() for name in names], arrive, step=step)
 
+    def hand_over_late(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
+        """Give metrics that a delivery logs to everybody, when their values are there."""
+        if any(isinstance(value, Tensor) for value in metrics.values()):
+            self._read(trainer, metrics, step, partial(self.hand_over, trainer, metrics, step))
+        else:
+            self.hand_over(trainer, metrics, step)
+
     def hand_over(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
         """Give host values to the loggers, then to `on_metrics`."""
         before, trainer.is_delivering = trainer.is_delivering, True
@@ -257,10 +311,28 @@ class Logging(CoreCallback):
                     if not self.removed_destinations or (
                         logger.name not in self.removed_destinations
                     ):
-                        logger.log_metrics(metrics, step)
+                        self._guarded(logger, logger.log_metrics, metrics, step)
             trainer.hooks.on_metrics(trainer, metrics, step)
         finally:
             trainer.is_delivering = before
+
+    def _guarded(self, logger: Logger, act: Callable[..., None], *args: Any) -> None:
+        """Have a logger do something; what it fails at is told once, and stops nothing."""
+        try:
+            act(*args)
+        except ModelZooError:
+            raise  # on purpose
+        except Exception as error:  # a service that is down, a library's fault
+            if id(logger) not in self._failed:
+                log.warning(
+                    "%s cannot take metrics, some are lost: %s: %s. Training goes on; this is said "
+                    "once.",
+                    logger.name,
+                    type(error).__name__,
+                    error,
+                    exc_info=error,
+                )
+            self._failed.add(id(logger))
 
 
 def _close(handler: logging.Handler) -> None:
