@@ -17,6 +17,7 @@ _SECRET: Final = re.compile(
 )
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _KEYS: Final = re.compile(r"(?<![\w-])([\w-]+)[\"']?\s*:")
+_LOGIN: Final = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 _CHANGE: Final = re.compile(r"(?P<path>[^=]+)=")
 
 
@@ -33,7 +34,7 @@ def is_secret(key: object, value: object = "") -> bool:
 
 
 def without_secrets(plain: Any) -> Any:
-    """Return a copy of plain values in which keys of secrets are left out.
+    """Return a copy of plain values: without keys of secrets, and with logins in addresses hidden.
 
     Args:
         plain: Dictionaries, lists and values.
@@ -44,7 +45,7 @@ def without_secrets(plain: Any) -> Any:
         }
     if isinstance(plain, list):
         return [without_secrets(item) for item in plain]
-    return plain
+    return _LOGIN.sub(HIDDEN, plain) if isinstance(plain, str) else plain
 
 
 def hide_in_command(words: Iterable[str]) -> list[str]:

@@ -3,12 +3,25 @@
 `__all__` is the registry: its classes are what a YAML file may name under `loggers`.
 """
 
+from modelzoo_trainer.loggers.csv_logger import CSVLogger
 from modelzoo_trainer.loggers.jsonl import JsonlLogger
 from modelzoo_trainer.loggers.logger import Logger as Logger
+from modelzoo_trainer.loggers.mlflow_logger import MLflowLogger
 from modelzoo_trainer.loggers.progress import ProgressLogger
+from modelzoo_trainer.loggers.telemetry import TelemetryLogger
 from modelzoo_trainer.loggers.tensorboard import TensorBoardLogger
+from modelzoo_trainer.loggers.wandb_logger import WandbLogger
 
-__all__ = ["JsonlLogger", "ProgressLogger", "TensorBoardLogger", "default_loggers"]
+__all__ = [
+    "CSVLogger",
+    "JsonlLogger",
+    "MLflowLogger",
+    "ProgressLogger",
+    "TelemetryLogger",
+    "TensorBoardLogger",
+    "WandbLogger",
+    "default_loggers",
+]
 
 
 def default_loggers() -> list[Logger]:

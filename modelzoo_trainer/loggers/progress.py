@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 import time
 from collections import deque
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
+from torch import Tensor
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Loader, Metrics, StateDict
+from modelzoo_trainer.console_bar import BAR_INTERVAL_S, Bar, duration, is_terminal, number
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loggers.logger import Logger
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.progress")
 
 LINE_INTERVAL_S: Final = 10.0
-BAR_INTERVAL_S: Final = 0.1
 _NUM_LOSSES: Final = 10
 _VALIDATION: Final = re.compile(r"(validate_\d+)/(.+)")
 
@@ -91,7 +91,7 @@ class ProgressLogger(Logger):
         self._start_step = self._rate_step = trainer.global_step
         self._total = trainer.schedule.total_steps
         self._is_fitting = trainer.backend.is_main
-        if self._is_fitting and sys.stderr is not None and sys.stderr.isatty():
+        if self._is_fitting and is_terminal():
             self._every_s = BAR_INTERVAL_S if self._interval_s is None else self._interval_s
             self._bar = Bar(self._start_step, self._total)
 
@@ -158,11 +158,13 @@ class ProgressLogger(Logger):
             log.info("%s: %s at step %d", scope, shown, step)
 
     def _validations(self, metrics: Metrics) -> dict[str, Metrics]:
-        """Return the results of validations among metrics, by their scopes."""
+        """Return the results of validations among metrics, by their scopes; tensors left out."""
         found: dict[str, Metrics] = {}
         for name, value in metrics.items():
             match = _VALIDATION.fullmatch(name)
             scope, _, rest = name.partition("/")
+            if isinstance(value, Tensor) and value.numel() > 1:
+                continue
             if match is not None or (rest and scope in self._scopes):
                 found.setdefault(scope, {})[rest] = value
         return {scope: _loss_first(results) for scope, results in found.items()}
@@ -191,61 +193,5 @@ class ProgressLogger(Logger):
         return text
 
 
-class Bar:
-    """A bar at the bottom of the terminal; messages of `logging` appear above it.
-
-    Args:
-        step: Where it begins.
-        total: Where it ends; None = not known.
-    """
-
-    def __init__(self, step: int, total: int | None) -> None:
-        from tqdm import tqdm
-        from tqdm.contrib.logging import logging_redirect_tqdm
-
-        loggers = [logging.getLogger(name) for name in ("modelzoo_trainer", None)]
-        consoles = [logger for logger in loggers if any(map(_is_console, logger.handlers))]
-        self._stack = ExitStack()
-        self._stack.enter_context(logging_redirect_tqdm(loggers=consoles, tqdm_class=tqdm))
-        self._bar: Any = tqdm(total=total, initial=step, unit="step", desc="train", leave=False)
-        self._stack.callback(self._bar.close)
-
-    def show(self, step: int, figures: str) -> None:
-        """Draw it.
-
-        Args:
-            step: How far it is.
-            figures: What stands behind it.
-        """
-        self._bar.n = step
-        self._bar.set_postfix_str(figures, refresh=False)
-        self._bar.refresh()
-
-    def close(self) -> None:
-        """Take it away."""
-        self._stack.close()
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as h:mm:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
-
-
-def number(value: Any) -> str:
-    """Return a metric's value as text, numbers with five decimals or digits."""
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:.5f}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.5g}"
-
-
 def _loss_first(results: Metrics) -> Metrics:
     return {name: results[name] for name in sorted(results, key=lambda name: name != "loss")}
-
-
-def _is_console(handler: logging.Handler) -> bool:
-    return isinstance(handler, logging.StreamHandler) and handler.stream in (
-        sys.stderr,
-        sys.stdout,
-    )

@@ -49,6 +49,7 @@ class TensorBoardLogger(Logger):
         self._is_legacy = legacy_event_dirs
         self._root = Path()
         self._make: Any = None
+        self._summary: Any = None
         self._writers: dict[str, Any] = {}
         self._purge_step: int | None = None
         self._loaded_step: int | None = None
@@ -60,13 +61,14 @@ class TensorBoardLogger(Logger):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of its own imports
+                from tensorboard.compat.proto.summary_pb2 import Summary
                 from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ConfigError(
                 "TensorBoardLogger needs tensorboard, which is not installed: "
                 "pip install 'modelzoo-trainer[tensorboard]'"
             ) from None
-        self._make = SummaryWriter
+        self._make, self._summary = SummaryWriter, Summary
         default = trainer.model_dir if self._is_legacy else trainer.model_dir / "events"
         self._root = self._given or default
 
@@ -75,26 +77,40 @@ class TensorBoardLogger(Logger):
         if self._has_failed:
             return
         try:
+            scalars: dict[str, list[tuple[str, float]]] = {}
             for name, value in metrics.items():
-                self._write(name, value, step)
+                folder, tag = self._place(name)
+                if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
+                    scalars.setdefault(folder, []).append((tag, float(value)))
+                else:
+                    self._write(self._writer(folder), tag, value, step)
+            for folder, pairs in scalars.items():
+                # One event: each wakes the thread that writes, which training would wait for.
+                values = [{"tag": tag, "simple_value": value} for tag, value in pairs]
+                writer = self._writer(folder)
+                writer.file_writer.add_summary(self._summary(value=values), step)
         except OSError as error:
             self._fail(error)
 
-    def _write(self, name: str, value: Any, step: int) -> None:
+    def _place(self, name: str) -> tuple[str, str]:
+        """Return the folder of a metric, and its name there."""
         folder = ""
         if self._is_legacy:
             is_val = name.startswith("validate_")
             folder = "eval" if is_val else "train"
             name = name.partition("/")[2] if is_val else name
+        return folder, name
+
+    def _writer(self, folder: str) -> Any:
         if folder not in self._writers:
             self._others = self._earlier()
             path = self._root / folder
             self._writers[folder] = self._make(str(path), purge_step=self._purge_step)
-        writer = self._writers[folder]
+        return self._writers[folder]
+
+    def _write(self, writer: Any, name: str, value: Any, step: int) -> None:
         if isinstance(value, str):
             writer.add_text(name, value, step)
-        elif isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
-            writer.add_scalar(name, float(value), step)
         elif isinstance(value, Tensor) and value.numel() and value.isfinite().all():
             writer.add_histogram(name, value.float(), step)
         else:

@@ -7,9 +7,13 @@ def test_the_registry_holds_loggers_and_not_their_base_class():
     classes = [getattr(loggers, name) for name in loggers.__all__]
     classes = [cls for cls in classes if isinstance(cls, type)]
     assert [cls.__name__ for cls in classes] == [
+        "CSVLogger",
         "JsonlLogger",
+        "MLflowLogger",
         "ProgressLogger",
+        "TelemetryLogger",
         "TensorBoardLogger",
+        "WandbLogger",
     ]
     assert all(issubclass(cls, Logger) for cls in classes)
 

@@ -144,3 +144,22 @@ def test_a_missing_library_is_told_with_what_to_install(make, monkeypatch):
 def test_two_places_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="exclude each other"):
         TensorBoardLogger(summary_dir=tmp_path, legacy_event_dirs=True)
+
+
+def test_the_numbers_of_a_step_are_one_event(make, batches):
+    trainer = make(TensorBoardLogger())
+    trainer.fit(batches, batches[:1])
+    trainer.close()
+    loading = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    (path,) = (trainer.model_dir / "events").iterdir()
+    steps = [
+        event.step for event in loading.EventFileLoader(str(path)).Load() if event.summary.value
+    ]
+    names = [
+        {value.tag for value in event.summary.value}
+        for event in loading.EventFileLoader(str(path)).Load()
+        if event.summary.value
+    ]
+    assert steps == [1, 2, 3, 4, 4]
+    assert "loss" in names[0]
+    assert names[-1] == {"validate_0/loss"}

@@ -1,0 +1,196 @@
+"""A logger whose metrics are in one file, which is cut back when a run goes back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import abstractmethod
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Loader, Metrics, StateDict
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loggers.line_file import put_aside
+from modelzoo_trainer.loggers.logger import Logger
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+FLUSH_INTERVAL_S: Final = 1.0
+
+Line = tuple[Metrics, int, float]
+
+
+class Loaded(NamedTuple):
+    """A checkpoint that a fit may go on from."""
+
+    step: int
+    place: dict[str, Any] | None
+    """Where the file ended when it was made."""
+    since: Any
+    """Where the file ended when it was loaded, or one that was loaded before."""
+
+
+class FileLogger(Logger):
+    """What loggers with a file of their own have in common.
+
+    Lines reach the file at most about a second later. A file that cannot be written is logged
+    once, and the run goes on without it.
+
+    Args:
+        path: The file; None = one of a fixed name in `model_dir`.
+        file_name: That name.
+        log: Where messages go.
+
+    Raises:
+        ConfigError: At set-up, if another logger writes that file.
+    """
+
+    def __init__(self, path: Path | None, file_name: str, log: logging.Logger) -> None:
+        self._given = None if path is None else Path(path)
+        self._file_name = file_name
+        self._log = log
+        self._path: Path | None = None
+        self._lines: list[Line] = []
+        self._flushed = 0.0
+        self._has_failed = False
+        self._place: dict[str, Any] | None = None
+        self._loaded: Loaded | None = None
+        self._is_own = False
+        """Whether all that is in the file is of this logger."""
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        self._path = path = self._given or trainer.model_dir / self._file_name
+        for other in trainer.loggers:
+            if other is not self and isinstance(other, FileLogger) and other.is_at(path):
+                raise ConfigError(
+                    f"loggers has two that write {str(path)!r}: {other.name} and {self.name}. Give "
+                    f"one of them another path."
+                )
+
+    def is_at(self, path: Path) -> bool:
+        """Return whether a path is that of the file, which set-up decides."""
+        return self._path is not None and self._path.absolute() == path.absolute()
+
+    # ---- what a kind of file decides
+
+    @abstractmethod
+    def _write(self, path: Path, lines: list[Line]) -> None:
+        """Append lines to the file."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Close the file, so that others may change it."""
+
+    @abstractmethod
+    def _mark(self, path: Path) -> dict[str, Any]:
+        """Return where the file ends."""
+
+    @abstractmethod
+    def _since(self, place: dict[str, Any]) -> Any:
+        """Return what of a place is needed to find what was written after it."""
+
+    @abstractmethod
+    def _cut(self, path: Path, loaded: Loaded) -> None:
+        """Cut the file back to a checkpoint; what was written after that was loaded stays."""
+
+    # ---- lines
+
+    @override
+    def log_metrics(self, metrics: Metrics, step: int) -> None:
+        if self._has_failed:
+            return
+        # Written in one go later: many lines cost hardly more than one.
+        now = time.time()
+        self._lines.append((metrics, step, now))
+        if now - self._flushed >= FLUSH_INTERVAL_S:
+            self._flushed = now
+            self.flush()
+
+    @override
+    def flush(self) -> None:
+        lines, self._lines = self._lines, []
+        if not lines or self._has_failed:
+            return
+        assert self._path is not None  # set at set-up
+        try:
+            self._write(self._path, lines)
+        except (OSError, UnicodeError) as error:
+            self._fail(error)
+
+    @override
+    def finalize(self) -> None:
+        self.flush()
+        try:
+            self._close()
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError | UnicodeError) -> None:
+        if not self._has_failed:
+            self._log.warning("%s cannot be written, metrics are lost: %s", self._path, error)
+        self._has_failed = True
+        with suppress(OSError):  # told already
+            self._close()
+
+    # ---- going back
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the file ends, with all lines so far in it."""
+        self.flush()
+        return {} if self._path is None else self._mark(self._path)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keep where the file ended, for when it is to be cut back."""
+        self._place = state
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        place, self._place = self._place, None
+        if not trainer.backend.is_main:
+            return
+        if "global_step" in state_dict:
+            since = self._since(self.state_dict()) if self._loaded is None else self._loaded.since
+            self._loaded = Loaded(trainer.global_step, place, since)
+        if trainer.is_resuming:  # a validation of an older checkpoint takes nothing back
+            self._go_back(trainer)
+
+    @override
+    def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
+        if trainer.is_resuming and ckpt_path is None and trainer.backend.is_main:
+            self._go_back(trainer)
+
+    def _go_back(self, trainer: Trainer) -> None:
+        """Make the file that of a run which is where the trainer is now."""
+        assert self._path is not None  # set at set-up
+        loaded, self._loaded = self._loaded, None
+        try:
+            if loaded is not None and loaded.step == trainer.global_step:
+                self.finalize()
+                self._cut(self._path, loaded)
+            elif trainer.global_step == 0 and not self._is_own:
+                self.finalize()
+                self._put_aside(self._path)
+        except (OSError, UnicodeError) as error:
+            self._fail(error)
+
+    def _put_aside(self, path: Path) -> None:
+        aside = put_aside(path)
+        if aside is not None:
+            self._log.warning(
+                "The run begins at step 0: the metrics of an earlier one, %s, are now %s.",
+                path,
+                aside.name,
+            )
+
+    # ---- when
+
+    @override
+    def on_enter_validate(
+        self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
+    ) -> None:
+        stack.callback(self.flush)

@@ -1,0 +1,183 @@
+"""A logger whose metrics go to a service, as one run that goes on after a restart."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Loader, Metrics, StateDict
+from modelzoo_trainer.errors import ModelZooError
+from modelzoo_trainer.loggers.logger import Logger
+from modelzoo_trainer.loggers.reached_step import ReachedStep
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+
+class ServiceLogger(Logger):
+    """What loggers have in common that send metrics to a service.
+
+    The run of the service is begun with the first metrics. Steps that have been sent are not sent
+    again, also after a restart: a run that resumes is silent until it is beyond them. A service
+    that cannot be reached when it begins is told of once, and the fit goes on without it.
+
+    With a run from a file, its settings are shown with the run, without their secrets.
+
+    Args:
+        log: Where messages go.
+    """
+
+    _sends_whole_steps = False
+    """Whether what was sent of a step is lost with the process until the next step comes."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._folder = Path()
+        self._id: str | None = None
+        """That of the run of the service; set before it is begun if it is to go on."""
+        self._config: dict[str, Any] = {}
+        self._reached: ReachedStep | None = None
+        self._floor = 0
+        self._latest = -1
+        self._is_open = False
+        self._has_failed = False
+        self._is_foreign = False
+
+    # ---- what a kind of service decides
+
+    @abstractmethod
+    def _begin(self) -> int:
+        """Begin the run, or go on with `_id`; set `_id`, and return the first step to send."""
+
+    @abstractmethod
+    def _show(self, config: dict[str, Any]) -> None:
+        """Show settings with the run; one that goes on may have others already."""
+
+    @abstractmethod
+    def _send(self, metrics: Metrics, step: int) -> None:
+        """Send metrics."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """End the run, with all that was sent."""
+
+    # ---- settings
+
+    def take_config(self, config: Mapping[str, Any]) -> None:
+        """Show settings with the run, instead of any before.
+
+        Args:
+            config: Plain values by name, which may be mappings and lists themselves.
+        """
+        self._config = dict(config)
+        if self._is_open:
+            self._show_config()
+
+    def _show_config(self) -> None:
+        if not self._config:
+            return
+        try:
+            self._show(self._config)
+        except Exception as error:  # noqa: BLE001  # whatever the library has for it
+            self._log.warning(
+                "%s cannot show the settings: %s: %s", self.name, type(error).__name__, error
+            )
+
+    # ---- metrics
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        self._folder = trainer.model_dir
+
+    @override
+    def log_metrics(self, metrics: Metrics, step: int) -> None:
+        if self._has_failed:
+            return
+        if not self._is_open:
+            self._open()
+        if self._reached is None or step < self._floor:
+            return
+        if step > self._latest:
+            self._reached.note(self._latest if self._sends_whole_steps else step)
+            self._latest = step
+        self._send(metrics, step)
+
+    def _open(self) -> None:
+        try:
+            floor = self._begin()
+        except ModelZooError:
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever the library has for it
+            self._has_failed = True
+            self._log.warning(
+                "%s could not begin, metrics are not sent: %s: %s",
+                self.name,
+                type(error).__name__,
+                error,
+            )
+            return
+        name = f".{self.name}-{self._id}.step".replace("/", "_")
+        self._reached = ReachedStep(self._folder / name)
+        self._floor = max(floor, self._reached.step + 1)
+        self._latest = self._floor - 1
+        self._is_open = True
+        self._show_config()
+
+    @override
+    def on_fit_start(
+        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
+    ) -> None:
+        self._has_failed = False  # a service may be back
+        if self._is_open and trainer.global_step + 1 < self._floor:
+            self._tell(trainer)
+
+    def _tell(self, trainer: Trainer) -> None:
+        self._log.info(
+            "%s has the steps up to %d already; they are not sent again.",
+            self.name,
+            self._floor - 1,
+        )
+
+    @override
+    def finalize(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self._reached is not None:
+            self._reached.note(self._latest)
+            self._reached.close()
+        self._reached = None
+        try:
+            self._end()
+        except Exception as error:  # noqa: BLE001  # the run is over; nothing is left to fail
+            self._log.warning("%s did not end in order: %s", self.name, error)
+
+    # ---- after a restart
+
+    @override
+    def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
+        if ckpt_path is not None:
+            root = trainer.checkpoint.root(trainer).resolve()
+            self._is_foreign = ckpt_path.resolve().parent != root
+        elif trainer.is_resuming and trainer.global_step == 0 and not self._is_open:
+            self._id = None
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        self._is_foreign = False
+        if self._reached is not None and trainer.is_resuming:
+            self._floor = self._latest + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which run of the service this is."""
+        return {"run_id": self._id}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on with that run, unless it is another training's."""
+        if not self._is_open and not self._is_foreign:
+            self._id = state_dict["run_id"] or self._id
