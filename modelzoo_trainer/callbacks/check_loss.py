@@ -17,7 +17,8 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs, StateDict
 from modelzoo_trainer.callbacks.loss_window import LossWindow
 from modelzoo_trainer.callbacks.step_finding import StepFinding, named
-from modelzoo_trainer.callbacks.step_guard import StepGuard, wide_type
+from modelzoo_trainer.callbacks.step_guard import StepGuard
+from modelzoo_trainer.callbacks.step_losses import wide_type
 from modelzoo_trainer.core.loop import require_positive
 from modelzoo_trainer.errors import ConfigError, RollBack
 
@@ -37,10 +38,12 @@ class CheckLoss(Callback):
 
     * `raise` ends the run.
     * `skip` leaves out the step: weights, buffers and the optimizer's state stay as they were
-      before its first batch, bit by bit; schedules and `global_step` go on. That is decided on
-      the device, so a step is left out however late it is told. Logs `skipped_steps`.
-    * `rollback` goes back to the newest checkpoint of the run, from where it goes on without the
-      batches of the bad step (as Chowdhery et al. 2022, PaLM, section 5.1, did by hand).
+      before its first batch, bit by bit; schedules and `global_step` go on, and so does a change
+      of sparsity's masks that is due. That is decided on the device, so a step is left out
+      however late it is told.
+    * `rollback` goes back to the newest checkpoint of the run from before the first batch of the
+      bad step, from where it goes on without the batches of that step (as Chowdhery et al. 2022,
+      PaLM, section 5.1, did by hand).
 
     A validation whose loss is not finite ends the run under each of them: it changes nothing that
     could be left out or taken back.
@@ -59,6 +62,9 @@ class CheckLoss(Callback):
         max_skips: Most steps that are left out in a row; with the next one the run ends.
         max_rollbacks: Most times in a row to roll back before a step beyond the bad ones is good.
 
+    Metrics:
+        skipped_steps: Under `skip`, how many steps of the run were left out so far.
+
     State: The last finite losses, those of the window, and the counts.
 
     Raises:
@@ -69,6 +75,9 @@ class CheckLoss(Callback):
         gradients, their norm unless they are clipped by it; `skip` also a copy of the buffers, and
         what `Backend.optimizer_step` says.
     """
+
+    is_overruled: bool = False
+    """Whether `TerminateOnNaN` ends the run instead, so that nothing is raised."""
 
     def __init__(
         self,
@@ -179,12 +188,16 @@ class CheckLoss(Callback):
     def _check_train(self, trainer: Trainer, values: list[Any]) -> None:
         loss = _number(values[0])
         if not math.isfinite(loss):
+            if self.is_overruled:
+                return
             raise _error(f"loss is {loss} at global_step {trainer.global_step}", self._last_train)
         self._last_train = (loss, trainer.global_step)
 
     def _check_val(self, trainer: Trainer, values: list[Any]) -> None:
         loss = _number(values[0])
         if not math.isfinite(loss):
+            if self.is_overruled:
+                return
             what = f"{trainer.name_scope_path}loss is {loss} at global_step {trainer.global_step}"
             raise _error(what, self._last_val)
         self._last_val = (loss, trainer.global_step)

@@ -12,19 +12,19 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Batch, Callback, Outputs
+from modelzoo_trainer.callback import Batch
 from modelzoo_trainer.callbacks.loss_window import LossWindow
 from modelzoo_trainer.callbacks.step_finding import Batches, StepFinding
+from modelzoo_trainer.callbacks.step_losses import StepLosses, placed
 from modelzoo_trainer.core.step_check import StepCheck
 
 if TYPE_CHECKING:
-    from modelzoo_trainer.core.backend import Backend
     from modelzoo_trainer.trainer import Trainer
 
 Report = Callable[["Trainer", StepFinding], None]
 
 
-class StepGuard(Callback):
+class StepGuard(StepLosses):
     """Judges each step by the mean loss of its batches and the norm of its gradients.
 
     A step is bad if one of them is not finite, or the loss is a spike. Whether it is, stays on the
@@ -60,19 +60,17 @@ class StepGuard(Callback):
         self._masks: Final = masks
         self._gradients: Final = gradients
         self._device = trainer.backend.device
-        self._dtype = wide_type(trainer)
         self._modules = [part for part in trainer.model.modules() if part._buffers]
         self._num_skipped = torch.zeros((), dtype=torch.int64, device=self._device)
-        self._check: StepCheck | None = None
+        self.check: StepCheck | None = None
+        """The look at the step at hand; None = between the optimizer steps."""
         self._loss: Tensor | None = None
         self._limit: Tensor | None = None
-        self.drop_batches()
+        super().__init__()
 
+    @override
     def drop_batches(self) -> None:
-        """Forget the batches since the last step."""
-        self._batches: Batches = []
-        self._total: Any = 0.0
-        self._weight: Any = 0
+        super().drop_batches()
         self._copies: list[Tensor | None] = []
 
     # ---- the batches of a step
@@ -83,21 +81,7 @@ class StepGuard(Callback):
     ) -> None:
         if self._masks and not self._batches:
             self._copies = [None if own is None else own.clone() for own in self._buffers()]
-        data = trainer.data
-        place = (data.epoch, data.batch_idx - data.ends_batch)
-        if place not in self._batches:  # the parts of a batch have one
-            self._batches.append(place)
-
-    @override
-    def on_after_backward(self, trainer: Trainer, model: Module, outputs: Outputs) -> None:
-        loss = outputs["loss"].detach().reshape(()).to(self._dtype)
-        accumulation = trainer.grad_accum
-        if not accumulation.is_active:
-            self._total, self._weight = loss, 1
-            return
-        weight = accumulation.weight
-        self._total = self._total + loss * weight
-        self._weight = self._weight + weight
+        super().on_train_batch_start(trainer, model, batch, batch_idx)
 
     # ---- the step
 
@@ -105,22 +89,22 @@ class StepGuard(Callback):
     def on_before_optimizer_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
-        self._loss = self._mean_loss(trainer.backend)
+        self._loss = self.mean_loss(trainer)
         bad = self._loss.isfinite().logical_not()
         if self._window is not None:
             self._limit = self._window.limit()
             bad = bad | (self._loss > self._limit)
-        self._check = StepCheck(bad, gradients=self._gradients, masks=self._masks)
-        trainer.precision.check_step(self._check)
+        self.check = StepCheck(bad, gradients=self._gradients, masks=self._masks)
+        trainer.precision.check_step(self.check)
 
     @override
     def on_after_optimizer_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
-        check, loss, limit = self._check, self._loss, self._limit
+        check, loss, limit = self.check, self._loss, self._limit
         assert check is not None  # made before the step
         assert loss is not None
-        self._check = self._loss = self._limit = None
+        self.check = self._loss = self._limit = None
         if self._window is not None:
             self._window.add(loss, check.bad)
         if self._masks:
@@ -132,16 +116,6 @@ class StepGuard(Callback):
         arrive = partial(self._arrive, trainer, list(known), self._batches)
         trainer.read([check.bad, *known.values()], arrive)
         self.drop_batches()
-
-    def _mean_loss(self, backend: Backend) -> Tensor:
-        total: Tensor = self._total
-        weight = self._weight
-        if backend.world_size > 1:  # that of all: each of them has the same window
-            counted = weight if isinstance(weight, Tensor) else torch.full_like(total, weight)
-            total, weight = backend.reduce(torch.stack((total, counted.to(total)))).unbind()
-        if isinstance(weight, Tensor):
-            return total / weight.clamp_min(1)
-        return total / weight if weight > 1 else total
 
     def _arrive(
         self, trainer: Trainer, names: list[str], batches: Batches, values: list[Any]
@@ -173,12 +147,7 @@ class StepGuard(Callback):
         if self._window is not None:
             state["window"] = self._window.state_dict()
         if self._batches:
-            state["open"] = {
-                "batches": [list(place) for place in self._batches],
-                "total": self._total,
-                "weight": self._weight,
-                "buffers": list(self._copies),
-            }
+            state["open"] = {**self.open_batches(), "buffers": list(self._copies)}
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -189,14 +158,5 @@ class StepGuard(Callback):
         self.drop_batches()
         if "open" in state:
             part = state["open"]
-            self._batches = [(epoch, batch_idx) for epoch, batch_idx in part["batches"]]
-            self._total, self._weight = self._placed(part["total"]), self._placed(part["weight"])
-            self._copies = [self._placed(copy) for copy in part["buffers"]]
-
-    def _placed(self, value: Any) -> Any:
-        return value.to(self._device) if isinstance(value, Tensor) else value
-
-
-def wide_type(trainer: Trainer) -> torch.dtype:
-    """Return the type in which losses are summed up."""
-    return torch.float64 if trainer.backend.caps.float64 else torch.float32
+            self.load_open_batches(part, self._device)
+            self._copies = [placed(copy, self._device) for copy in part["buffers"]]

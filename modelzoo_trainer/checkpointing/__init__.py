@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         save_sharded,
     )
     from modelzoo_trainer.checkpointing.draft import Draft
-    from modelzoo_trainer.checkpointing.exporting import export
+    from modelzoo_trainer.checkpointing.exporting import export, write_weights
     from modelzoo_trainer.checkpointing.folder import clean, delete, point_latest, probe
     from modelzoo_trainer.checkpointing.listing import (
         CheckpointInfo,
@@ -46,7 +46,7 @@ _HOMES = {
         "save_sharded",
     ),
     "draft": ("Draft",),
-    "exporting": ("export",),
+    "exporting": ("export", "write_weights"),
     "folder": ("clean", "delete", "point_latest", "probe"),
     "listing": ("CheckpointInfo", "candidates", "list_checkpoints", "newest"),
     "manifest": ("FileRecord", "Manifest", "read_manifest"),
@@ -87,6 +87,7 @@ __all__ = [
     "save_sharded",
     "state_bytes",
     "verify",
+    "write_weights",
 ]
 
 

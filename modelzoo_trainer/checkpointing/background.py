@@ -92,7 +92,13 @@ class BackgroundSaver:
             self.stall_s += time.perf_counter() - begin
 
     def save_sharded(
-        self, path: Path, state: Mapping[str, Any], *, step: SupportsIndex, process_group: Any
+        self,
+        path: Path,
+        state: Mapping[str, Any],
+        *,
+        step: SupportsIndex,
+        process_group: Any,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         """Do the same together with other processes; all of them call this.
 
@@ -101,6 +107,7 @@ class BackgroundSaver:
             state: As for `checkpointing.save_sharded`.
             step: The global step, >= 0.
             process_group: Who takes part; nobody else may use it.
+            facts: What else the manifest is to say.
 
         Cost: As for `save`, of what is this process's part.
         """
@@ -111,14 +118,16 @@ class BackgroundSaver:
         begin = time.perf_counter()
         try:
             self._land()
-            plain_step = check_step(step)
+            plain_step, plain_ones = check_step(step), plain_facts(facts or {})
             if self._stager is None:
                 plain = StagingOptions(False, False, False, False)  # four ways not to take
                 self._stager = DefaultStager(plain)
             copied: Any = self._stager.stage(dict(state))
 
             def write() -> None:
-                save_sharded(path, copied, step=plain_step, process_group=process_group)
+                save_sharded(
+                    path, copied, step=plain_step, facts=plain_ones, process_group=process_group
+                )
 
             self._fly(path, write)
         finally:

@@ -19,7 +19,7 @@ from modelzoo_trainer.checkpointing.folder import hidden_name
 from modelzoo_trainer.checkpointing.manifest import STATE, Manifest, read_manifest
 from modelzoo_trainer.checkpointing.shard_index import SHARDS
 from modelzoo_trainer.checkpointing.sharded import load_sharded
-from modelzoo_trainer.checkpointing.skeleton import decode
+from modelzoo_trainer.checkpointing.skeleton import Encoder, decode
 from modelzoo_trainer.checkpointing.tensor_file import bytes_of
 from modelzoo_trainer.checkpointing.tensor_header import DTYPES, LENGTH_BYTES, METADATA
 from modelzoo_trainer.checkpointing.tensor_reading import checked_tensors
@@ -55,9 +55,36 @@ def export(path: Path, file: Path, *, force: bool = False) -> list[str]:
     Cost: The model in host memory.
     """
     _check_target(file, force)
-    tensors, rest = _tensors_of(read_part(path, MODEL))
+    return _write(read_part(path, MODEL), file, f"the model of {str(path)!r}", force=force)
+
+
+def write_weights(state: Mapping[str, Any], file: Path, *, force: bool = False) -> list[str]:
+    """Write a model's state to one safetensors file, as `export` does with that of a checkpoint.
+
+    Args:
+        state: What `state_dict` returns; tensors that are the same memory are stored once.
+        file: Where to; its folder must exist.
+        force: Replace a file that is there.
+
+    Returns:
+        What the state has besides tensors, which such a file cannot hold.
+
+    Raises:
+        TargetError: If the file exists, or cannot be a file of weights.
+        CheckpointError: If the state has no tensors, or the file cannot be written.
+
+    Cost: No copy of what is in host memory.
+    """
+    _check_target(file, force)
+    encoder = Encoder({MODEL: state})
+    untied = decode(encoder.skeleton, encoder.tensors)[MODEL]
+    return _write(untied, file, "the state", force=force)
+
+
+def _write(state: Any, file: Path, name: str, *, force: bool) -> list[str]:
+    tensors, rest = _tensors_of(state)
     if not tensors:
-        raise CheckpointError(f"the model of {str(path)!r} has no tensors.")
+        raise CheckpointError(f"{name} has no tensors.")
     kept, aliases = _untied(tensors)
     part = file.with_name(hidden_name("tmp", file.name))
     try:

@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from backends import (
+    LIMIT_BATCHES,
+    NOTIFICATION_ENDPOINT,
+    NOTIFICATION_MAILFROM,
+    NOTIFICATION_PASSWORD,
+    SLACK_BOT_TOKEN,
     Backend,
     BackendError,
     BackendUnavailable,
@@ -17,13 +22,24 @@ from backends import (
     backend_names,
     backend_on_paper,
     collective_of,
+    device_name,
+    from_environment,
+    held_switches,
+    hold_hf_cache_dir,
+    hold_switches,
     host_value,
     is_for_real,
+    is_switch,
     join,
     joined,
+    limit_batches,
+    loaded_hf_libraries,
     make_backend,
     map_tensors,
+    peak_flops,
     processes_on_paper,
+    switch_names,
+    switch_problem,
 )
 from modelzoo_trainer.callback import CoreCallback
 from modelzoo_trainer.errors import ConfigError
@@ -32,6 +48,11 @@ if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 __all__ = [
+    "LIMIT_BATCHES",
+    "NOTIFICATION_ENDPOINT",
+    "NOTIFICATION_MAILFROM",
+    "NOTIFICATION_PASSWORD",
+    "SLACK_BOT_TOKEN",
     "Backend",
     "BackendCallback",
     "BackendError",
@@ -42,13 +63,24 @@ __all__ = [
     "backend_names",
     "backend_on_paper",
     "collective_of",
+    "device_name",
+    "from_environment",
+    "held_switches",
+    "hold_hf_cache_dir",
+    "hold_switches",
     "host_value",
     "is_for_real",
+    "is_switch",
     "join",
     "joined",
+    "limit_batches",
+    "loaded_hf_libraries",
     "make_backend",
     "map_tensors",
+    "peak_flops",
     "processes_on_paper",
+    "switch_names",
+    "switch_problem",
 ]
 
 

@@ -9,13 +9,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from string import Formatter
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
+from modelzoo_trainer.advice import Advised, event
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.core.callback_states import load_states
-from modelzoo_trainer.core.checkpoint_saving import Saving, prepare
+from modelzoo_trainer.core.checkpoint_saving import (
+    Saving,
+    facts_of,
+    prepare,
+    was_written_before,
+)
 from modelzoo_trainer.core.checkpoint_times import Times
 from modelzoo_trainer.core.run_lock import FolderLock
 from modelzoo_trainer.core.shared_state import like_of, part_of
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.checkpoint")
 
 
-class Checkpoint(CoreCallback):
+class Checkpoint(CoreCallback, Advised):
     """Writes checkpoints at step boundaries, and finds the newest intact one.
 
     With any of `steps`, `minutes` and `epochs` one is also written where a run ends, for whatever
@@ -96,7 +103,7 @@ class Checkpoint(CoreCallback):
         self._saved_step: int | None = None
         self._others: frozenset[Path] = frozenset()
         self._begun: tuple[Path | None, int | None] = (None, None)
-        self._is_fresh = True
+        self._not_fresh: WeakSet[Trainer] = WeakSet()  # that have trained or loaded something
         self._found: tuple[Path, StateDict] | None = None
         self.is_own = False
         """Whether the checkpoint that was chosen last is the newest one of this run's folder."""
@@ -135,17 +142,22 @@ class Checkpoint(CoreCallback):
         Raises:
             CheckpointError: If there are checkpoints and none of them is intact.
         """
-        is_restart = trainer.is_resuming and self._is_fresh and trainer.autorestart.is_restart
+        is_restart = (
+            trainer.is_resuming and self._is_fresh(trainer) and trainer.autorestart.is_restart
+        )
         self.is_own = ckpt_path is ... or is_restart
         self._found = None
         backend = trainer.backend
         path = self._choose(trainer, ckpt_path, is_restart) if backend.is_main else None
         return backend.broadcast_object(path)  # type: ignore[no-any-return]  # that path
 
+    def _is_fresh(self, trainer: Trainer) -> bool:
+        return trainer not in self._not_fresh
+
     def _choose(self, trainer: Trainer, ckpt_path: Any, is_restart: bool) -> Path | None:
         if not self.is_own:
             return None if ckpt_path is None else self._told(trainer, Path(ckpt_path))
-        if self._is_fresh and (self.autoload_last_checkpoint or is_restart):
+        if self._is_fresh(trainer) and (self.autoload_last_checkpoint or is_restart):
             # What a run was told to begin with, it has begun with before a restart.
             self._found = self._last_written(trainer) if ckpt_path is not ... else None
             self._found = self._found or self._newest_intact(trainer)
@@ -192,7 +204,7 @@ class Checkpoint(CoreCallback):
     def _told(self, trainer: Trainer, path: Path) -> Path:
         """Return the checkpoint that a run was told to begin with; warn of what it has already."""
         own = self.get_latest_checkpoint(trainer) if trainer.is_resuming else None
-        if self._is_fresh and own is not None and own.resolve() != path.resolve():
+        if self._is_fresh(trainer) and own is not None and own.resolve() != path.resolve():
             log.warning(
                 "The run begins with %s as it was told, although its folder has %s already. Leave "
                 "ckpt_path out to go on from that.",
@@ -201,11 +213,19 @@ class Checkpoint(CoreCallback):
             )
         return path
 
-    def to_roll_back_to(self, trainer: Trainer) -> Path | None:
-        """Return the newest intact checkpoint of the folder, or None."""
+    def to_roll_back_to(self, trainer: Trainer, step: int) -> Path | None:
+        """Return the newest intact checkpoint from before a step's first batch, or None.
+
+        Args:
+            trainer: The trainer.
+            step: The `global_step` that was bad. What was written after it began is never gone
+                back to in this fit.
+        """
         self.finish(trainer)
         self._found = None
         if trainer.backend.is_main:
+            paths = checkpointing.candidates(self.root(trainer), self._pattern())
+            self._others |= {path for path in paths if not was_written_before(path, step)}
             self._found = self._newest_intact(trainer, self._others)
         path = None if self._found is None else self._found[0]
         return trainer.backend.broadcast_object(path)  # type: ignore[no-any-return]  # that path
@@ -298,9 +318,9 @@ class Checkpoint(CoreCallback):
         if self._writes(trainer):
             is_locked = self._lock.is_held or self._home(trainer) is None
             prepare(self.root(trainer), trainer, is_locked=is_locked)
-        if self.save_initial_checkpoint and self._is_fresh:
+        if self.save_initial_checkpoint and self._is_fresh(trainer):
             self._save(trainer, wait=True)
-        self._is_fresh = False
+        self._not_fresh.add(trainer)
         self._others = self._others_of(trainer)
         self._saved_step = trainer.global_step
         self.times.start()
@@ -382,8 +402,9 @@ class Checkpoint(CoreCallback):
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         strict = not self.disable_strict_checkpoint_loading
         load_states(trainer, state_dict.get("callbacks", {}), strict=strict)
-        self._is_fresh = False  # a state that was loaded in part is none
+        self._not_fresh.add(trainer)  # a state that was loaded in part is none
 
+    @event("save")
     def write(self, trainer: Trainer, state: StateDict, *, wait: bool) -> Path:
         """Write a checkpoint of the current step and return its path.
 
@@ -400,7 +421,9 @@ class Checkpoint(CoreCallback):
         group = backend.process_group
         part = state if group is None else part_of(state, trainer)
         self._saving.points_latest = backend.is_main
-        self._saving.save(path, part, trainer.global_step, wait=wait, group=group)
+        self._saving.save(
+            path, part, trainer.global_step, wait=wait, group=group, facts=facts_of(state)
+        )
         self._saved_step = trainer.global_step
         self.times.start()
         return path
@@ -409,6 +432,7 @@ class Checkpoint(CoreCallback):
         """Return the checkpoints that have been committed since this was asked last."""
         return self._saving.collect()
 
+    @event("load")
     def read(self, trainer: Trainer, path: Path) -> StateDict:
         """Verify a checkpoint and return its content.
 

@@ -22,6 +22,7 @@ log = logging.getLogger("modelzoo_trainer.checkpoint")
 
 _GIB: Final = 2**30
 _HEADROOM: Final = 1.1
+_WITHIN_STEP: Final = "within_step"  # written between two batches of a step
 
 
 class Saving:
@@ -35,8 +36,15 @@ class Saving:
         self.points_latest = True
         """Whether this process keeps the link to the newest one."""
 
-    def save(
-        self, path: Path, state: Mapping[str, Any], step: int, *, wait: bool, group: Any = None
+    def save(  # what is written, and how
+        self,
+        path: Path,
+        state: Mapping[str, Any],
+        step: int,
+        *,
+        wait: bool,
+        group: Any = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         """Write a checkpoint.
 
@@ -46,6 +54,7 @@ class Saving:
             step: The global step.
             wait: Until it is committed.
             group: The processes that write it together; None = this one alone does.
+            facts: What the manifest is to say besides.
 
         Raises:
             CheckpointError: If it cannot be written; or, of the one before.
@@ -54,16 +63,18 @@ class Saving:
         self._note(self._background.wait())
         if wait:
             if group is None:
-                checkpointing.save(path, state, step=step)
+                checkpointing.save(path, state, step=step, facts=facts)
             else:
-                checkpointing.save_sharded(path, state, step=step, process_group=group)
+                checkpointing.save_sharded(path, state, step=step, process_group=group, facts=facts)
             self._note([path])
         else:
             self.path = path
             if group is None:
-                self._background.save(path, state, step=step)
+                self._background.save(path, state, step=step, facts=facts)
             else:
-                self._background.save_sharded(path, state, step=step, process_group=group)
+                self._background.save_sharded(
+                    path, state, step=step, process_group=group, facts=facts
+                )
         held_up_s = time.perf_counter() - begin
         if not wait:
             log.info("Writing checkpoint %s; training was held up for %.3f s.", path, held_up_s)
@@ -109,6 +120,30 @@ class Saving:
             self.wait()
         except CheckpointError as error:
             log.error("%s", error)  # the message says it all
+
+
+def facts_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the manifest of a checkpoint says of when it was written.
+
+    Args:
+        state: What is saved.
+    """
+    return {_WITHIN_STEP: True} if "window" in state.get("dataloader", {}) else {}
+
+
+def was_written_before(path: Path, step: int) -> bool:
+    """Return whether a checkpoint holds nothing of a step, as far as its manifest tells.
+
+    Args:
+        path: The checkpoint; of one whose manifest cannot be read it is true.
+        step: A `global_step`; the weights after it are the first that have its update.
+    """
+    try:
+        manifest = checkpointing.read_manifest(path)
+    except CheckpointError:
+        return True
+    is_within = bool(manifest.facts.get(_WITHIN_STEP))
+    return manifest.step + is_within < step
 
 
 def prepare(root: Path, trainer: Trainer, *, is_locked: bool) -> None:

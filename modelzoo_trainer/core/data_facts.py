@@ -107,21 +107,22 @@ def warn_of_renumbering(
         )
 
 
-def check_position(num: int, length: int | None, limit: int | None) -> None:
+def check_position(num: int, length: int | None, limit: int | None, limited_by: str) -> None:
     """Check that a pass can begin after so many batches.
 
     Args:
         num: Batches that were trained on.
         length: Batches of a pass; None = not known.
-        limit: Batches after which `loop.steps_per_epoch` ends a pass; None = none.
+        limit: Batches after which a pass ends though it may have more; None = none.
+        limited_by: What says so, for the message.
 
     Raises:
         ConfigError: If the pass would be over.
     """
     if limit is not None and limit <= num:
         raise ConfigError(
-            f"the checkpoint was made after batch {num} of a pass, but loop.steps_per_epoch "
-            f"ends a pass after {limit}. Use the one that it was made with."
+            f"the checkpoint was made after batch {num} of a pass, but {limited_by} "
+            f"ends a pass after {limit}. Use the one that it was made with, or a larger one."
         )
     if length is not None and 0 < length <= num:
         raise ConfigError(

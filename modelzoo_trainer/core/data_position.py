@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -108,6 +108,30 @@ class Position:
                 size=state.get("draw_size"),
                 first=state.get("offset", batch_idx * per_batch) - batch_idx * per_batch,
             ),
+        )
+
+    def further(self, num: int, end: Callable[[int], int | None]) -> Position:
+        """Return the place so many batches further on, perhaps in a later pass.
+
+        Args:
+            num: Batches to leave out; the one in whose middle this is counts as one.
+            end: Returns the number of batches of a pass, given the draws before its batch 0; None
+                = not known: the place is in this pass then.
+        """
+        epoch, idx, numbering, loader = (
+            self.epoch,
+            self.batch_idx + num,
+            self.numbering,
+            self.loader,
+        )
+        length = end(numbering.first)
+        if length and idx >= length:
+            epoch, idx, loader = epoch + 1, idx - length, None
+            numbering = replace(numbering, first=0)
+            passes, idx = divmod(idx, end(0) or idx + 1)
+            epoch += passes
+        return replace(
+            self, epoch=epoch, batch_idx=idx, parts=0, loader=loader, numbering=numbering
         )
 
     def renumbered(self, numbering: Numbering) -> Position:

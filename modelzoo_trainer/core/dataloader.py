@@ -81,6 +81,7 @@ class DataLoaderCallback(CoreCallback):
         self.is_torn = False
         """Whether a fit was left in the middle of a step, and no state has been loaded since."""
         self._feed: Feed | None = None
+        self._max_batches: int | None = None
         self._pass: Pass | None = None
         self._was_loaded = False
         self._restores = False
@@ -116,7 +117,7 @@ class DataLoaderCallback(CoreCallback):
         self._forget_pass()
         if self._feed is not None:
             self._feed.close()
-        self._feed = None
+        self._feed = self._max_batches = None
         self.is_torn = self.is_torn or self.is_pending
         self._was_loaded = self.owes_epoch_end = self.is_pending = False
 
@@ -239,7 +240,23 @@ class DataLoaderCallback(CoreCallback):
 
     def num_batches_per_pass(self) -> int | None:
         """Return how many batches a pass has, of all processes, as far as the loader tells."""
-        return None if self._feed is None else self._feed.num_batches()
+        num = None if self._feed is None else self._feed.num_batches()
+        return num if num is None or self._max_batches is None else min(num, self._max_batches)
+
+    def end_passes_after(self, num_batches: int, limited_by: str) -> None:
+        """End the passes of the fit at hand after so many batches, where they would be longer.
+
+        Called in `on_enter_fit`; of several calls the least number counts.
+
+        Args:
+            num_batches: Batches of all processes, > 0.
+            limited_by: Who says so, for messages.
+        """
+        assert self._feed is not None  # a fit has been entered
+        if self._feed.limit is None or num_batches < self._feed.limit:
+            self._feed.limited_by = limited_by
+        self._max_batches = min(num_batches, self._max_batches or num_batches)
+        self._feed.limit = min(num_batches, self._feed.limit or num_batches)
 
     # ---- what is not trained on
 
@@ -255,6 +272,36 @@ class DataLoaderCallback(CoreCallback):
             numbers = ", ".join(str(idx) for other, idx in sorted(found) if other == epoch)
             log.info("Pass %d: not trained on from now on: batches %s.", epoch, numbers)
         self._leave_out_passes()
+
+    def skip_samples(self, num: int) -> int:
+        """Go on at least so many samples further, in whole batches; return how many they are.
+
+        Between two batches of a step, the step is begun anew behind them.
+
+        Args:
+            num: Samples of all processes, > 0.
+
+        Raises:
+            ConfigError: If the loader does not tell how many samples a batch has.
+        """
+        feed = self._feed
+        assert feed is not None  # there for the length of a fit
+        size = feed.samples_per_batch()
+        if not size:
+            raise ConfigError(
+                f"samples cannot be skipped: train_dataloader ({type(feed.loader).__name__}) does "
+                f"not tell how many a batch has. Pass a torch DataLoader with a batch_size."
+            )
+        position = self._position()
+        if self._window_step is not None:
+            position, self._window_step = self._window, None
+            self._drops_window = True
+        num_batches = -(-num // size)
+        moved = position.further(num_batches, feed.end)
+        self.owes_epoch_end |= moved.epoch > position.epoch and position.batch_idx > 0
+        self._go_to(moved)
+        self._leave_out_passes()
+        return num_batches * size
 
     def _passed_over_here(self) -> frozenset[int]:
         return frozenset(idx for epoch, idx in self.passed_over if epoch == self.epoch)

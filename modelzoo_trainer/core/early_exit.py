@@ -95,7 +95,15 @@ class EarlyExit(CoreCallback):
         """
         if self._shared is not None:
             self._propose(self._shared, f"{_STOP}{self._run}:{reason}")
-            return
+        else:
+            self.stop_all(reason)
+
+    def stop_all(self, reason: str) -> None:
+        """Ask likewise, in all processes at the same place: they end before another step.
+
+        Args:
+            reason: Why, for the log; of all processes.
+        """
         self._asked = self._asked or reason
         self.is_asked = True
 

@@ -21,6 +21,7 @@ from modelzoo_trainer.core.passes import (
 )
 from modelzoo_trainer.core.shared_sources import Agreeing, make_shared_source, split_of
 from modelzoo_trainer.core.sources import LoaderState, Source, Start, make_source
+from modelzoo_trainer.data.batches import batch_size_of
 from modelzoo_trainer.data.shares import Split, drops_last, is_split_already, num_shares
 from modelzoo_trainer.errors import ConfigError
 
@@ -48,6 +49,8 @@ class Feed:
     ) -> None:
         self.loader: Iterable[Batch] = resolve_loader(given, name)
         self.limit = limit
+        self.limited_by = "loop.steps_per_epoch"
+        """What the limit is due to, for messages."""
         self.is_used = False
         self.host_seed: int | None = None
         """What the generators of this process are seeded from after a fetch; None = they are not
@@ -107,6 +110,13 @@ class Feed:
         assert self._split is not None  # asked of loaders that are divided
         return num_shares(num_draws, self._split, drops=drops_last(self.loader), first=first)
 
+    def samples_per_batch(self) -> int | None:
+        """Return the samples of a batch of all processes, as far as the loader tells."""
+        size = size_of_draws(self.loader)
+        if size is None and isinstance(self.loader, (list, tuple)) and self.loader:
+            size = batch_size_of(self.loader[0])
+        return None if size is None else size * self.numbering().per_batch
+
     def facts(self) -> dict[str, int]:
         """Return the sizes of the data, of all processes together."""
         return facts_of(self.loader, self.num_batches(), self.numbering().per_batch)
@@ -138,7 +148,7 @@ class Feed:
             tell_epoch(loader, position.epoch)
         first = position.numbering.first
         length = self.length(first)
-        check_position(position.batch_idx, length, self.limit)
+        check_position(position.batch_idx, length, self.limit, self.limited_by)
         start = Start(
             epoch=position.epoch,
             position=position.batch_idx,

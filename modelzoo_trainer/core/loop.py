@@ -159,6 +159,13 @@ def require_positive(name: str, value: int | None) -> None:
         raise ConfigError(f"{name} is {value!r}; it must be a whole number > 0.")
 
 
+def require_count(name: str, value: int) -> None:
+    """Raise a `ConfigError` unless a value is a whole number > 0."""
+    if value is None:
+        raise ConfigError(f"{name} is None; it must be a whole number > 0.")
+    require_positive(name, value)
+
+
 def _check_frequency(value: int | float | None) -> None:
     if value is None or value == 0:
         return

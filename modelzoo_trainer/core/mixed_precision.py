@@ -191,6 +191,12 @@ class MixedPrecision(Precision):
         else:
             self._scaled_step(optimizer, self.scaler, check)
 
+    @override
+    def overflows(self, optimizer: Optimizer) -> list[Tensor]:
+        # torch has no public name for what unscale_ has found.
+        scaler = self.scaler
+        return [] if scaler is None else list(scaler._found_inf_per_device(optimizer).values())
+
     def _clip_and_check(self, optimizer: Optimizer, check: StepCheck) -> None:
         norm = None
         judges = check.gradients and self.scaler is None
@@ -206,8 +212,8 @@ class MixedPrecision(Precision):
             scaler.step(optimizer)
         else:
             # The scaler's own step cannot be masked; what it found is part of the mask.
-            overflows = list(scaler._found_inf_per_device(optimizer).values())
-            bad = torch.stack([check.bad, *(found.reshape(()) > 0 for found in overflows)]).any()
+            overflows = [found.reshape(()) > 0 for found in self.overflows(optimizer)]
+            bad = torch.stack([check.bad, *overflows]).any()
             self._backend.optimizer_step(optimizer, bad.logical_not())
         scaler.update()
         if self.min_loss_scale is not None or self.max_loss_scale is not None:

@@ -41,6 +41,15 @@ class Precision(CoreCallback):
         """
         self._check = check
 
+    def overflows(self, optimizer: Optimizer) -> list[Tensor]:
+        """Return what a loss scaler has found in the gradients of the step at hand.
+
+        Returns:
+            On the device, each with one element, > 0 if the scaler leaves the step out; empty
+            where there is no scaler.
+        """
+        return []
+
     def optimizer_step(self, optimizer: Optimizer) -> None:
         """Clip the gradients if asked for, and update the parameters."""
         check = self._check

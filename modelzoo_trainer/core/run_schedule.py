@@ -142,6 +142,18 @@ class RunSchedule(CoreCallback):
             and not trainer.early_exit.should_exit
         )
 
+    def num_stages_left(self, step: int) -> int | None:
+        """Return how many train stages end at a step or later; None = not known.
+
+        Args:
+            step: Not after the last one.
+        """
+        if math.isinf(self.end_step):
+            return None
+        if self._every is None:
+            return 1
+        return math.ceil(self.end_step / self._every) - (step - 1) // self._every
+
     def owes_validation(self, trainer: Trainer) -> bool:
         """Return whether a stage ended here whose validation has not been done."""
         step = trainer.global_step

@@ -487,3 +487,15 @@ def test_another_number_of_callbacks_of_a_class_is_told(trainer_of, tmp_path, ca
     run(trainer_of, Counts(), Counts(), num=4)
     run(trainer_of, Counts(), Counts(), Counts())
     assert "has state of 2 callbacks of class Counts, and this run has 3" in caplog.text
+
+
+def test_one_object_serves_two_trainers_one_after_the_other(trainer_of, tmp_path) -> None:
+    own = Checkpoint(steps=1)
+    for max_steps, begin in ((2, 0), (4, 2)):
+        recorder = Recorder()
+        trainer = trainer_of(
+            checkpoint=own, max_steps=max_steps, model_dir=tmp_path, callbacks=[recorder]
+        )
+        trainer.fit(tiny_batches(10))
+        trainer.close()
+        assert recorder.names.count("on_train_batch_start") == max_steps - begin
