@@ -5,7 +5,7 @@ One of them has a meaning here, the size of micro-batches; the others are checke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from modelzoo_trainer.errors import suggest
@@ -38,19 +38,20 @@ def is_flag(key: object) -> bool:
     return isinstance(key, str) and key.startswith("csx.")
 
 
-def flag_problem(key: str, value: Any) -> str | None:
+def flag_problem(key: str, value: Any, others: Iterable[str] = ()) -> str | None:
     """Return what is wrong with a flag; None if nothing is.
 
     Args:
         key: Its dotted name.
         value: What it is set to; None = not set.
+        others: Names that would have fitted as well.
     """
     types = _KNOWN.get(key)
     if types is None:
         advice = suggest(key, _KNOWN, cutoff=0.85)
         if is_flag(key) and not advice.startswith("Did"):
             return None  # of a version that is not known here
-        return f"is not a flag. {suggest(key, _KNOWN)}"
+        return f"is not a flag. {suggest(key, [*_KNOWN, *others])}"
     if value is None:
         return None
     if key == MICRO_BATCH_SIZE:

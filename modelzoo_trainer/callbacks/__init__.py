@@ -9,16 +9,58 @@ from modelzoo_trainer.callback import ValidationCallback as ValidationCallback
 from modelzoo_trainer.callback import register_global_callback
 from modelzoo_trainer.callbacks.check_loss import CheckLoss
 from modelzoo_trainer.callbacks.compute_norm import ComputeNorm
+from modelzoo_trainer.callbacks.compute_norm_gns import ComputeNormGNS
+from modelzoo_trainer.callbacks.convert_sync_batch_norm import ConvertSyncBatchNorm
 from modelzoo_trainer.callbacks.count_params import CountParams
-from modelzoo_trainer.callbacks.flags import GlobalFlags, ScopedTrainFlags, ScopedValidateFlags
+from modelzoo_trainer.callbacks.dump_activations import DumpActivations
+from modelzoo_trainer.callbacks.dump_available_tensor_names import DumpAvailableTensorNames
+from modelzoo_trainer.callbacks.duration_profiler import DurationProfiler
+from modelzoo_trainer.callbacks.early_stopping import EarlyStopping
+from modelzoo_trainer.callbacks.email_notification import EmailNotification
+from modelzoo_trainer.callbacks.extra_checkpoint import ExtraCheckpoint
+from modelzoo_trainer.callbacks.flags import (
+    GlobalFlags,
+    ScopedBigCodeEvalHarnessFlags,
+    ScopedEleutherEvalHarnessFlags,
+    ScopedTrainFlags,
+    ScopedValidateFlags,
+)
+from modelzoo_trainer.callbacks.flop_utilization import FlopUtilization
 from modelzoo_trainer.callbacks.generate_text import GenerateText
+from modelzoo_trainer.callbacks.hf_cache_dir import HFCacheDir
 from modelzoo_trainer.callbacks.keep_n_checkpoints import KeepNCheckpoints
+from modelzoo_trainer.callbacks.limit_batches import LimitBatches
+from modelzoo_trainer.callbacks.limit_eval_steps import LimitEvalSteps
 from modelzoo_trainer.callbacks.load_checkpoint_states import LoadCheckpointStates
+from modelzoo_trainer.callbacks.log_input_summaries import LogInputSummaries
+from modelzoo_trainer.callbacks.log_metrics import LogMetrics
 from modelzoo_trainer.callbacks.log_optimizer_param_group import LogOptimizerParamGroup
+from modelzoo_trainer.callbacks.log_sparsity import LogSparsity
+from modelzoo_trainer.callbacks.lora import Lora
+from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.callbacks.model_eval_metrics import ModelEvalMetrics
+from modelzoo_trainer.callbacks.model_zoo_params_metadata import ModelZooParamsMetadata
+from modelzoo_trainer.callbacks.move_modules import MoveModulesToDevice
+from modelzoo_trainer.callbacks.nan_checker import NaNChecker
+from modelzoo_trainer.callbacks.op_profiler import OpProfiler
+from modelzoo_trainer.callbacks.other_hardware import DebugArgsPath, WeightCompression
+from modelzoo_trainer.callbacks.print_progress import PrintProgress
+from modelzoo_trainer.callbacks.profiler import Profiler as Profiler
+from modelzoo_trainer.callbacks.progress_bar import ProgressBar
 from modelzoo_trainer.callbacks.rate_profiler import RateProfiler
+from modelzoo_trainer.callbacks.run_history import RunHistory
+from modelzoo_trainer.callbacks.samples_streamed_info import SamplesStreamedInfo
 from modelzoo_trainer.callbacks.save_best import SaveBest
 from modelzoo_trainer.callbacks.save_checkpoint_state import SaveCheckpointState
+from modelzoo_trainer.callbacks.save_performance_data import SavePerformanceData
+from modelzoo_trainer.callbacks.selective_grad import SelectiveGrad
+from modelzoo_trainer.callbacks.skip_samples import SkipSamples
+from modelzoo_trainer.callbacks.slack_notification import SlackNotification
+from modelzoo_trainer.callbacks.spike_detection import SpikeDetection
+from modelzoo_trainer.callbacks.step_based_evaluation import StepBasedEvaluation
+from modelzoo_trainer.callbacks.tensor_listeners import NormTensorListener, SummaryTensorListener
+from modelzoo_trainer.callbacks.terminate_on_nan import TerminateOnNaN
+from modelzoo_trainer.callbacks.wsd_checkpoint import WSDCheckpoint
 from modelzoo_trainer.core import Checkpoint as Checkpoint
 from modelzoo_trainer.core import Logging as Logging
 from modelzoo_trainer.core import MixedPrecision as MixedPrecision
@@ -28,18 +70,57 @@ from modelzoo_trainer.core import ValidationLoop as ValidationLoop
 __all__ = [
     "CheckLoss",
     "ComputeNorm",
+    "ComputeNormGNS",
+    "ConvertSyncBatchNorm",
     "CountParams",
+    "DebugArgsPath",
+    "DumpActivations",
+    "DumpAvailableTensorNames",
+    "DurationProfiler",
+    "EarlyStopping",
+    "EmailNotification",
+    "ExtraCheckpoint",
+    "FlopUtilization",
     "GenerateText",
     "GlobalFlags",
+    "HFCacheDir",
     "KeepNCheckpoints",
+    "LimitBatches",
+    "LimitEvalSteps",
     "LoadCheckpointStates",
+    "LogInputSummaries",
+    "LogMetrics",
     "LogOptimizerParamGroup",
+    "LogSparsity",
+    "Lora",
+    "ModelEma",
     "ModelEvalMetrics",
+    "ModelZooParamsMetadata",
+    "MoveModulesToDevice",
+    "NaNChecker",
+    "NormTensorListener",
+    "OpProfiler",
+    "PrintProgress",
+    "ProgressBar",
     "RateProfiler",
+    "RunHistory",
+    "SamplesStreamedInfo",
     "SaveBest",
     "SaveCheckpointState",
+    "SavePerformanceData",
+    "ScopedBigCodeEvalHarnessFlags",
+    "ScopedEleutherEvalHarnessFlags",
     "ScopedTrainFlags",
     "ScopedValidateFlags",
+    "SelectiveGrad",
+    "SkipSamples",
+    "SlackNotification",
+    "SpikeDetection",
+    "StepBasedEvaluation",
+    "SummaryTensorListener",
+    "TerminateOnNaN",
+    "WSDCheckpoint",
+    "WeightCompression",
     "default_callbacks",
     "register_global_callback",
 ]
@@ -53,4 +134,7 @@ def default_callbacks() -> list[Callback]:
         ComputeNorm(),
         ModelEvalMetrics(),
         RateProfiler(),
+        DurationProfiler(),
+        SavePerformanceData(),
+        ModelZooParamsMetadata(),
     ]

@@ -48,6 +48,11 @@ class BestCheckpoints:
         """Return how many are at least as good: of equal ones the earlier is better."""
         return sum(self._sign * entry["value"] <= self._sign * value for entry in self.entries)
 
+    def forget(self) -> None:
+        """Begin anew; what was kept so far stays on the disk."""
+        self._mark = secrets.token_hex(8)
+        self.entries = []
+
     def name_of(self, step: int) -> str:
         """Return the name of a step's checkpoint, if it is not in use."""
         return self._template.format(step=step)

@@ -29,8 +29,9 @@ def part_names(where: str, given: str | Iterable[str]) -> tuple[str, ...]:
     Raises:
         ConfigError: If no part is named.
     """
-    names = given.split(",") if isinstance(given, str) else list(given)
-    found = tuple(name.strip() for name in names)
+    names = given.split(",") if isinstance(given, str) else given
+    is_list = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+    found = tuple(name.strip() for name in names) if is_list else ()
     if not found or not all(found):
         raise ConfigError(
             f"{where} is {given!r}; name parts of a checkpoint, such as 'model' or "
@@ -69,7 +70,8 @@ def check_name(where: str, template: str, fields: tuple[str, ...]) -> None:
         fields: The names of the fields.
     """
     try:
-        found = [tuple(part[1:]) for part in Formatter().parse(template) if part[1] is not None]
+        parsed = Formatter().parse(template) if isinstance(template, str) else ()
+        found = [tuple(part[1:]) for part in parsed if part[1] is not None]
     except ValueError:
         found = []
     if sorted(found) != sorted((field, "", None) for field in fields) or "/" in template:

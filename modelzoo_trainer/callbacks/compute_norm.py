@@ -28,6 +28,13 @@ class ComputeNorm(Callback):
     `model_wise_params_norm` is that before the update, `model_wise_grad_norm` that of the
     gradients before clipping, and `per_layer_grad_norm/layer_<i>` that of the gradients of the
     parameters with `layers.<i>.` (or `h.<i>.`, `blocks.<i>.`) in their names.
+
+    Metrics:
+        model_wise_params_norm: 2-norm of all trainable parameters before the update.
+        model_wise_grad_norm: 2-norm of all gradients before clipping.
+        per_layer_grad_norm/layer_<i>: 2-norm of the gradients of a layer.
+
+    Cost: On log steps, one norm for each parameter and each gradient.
     """
 
     log_step_hooks = frozenset({"on_before_optimizer_step", "on_train_batch_end"})

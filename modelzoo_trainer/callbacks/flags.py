@@ -1,12 +1,21 @@
-"""Dotted flags of the format: for a whole run, its training, its validations."""
+"""Dotted flags: for a whole run, its training, its validations."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Callback
+from modelzoo_trainer.callback import Callback, Loader
+from modelzoo_trainer.core.backend import (
+    BackendError,
+    held_switches,
+    hold_switches,
+    is_switch,
+    switch_names,
+    switch_problem,
+)
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.flags import MICRO_BATCH_SIZE, flag_problem, micro_batch_size
 
@@ -15,38 +24,59 @@ if TYPE_CHECKING:
 
 
 class _Flags(Callback):
-    """Checks its flags; a subclass says where the size of micro-batches goes."""
+    """Checks its flags; a subclass says when they count."""
 
     def __init__(self, **flags: Any) -> None:
         for key, value in flags.items():
-            wrong = flag_problem(key, value)
+            if is_switch(key):
+                wrong = None if value is None else switch_problem(key, value)
+            else:
+                wrong = flag_problem(key, value, switch_names())
             if wrong is not None:
                 raise ConfigError(f"{type(self).__name__}.{key} {wrong}")
         self.flags = flags
         self.micro_batch_size = micro_batch_size(flags)
+        self.switches = {
+            key: value for key, value in flags.items() if is_switch(key) and value is not None
+        }
 
     @property
     def notes(self) -> list[str]:
         """What has no effect here."""
-        idle = [key for key in self.flags if key != MICRO_BATCH_SIZE]
+        idle = [key for key in self.flags if key != MICRO_BATCH_SIZE and not is_switch(key)]
         found = [f"{', '.join(idle)}: no effect on this hardware."] if idle else []
         size = self.flags.get(MICRO_BATCH_SIZE)
         if size is not None and self.micro_batch_size is None:
             found.append(f"{MICRO_BATCH_SIZE} {size!r}: batches stay whole. Write a number.")
         return found
 
+    def _hold(self, stack: ExitStack) -> None:
+        """Set the switches until a stack unwinds."""
+        if not self.switches:
+            return
+        try:
+            stack.enter_context(held_switches(self.switches))
+        except BackendError as error:
+            raise ConfigError(f"{type(self).__name__}.{error}") from None
+
 
 class ScopedTrainFlags(_Flags):
     """Flags for training; `csx.performance.micro_batch_size` splits its batches.
 
     The samples of a batch go through the model in micro-batches of this size, one after another,
-    and their gradients add up to that of the batch. Flags of other hardware have no effect.
+    and their gradients add up to that of the batch.
+
+    Names that begin with `torch.` are those of torch's own switches, as a program writes them:
+    `torch.backends.cudnn.benchmark`, `torch.backends.cuda.matmul.allow_tf32`,
+    `torch.set_float32_matmul_precision`, ... They are set while a train stage runs, and put back
+    however it ends. Flags of other hardware have no effect.
 
     Args:
-        **flags: By their dotted names; they go before those of `GlobalFlags`.
+        **flags: By their dotted names; they go before those of `GlobalFlags`. Null = not set.
 
     Raises:
-        ConfigError: If there is no such flag, or its value does not fit.
+        ConfigError: If there is no such flag, or its value does not fit; in training, if torch
+            refuses it.
     """
 
     @override
@@ -54,15 +84,29 @@ class ScopedTrainFlags(_Flags):
         if MICRO_BATCH_SIZE in self.flags:
             trainer.split_train_batches(self.micro_batch_size)
 
+    @override
+    def on_enter_train(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        loop: Any,
+        loop_idx: int,
+    ) -> None:
+        self._hold(stack)
+
 
 class ScopedValidateFlags(_Flags):
     """Flags for validation; `csx.performance.micro_batch_size` splits its batches.
+
+    torch's switches are set while a validation runs, also one between train stages.
 
     Args:
         **flags: By their dotted names, as in `ScopedTrainFlags`.
 
     Raises:
-        ConfigError: If there is no such flag, or its value does not fit.
+        ConfigError: If there is no such flag, or its value does not fit; in validation, if torch
+            refuses it.
     """
 
     @override
@@ -70,15 +114,25 @@ class ScopedValidateFlags(_Flags):
         if MICRO_BATCH_SIZE in self.flags:
             trainer.val_micro_batch_size = self.micro_batch_size
 
+    @override
+    def on_enter_validate(
+        self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
+    ) -> None:
+        self._hold(stack)
+
 
 class GlobalFlags(_Flags):
     """Flags for the whole run, training and validation, where no scoped ones say otherwise.
+
+    torch's switches are set when the trainer is made, before its model is, and put back when it is
+    closed.
 
     Args:
         **flags: By their dotted names, as in `ScopedTrainFlags`.
 
     Raises:
-        ConfigError: If there is no such flag, or its value does not fit.
+        ConfigError: If there is no such flag, or its value does not fit; at set-up, if torch
+            refuses it.
     """
 
     @override
@@ -86,3 +140,58 @@ class GlobalFlags(_Flags):
         if MICRO_BATCH_SIZE in self.flags:
             trainer.split_train_batches(self.micro_batch_size)
             trainer.val_micro_batch_size = self.micro_batch_size
+        try:
+            hold_switches(trainer.backend, self.switches)
+        except BackendError as error:
+            raise ConfigError(f"GlobalFlags.{error}") from None
+
+
+class _HarnessFlags(_Flags):
+    """Flags for the validations of one harness, whose loop has a name of its own."""
+
+    loop_name: ClassVar[str]
+
+    @override
+    def on_enter_validate(
+        self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
+    ) -> None:
+        if loop.hook != self.loop_name:
+            return
+        if MICRO_BATCH_SIZE in self.flags:
+            stack.callback(setattr, trainer, "val_micro_batch_size", trainer.val_micro_batch_size)
+            trainer.val_micro_batch_size = self.micro_batch_size
+        self._hold(stack)
+
+
+class ScopedEleutherEvalHarnessFlags(_HarnessFlags):
+    """Flags for the validations of the Eleuther evaluation harness alone.
+
+    They count in validations whose loop has the hook `eleuther_eval_harness`, and are put back
+    after each.
+
+    Args:
+        **flags: By their dotted names, as in `ScopedTrainFlags`.
+
+    Raises:
+        ConfigError: If there is no such flag, or its value does not fit; in validation, if torch
+            refuses it.
+    """
+
+    loop_name = "eleuther_eval_harness"
+
+
+class ScopedBigCodeEvalHarnessFlags(_HarnessFlags):
+    """Flags for the validations of the BigCode evaluation harness alone.
+
+    They count in validations whose loop has the hook `bigcode_eval_harness`, and are put back
+    after each.
+
+    Args:
+        **flags: By their dotted names, as in `ScopedTrainFlags`.
+
+    Raises:
+        ConfigError: If there is no such flag, or its value does not fit; in validation, if torch
+            refuses it.
+    """
+
+    loop_name = "bigcode_eval_harness"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Callback
+from modelzoo_trainer.callback import Callback, Loader
 from modelzoo_trainer.callbacks.checkpoint_files import is_in_folder, is_of_run, remove
 from modelzoo_trainer.errors import ConfigError
 
@@ -52,6 +52,14 @@ class KeepNCheckpoints(Callback):
             self._written.discard(old)
             if trainer.backend.is_main:
                 remove(root / old)
+
+    @override
+    def on_fit_start(
+        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
+    ) -> None:
+        # A checkpoint names one more than was left when it had been committed.
+        root = trainer.checkpoint.root(trainer)
+        self._kept = [name for name in self._kept if os.path.lexists(root / name)]
 
     @override
     def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:

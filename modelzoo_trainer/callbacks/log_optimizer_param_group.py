@@ -26,6 +26,9 @@ class LogOptimizerParamGroup(Callback):
     Args:
         keys: A key of the groups, such as "lr", or several.
 
+    Metrics:
+        <key>/<group>: The value as it is in the group, which is counted from 0.
+
     Raises:
         ConfigError: At set-up, if no group has a key, or its value is no number.
     """

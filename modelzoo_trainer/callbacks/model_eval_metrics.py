@@ -27,6 +27,11 @@ class ModelEvalMetrics(Callback):
     submodule with methods `compute` and `reset` (as those of torchmetrics) is reset when a
     validation begins, computed and reset when it ends, and logged under its name. Of a validation
     that was cut short nothing is logged.
+
+    Metrics:
+        validate_<n>/<name>: What the model calls it, in its own unit, of the n-th dataloader.
+
+    Cost: In validation, an addition for each number that the model reports.
     """
 
     def __init__(self) -> None:

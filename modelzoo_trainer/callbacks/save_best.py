@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import ExitStack
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -21,8 +20,10 @@ from modelzoo_trainer.callbacks.checkpoint_files import (
     part_names,
     parts_of,
 )
+from modelzoo_trainer.callbacks.metric_watch import MetricWatch, check_mode
+from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.core.shared_state import part_of
-from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -52,6 +53,12 @@ class SaveBest(Callback):
         checkpoint_states: Names of top-level parts such as `model` and `optimizer` to save: a
             list, or a text with commas; "all" = everything.
         checkpoint_name: Their names; holds the field `{step}` once.
+        load_best: Whether the model has the best weights when a fit has ended, unless it was
+            interrupted. The run's own last checkpoint has those of the last step, from which a run
+            goes on; callbacks behind this one see the best.
+        reset_on_fit: Whether each fit begins anew and leaves what earlier ones have kept; False =
+            goes on from the one before. A fit that resumes from a checkpoint of the run goes on in
+            any case.
 
     State: The best values with their checkpoints, a value whose checkpoint is not written yet, and
         a mark by which the run's own ones are known.
@@ -60,32 +67,39 @@ class SaveBest(Callback):
         ConfigError: If an argument does not fit; when the metric arrives, if it is no number.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the keys of its YAML section
         self,
         metric: str,
         mode: Literal["min", "max"] = "min",
         k: int = 1,
         checkpoint_states: str | list[str] = "all",
         checkpoint_name: str = "best_{step}",
+        load_best: bool = False,
+        reset_on_fit: bool = False,
     ) -> None:
-        if not isinstance(metric, str) or not metric:
-            raise ConfigError(
-                f"SaveBest.metric is {metric!r}; it must be the name of a metric, such as "
-                f"'validate_0/loss'."
-            )
-        if mode not in ("min", "max"):
-            raise ConfigError(f"SaveBest.mode is {mode!r}; it must be 'min' or 'max'.")
+        self._watch = MetricWatch("SaveBest", metric)
+        check_mode("SaveBest", mode)
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ConfigError(f"SaveBest.k is {k!r}; it must be a whole number > 0.")
         check_name(_NAME, checkpoint_name, ("step",))
-        self.metric = metric
         self.states = part_names(_STATES, checkpoint_states)
+        if load_best and not {"all", "model"} & set(self.states):
+            raise ConfigError(
+                f"SaveBest.load_best is true, but {_STATES} is {checkpoint_states!r}: there would "
+                f"be no weights to load. Add 'model'."
+            )
+        self.load_best = load_best
+        self.reset_on_fit = reset_on_fit
         self._best = BestCheckpoints(k, mode, checkpoint_name)
         self._arrived: tuple[float, int] | None = None
-        self._seen: set[str] | None = set()
         self._is_fitting = False
         self._is_foreign = False
         self._is_told = False
+
+    @property
+    def metric(self) -> str:
+        """Which metric decides."""
+        return self._watch.metric
 
     @property
     def best(self) -> list[dict[str, Any]]:
@@ -108,8 +122,21 @@ class SaveBest(Callback):
         loop: Any,
     ) -> None:
         self._is_fitting = True
-        self._seen = set()
+        self._watch.begin()
+        self._warn_of_averages(trainer)
+        if self.reset_on_fit:
+            self._best.forget()
         stack.callback(self._leave)
+
+    def _warn_of_averages(self, trainer: Trainer) -> None:
+        scopes = [one.name_scope for one in trainer.get_callbacks(ModelEma) if one.validates]
+        if self.load_best and any(self.metric.startswith(f"{scope}/") for scope in scopes):
+            log.warning(
+                "SaveBest.load_best: %s is of averaged weights. The model will have the weights "
+                "that it trained with at that step, and not their average, which is in the "
+                "checkpoint (checkpoint_states: all) and in ModelEma.swap() for the last step.",
+                self.metric,
+            )
 
     def _leave(self) -> None:
         self._is_fitting = False
@@ -119,19 +146,9 @@ class SaveBest(Callback):
     def on_metrics(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
         if not self._is_fitting:  # a validation of whatever checkpoint
             return
-        if self.metric in metrics:
-            self._seen = None
-            self._arrived = (self._number(metrics[self.metric]), step)
-        elif self._seen is not None:
-            self._seen.update(metrics)
-
-    def _number(self, value: Any) -> float:
-        if not isinstance(value, Real):
-            raise ConfigError(
-                f"SaveBest.metric: {self.metric!r} is a {type(value).__name__}, which cannot be "
-                f"best. Name a metric that is a number."
-            )
-        return float(value)
+        value = self._watch.value_in(metrics)
+        if value is not None:
+            self._arrived = (value, step)
 
     # ---- when
 
@@ -157,12 +174,14 @@ class SaveBest(Callback):
         trainer.drain()
         self._use(trainer)
         self._sweep(trainer)
-        if self._seen and not self._best.entries:
+        if self._watch.hint and not self._best.entries:
             log.warning(
                 "SaveBest: no metric %r was logged, so there is no best checkpoint. %s",
                 self.metric,
-                suggest(self.metric, self._seen),
+                self._watch.hint,
             )
+        if self.load_best and trainer.backend.caps.holds_values and not trainer.interrupted:
+            self._load(trainer)
 
     def _use(self, trainer: Trainer) -> None:
         """Use the value that has arrived, if it is that of the weights as they are."""
@@ -211,6 +230,20 @@ class SaveBest(Callback):
     def _sweep(self, trainer: Trainer) -> None:
         if trainer.backend.is_main:
             self._best.sweep(trainer.checkpoint.root(trainer), trainer.global_step)
+
+    def _load(self, trainer: Trainer) -> None:
+        """Give the model the best weights, if there are any."""
+        if not self._best.entries:
+            log.warning("SaveBest: there are no best weights to load; the model has the last ones.")
+            return
+        entry = self._best.entries[0]
+        path = trainer.checkpoint.root(trainer) / entry["name"]
+        trainer.callbacks["model"].on_load_checkpoint(
+            trainer, {"model": trainer.checkpoint.read(trainer, path)["model"]}
+        )
+        log.info(
+            "The model has the weights of step %d, the best by %s.", entry["step"], self.metric
+        )
 
     def _state(self, trainer: Trainer, value: float) -> dict[str, Any]:
         """Return what is to be saved, in which this value is still to be used."""

@@ -21,6 +21,7 @@ from modelzoo_trainer.optim import (
     lion,
     muon,
     stepwise,
+    warmup_stable_decay,
     weight_decay,
     weight_decay_curves,
 )
@@ -78,6 +79,7 @@ SCHEDULERS: Final[Mapping[str, type[Scheduler]]] = MappingProxyType(
             stepwise.MultiplicativeLR,
             stepwise.PiecewiseConstantLR,
             stepwise.StepLR,
+            warmup_stable_decay.WarmupStableDecay,
             weight_decay.ConstantWD,
             weight_decay.CosineDecayWD,
             weight_decay.LambdaWD,

@@ -4,7 +4,7 @@ import pytest
 
 from modelzoo_trainer import Callback, Checkpoint, CheckpointError, TrainingLoop
 from modelzoo_trainer.callbacks import RateProfiler
-from modelzoo_trainer.callbacks.rate_profiler import Stopwatch
+from modelzoo_trainer.callbacks.profiler import Stopwatch
 
 
 class Slow(Callback):

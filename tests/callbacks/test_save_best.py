@@ -15,7 +15,7 @@ from modelzoo_trainer import (
     ValidationCallback,
     checkpointing,
 )
-from modelzoo_trainer.callbacks import KeepNCheckpoints, SaveBest
+from modelzoo_trainer.callbacks import KeepNCheckpoints, ModelEma, SaveBest
 
 
 def names(folder):
@@ -412,3 +412,64 @@ def test_an_argument_that_does_not_fit_is_refused(arguments, message):
 def test_the_name_of_the_runs_own_checkpoints_is_refused(make):
     with pytest.raises(ConfigError, match="'checkpoint_0' is a name of the checkpoints that"):
         make(SaveBest("loss", checkpoint_name="checkpoint_{step}"))
+
+
+# ---- the best weights at the end
+
+
+@pytest.mark.parametrize("device", ["cpu", "fake"])
+def test_the_model_has_the_best_weights_when_a_fit_has_ended(run, device):
+    weights, best = Weights(), SaveBest("score", load_best=True)
+    trainer = run([3.0, 1.0, 2.0], best, weights, device=device)
+    assert torch.equal(trainer.model.head.weight, weights.at[2])
+    assert not torch.equal(trainer.model.head.weight, weights.at[3])
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_runs_last_checkpoint_has_those_of_the_last_step(run, asynchronous):
+    weights, checkpoint = Weights(), Checkpoint(steps=1, asynchronous=asynchronous)
+    settings = {"checkpoint": checkpoint}
+    trainer = run([3.0, 1.0, 2.0], SaveBest("score", load_best=True), weights, **settings)
+    saved = checkpointing.load(trainer.model_dir / "checkpoint_3")["model"]["head.weight"]
+    assert torch.equal(saved, weights.at[3])
+
+
+def test_only_the_weights_are_loaded(run):
+    trainer = run([3.0, 1.0, 2.0], SaveBest("score", load_best=True, checkpoint_states="model"))
+    assert trainer.global_step == 3
+
+
+def test_a_run_that_is_complete_has_them_again_when_it_is_started_again(run):
+    weights, values = Weights(), [3.0, 1.0, 2.0]
+    run(values, SaveBest("score", load_best=True), weights, checkpoint=Checkpoint(steps=1))
+    settings = {"checkpoint": Checkpoint(steps=1)}
+    trainer = run(values, SaveBest("score", load_best=True), Weights(), **settings)
+    assert torch.equal(trainer.model.head.weight, weights.at[2])
+
+
+def test_an_interrupted_run_keeps_its_last_weights(run):
+    class Interrupt(Callback):
+        def on_step_boundary(self, trainer):
+            if trainer.global_step == 3:
+                trainer.early_exit.interrupt("SIGTERM")
+
+    weights = Weights()
+    trainer = run([3.0, 1.0, 2.0, 2.0], SaveBest("score", load_best=True), weights, Interrupt())
+    assert torch.equal(trainer.model.head.weight, weights.at[3])
+
+
+def test_without_a_best_one_that_is_said(make, batches, caplog):
+    make(SaveBest("nothing", load_best=True)).fit(batches)
+    assert "there are no best weights to load; the model has the last ones" in caplog.text
+
+
+def test_loading_without_saving_the_weights_is_refused():
+    with pytest.raises(ConfigError, match="there would be no weights to load"):
+        SaveBest("score", checkpoint_states="optimizer", load_best=True)
+
+
+def test_the_best_average_is_not_taken_for_the_best_weights(make, batches, caplog):
+    loop = TrainingLoop(max_steps=2, eval_frequency=1)
+    best = SaveBest("ema/validate_0/loss", load_best=True)
+    make(ModelEma(0.9), best, loop=loop).fit(batches, batches[:1])
+    assert "ema/validate_0/loss is of averaged weights" in caplog.text

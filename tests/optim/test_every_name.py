@@ -72,6 +72,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "SequentialLR": {"schedulers": lambda: [LinearLR(None, **LINE), ConstantLR(None, 0.5)]},
     "SequentialWD": {"schedulers": lambda: [LinearWD(None, **WD_LINE), ConstantWD(None, 0.5)]},
     "StepLR": START | {"step_size": 2, "gamma": 0.5},
+    "WarmupStableDecay": {"learning_rate": 0.1, "total_iters": 6, "decay_ratio": 0.5},
     "StepWD": WD_START | {"step_size": 2, "gamma": 0.5},
 }
 

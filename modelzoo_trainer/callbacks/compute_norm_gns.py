@@ -1,0 +1,354 @@
+"""The gradient noise scale, from the gradients of single examples."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Module
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Batch, Loader, Outputs, StateDict
+from modelzoo_trainer.callbacks.compute_norm import ComputeNorm
+from modelzoo_trainer.callbacks.flop_counting import uncounted
+from modelzoo_trainer.callbacks.module_watch import ModuleWatch, named_modules
+from modelzoo_trainer.callbacks.per_example_norms import (
+    KINDS,
+    Use,
+    computes_like,
+    is_countable,
+    squared_norms,
+    trained_params,
+    uses_of,
+    wide,
+)
+from modelzoo_trainer.data.batches import batch_size_of
+from modelzoo_trainer.errors import ConfigError, suggest
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.compute_norm_gns")
+
+
+@dataclass(slots=True)
+class _Uses:
+    """The uses of a parameter in the batch at hand."""
+
+    num_open: int = 0
+    uses: list[Use] = field(default_factory=list)
+
+
+class ComputeNormGNS(ComputeNorm):
+    """Logs the noise scale of the gradient, and what `ComputeNorm` logs, on log steps.
+
+    The gradient of an example is what it brings to that of the step, times the number of examples
+    N of the step, over all its batches and processes; the mean of these is the gradient of the
+    step. Their squared norms are computed in the one backward pass, of chosen kinds of layers. With
+    P = their mean and G = the squared norm of the step's gradient, McCandlish et al. 2018 ("An
+    Empirical Model of Large-Batch Training", appendix A.1, for batches of 1 and of N) estimate
+    without bias the squared norm of the true gradient, (N G - P) / (N - 1), and the trace of the
+    covariance, N (P - G) / (N - 1). Their quotient is the noise scale, about the batch size beyond
+    which more examples help little. That of a single step is noisy and may be negative: average
+    the two over steps, then divide.
+
+    The examples are the first dimension of the batch. A layer whose input has another one, in any
+    of its calls, such as an embedding of positions, is left out, with a warning; so are layers
+    whose parameters are not plain ones, and those in reentrant activation checkpoints. Parameters
+    that layers share and layers that are called again are counted right, as long as nothing but
+    layers of the chosen kinds uses them. Modules are not changed; a compiled model runs as it is
+    written in the batches of log steps. If there is a `ComputeNorm` as well, its metrics are left
+    to that. The step in whose middle a run is resumed has no noise scale.
+
+    Args:
+        per_example_grad_norms: Kinds of layers: "Linear", "LayerNorm" and "Embedding", or one.
+
+    Metrics:
+        model_wise_params_norm: 2-norm of all trainable parameters before the update.
+        model_wise_grad_norm: 2-norm of all gradients before clipping.
+        per_layer_grad_norm/layer_<i>: 2-norm of the gradients of a layer.
+        pegsqnorm/<name>: Mean squared 2-norm of the examples' gradients of a layer.
+        gsqnorm/<name>: Squared 2-norm of the step's gradient of a layer.
+        gradient_sqnorm: Estimated squared 2-norm of the true gradient of all these layers.
+        gradient_noise_trace: Estimated trace of the covariance of the examples' gradients.
+        gradient_noise_scale: The quotient of the last two, in examples.
+
+    Raises:
+        ConfigError: If a kind is not known; at set-up, if the model has no such layer, one that
+            cannot be counted, or the state is sharded.
+
+    Cost: In the batches of log steps, a linear layer with I features in, O out and T places of each
+        of B examples takes at most B T I O products, as many as the gradient of its weight, and
+        fewer where T is small. A compiled model is not compiled there.
+    """
+
+    def __init__(self, per_example_grad_norms: str | list[str]) -> None:
+        super().__init__()
+        given = per_example_grad_norms
+        names = [given] if isinstance(given, str) else given
+        if not isinstance(names, (list, tuple)) or not names:
+            raise ConfigError(
+                f"ComputeNormGNS.per_example_grad_norms is {given!r}; it must name kinds of "
+                f"layers: {', '.join(KINDS)}."
+            )
+        for name in names:
+            if not isinstance(name, str) or name not in KINDS:
+                raise ConfigError(
+                    f"ComputeNormGNS.per_example_grad_norms: {name!r} is no kind of layer that it "
+                    f"knows. {suggest(str(name), KINDS)}"
+                )
+        self._kinds = tuple(KINDS[name] for name in names)
+        self._watch: ModuleWatch | None = None
+        self._logs_norms = True
+        self._entries: dict[int, _Uses] = {}
+        self._left_out: set[str] = set()
+        self._told: set[str] = set()
+        self._is_watching = False
+        self._is_torn = False
+        self._size = 0
+        self._weight: Any = 0
+        self._seed: Tensor | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin a new step."""
+        self._sums: dict[str, Tensor] = {}
+        self._owned: dict[int, tuple[str, Tensor]] = {}
+        self._spoiled: set[str] = set()
+        self._unseen: dict[str, list[Tensor]] = {}
+        self._num = 0
+        self._total: Any = 0
+
+    # ---- the length of a fit
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        if trainer.backend.caps.sharded_state:
+            raise ConfigError(
+                "ComputeNormGNS needs the gradients of single examples, and each process has only "
+                "a part of the gradients. Replicate the model, or leave the callback out."
+            )
+        layers = [(name, layer) for name, layer in named_modules(trainer.model) if self._is(layer)]
+        if not layers:
+            raise ConfigError(
+                f"ComputeNormGNS.per_example_grad_norms: {type(trainer.model).__name__} has no "
+                f"layer of {', '.join(kind.__name__ for kind in self._kinds)}."
+            )
+        for name, layer in layers:
+            if isinstance(layer, nn.Embedding) and layer.scale_grad_by_freq:
+                raise ConfigError(
+                    f"ComputeNormGNS cannot count {name!r}, whose scale_grad_by_freq mixes the "
+                    f"examples. Switch that off, or leave out Embedding."
+                )
+
+    def _is(self, layer: Module) -> bool:
+        """Return whether a layer computes what one of the chosen kinds does."""
+        return any(computes_like(layer, kind) for kind in self._kinds)
+
+    @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        others = trainer.get_callbacks(ComputeNorm)
+        self._logs_norms = others[0] is self and all(
+            isinstance(other, ComputeNormGNS) for other in others
+        )
+        self._watch = watch = ModuleWatch(trainer.model, self._see)
+        stack.callback(self._leave)
+        stack.callback(watch.end)
+
+    def _leave(self) -> None:
+        self._watch = None
+        self._entries = {}
+        self._seed = None
+        self._is_watching = self._is_torn = False
+        self._forget()
+
+    @override
+    def on_train_start(
+        self,
+        trainer: Trainer,
+        model: Module,
+        train_dataloader: Loader,
+        loop: Any,
+        loop_idx: int,
+    ) -> None:
+        super().on_train_start(trainer, model, train_dataloader, loop, loop_idx)
+        self._forget()
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        self._is_torn = "grad_accum" in state_dict
+        self._forget()
+
+    # ---- forward
+
+    @override
+    def on_before_forward(
+        self,
+        trainer: Trainer,
+        model: Module,
+        batch: Batch,
+        args: list[Any],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self._is_watching = False
+        if self._watch is None or trainer.val_pass is not None:
+            return
+        # Of a run without a known end, any step may be the last and be logged.
+        is_wanted = trainer.logging.is_log_window or trainer.schedule.total_steps is None
+        if is_wanted or trainer.rehearses:
+            self._is_watching = True
+            self._entries, self._seed = {}, None
+            self._size = batch_size_of(batch)
+            self._watch.begin()
+
+    @override
+    def on_after_forward(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
+    ) -> None:
+        if self._is_watching and self._watch is not None:
+            self._watch.end()
+            self._weight = trainer.weight_of(outputs, batch)
+
+    def _see(
+        self, layer: Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        if not self._is(layer):
+            return
+        params = list(trained_params(layer).values())
+        if not output.requires_grad:
+            self._unseen[name] = params
+            return
+        given = args[0] if args else kwargs["input"]
+        is_counted = given.shape[:1] == (self._size,) and is_countable(layer, given)
+        if not is_counted:
+            self._left_out.add(name)
+        for param in params:
+            owner, _ = self._owned.setdefault(id(param), (name, param))
+            if is_counted:
+                self._entries.setdefault(id(param), _Uses()).num_open += 1
+            else:  # other calls alone are not the whole gradient
+                self._spoiled.add(owner)
+        if not is_counted:
+            return
+        if params:
+            output.register_hook(partial(self._see_grad, layer, given.detach()))
+
+    # ---- backward
+
+    @override
+    def on_before_backward(self, trainer: Trainer, model: Module, outputs: Outputs) -> None:
+        loss = outputs.get("loss")
+        if self._is_watching and isinstance(loss, Tensor) and loss.requires_grad:
+            loss.register_hook(self._see_seed)  # type: ignore[no-untyped-call]  # torch's
+
+    def _see_seed(self, grad: Tensor) -> None:
+        """Take what the loss was multiplied by: its share of the step, and a loss scale."""
+        self._seed = grad.detach().reshape(())
+
+    def _see_grad(self, layer: Module, given: Tensor, grad: Tensor) -> None:
+        uses = uses_of(layer, given, grad.detach())
+        for role, param in trained_params(layer).items():
+            entry = self._entries[id(param)]
+            entry.uses.append(uses[role])
+            entry.num_open -= 1
+            if not entry.num_open:
+                self._add(id(param), entry)
+
+    def _add(self, key: int, entry: _Uses) -> None:
+        uses, entry.uses = entry.uses, []
+        if not uses or self._seed is None:
+            return
+        seed = wide(self._seed)
+        # Of a batch that counts nothing the loss is multiplied by 0.
+        factor = torch.where(seed == 0, torch.zeros_like(seed), self._weight / seed)
+        with uncounted():
+            square = squared_norms(uses).sum() * factor.square()
+        layer, _ = self._owned[key]
+        known = self._sums.get(layer)
+        self._sums[layer] = square if known is None else known + square
+
+    @override
+    def on_after_backward(self, trainer: Trainer, model: Module, outputs: Outputs) -> None:
+        if not self._is_watching:
+            return
+        for key, entry in self._entries.items():  # those with a call that the loss does not need
+            self._add(key, entry)
+        self._num += 0 if trainer.is_filler else self._size
+        self._total = self._total + self._weight
+
+    # ---- the step
+
+    @override
+    def on_before_optimizer_step(
+        self, trainer: Trainer, model: Module, optimizer: Optimizer
+    ) -> None:
+        if self._logs_norms:
+            super().on_before_optimizer_step(trainer, model, optimizer)
+        for name, params in self._unseen.items():
+            if name not in self._sums and any(param.grad is not None for param in params):
+                self._left_out.add(name)
+        names = sorted(self._sums.keys() - self._spoiled)
+        if names and not self._is_torn:
+            trainer.log_metrics_dict(self._metrics(trainer, names))
+
+    @override
+    def on_after_optimizer_step(
+        self, trainer: Trainer, model: Module, optimizer: Optimizer
+    ) -> None:
+        self._is_torn = False
+        self._entries = {}
+        self._forget()
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
+    ) -> None:
+        super().on_train_batch_end(trainer, model, outputs, batch, batch_idx)
+        for name in sorted(self._left_out - self._told):
+            log.warning(
+                "ComputeNormGNS leaves out %r: the first dimension of its input is not that of the "
+                "batch, its parameters are not plain ones, or it is in a reentrant checkpoint.",
+                name,
+            )
+        self._told |= self._left_out
+
+    def _metrics(self, trainer: Trainer, names: list[str]) -> dict[str, Tensor]:
+        squares = torch.stack([self._sums[name] for name in names])
+        num, total = torch.full_like(squares[0], self._num), squares.new_zeros(()) + self._total
+        if trainer.backend.world_size > 1:
+            gathered = trainer.backend.reduce(torch.cat([squares, torch.stack([num, total])]))
+            squares, num, total = gathered[:-2], gathered[-2], gathered[-1]
+        examples = squares * num / total.square()
+        whole = torch.stack([self._square_of(name) for name in names]).to(examples)
+        metrics = {f"pegsqnorm/{name}": value for name, value in zip(names, examples, strict=True)}
+        metrics |= {f"gsqnorm/{name}": value for name, value in zip(names, whole, strict=True)}
+        if trainer.backend.world_size == 1 and self._num == 1:
+            return metrics  # one example has no variance
+        small, big = examples.sum(), whole.sum()
+        metrics["gradient_sqnorm"] = sqnorm = (num * big - small) / (num - 1)
+        metrics["gradient_noise_trace"] = trace = num * (small - big) / (num - 1)
+        metrics["gradient_noise_scale"] = trace / sqnorm
+        return metrics
+
+    def _square_of(self, layer: str) -> Tensor:
+        """Return the squared norm of the step's gradient of the parameters of a layer."""
+        grads = [
+            param.grad
+            for owner, param in self._owned.values()
+            if owner == layer and param.grad is not None
+        ]
+        dense = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
+        return torch.stack([wide(grad).square().sum() for grad in dense]).sum()

@@ -1,0 +1,195 @@
+"""Further checkpoints, with intervals, parts, a format and a folder of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Callback, Loader, StateDict
+from modelzoo_trainer.callbacks.checkpoint_files import (
+    check_is_apart,
+    check_name,
+    is_in_folder,
+    part_names,
+    parts_of,
+)
+from modelzoo_trainer.callbacks.model_ema import ModelEma
+from modelzoo_trainer.callbacks.side_checkpoints import (
+    FILE_SUFFIX,
+    SideCheckpoints,
+    check_is_directory,
+)
+from modelzoo_trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+_STATES: Final = "ExtraCheckpoint.checkpoint_states"
+_NAME: Final = "ExtraCheckpoint.checkpoint_name"
+
+
+class ExtraCheckpoint(Callback):
+    """Writes checkpoints, or files of weights, besides those of the run, at times of its own.
+
+    Several of them may be in a run, each for itself. What they write is never what a run goes on
+    from by itself; `fit(ckpt_path=...)` takes it like any other. If something cannot be written
+    that is logged; the run goes on.
+
+    Args:
+        steps: Every so many steps, > 0; None = not by steps.
+        epochs: At the end of every so many passes over the data, > 0; None = not by passes.
+        at_end: Also when a fit ends, unless it was interrupted.
+        checkpoint_states: Names of top-level parts such as `model` and `optimizer`: a list, or a
+            text with commas; "all" = everything.
+        file_format: A checkpoint of the run's own format, or one `.safetensors` file with the
+            weights, for other programs.
+        folder: Where; a path within `model_dir`.
+        checkpoint_name: Their names; holds the field `{step}`, the number of updates in the
+            weights, once.
+        keep: How many to keep, > 0, the newest; None = all.
+        averaged: Write the averaged weights of `ModelEma` instead of the model's.
+
+    State: The names of what it has written and kept.
+
+    Cost: Training waits for the write. Where each process has a part of the weights only, a
+        `.safetensors` file is written twice.
+
+    Raises:
+        ConfigError: If an argument does not fit, nothing would ever be written, or another one
+            writes under the same names.
+    """
+
+    def __init__(  # noqa: PLR0913  # the keys of its YAML section
+        self,
+        steps: int | None = None,
+        epochs: int | None = None,
+        at_end: bool = False,
+        checkpoint_states: str | list[str] = "model",
+        file_format: Literal["checkpoint", "safetensors"] = "checkpoint",
+        folder: str = "extra",
+        checkpoint_name: str = "extra_{step}",
+        keep: int | None = None,
+        averaged: bool = False,
+    ) -> None:
+        for name, value in (("steps", steps), ("epochs", epochs), ("keep", keep)):
+            _check_count(name, value)
+        if steps is epochs is None and not at_end:
+            raise ConfigError(
+                "ExtraCheckpoint would never write anything: set steps, epochs or at_end."
+            )
+        if file_format not in ("checkpoint", "safetensors"):
+            raise ConfigError(
+                f"ExtraCheckpoint.file_format is {file_format!r}; it must be 'checkpoint' or "
+                f"'safetensors'."
+            )
+        check_name(_NAME, checkpoint_name, ("step",))
+        self.states = part_names(_STATES, checkpoint_states)
+        is_file = file_format == "safetensors"
+        if self.states != ("model",) and (is_file or averaged):
+            what = "file_format safetensors" if is_file else "averaged"
+            raise ConfigError(
+                f"{_STATES} is {checkpoint_states!r}, but {what} is for weights alone. Use 'model'."
+            )
+        if not is_file:
+            check_is_directory(_NAME, checkpoint_name)
+        self.steps = steps
+        self.epochs = epochs
+        self.at_end = at_end
+        self.keep = keep
+        self.averaged = averaged
+        self._template = checkpoint_name + (FILE_SUFFIX if is_file else "")
+        self._side = SideCheckpoints(_STATES, folder, self.states, averaged=averaged)
+        self._kept: list[str] = []
+        self._last: int | None = None
+        self._is_foreign = self._is_resumed = False
+
+    # ---- set-up
+
+    @override
+    def post_setup(self, trainer: Trainer) -> None:
+        example = self._side.root(trainer) / self._template.format(step=0)
+        if is_in_folder(trainer, example):
+            check_is_apart(_NAME, trainer, example.name)
+        for other in trainer.get_callbacks(ExtraCheckpoint):
+            if other is not self and other._place(trainer) == self._place(trainer):
+                raise ConfigError(
+                    f"two ExtraCheckpoint write under the names {self._template!r} in "
+                    f"{str(self._side.root(trainer))!r}. Give one of them another folder or "
+                    f"checkpoint_name."
+                )
+        if self.averaged and trainer.get_callback(ModelEma) is None:
+            raise ConfigError(
+                "ExtraCheckpoint.averaged is set, but no ModelEma is among the callbacks. Add one."
+            )
+
+    def _place(self, trainer: Trainer) -> Path:
+        return self._side.root(trainer).resolve() / self._template
+
+    @override
+    def on_fit_start(
+        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
+    ) -> None:
+        self._side.prepare(trainer)
+
+    @override
+    def postprocess_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        if "all" not in self.states:
+            parts_of(_STATES, state_dict, self.states)
+
+    # ---- when
+
+    @override
+    def on_step_boundary(self, trainer: Trainer) -> None:
+        if self._is_due(trainer):
+            self._write(trainer)
+
+    def _is_due(self, trainer: Trainer) -> bool:
+        if self.steps is not None and trainer.global_step % self.steps == 0:
+            return True
+        data = trainer.data
+        return self.epochs is not None and data.is_last and (data.epoch + 1) % self.epochs == 0
+
+    @override
+    def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
+        if self.at_end and trainer.interrupted is None and self._last != trainer.global_step:
+            self._write(trainer)
+
+    # ---- what
+
+    def _write(self, trainer: Trainer) -> None:
+        wanted = self._template.format(step=trainer.global_step)
+        name = self._side.write(trainer, wanted, replaces=self._is_resumed)
+        if name is None:
+            return
+        self._last = trainer.global_step
+        self._kept = [*(known for known in self._kept if known != name), name]
+        if self.keep is not None:
+            old, self._kept = self._kept[: -self.keep], self._kept[-self.keep :]
+            self._side.delete(trainer, old)
+
+    # ---- after a restart
+
+    @override
+    def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
+        if ckpt_path is not None:
+            self._is_foreign = not is_in_folder(trainer, ckpt_path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is kept, and the step of the last one."""
+        return {"kept": list(self._kept), "last": self._last}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on, unless it is another run whose checkpoint this one begins with."""
+        if not self._is_foreign:
+            self._kept = [Path(name).name for name in state["kept"]]
+            self._last = state["last"]
+            self._is_resumed = True
+
+
+def _check_count(name: str, value: int | None) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ConfigError(
+            f"ExtraCheckpoint.{name} is {value!r}; it must be a whole number > 0, or null."
+        )

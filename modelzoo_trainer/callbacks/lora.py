@@ -1,0 +1,283 @@
+"""Low-rank adapters: a few new weights are trained, the model's own stay."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Embedding, Linear, Module
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Callback, Loader, StateDict
+from modelzoo_trainer.checkpointing.parameter_names import bare_names
+from modelzoo_trainer.core.model import ModelCallback, ModelFactory
+from modelzoo_trainer.core.optimizer import OptimizerCallback
+from modelzoo_trainer.errors import ConfigError, suggest
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.lora")
+
+_ADAPTER: Final = "default"
+_OWN: Final = re.compile(r"(?:^|\.)lora_(?:A|B|embedding_A|embedding_B)(?:\.|$)")
+_BASE: Final = ".base_layer."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig:
+    """The adapters of some layers.
+
+    Args:
+        r: Their rank, > 0.
+        alpha: What they add is multiplied by alpha / r; > 0.
+        dropout: Of their input, in [0, 1).
+        fan_in_fan_out: Whether the layers keep their weight transposed.
+        merge_weights: Add them into the layers' weights for the length of a validation; not into
+            weights that several layers have in common, as each adds something else.
+        target_modules: Names of classes or modules, all of which occur on the way to a layer,
+            itself included; None = every `Linear` and `Embedding`.
+
+    Raises:
+        ConfigError: If a value is out of range.
+    """
+
+    r: int
+    alpha: float = 1.0
+    dropout: float = 0.0
+    fan_in_fan_out: bool = False
+    merge_weights: bool = False
+    target_modules: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.r, bool) or not isinstance(self.r, int) or self.r < 1:
+            raise ConfigError(f"Lora.lora_params.r is {self.r!r}; it must be a whole number > 0.")
+        if not _is_number(self.alpha) or not 0 < self.alpha < math.inf:
+            raise ConfigError(f"Lora.lora_params.alpha is {self.alpha!r}; it must be a number > 0.")
+        if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
+            raise ConfigError(
+                f"Lora.lora_params.dropout is {self.dropout!r}; it must be a number in [0, 1)."
+            )
+        names = self.target_modules
+        if names is not None and (
+            not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names)
+        ):
+            raise ConfigError(
+                f"Lora.lora_params.target_modules is {names!r}; it must be a list of names of "
+                f"classes or modules, or null."
+            )
+
+
+class Lora(Callback):
+    """Puts low-rank adapters (Hu et al. 2021, arXiv:2106.09685) beside layers; trains only them.
+
+    They are those of the `peft` library; the rest of the model is frozen. The model keeps its
+    class and its methods. Checkpoints have the adapters and the frozen weights. A checkpoint or a
+    file of weights without adapters may be begun with: these are then as they were made, so that
+    they add nothing yet. With several settings a layer gets the first that fits it.
+
+    Args:
+        lora_params: The settings `r`, `alpha`, `dropout`, `fan_in_fan_out`, `merge_weights` and
+            `target_modules` (see `LoraConfig`), or a list of such.
+
+    Cost: With `merge_weights`, a copy of the weights that are merged, during a validation.
+
+    Raises:
+        ConfigError: If a setting does not fit; at set-up, if `peft` is not installed, no layer is
+            matched, or the optimizer was made before the adapters.
+    """
+
+    def __init__(
+        self, lora_params: LoraConfig | dict[str, Any] | list[LoraConfig | dict[str, Any]]
+    ) -> None:
+        given = lora_params if isinstance(lora_params, list) else [lora_params]
+        if not given:
+            raise ConfigError("Lora.lora_params is empty; give settings such as {r: 8}.")
+        self.lora_params = [_config_of(one) for one in given]
+        self._merged: list[Module] = []
+
+    # ---- the model
+
+    @override
+    def pre_setup(self, trainer: Trainer) -> None:
+        own, optimizer = trainer.callbacks["model"], trainer.callbacks["optimizer"]
+        assert isinstance(own, ModelCallback)
+        assert isinstance(optimizer, OptimizerCallback)
+        if optimizer.is_instance:
+            raise ConfigError(
+                "Lora: the optimizer was made before the adapters, so it cannot train them. Pass "
+                "optimizer=lambda model: ... instead of an instance."
+            )
+        own.model = partial(self._adapted, own.model)
+
+    def _adapted(self, given: Module | ModelFactory) -> Module:
+        """Return the model with adapters; the optimizer comes after this."""
+        model = given if isinstance(given, Module) else given()
+        if not isinstance(model, Module):
+            return model  # it is refused by who asked for it
+        if any(_OWN.search(name) for name, _ in model.named_parameters()):
+            raise ConfigError(
+                f"Lora: {type(model).__name__} has adapters already. Give it a model without, and "
+                f"the settings of all layers to one Lora, as a list."
+            )
+        inject, peft_config = _library()
+        chosen = self._choose(model)
+        for config, names in zip(self.lora_params, chosen, strict=True):
+            if names:
+                inject(peft_config(**_peft_settings(config, names)), model, _ADAPTER)
+                del model.peft_config  # peft refuses a second one; nothing of ours reads it
+        for name, param in model.named_parameters():
+            param.requires_grad_(_OWN.search(name) is not None)
+        layers = dict(model.named_modules())
+        self._merged = [
+            layers[name]
+            for config, names in zip(self.lora_params, chosen, strict=True)
+            for name in names
+            if config.merge_weights and _is_alone(layers[name], layers.values())
+        ]
+        _tell(model, sum(map(len, chosen)))
+        return model
+
+    def _choose(self, model: Module) -> list[list[str]]:
+        """Return for each of the settings the names of the layers that it is for."""
+        ways = dict(_ways(model))
+        chosen: list[list[str]] = []
+        taken: set[str] = set()
+        for config in self.lora_params:
+            wanted = set(config.target_modules or ())
+            names = [name for name, way in ways.items() if wanted <= way and name not in taken]
+            if not names:
+                words = sorted(set().union(*ways.values()))
+                missing = next((word for word in sorted(wanted) if word not in words), "")
+                raise ConfigError(
+                    f"Lora.lora_params.target_modules: no Linear or Embedding of "
+                    f"{type(model).__name__} that is still free has all of {sorted(wanted)} on its "
+                    f"way. {suggest(missing, words) if missing else ''}".rstrip()
+                )
+            taken.update(names)
+            chosen.append(names)
+        return chosen
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        if not trainer.has_optimizer:
+            return
+        for group in trainer.optimizer.param_groups:  # of an optimizer over all parameters
+            group["params"] = [param for param in group["params"] if param.requires_grad]
+        if not any(group["params"] for group in trainer.optimizer.param_groups):
+            raise ConfigError("Lora: the optimizer has none of the adapters, so it trains nothing.")
+
+    # ---- validation
+
+    @override
+    def on_enter_validate(
+        self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
+    ) -> None:
+        if trainer.backend.caps.sharded_state:
+            return  # a process has only a part of each weight; the sum is the same unmerged
+        for layer in self._merged:
+            _merge(layer, stack)
+
+    # ---- checkpoints without adapters
+
+    @override
+    def preprocess_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        found = state_dict.get("model")
+        if not isinstance(found, Mapping) or any(_OWN.search(name) for name in found):
+            return
+        own = trainer.model.state_dict()
+        plain = {bare.replace(_BASE, "."): bare for bare in bare_names(own)}
+        renamed = {plain.get(name, name): found[name] for name in found}
+        adapters = {name: own[name] for name in own if _OWN.search(name)}
+        log.info("The checkpoint has no adapters: they begin anew.")
+        state_dict["model"] = renamed | trainer.backend.host_state(adapters)
+
+
+def _config_of(given: Any) -> LoraConfig:
+    if isinstance(given, LoraConfig):
+        return given
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"Lora.lora_params got {given!r}; it must be settings such as {{r: 8, alpha: 16}}, or "
+            f"a list of them."
+        )
+    known = [field.name for field in fields(LoraConfig)]
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"Lora.lora_params has no setting {name!r}. {suggest(name, known)}")
+    if "r" not in given:
+        raise ConfigError("Lora.lora_params.r is missing; it is the rank, a whole number > 0.")
+    return LoraConfig(**given)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _library() -> tuple[Any, Any]:
+    try:
+        from peft import LoraConfig as PeftConfig
+        from peft import inject_adapter_in_model
+    except ImportError:
+        raise ConfigError(
+            "Lora needs the peft library, which is not installed: "
+            "pip install 'modelzoo-trainer[lora]'"
+        ) from None
+    return inject_adapter_in_model, PeftConfig
+
+
+def _peft_settings(config: LoraConfig, names: list[str]) -> dict[str, Any]:
+    return {
+        "r": config.r,
+        "lora_alpha": config.alpha,
+        "lora_dropout": config.dropout,
+        "fan_in_fan_out": config.fan_in_fan_out,
+        "target_modules": "|".join(map(re.escape, names)),  # a text is matched as a whole
+    }
+
+
+def _ways(model: Module) -> Iterator[tuple[str, set[str]]]:
+    """Yield the layers that can have adapters, with what is on the way to each."""
+    words: dict[str, set[str]] = {"": {type(model).__name__}}
+    for name, module in model.named_modules():
+        if name:
+            parent, _, last = name.rpartition(".")
+            words[name] = words[parent] | {last, type(module).__name__}
+        if isinstance(module, (Linear, Embedding)):
+            yield name, words[name]
+
+
+def _is_alone(layer: Any, layers: Iterable[Module]) -> bool:
+    """Return whether no other layer has the weight as well."""
+    weight = layer.get_base_layer().weight
+    owners = [one for one in layers if any(own is weight for own in one._parameters.values())]
+    return len(owners) == 1
+
+
+def _merge(layer: Any, stack: ExitStack) -> None:
+    """Add an adapter into its layer's weight until the stack ends; then it is what it was."""
+    weight: Tensor = layer.get_base_layer().weight.data
+    before = weight.clone()
+    layer.merge()
+    stack.callback(_unmerge, layer, before)
+
+
+def _unmerge(layer: Any, before: Tensor) -> None:
+    layer.unmerge()
+    with torch.no_grad():
+        layer.get_base_layer().weight.copy_(before)  # to subtract again is not exact
+
+
+def _tell(model: Module, num_layers: int) -> None:
+    params = list(model.parameters())
+    num = sum(param.numel() for param in params if param.requires_grad)
+    total = sum(param.numel() for param in params)
+    log.info("Adapters at %d layers: %d of %d parameters are trained.", num_layers, num, total)

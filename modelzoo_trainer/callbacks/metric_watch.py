@@ -1,0 +1,65 @@
+"""One metric out of all that are logged, and what is said if it never comes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any, Final
+
+from modelzoo_trainer.errors import ConfigError, suggest
+
+
+class MetricWatch:
+    """Picks a metric by its name; remembers the others' names until it has come.
+
+    Args:
+        owner: The callback that asks for it, for messages.
+        metric: Its name as the loggers see it.
+
+    Raises:
+        ConfigError: If the name is none.
+    """
+
+    def __init__(self, owner: str, metric: str) -> None:
+        if not isinstance(metric, str) or not metric:
+            raise ConfigError(
+                f"{owner}.metric is {metric!r}; it must be the name of a metric, such as "
+                f"'validate_0/loss'."
+            )
+        self._owner: Final = owner
+        self.metric: Final = metric
+        self._others: set[str] | None = set()
+
+    def begin(self) -> None:
+        """Forget what has come: a fit begins."""
+        self._others = set()
+
+    def value_in(self, metrics: Mapping[str, Any]) -> float | None:
+        """Return the metric's value, or None if it is not among these.
+
+        Raises:
+            ConfigError: If it is no number.
+        """
+        if self.metric not in metrics:
+            if self._others is not None:
+                self._others.update(metrics)
+            return None
+        self._others = None
+        value = metrics[self.metric]
+        if not isinstance(value, Real):
+            raise ConfigError(
+                f"{self._owner}.metric: {self.metric!r} is a {type(value).__name__}, which cannot "
+                f"be best. Name a metric that is a number."
+            )
+        return float(value)
+
+    @property
+    def hint(self) -> str:
+        """What helps with the name; "" if the metric has come, or none has."""
+        return suggest(self.metric, self._others) if self._others else ""
+
+
+def check_mode(owner: str, mode: str) -> None:
+    """Raise a `ConfigError` unless a mode is "min" or "max"."""
+    if mode not in ("min", "max"):
+        raise ConfigError(f"{owner}.mode is {mode!r}; it must be 'min' or 'max'.")

@@ -1,0 +1,250 @@
+"""What modules put out and the gradients of it, under names, while a batch goes through."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs
+from modelzoo_trainer.checkpointing.parameter_names import bare_names, uncompiled
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+AfterForward = Callable[[Module, str, tuple[Any, ...], dict[str, Any], Any], None]
+
+
+class Place(NamedTuple):
+    """Where a tensor of a module was."""
+
+    call: str
+    """The module, with the number of the call if it is not the first."""
+    kind: Literal["fwd", "bwd"]
+    path: str
+    """Where it is in the output, such as `.loss`."""
+
+    @property
+    def key(self) -> str:
+        """The tensor's name."""
+        return f"{self.call}.{self.kind}{self.path}"
+
+
+class ModuleWatch:
+    """Calls a function after the forward pass of each module, between `begin` and `end`.
+
+    Hooks are on the modules for that long only: a batch that is not watched costs nothing, and
+    what activation checkpointing computes again is not seen twice. A compiled module runs as it is
+    written in a batch that is watched, since a compiled graph has no modules.
+
+    Args:
+        model: Its modules are found anew each time.
+        after_forward: Gets the module, its name, its arguments and its output.
+    """
+
+    def __init__(self, model: Module, after_forward: AfterForward) -> None:
+        self._model = model
+        self._after_forward = after_forward
+        self._open = ExitStack()
+
+    def begin(self) -> None:
+        """Put the hooks on."""
+        self.end()
+        is_compiled = False
+        for name, module in named_modules(self._model):
+            hook = partial(self._run, name)
+            handle = module.register_forward_hook(hook, with_kwargs=True)
+            self._open.callback(handle.remove)
+            is_compiled = is_compiled or module._compiled_call_impl is not None
+        if is_compiled or any(map(_is_wrapper, self._model.modules())):
+            self._open.enter_context(torch.compiler.set_stance("force_eager"))
+
+    def end(self) -> None:
+        """Take the hooks off; a second call does nothing."""
+        self._open.close()
+
+    def _run(
+        self,
+        name: str,
+        module: Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> None:
+        self._after_forward(module, name, args, kwargs, output)
+
+
+class WatchesTensors(Callback, ABC):
+    """Base of the callbacks that look at the tensors of a step.
+
+    The output of a module is `<module>.fwd`, of its second call in a batch `<module>.call1.fwd`;
+    parts of an output that is a mapping or a sequence have their key after it. The model itself
+    goes by the name of its class. What the backward pass brings to an output ends with `.bwd`
+    instead. A module that has several names goes by its first.
+    """
+
+    watches_validation = True
+    """Whether batches of validations are watched."""
+
+    def __init__(self) -> None:
+        self._watch: ModuleWatch | None = None
+        self._num_calls: Counter[str] = Counter()
+
+    @abstractmethod
+    def wants(self, trainer: Trainer) -> bool:
+        """Return whether the batch at hand is watched; asked within the step, before it."""
+
+    @abstractmethod
+    def see(self, trainer: Trainer, place: Place, tensor: Tensor) -> None:
+        """Take a tensor, within the step; it may be changed in place afterwards."""
+
+    # ---- when
+
+    @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        self.enter(trainer, stack)
+
+    @override
+    def on_enter_validate(
+        self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
+    ) -> None:
+        if self._watch is None and self.watches_validation:
+            self.enter(trainer, stack)
+
+    def enter(self, trainer: Trainer, stack: ExitStack) -> None:
+        """Get ready for a fit, or for a validation outside of one."""
+        self._watch = ModuleWatch(trainer.model, partial(self._see_output, trainer))
+        stack.callback(setattr, self, "_watch", None)
+        stack.callback(self._watch.end)
+
+    @override
+    def on_before_forward(
+        self,
+        trainer: Trainer,
+        model: Module,
+        batch: Batch,
+        args: list[Any],
+        kwargs: dict[str, Any],
+    ) -> None:
+        if self._watch is None or not (self.watches_validation or trainer.val_pass is None):
+            return
+        if self.wants(trainer):
+            self._num_calls.clear()
+            self.before(trainer, model, args, kwargs)
+            self._watch.begin()
+
+    def before(
+        self, trainer: Trainer, model: Module, args: list[Any], kwargs: dict[str, Any]
+    ) -> None:
+        """Get ready for a batch that is watched, within the step."""
+
+    @override
+    def on_after_forward(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
+    ) -> None:
+        if self._watch is not None:
+            self._watch.end()
+
+    # ---- what
+
+    def _see_output(
+        self,
+        trainer: Trainer,
+        module: Module,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> None:
+        num = self._num_calls[name]
+        self._num_calls[name] += 1
+        call = f"{name}.call{num}" if num else name
+        for path, tensor in named_tensors(output):
+            self.see(trainer, Place(call, "fwd", path), tensor)
+            if tensor.grad_fn is not None:  # not a parameter, whose hook would stay
+                # A hook that returns something would change the gradient.
+                see_grad = partial(self.see, trainer, Place(call, "bwd", path))
+                tensor.register_hook(see_grad)  # type: ignore[no-untyped-call]  # torch's
+
+
+class NamesTensors(WatchesTensors):
+    """Base of the callbacks for which also parameters and their gradients have names.
+
+    A parameter goes by its own name, as it is before the update, and its gradient, whole and
+    before clipping, by that with `.grad` after it.
+    """
+
+    @abstractmethod
+    def see_named(self, trainer: Trainer, name: str, tensor: Tensor) -> None:
+        """Take a tensor, within the step; it may be changed in place afterwards."""
+
+    @override
+    def see(self, trainer: Trainer, place: Place, tensor: Tensor) -> None:
+        self.see_named(trainer, place.key, tensor)
+
+    @override
+    def before(
+        self, trainer: Trainer, model: Module, args: list[Any], kwargs: dict[str, Any]
+    ) -> None:
+        for name, param in named_params(model).items():
+            self.see_named(trainer, name, param)
+
+    @override
+    def on_before_optimizer_step(
+        self, trainer: Trainer, model: Module, optimizer: Optimizer
+    ) -> None:
+        if self.wants(trainer):
+            for name, param in named_params(model).items():
+                if param.grad is not None:
+                    self.see_named(trainer, f"{name}.grad", param.grad)
+
+
+def named_modules(model: Module) -> Iterator[tuple[str, Module]]:
+    """Yield the modules under the names that they have in a bare model, each once."""
+    for name, module in model.named_modules():
+        if not _is_wrapper(module):
+            yield uncompiled(f"{name}.").strip(".") or type(module).__name__, module
+
+
+def named_params(model: Module) -> dict[str, Tensor]:
+    """Return the parameters under the names that they have in a bare model, each once."""
+    params = dict(model.named_parameters())
+    return {bare: params[name] for bare, name in bare_names(params).items()}
+
+
+def named_tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of nested mappings and sequences; `.key` or `.index` leads to each."""
+    if isinstance(tree, Tensor):
+        yield path, tree
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from named_tensors(value, f"{path}.{key}")
+    elif isinstance(tree, (tuple, list)):
+        for index, value in enumerate(tree):
+            yield from named_tensors(value, f"{path}.{index}")
+
+
+def _is_wrapper(module: Module) -> bool:
+    """Return whether a module is what `torch.compile` puts around another."""
+    return "_orig_mod" in module._modules
+
+
+def is_number(tensor: Tensor) -> bool:
+    """Return whether a tensor is of floating point or complex."""
+    return tensor.is_floating_point() or tensor.is_complex()

@@ -1,0 +1,121 @@
+"""Modules besides the model, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from torch.nn import Module
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Callback, CoreCallback, Loader
+from modelzoo_trainer.errors import ConfigError, suggest
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+
+class MoveModulesToDevice(Callback):
+    """Moves modules besides the model to the device, when a fit or a validation begins.
+
+    A teacher, a metric or a loss function with weights of its own, for example. They are moved, and
+    nothing else: neither trained, nor saved, nor shared among processes. A dry run, on a device
+    that holds no values, leaves them as they were.
+
+    Args:
+        modules: Where they are, as seen from the trainer, such as `teacher` or
+            `callbacks.Distill.teacher`; None = every module that is an attribute of the trainer, or
+            of a callback that is not a core one, and no part of the model.
+
+    Raises:
+        ConfigError: If no name is given; when it moves them, if there is none, or no module.
+    """
+
+    def __init__(self, modules: list[str] | None = None) -> None:
+        if modules is not None and (
+            not isinstance(modules, list)
+            or not modules
+            or not all(isinstance(name, str) and name for name in modules)
+        ):
+            raise ConfigError(
+                f"MoveModulesToDevice.modules is {modules!r}; it must be a list of names such as "
+                f"'teacher', or null for all."
+            )
+        self.modules = modules
+
+    @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        self._move(trainer, stack)
+
+    @override
+    def on_enter_validate(
+        self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
+    ) -> None:
+        self._move(trainer, stack)
+
+    def _move(self, trainer: Trainer, stack: ExitStack) -> None:
+        found = _all_of(trainer) if self.modules is None else self._named(trainer)
+        for module in found:
+            if not trainer.backend.caps.holds_values:
+                _keep(module, stack)
+            trainer.backend.to_device(module)
+
+    def _named(self, trainer: Trainer) -> Iterator[Module]:
+        for name in self.modules or ():
+            value = _at(trainer, name)
+            if not isinstance(value, Module):
+                raise ConfigError(
+                    f"MoveModulesToDevice.modules: trainer.{name} is a {type(value).__name__}, not "
+                    f"a torch.nn.Module."
+                )
+            yield value
+
+
+def _keep(module: Module, stack: ExitStack) -> None:
+    """Put back when the stack ends what a device without values would lose."""
+    for part in module.modules():
+        for name, param in part._parameters.items():
+            stack.callback(part._parameters.__setitem__, name, param)
+        for name, buffer in part._buffers.items():
+            stack.callback(part._buffers.__setitem__, name, buffer)
+    for tensor in (*module.parameters(), *module.buffers()):
+        stack.callback(setattr, tensor, "data", tensor.data)
+
+
+def _at(trainer: Trainer, name: str) -> Any:
+    first, _, rest = name.partition(".")
+    if first == "callbacks" and rest:
+        key, _, path = rest.partition(".")
+        if key not in trainer.callbacks:
+            raise ConfigError(
+                f"MoveModulesToDevice.modules: {name!r} names a callback that is not there. "
+                f"{suggest(key, trainer.callbacks)}"
+            )
+        owner, name_of = trainer.callbacks[key], path
+    else:
+        owner, name_of = trainer, name
+    try:
+        return attrgetter(name_of)(owner) if name_of else owner
+    except AttributeError as error:
+        raise ConfigError(f"MoveModulesToDevice.modules: {name!r}: {error}") from None
+
+
+def _all_of(trainer: Trainer) -> Iterator[Module]:
+    parts = {id(part) for part in trainer.model.modules()}
+    parts.add(id(trainer.compiled_model))
+    parts.update(id(part) for part in trainer.compiled_model.modules())
+    users = [one for one in trainer.all_callbacks if not isinstance(one, CoreCallback)]
+    for owner in [trainer, *users]:
+        for value in list(getattr(owner, "__dict__", {}).values()):
+            if isinstance(value, Module) and id(value) not in parts:
+                parts.add(id(value))
+                yield value

@@ -1,0 +1,170 @@
+"""Finds where numbers stop being finite."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Batch, Loader, Outputs
+from modelzoo_trainer.callbacks.module_watch import (
+    Place,
+    WatchesTensors,
+    is_number,
+    named_params,
+    named_tensors,
+)
+from modelzoo_trainer.core.loop import require_positive
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+
+class NaNChecker(WatchesTensors):
+    """Ends the run with the name of the module whose numbers first were NaN or infinite.
+
+    Looked at in this order: the parameters before the step, the batch, the output of each module
+    as it is called, the gradients of these outputs as the backward pass comes by, and the
+    gradients of the parameters. The first that is not finite is named, some steps late where
+    values arrive late; no checkpoint is written in between. Gradients under a loss scaler are not
+    looked at: that they overflow at times is how it works. A mask that holds -inf on purpose is
+    found as well, if a module puts it out. A compiled model runs as it is written where it is
+    watched.
+
+    Args:
+        num_steps: Watch the first steps of a fit alone, > 0, and of a validation outside of a fit
+            its first batches; None = all.
+
+    Raises:
+        ConfigError: If `num_steps` does not fit.
+        FloatingPointError: In a run, with the step, the module, and what of it.
+
+    Cost: Where it watches, a pass over all activations, gradients and parameters.
+    """
+
+    def __init__(self, num_steps: int | None = None) -> None:
+        super().__init__()
+        require_positive("NaNChecker.num_steps", num_steps)
+        self.num_steps = num_steps
+        self._num_seen = 0
+        self._kinds: list[str] = []
+        self._flags: list[Tensor] = []
+        self._is_watching = False
+        self._is_alone = True
+
+    @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        self._is_alone = False
+        super().on_enter_fit(trainer, stack, train_dataloader, val_dataloader, loop)
+
+    @override
+    def enter(self, trainer: Trainer, stack: ExitStack) -> None:
+        super().enter(trainer, stack)
+        self._num_seen = 0
+        stack.callback(setattr, self, "_is_alone", True)
+        stack.callback(self._drop)
+
+    def _drop(self) -> None:
+        self._kinds, self._flags = [], []
+        self._is_watching = False
+
+    # ---- within the step
+
+    @override
+    def wants(self, trainer: Trainer) -> bool:
+        self._drop()
+        self._is_watching = self.num_steps is None or self._num_seen < self.num_steps
+        return self._is_watching
+
+    @override
+    def before(
+        self, trainer: Trainer, model: Module, args: list[Any], kwargs: dict[str, Any]
+    ) -> None:
+        for name, param in named_params(model).items():
+            self._note(trainer, f"the parameter {name!r} before the step", param)
+        for path, tensor in named_tensors([*args, *kwargs.values()]):
+            inner = path.removeprefix(".0")
+            self._note(trainer, f"the batch at {inner}" if inner else "the batch", tensor)
+
+    @override
+    def see(self, trainer: Trainer, place: Place, tensor: Tensor) -> None:
+        what = f"the output of {place.call!r}" + (f" at {place.path}" if place.path else "")
+        if place.kind == "fwd":
+            self._note(trainer, what, tensor)
+        elif not _has_scaler(trainer):
+            self._note(trainer, f"the gradient of {what}", tensor)
+
+    @override
+    def on_after_backward(self, trainer: Trainer, model: Module, outputs: Outputs) -> None:
+        if not self._is_watching or _has_scaler(trainer):
+            return
+        for name, param in named_params(model).items():
+            if param.grad is not None:
+                self._note(trainer, f"the gradient of the parameter {name!r}", param.grad)
+
+    def _note(self, trainer: Trainer, what: str, tensor: Tensor) -> None:
+        if not is_number(tensor) or not tensor.numel():
+            return
+        part = trainer.backend.own_part(tensor.detach())
+        if part.is_sparse:
+            part = part._values()
+        self._kinds.append(what)
+        self._flags.append(torch.isfinite(part).all().logical_not())
+
+    # ---- what was found
+
+    @override
+    def on_train_step_end(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
+    ) -> None:
+        self._read(trainer)
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
+    ) -> None:
+        self._num_seen += trainer.should_run_optimizer_step
+
+    @override
+    def on_validate_step_end(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
+    ) -> None:
+        self._read(trainer)
+
+    @override
+    def on_validate_batch_end(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
+    ) -> None:
+        self._num_seen += self._is_alone
+
+    def _read(self, trainer: Trainer) -> None:
+        kinds, flags = self._kinds, self._flags
+        self._drop()
+        if flags:
+            trainer.read((torch.stack(flags),), partial(self._judge, trainer, kinds))
+
+    def _judge(self, trainer: Trainer, kinds: list[str], values: list[Any]) -> None:
+        flags = values[0].tolist()
+        if True not in flags:
+            return
+        first = flags.index(True)
+        raise FloatingPointError(
+            f"{kinds[first]} is not finite at {trainer.name_scope_path}global_step "
+            f"{trainer.global_step}; of {len(flags)} tensors of the step {sum(flags)} are not."
+        )
+
+
+def _has_scaler(trainer: Trainer) -> bool:
+    return getattr(trainer.precision, "scaler", None) is not None

@@ -1,0 +1,169 @@
+"""Where the time of some steps goes, operation by operation."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.nn import Module
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Batch, Loader
+from modelzoo_trainer.callbacks.profiler import Profiler
+from modelzoo_trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.performance")
+
+_NAME: Final = "chrome_trace.json"
+_NUM_STEPS: Final = 3
+
+
+class OpProfiler(Profiler):
+    """Records a window of training steps with torch.profiler, on the host and on the device.
+
+    The trace is written to `chrome_trace.json` in `model_dir`, for https://ui.perfetto.dev or
+    chrome://tracing; an older one is replaced. Of several processes the first one is recorded. If
+    an error or the end of the fit cuts the window short, what was recorded is written. A trace
+    grows by some MB a step: keep the window small. Where torch is profiled already, that goes on
+    and there is no trace, which is logged.
+
+    Args:
+        start_step: First step of the window, counted from 1 over the whole run; -1 = the second
+            one of the fit, as the first also sets things up.
+        end_step: Its last step, >= `start_step`; -1 = two after the first.
+        host_activities: Accepted for the format's sake; without meaning on this hardware.
+
+    Cost: In the window, some microseconds for each operation.
+
+    Raises:
+        ConfigError: If the steps are no window; at set-up, if there is another OpProfiler.
+    """
+
+    def __init__(
+        self, start_step: int = -1, end_step: int = -1, host_activities: list[str] | None = None
+    ) -> None:
+        for name, step in (("start_step", start_step), ("end_step", end_step)):
+            if isinstance(step, bool) or not isinstance(step, int) or (step < 1 and step != -1):
+                raise ConfigError(
+                    f"OpProfiler.{name} is {step!r}; it must be a whole number > 0, or -1."
+                )
+        if -1 != end_step < start_step:
+            raise ConfigError(
+                f"OpProfiler.end_step is {end_step}; it must be at least start_step, {start_step}."
+            )
+        self.start_step = start_step
+        self.end_step = end_step
+        self.host_activities = host_activities
+        self._window = range(0)
+        self._profiler: torch.profiler.profile | None = None
+        self._num_steps = 0
+        self._began = self._elapsed = 0.0
+
+    @property
+    def notes(self) -> list[str]:
+        """What has no effect here."""
+        if self.host_activities is None:
+            return []
+        return ["host_activities: no effect on this hardware; all activities are recorded."]
+
+    @property
+    @override
+    def perf_metrics(self) -> dict[str, Any]:
+        """The window: `profiled_steps`, and `profiled_time` in seconds."""
+        return {"profiled_steps": self._num_steps, "profiled_time": self._elapsed}
+
+    # ---- the window
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        if trainer.get_callbacks(OpProfiler)[0] is not self:
+            raise ConfigError(
+                f"OpProfiler is there twice, and a run has one {_NAME}. Leave one out, or record "
+                f"one window of all the steps."
+            )
+
+    @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        self._window = range(0)
+        self._num_steps, self._elapsed = 0, 0.0
+        stack.callback(self._finish, trainer)
+
+    @override
+    def on_fit_start(
+        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
+    ) -> None:
+        begin, end = self.start_step, self.end_step
+        if begin == -1:
+            begin = trainer.global_step + 2
+            begin = begin if end == -1 else min(begin, end)
+        self._window = range(begin, (begin + _NUM_STEPS - 1 if end == -1 else end) + 1)
+
+    @override
+    def on_train_batch_start(
+        self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
+    ) -> None:
+        if self._profiler is None and trainer.global_step + 1 in self._window:
+            self._start(trainer)
+
+    @override
+    def on_step_boundary(self, trainer: Trainer) -> None:
+        if self._profiler is not None:
+            self._num_steps += 1
+            if trainer.global_step >= self._window[-1]:
+                self._finish(trainer)
+
+    @override
+    def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
+        if self._window and self._window[0] > trainer.global_step and trainer.backend.is_main:
+            log.warning(
+                "OpProfiler: there is no trace of the steps %d to %d: the fit ended at step %d.",
+                self._window[0],
+                self._window[-1],
+                trainer.global_step,
+            )
+
+    def _start(self, trainer: Trainer) -> None:
+        if not trainer.backend.is_main:
+            self._window = range(0)
+            return
+        from torch.profiler import profile
+
+        # A second one would end the first, and crash the process.
+        if torch._C._autograd._profiler_enabled():
+            self._window = range(0)
+            log.warning("OpProfiler: there is no trace, as torch is profiled by something else.")
+            return
+        self._profiler = profile()
+        self._profiler.start()
+        self._began = time.perf_counter()
+
+    def _finish(self, trainer: Trainer) -> None:
+        profiler, self._profiler = self._profiler, None
+        if profiler is None:
+            return
+        self._window = range(0)
+        trainer.backend.synchronize()
+        self._elapsed = time.perf_counter() - self._began
+        profiler.stop()
+        path = trainer.model_dir / _NAME
+        fresh = path.with_name(f".{_NAME}")
+        try:
+            profiler.export_chrome_trace(str(fresh))
+            fresh.replace(path)
+        except (OSError, RuntimeError) as error:  # torch's writer raises the latter
+            log.warning("%s cannot be written: %s.", path, error)
+            return
+        log.info("Wrote %s: %d steps.", path, self._num_steps)

@@ -1,0 +1,158 @@
+"""Squared norms of the gradients that single examples bring to a parameter.
+
+B = examples, T = places of an example, I and O = features in and out, V = rows of a table. The
+gradient of an example is a sum over its places, and over all the calls that use the parameter.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Module
+from torch.nn import functional as F
+
+KINDS: Final[dict[str, type[Module]]] = {
+    "Embedding": nn.Embedding,
+    "LayerNorm": nn.LayerNorm,
+    "Linear": nn.Linear,
+}
+
+
+class Matrix(NamedTuple):
+    """A use of (O, I) as a matrix: the sum of outer products of `grads` and `inputs`."""
+
+    grads: Tensor
+    """(B, T, O)."""
+    inputs: Tensor
+    """(B, T, I)."""
+
+
+class Rows(NamedTuple):
+    """A use of (V, I) as a table: `grads` are added to the rows `ids`."""
+
+    ids: Tensor
+    """(B, T)."""
+    grads: Tensor
+    """(B, T, I)."""
+
+
+class Vector(NamedTuple):
+    """A use of (I,): the sum of `grads`."""
+
+    grads: Tensor
+    """(B, T, I)."""
+
+
+Use = Matrix | Rows | Vector
+
+
+def squared_norms(uses: list[Use]) -> Tensor:
+    """Return for each example the squared 2-norm of what all uses bring to one parameter.
+
+    Args:
+        uses: Of one parameter, with equal B; vectors alone, or matrices and tables.
+
+    Shapes:
+        Returns: (B,), float32, or float64 if they are double.
+    """
+    vectors = [use.grads for use in uses if isinstance(use, Vector)]
+    if vectors:
+        return wide(torch.cat(vectors, 1)).sum(1).square().sum(1)
+    matrices = [use for use in uses if isinstance(use, Matrix)]
+    tables = [use for use in uses if isinstance(use, Rows)]
+    total: Tensor | None = None
+    if matrices:
+        matrix = Matrix(
+            wide(torch.cat([use.grads for use in matrices], 1)),
+            wide(torch.cat([use.inputs for use in matrices], 1)),
+        )
+        total = _square_of_matrix(matrix)
+    if tables:
+        table = Rows(
+            torch.cat([use.ids for use in tables], 1),
+            wide(torch.cat([use.grads for use in tables], 1)),
+        )
+        square = _square_of_rows(table)
+        total = square if total is None else total + square + 2 * _product(matrix, table)
+    assert total is not None  # there is a use
+    return total
+
+
+def _square_of_matrix(use: Matrix) -> Tensor:
+    num, size_out, size_in = use.grads.shape[1], use.grads.shape[2], use.inputs.shape[2]
+    if 2 * num * num <= size_out * size_in:  # products of places are smaller than the gradients
+        return (_gram(use.grads) * _gram(use.inputs)).sum((1, 2))
+    return torch.bmm(use.grads.transpose(1, 2), use.inputs).square().sum((1, 2))
+
+
+def _square_of_rows(use: Rows) -> Tensor:
+    is_same = use.ids.unsqueeze(1) == use.ids.unsqueeze(2)
+    return (_gram(use.grads) * is_same).sum((1, 2))
+
+
+def _product(matrix: Matrix, table: Rows) -> Tensor:
+    """Return the inner products of what a matrix and a table bring to the same parameter."""
+    places = matrix.grads.shape[1]
+    index = table.ids.unsqueeze(1).expand(-1, places, -1)
+    at_rows = matrix.grads.gather(2, index)
+    return (at_rows * torch.bmm(matrix.inputs, table.grads.transpose(1, 2))).sum((1, 2))
+
+
+def _gram(rows: Tensor) -> Tensor:
+    return torch.bmm(rows, rows.transpose(1, 2))
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Return a tensor in float32, or in double if it is double itself."""
+    return tensor if tensor.dtype is torch.float64 else tensor.float()
+
+
+# ---- layers
+
+
+def computes_like(layer: Module, kind: type[Module]) -> bool:
+    """Return whether a layer is of a kind, and no subclass that computes something else."""
+    return isinstance(layer, kind) and type(layer).forward is kind.forward
+
+
+def trained_params(layer: Module) -> dict[str, Tensor]:
+    """Return the parameters of a layer itself that train, by their roles in it."""
+    found = layer._parameters.items()
+    return {role: param for role, param in found if param is not None and param.requires_grad}
+
+
+def is_countable(layer: Module, given: Tensor) -> bool:
+    """Return whether examples can be told apart in the input, and the weight is a parameter."""
+    if layer._parameters.get("weight") is None and getattr(layer, "weight", None) is not None:
+        return False
+    if isinstance(layer, nn.LayerNorm):
+        return given.dim() > len(layer.normalized_shape)
+    return given.dim() > (0 if isinstance(layer, nn.Embedding) else 1)
+
+
+def uses_of(layer: Module, given: Tensor, grad: Tensor) -> dict[str, Use]:
+    """Return how a call of a layer uses each of its parameters.
+
+    Args:
+        layer: Of one of the `KINDS`.
+        given: Its input; the first dimension is B.
+        grad: The gradient of its output.
+    """
+    num = given.shape[0]
+    if isinstance(layer, nn.Embedding):
+        ids = given.reshape(num, -1)
+        rows = grad.reshape(num, ids.shape[1], -1)
+        if layer.padding_idx is not None:
+            rows = rows * (ids != layer.padding_idx).unsqueeze(2)
+        return {"weight": Rows(ids, rows)}
+    if isinstance(layer, nn.LayerNorm):
+        size = math.prod(layer.normalized_shape)
+        plain = F.layer_norm(wide(given), layer.normalized_shape, eps=layer.eps)
+        grads = wide(grad).reshape(num, -1, size)
+        return {"weight": Vector(grads * plain.reshape(num, -1, size)), "bias": Vector(grads)}
+    grads = grad.reshape(num, -1, grad.shape[-1])
+    inputs = given.reshape(num, -1, given.shape[-1])
+    return {"weight": Matrix(grads, inputs), "bias": Vector(grads)}

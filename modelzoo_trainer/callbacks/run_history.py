@@ -1,0 +1,200 @@
+"""The metrics of a run in memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from contextlib import ExitStack
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Callback, Loader, Metrics
+from modelzoo_trainer.callbacks.checkpoint_files import is_in_folder
+from modelzoo_trainer.core.loop import require_count
+from modelzoo_trainer.errors import suggest
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+_Series = deque[tuple[int, float]]
+
+
+class RunHistory(Callback):
+    """Keeps the last values of every metric that is a number, to be asked for at any time.
+
+    A run that resumes, or goes back to a checkpoint, has the values up to there. Asking changes
+    nothing: a name that was never logged does not appear by being asked for.
+
+    Args:
+        max_values: How many values of a metric to keep, > 0; the oldest go first.
+        max_metrics: How many metrics to keep, > 0; others that come later are left out.
+        reset_on_fit: Whether each fit begins with an empty history; one that resumes from a
+            checkpoint of the run goes on with its own in any case.
+        reset_on_validate: Whether a validation outside `fit` does so, too.
+
+    State: All of it: 16 bytes a value.
+
+    Raises:
+        ConfigError: If a number is not positive.
+    """
+
+    def __init__(
+        self,
+        max_values: int = 1000,
+        max_metrics: int = 1000,
+        reset_on_fit: bool = True,
+        reset_on_validate: bool = False,
+    ) -> None:
+        require_count("RunHistory.max_values", max_values)
+        require_count("RunHistory.max_metrics", max_metrics)
+        self.max_values = max_values
+        self.max_metrics = max_metrics
+        self.reset_on_fit = reset_on_fit
+        self.reset_on_validate = reset_on_validate
+        self.metric_name_prefix = ""
+        """Put before the names of metrics that are added from now on."""
+        self._epoch = 1
+        self._step = 0
+        self._series: dict[str, _Series] = {}
+        self._is_fitting = False
+        self._is_foreign = False
+
+    # ---- asked by anybody
+
+    @property
+    def current_epoch(self) -> int:
+        """The number of the pass over the training data that is under way; begins with 1."""
+        return self._epoch
+
+    def get_metric_names(self) -> set[str]:
+        """Return the names of all metrics that have a value."""
+        return set(self._series)
+
+    def get_metric_values(self, name: str) -> list[float]:
+        """Return the values of a metric, oldest first; none if there is no such metric."""
+        return [value for _, value in self._series.get(name, ())]
+
+    def get_metric_steps(self, name: str) -> list[int]:
+        """Return the `global_step` of each of the values."""
+        return [step for step, _ in self._series.get(name, ())]
+
+    def get_latest_metric(self, name: str) -> float:
+        """Return the newest value of a metric.
+
+        Raises:
+            ValueError: If it has none.
+        """
+        if name not in self._series:
+            raise ValueError(f"no value of {name!r} was logged. {suggest(name, self._series)}")
+        return self._series[name][-1][1]
+
+    # ---- changed by anybody
+
+    def update_metric(self, name: str, value: float, step: int | None = None) -> None:
+        """Add a value to a metric.
+
+        Args:
+            name: Its name, to which the prefix is added.
+            value: On the host.
+            step: The `global_step` that it belongs to; None = that of the newest metrics.
+
+        Raises:
+            TypeError: If the value is no number.
+        """
+        if not isinstance(value, Real):
+            raise TypeError(f"{name!r} is a {type(value).__name__}; a history keeps numbers.")
+        name = self.metric_name_prefix + name
+        if name not in self._series:
+            if len(self._series) >= self.max_metrics:
+                return
+            self._series[name] = deque(maxlen=self.max_values)
+        self._series[name].append((self._step if step is None else step, float(value)))
+
+    def delete_metric(self, name: str) -> None:
+        """Forget a metric.
+
+        Raises:
+            KeyError: If there is no such metric.
+        """
+        if name not in self._series:
+            raise KeyError(f"no value of {name!r} was logged. {suggest(name, self._series)}")
+        del self._series[name]
+
+    def set_metric_name_prefix(self, prefix: str) -> None:
+        """Put this before the names of metrics that are added from now on; "" = nothing."""
+        self.metric_name_prefix = prefix
+
+    def reset(self) -> None:
+        """Forget all values and begin with epoch 1; the prefix stays."""
+        self._series = {}
+        self._epoch, self._step = 1, 0
+
+    # ---- a run
+
+    @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        if self.reset_on_fit:
+            self.reset()
+        self._is_fitting = True
+        stack.callback(setattr, self, "_is_fitting", False)
+
+    @override
+    def on_enter_validate(
+        self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
+    ) -> None:
+        if self.reset_on_validate and not self._is_fitting:
+            self.reset()
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, epoch: int) -> None:
+        self._epoch += 1
+
+    @override
+    def on_metrics(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
+        self._step = step
+        for name, value in metrics.items():
+            if isinstance(value, Real):
+                self.update_metric(name, value, step)  # type: ignore[arg-type]  # becomes a float
+
+    # ---- state
+
+    @override
+    def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
+        if ckpt_path is not None:
+            self._is_foreign = not is_in_folder(trainer, ckpt_path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all values, with those of all metrics in one tensor."""
+        pairs = [pair for series in self._series.values() for pair in series]
+        return {
+            "epoch": self._epoch,
+            "step": self._step,
+            "prefix": self.metric_name_prefix,
+            "names": list(self._series),
+            "lengths": [len(series) for series in self._series.values()],
+            "steps": torch.tensor([step for step, _ in pairs], dtype=torch.int64),
+            "values": torch.tensor([value for _, value in pairs], dtype=torch.float64),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on, unless it is another run whose checkpoint this one begins with."""
+        if self._is_foreign:
+            return
+        self._epoch, self._step = state["epoch"], state["step"]
+        self.metric_name_prefix = state["prefix"]
+        pairs = zip(state["steps"].tolist(), state["values"].tolist(), strict=True)
+        self._series = {}
+        for name, length in zip(state["names"], state["lengths"], strict=True):
+            kept = [next(pairs) for _ in range(length)]
+            self._series[name] = deque(kept, maxlen=self.max_values)

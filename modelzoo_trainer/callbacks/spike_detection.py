@@ -1,0 +1,261 @@
+"""A loss that jumps ends the run, and the next one leaves its batches out."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Batch, Loader
+from modelzoo_trainer.callbacks.skipped_batches import file_at, read_batches, write_batches
+from modelzoo_trainer.callbacks.step_finding import Batches, named
+from modelzoo_trainer.callbacks.step_losses import StepLosses
+from modelzoo_trainer.core.loop import require_positive
+from modelzoo_trainer.errors import ConfigError, TrainingSpike
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.spike_detection")
+
+Mode = Literal["min", "max"]
+
+
+class SpikeDetection(StepLosses):
+    """Ends the run when the loss of a step jumps, with an error that names its batches.
+
+    A loss is a spike if it is worse than that of the step before, and its distance from the mean of
+    the last `window` good losses is at least `atol` and at least `rtol` times that mean. The loss
+    is the mean over the batches of the step and over all processes, so that all of them end.
+
+    The batches of the step and of the one before, which may have spoilt the weights, are added to
+    a file. The next run that finds it there leaves them out; delete it to train on them. Nothing
+    waits for the device: a spike may be told some steps late. To go on without a restart, see
+    `CheckLoss` with the policy `rollback`; beside that or `skip`, set `finite_only` to false, else
+    a loss that is not finite ends the run all the same.
+
+    Args:
+        mode: Whether smaller losses are better or larger ones.
+        window: Losses in the mean, > 0.
+        warmup: Steps at the beginning that are no spikes, >= 0.
+        atol: Least distance of a spike from the mean, >= 0; None = any.
+        rtol: Least distance as a multiple of the mean, >= 0; None = any.
+        exclude_batches_path: The file, if its name ends with .json; else its folder. None =
+            `skip_batches.json` in `model_dir`.
+        finite_only: Whether NaN and infinity are spikes, also in the beginning. If not, NaN is
+            none; neither is ever in the mean.
+
+    State: The losses of the mean, the last one, the number of steps, and the batches of the last.
+
+    Raises:
+        ConfigError: If a value does not fit; at the start of a fit, if the file cannot be read.
+        TrainingSpike: In a run, with the step and the batches.
+
+    Cost: See `StepLosses`; one number read a step.
+    """
+
+    def __init__(  # noqa: PLR0913  # the format's arguments
+        self,
+        mode: Mode = "min",
+        window: int = 10,
+        warmup: int = 1,
+        atol: float | None = None,
+        rtol: float | None = 2.0,
+        exclude_batches_path: Path | None = None,
+        finite_only: bool = True,
+    ) -> None:
+        super().__init__()
+        if mode not in get_args(Mode):
+            raise ConfigError(
+                f"SpikeDetection.mode is {mode!r}; known: {', '.join(get_args(Mode))}."
+            )
+        require_positive("SpikeDetection.window", window)
+        if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
+            raise ConfigError(
+                f"SpikeDetection.warmup is {warmup!r}; it must be a whole number >= 0."
+            )
+        for name, value in (("atol", atol), ("rtol", rtol)):
+            _require_distance(name, value)
+        if not isinstance(exclude_batches_path, (str, Path, type(None))):
+            raise ConfigError(
+                f"SpikeDetection.exclude_batches_path is {exclude_batches_path!r}; it must be a "
+                f"path, or null."
+            )
+        self.mode = mode
+        self.window = window
+        self.warmup = warmup
+        self.atol = atol
+        self.rtol = rtol
+        self.exclude_batches_path = exclude_batches_path
+        self.finite_only = finite_only
+        self._loss: Tensor | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._good: deque[float] = deque(maxlen=self.window)
+        self._last: float | None = None
+        self._num_steps = 0
+        self._previous: Batches = []
+        self._open: dict[str, Any] | None = None
+        self._has_raised = False
+
+    # ---- what the run before has found
+
+    def _file(self, trainer: Trainer) -> Path:
+        return file_at(Path(self.exclude_batches_path or trainer.model_dir))
+
+    @override
+    def on_fit_start(
+        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
+    ) -> None:
+        self.drop_batches()
+        self._has_raised = False
+        backend = trainer.backend
+        num_shards = backend.data_shard[1]
+        found = self._read(trainer) if backend.is_main else None
+        batches, num_before = backend.broadcast_object(found)
+        here = (trainer.data.epoch, trainer.data.batch_idx)
+        ahead = [place for place in batches if place >= here]
+        if ahead and num_before != num_shards:
+            log.warning(
+                "%s names batches of a run with %d parts of the data, and this one has %d: they "
+                "are trained on, as their numbers mean others now.",
+                self._file(trainer),
+                num_before,
+                num_shards,
+            )
+        elif ahead:
+            trainer.data.pass_over(ahead)
+
+    def _read(self, trainer: Trainer) -> tuple[Batches, int]:
+        return read_batches(self._file(trainer), trainer.backend.data_shard[1])
+
+    # ---- the loss of a step
+
+    @override
+    def on_train_batch_start(
+        self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
+    ) -> None:
+        if self._open is not None:
+            self.load_open_batches(self._open, trainer.backend.device)
+            self._open = None
+        super().on_train_batch_start(trainer, model, batch, batch_idx)
+
+    @override
+    def on_train_end(self, trainer: Trainer, model: Module, loop: Any, loop_idx: int) -> None:
+        self.drop_batches()  # of a step that a stop has cut off
+
+    @override
+    def on_before_optimizer_step(
+        self, trainer: Trainer, model: Module, optimizer: Optimizer
+    ) -> None:
+        self._loss = self.mean_loss(trainer)
+
+    @override
+    def on_after_optimizer_step(
+        self, trainer: Trainer, model: Module, optimizer: Optimizer
+    ) -> None:
+        loss, self._loss = self._loss, None
+        assert loss is not None  # made before the step
+        batches = self._batches
+        self.drop_batches()
+        trainer.read((loss,), partial(self._judge, trainer, batches))
+
+    # ---- what was found
+
+    def _judge(self, trainer: Trainer, batches: Batches, values: list[Any]) -> None:
+        loss = float(values[0])
+        if self._has_raised:
+            return
+        if self._is_spike(loss):
+            self._has_raised = True
+            self._end(trainer, loss, [*self._previous, *batches])
+        self._num_steps += 1
+        self._previous = batches
+        if math.isfinite(loss):
+            self._good.append(loss)
+            self._last = loss
+
+    def _is_spike(self, loss: float) -> bool:
+        if not math.isfinite(loss) and (self.finite_only or math.isnan(loss)):
+            return self.finite_only
+        if self._num_steps < self.warmup or self._last is None or not self._is_worse(loss):
+            return False
+        mean = math.fsum(self._good) / len(self._good)
+        distance = abs(loss - mean)
+        is_far = self.atol is None or distance >= self.atol
+        return is_far and (self.rtol is None or distance >= abs(self.rtol * mean))
+
+    def _is_worse(self, loss: float) -> bool:
+        assert self._last is not None  # checked before
+        return loss > self._last if self.mode == "min" else loss < self._last
+
+    def _end(self, trainer: Trainer, loss: float, batches: Batches) -> None:
+        """Raise what ends the run.
+
+        Raises:
+            TrainingSpike: Always.
+        """
+        step, path = trainer.global_step, self._file(trainer)
+        usual = ""
+        if self._good:
+            mean = math.fsum(self._good) / len(self._good)
+            usual = f"; the mean of the last {len(self._good)} is {mean:.6g}"
+        spike = TrainingSpike(
+            f"loss is {loss:.6g} at global_step {step}, a spike{usual}. To leave out: "
+            f"{named(batches)}.",
+            step=step,
+            batches=batches,
+        )
+        if trainer.backend.is_main:
+            try:
+                self._write(trainer, path, batches)
+            except (OSError, ConfigError) as error:
+                spike.add_note(f"the next run will not leave them out: {error}")
+            else:
+                spike.add_note(f"the next run leaves them out, as {str(path)!r} says")
+        raise spike
+
+    def _write(self, trainer: Trainer, path: Path, batches: Batches) -> None:
+        num_shards = trainer.backend.data_shard[1]
+        before, num_before = read_batches(path, num_shards)
+        if num_before != num_shards:
+            before = []
+        write_batches(path, sorted({*before, *batches}), num_shards)
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what decides about the steps to come."""
+        return {
+            "good": list(self._good),
+            "last": self._last,
+            "num_steps": self._num_steps,
+            "previous": [list(place) for place in self._previous],
+            "open": self.open_batches() if self._batches else None,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore it."""
+        self._forget()
+        self._good.extend(state_dict["good"])
+        self._last = state_dict["last"]
+        self._num_steps = state_dict["num_steps"]
+        self._previous = [(epoch, batch_idx) for epoch, batch_idx in state_dict["previous"]]
+        self.drop_batches()
+        self._open = state_dict["open"]
+
+
+def _require_distance(name: str, value: Any) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (is_number and 0 <= value < math.inf):
+        raise ConfigError(f"SpikeDetection.{name} is {value!r}; it must be a number >= 0, or null.")

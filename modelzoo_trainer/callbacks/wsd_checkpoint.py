@@ -1,0 +1,112 @@
+"""Checkpoints around the decays of a learning rate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Callback, Loader
+from modelzoo_trainer.callbacks.checkpoint_files import check_is_apart, check_name, is_in_folder
+from modelzoo_trainer.callbacks.side_checkpoints import (
+    FILE_SUFFIX,
+    SideCheckpoints,
+    check_is_directory,
+)
+from modelzoo_trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+_STABLE: Final = "WSDCheckpoint.stable_name"
+_DECAYED: Final = "WSDCheckpoint.decayed_name"
+
+
+class WSDCheckpoint(Callback):
+    """Writes the whole state before each decay of `WarmupStableDecay`, the weights after it.
+
+    The first is a checkpoint to train on from for longer, with a larger `total_iters`:
+    `fit(ckpt_path=...)`. The second is a `.safetensors` file of the finished model, for this and
+    other programs. Neither is what a run goes on from by itself, and none is deleted. If one cannot
+    be written that is logged; the run goes on.
+
+    Args:
+        folder: Where; a path within `model_dir`.
+        stable_name: Names of the first; holds the field `{step}` once.
+        decayed_name: Names of the second, without their ending; likewise.
+
+    State: Whether the run was resumed from here, so that what comes again replaces what was there.
+
+    Cost: Training waits for the writes, two of them at each decay.
+
+    Raises:
+        ConfigError: If a name does not fit; at set-up, if no scheduler has decays.
+    """
+
+    def __init__(
+        self,
+        folder: str = "wsd",
+        stable_name: str = "stable_{step}",
+        decayed_name: str = "decayed_{step}",
+    ) -> None:
+        check_name(_STABLE, stable_name, ("step",))
+        check_is_directory(_STABLE, stable_name)
+        check_name(_DECAYED, decayed_name, ("step",))
+        self._stable = stable_name
+        self._decayed = decayed_name + FILE_SUFFIX
+        self._side = SideCheckpoints("WSDCheckpoint.folder", folder)
+        self._begins: frozenset[int] = frozenset()
+        self._ends: frozenset[int] = frozenset()
+        self._is_foreign = self._is_resumed = False
+
+    @override
+    def post_setup(self, trainer: Trainer) -> None:
+        example = self._side.root(trainer) / self._stable.format(step=0)
+        if is_in_folder(trainer, example):
+            check_is_apart(_STABLE, trainer, example.name)
+        if len(trainer.get_callbacks(WSDCheckpoint)) > 1:
+            raise ConfigError("callbacks has two WSDCheckpoint. One is enough.")
+        found = [
+            scheduler.get_checkpoint_steps()
+            for scheduler in trainer.schedulers
+            if hasattr(scheduler, "get_checkpoint_steps")
+        ]
+        if not found:
+            names = ", ".join(type(one).__name__ for one in trainer.schedulers) or "none"
+            raise ConfigError(
+                f"WSDCheckpoint needs a scheduler that knows its decays, with a method "
+                f"get_checkpoint_steps, such as WarmupStableDecay; schedulers: {names}."
+            )
+        pairs = [pair for steps in found for pair in steps]
+        self._begins = frozenset(begin for begin, _ in pairs)
+        self._ends = frozenset(end for _, end in pairs)
+
+    @override
+    def on_fit_start(
+        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
+    ) -> None:
+        self._side.prepare(trainer)
+
+    @override
+    def on_step_boundary(self, trainer: Trainer) -> None:
+        step = trainer.global_step
+        for steps, template in ((self._ends, self._decayed), (self._begins, self._stable)):
+            if step in steps:
+                name = template.format(step=step)
+                self._side.write(trainer, name, replaces=self._is_resumed)
+
+    # ---- after a restart
+
+    @override
+    def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
+        if ckpt_path is not None:
+            self._is_foreign = not is_in_folder(trainer, ckpt_path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return that there is a run to go on with."""
+        return {"is_resumed": True}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace what this run has written, unless it begins with another one's checkpoint."""
+        self._is_resumed = state["is_resumed"] and not self._is_foreign

@@ -1,0 +1,169 @@
+"""Freezing and unfreezing parts of a model, by layer groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from torch.nn import (
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    Module,
+    ModuleList,
+    Parameter,
+    SyncBatchNorm,
+)
+
+from modelzoo_trainer.errors import ConfigError
+
+_BATCH_NORMS: Final = (BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGroup:
+    """One of the parts that are frozen together.
+
+    Args:
+        name: As in the model.
+        modules: What has parameters of its own in it, in order.
+    """
+
+    name: str
+    modules: tuple[Module, ...]
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """The parameters of the group, each once."""
+        found = [param for module in self.modules for param in module.parameters(recurse=False)]
+        return list(dict.fromkeys(found))
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether none of its parameters is trainable."""
+        return not any(param.requires_grad for param in self.parameters)
+
+
+class ModelFreezer:
+    """Freezes and unfreezes layer groups, which are counted as the model lists them.
+
+    The groups are the model's children, and the elements of those that are a `ModuleList`; what has
+    no parameter is none. Parameters of the model itself are a group in front. Indices include both
+    ends; those below 0 count from the last group.
+
+    Frozen modules that are to stay in evaluation mode have to be put there after `model.train()`,
+    which a trainer calls before each train stage.
+
+    Args:
+        model: Its parameters are those that its optimizer has, or is to have.
+        freeze_batch_norms: Freeze parameters of batch normalization, too: their statistics go on in
+            training mode and fit no frozen scale.
+    """
+
+    def __init__(self, model: Module, freeze_batch_norms: bool = False) -> None:
+        self.model = model
+        self.freeze_batch_norms = freeze_batch_norms
+        self._groups = [group for group in _groups_of(model) if group.modules]
+
+    def get_layer_groups(self) -> list[LayerGroup]:
+        """Return the groups, in order."""
+        return list(self._groups)
+
+    def get_layers(self) -> list[Module]:
+        """Return all modules with parameters of their own, in order."""
+        return [module for group in self._groups for module in group.modules]
+
+    def get_trainable_parameters(self) -> list[Parameter]:
+        """Return the parameters that are not frozen, each once."""
+        return [param for param in self.model.parameters() if param.requires_grad]
+
+    def freeze(
+        self, from_index: int = 0, to_index: int = -2, set_modules_as_eval: bool = False
+    ) -> None:
+        """Freeze groups: all but the last, unless told otherwise.
+
+        Args:
+            from_index: The first.
+            to_index: The last.
+            set_modules_as_eval: Put what is frozen into evaluation mode as well.
+
+        Raises:
+            ConfigError: If there is no such group, or the last comes before the first.
+        """
+        first, last = self._index("from_index", from_index), self._index("to_index", to_index)
+        if first > last:
+            raise ConfigError(
+                f"freeze: from_index ({from_index}) is group {first}, which comes after to_index "
+                f"({to_index}), group {last}, of {len(self._groups)}."
+            )
+        for module in self._modules(first, last):
+            if isinstance(module, _BATCH_NORMS) and not self.freeze_batch_norms:
+                continue
+            for param in module.parameters(recurse=False):
+                param.requires_grad_(False)
+            if set_modules_as_eval:
+                module.training = False
+
+    def unfreeze(
+        self, from_index: int = -1, to_index: int = 0, set_modules_as_training: bool = True
+    ) -> dict[str, list[Parameter]]:
+        """Unfreeze groups, in either direction: all, unless told otherwise.
+
+        Args:
+            from_index: One end.
+            to_index: The other end.
+            set_modules_as_training: Put them into training mode as well.
+
+        Returns:
+            By the groups' names what was frozen before, for an optimizer that does not have it:
+            `optimizer.add_param_group({"params": ...})`.
+
+        Raises:
+            ConfigError: If there is no such group.
+        """
+        ends = self._index("from_index", from_index), self._index("to_index", to_index)
+        first, last = min(ends), max(ends)
+        thawed: dict[str, list[Parameter]] = {}
+        for group in self._groups[first : last + 1]:
+            frozen = [param for param in group.parameters if not param.requires_grad]
+            for param in frozen:
+                param.requires_grad_(True)
+            if frozen:
+                thawed[group.name] = frozen
+        if set_modules_as_training:
+            for module in self._modules(first, last):
+                module.training = True
+        return thawed
+
+    def _modules(self, first: int, last: int) -> Iterator[Module]:
+        for group in self._groups[first : last + 1]:
+            yield from group.modules
+
+    def _index(self, name: str, given: int) -> int:
+        num = len(self._groups)
+        if not -num <= given < num:
+            names = ", ".join(repr(group.name) for group in self._groups) or "none"
+            raise ConfigError(
+                f"{name} is {given}, and there are {num} layer groups: {names}. Use an index from "
+                f"{-num} to {num - 1}."
+            )
+        return given % num
+
+
+def _groups_of(model: Module) -> Iterator[LayerGroup]:
+    yield LayerGroup(name="", modules=(model,) if _has_own(model) else ())
+    for name, child in model.named_children():
+        if isinstance(child, ModuleList):
+            for key, element in child.named_children():
+                yield LayerGroup(name=f"{name}.{key}", modules=_owners(element))
+        else:
+            yield LayerGroup(name=name, modules=_owners(child))
+
+
+def _owners(root: Module) -> tuple[Module, ...]:
+    return tuple(module for module in root.modules() if _has_own(module))
+
+
+def _has_own(module: Module) -> bool:
+    return next(module.parameters(recurse=False), None) is not None

@@ -1,0 +1,133 @@
+"""A learning rate that rises, stays, and falls where a checkpoint is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import cos, pi, sqrt
+from typing import Literal
+
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.optim.checks import (
+    check_choice,
+    check_fractions,
+    check_not_negative,
+    check_positive,
+)
+from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
+
+Shape = Literal["linear", "cosine", "sqrt", "inverse"]
+
+
+class WarmupStableDecay(LRScheduler):
+    """Up to a learning rate, which stays until it falls in the last part of the run.
+
+    A decay that ends at step `n` begins at `n - round(decay_ratio * n)`. With `checkpoint_steps`
+    there are several (Wen et al. 2024, arXiv:2410.05192, section 4): each ends in a model that can
+    be used, and training goes on from it with the full learning rate. The checkpoint before the
+    last decay is the one to go on from with a larger `total_iters`. `WSDCheckpoint` writes both.
+
+    Args:
+        optimizer: Whose groups are written.
+        learning_rate: That of the stable part.
+        total_iters: The step at which the last decay ends, > 0.
+        warmup_steps: In which it rises in a straight line.
+        initial_learning_rate: At step 0, if there is a warm-up.
+        decay_ratio: Length of a decay, of the steps until its end; in [0, 1).
+        end_learning_rate: At the end of a decay.
+        decay_shape: Of the way from the one to the other: a straight line; half a cosine wave;
+            1 - sqrt(share of the decay); or the line of 1 / learning rate, which needs an end
+            above 0.
+        checkpoint_steps: The steps before `total_iters` at which other decays end, increasing.
+        param_group_tags: Only groups with one of these tags.
+    """
+
+    def __init__(  # noqa: PLR0913 # the keys of its YAML section
+        self,
+        optimizer: Optimizer | None,
+        learning_rate: float,
+        total_iters: int,
+        warmup_steps: int = 0,
+        initial_learning_rate: float = 0.0,
+        decay_ratio: float = 0.1,
+        end_learning_rate: float = 0.0,
+        decay_shape: Shape = "linear",
+        checkpoint_steps: list[int] | None = None,
+        param_group_tags: Tags = None,
+    ) -> None:
+        check_positive(self, learning_rate=learning_rate, total_iters=total_iters)
+        check_not_negative(
+            self,
+            learning_rate=learning_rate,
+            warmup_steps=warmup_steps,
+            initial_learning_rate=initial_learning_rate,
+            end_learning_rate=end_learning_rate,
+        )
+        check_fractions(self, decay_ratio=decay_ratio)
+        check_choice(self, "decay_shape", decay_shape, ("linear", "cosine", "sqrt", "inverse"))
+        if decay_shape == "inverse" and end_learning_rate == 0:
+            raise ConfigError(
+                f"{self._name}.end_learning_rate is 0, of which there is no inverse. Set it above "
+                f"0, or decay_shape to another."
+            )
+        self.learning_rate = learning_rate
+        self.warmup_steps = warmup_steps
+        self.initial_learning_rate = initial_learning_rate
+        self.decay_ratio = decay_ratio
+        self.end_learning_rate = end_learning_rate
+        self.decay_shape = decay_shape
+        self._total_iters = total_iters
+        self._decays = self._find_decays([*(checkpoint_steps or ()), total_iters])
+        super().__init__(optimizer, param_group_tags)
+
+    def _find_decays(self, ends: Sequence[int]) -> list[tuple[int, int]]:
+        if len(ends) > 1:
+            _check_ends(self._name, ends)
+        decays = [(end - round(self.decay_ratio * end), end) for end in ends]
+        before = self.warmup_steps
+        for begin, end in decays:
+            if begin < before:
+                what = "the warm-up" if before == self.warmup_steps else "the decay before it"
+                raise ConfigError(
+                    f"{self._name}: the decay that ends at step {end} begins at {begin}, and "
+                    f"{what} ends at {before}. Lower decay_ratio ({self.decay_ratio}), or move the "
+                    f"steps apart."
+                )
+            before = end
+        return decays
+
+    def get_checkpoint_steps(self) -> list[tuple[int, int]]:
+        """Return of each decay the steps at which it begins and ends, in order."""
+        return list(self._decays)
+
+    @override
+    def value(self, step: int) -> float:
+        if step < self.warmup_steps:
+            start = self.initial_learning_rate
+            return start + (self.learning_rate - start) * step / self.warmup_steps
+        for begin, end in self._decays:
+            if begin <= step < end:
+                return self._decayed((step - begin) / (end - begin))
+        return self.learning_rate if step < self._total_iters else self.end_learning_rate
+
+    def _decayed(self, share: float) -> float:
+        peak, end = self.learning_rate, self.end_learning_rate
+        if self.decay_shape == "inverse":
+            return 1 / (share / end + (1 - share) / peak)
+        if self.decay_shape == "cosine":
+            share = (1 - cos(pi * share)) / 2
+        elif self.decay_shape == "sqrt":
+            share = sqrt(share)
+        return peak + (end - peak) * share
+
+
+def _check_ends(name: str, ends: Sequence[int]) -> None:
+    *steps, total = ends
+    if steps[0] <= 0 or any(after <= before for before, after in pairwise(ends)):
+        raise ConfigError(
+            f"{name}.checkpoint_steps is {steps}; they must be above 0, increase, and be below "
+            f"total_iters ({total})."
+        )

@@ -1,0 +1,32 @@
+"""What is checked and let be."""
+
+import pytest
+
+from modelzoo_trainer.callbacks.other_hardware import DebugArgsPath, WeightCompression
+from modelzoo_trainer.errors import ConfigError
+
+ONE = {"format": "int8", "param_filter": "*"}
+
+
+def test_that_it_has_no_effect_is_told():
+    assert "no effect on this hardware" in DebugArgsPath("args.pb").notes[0]
+    assert DebugArgsPath(None).notes == []
+    assert "no effect on this hardware" in WeightCompression(ONE).notes[0]
+
+
+def test_one_compression_is_a_list_of_one():
+    assert WeightCompression(ONE).compressions == WeightCompression([ONE]).compressions
+
+
+@pytest.mark.parametrize(
+    ("make_one", "message"),
+    [
+        (lambda: DebugArgsPath(3), "DebugArgsPath.debug_args_path is 3; it must be a path."),
+        (lambda: WeightCompression("int8"), "WeightCompression.compressions is 'int8'; it must"),
+        (lambda: WeightCompression({"format": "int8"}), "lacks param_filter; each has"),
+        (lambda: WeightCompression([ONE, 3]), "3 lacks format; each has"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make_one, message):
+    with pytest.raises(ConfigError, match=message):
+        make_one()

@@ -1,0 +1,177 @@
+"""The metrics of a run in memory: what is asked, kept, forgotten and restored."""
+
+import math
+
+import pytest
+
+from modelzoo_trainer import Callback, Checkpoint, ConfigError, TrainingLoop, checkpointing
+from modelzoo_trainer.callbacks.run_history import RunHistory
+
+# ---- asked and changed
+
+
+def test_values_come_back_in_order():
+    history = RunHistory()
+    history.update_metric("loss", 3)
+    history.update_metric("loss", 2.5)
+    history.update_metric("accuracy", 1.0)
+    assert history.get_metric_names() == {"loss", "accuracy"}
+    assert history.get_metric_values("loss") == [3.0, 2.5]
+    assert history.get_latest_metric("loss") == 2.5
+
+
+def test_a_metric_that_was_never_logged_has_no_latest_value():
+    history = RunHistory()
+    history.update_metric("loss", 3)
+    with pytest.raises(ValueError, match=r"no value of 'los' was logged\. Did you mean 'loss'\?"):
+        history.get_latest_metric("los")
+
+
+def test_asking_for_a_metric_does_not_make_it_one():
+    history = RunHistory()
+    assert history.get_metric_values("loss") == []
+    assert history.get_metric_steps("loss") == []
+    assert history.get_metric_names() == set()
+
+
+def test_a_metric_can_be_deleted_once():
+    history = RunHistory()
+    history.update_metric("loss", 3)
+    history.delete_metric("loss")
+    assert history.get_metric_names() == set()
+    with pytest.raises(KeyError):
+        history.delete_metric("loss")
+
+
+def test_a_prefix_is_put_before_names_from_then_on():
+    history = RunHistory()
+    history.update_metric("loss", 3)
+    history.set_metric_name_prefix("ema_")
+    history.update_metric("loss", 2)
+    assert history.metric_name_prefix == "ema_"
+    assert history.get_metric_names() == {"loss", "ema_loss"}
+    assert history.get_metric_values("loss") == [3]
+
+
+def test_a_reset_keeps_the_prefix_alone():
+    history = RunHistory()
+    history.set_metric_name_prefix("a_")
+    history.update_metric("loss", 3)
+    history.reset()
+    assert history.get_metric_names() == set()
+    assert history.current_epoch == 1
+    assert history.metric_name_prefix == "a_"
+
+
+def test_what_is_no_number_is_refused():
+    with pytest.raises(TypeError, match="'text' is a str; a history keeps numbers"):
+        RunHistory().update_metric("text", "a")
+
+
+def test_old_values_and_late_names_go():
+    history = RunHistory(max_values=2, max_metrics=1)
+    for value in range(4):
+        history.update_metric("loss", value)
+    history.update_metric("accuracy", 1.0)
+    assert history.get_metric_values("loss") == [2, 3]
+    assert history.get_metric_names() == {"loss"}
+
+
+@pytest.mark.parametrize("name", ["max_values", "max_metrics"])
+def test_a_bound_that_is_not_positive_is_refused(name):
+    with pytest.raises(ConfigError, match=f"RunHistory.{name} is 0"):
+        RunHistory(**{name: 0})
+
+
+# ---- a run
+
+
+@pytest.mark.parametrize("device", ["cpu", "fake"])
+def test_it_has_what_the_loggers_have(make, batches, history, device):
+    own = RunHistory()
+    loop = TrainingLoop(max_steps=4, eval_frequency=2)
+    make(own, loop=loop, device=device).fit(batches, batches[:2])
+    for name in ("loss", "validate_0/loss"):
+        pairs = list(zip(own.get_metric_steps(name), own.get_metric_values(name), strict=True))
+        assert pairs == history.of(name)
+        assert len(pairs) == (4 if name == "loss" else 2)
+
+
+def test_epochs_are_counted_and_a_fit_begins_anew_unless_told_not_to(make, batches):
+    own = RunHistory(reset_on_fit=False)
+    trainer = make(own, loop=TrainingLoop(num_epochs=1))
+    trainer.fit(batches)
+    assert own.current_epoch == 2
+    trainer.fit(batches, ckpt_path=None)
+    assert own.current_epoch == 3
+    own.reset_on_fit = True
+    trainer.fit(batches, ckpt_path=None)
+    assert own.current_epoch == 2
+    assert own.get_metric_steps("loss") == list(range(21, 31))
+
+
+@pytest.mark.parametrize("is_reset", [True, False])
+def test_a_validation_alone_begins_anew_if_told_to(make, batches, is_reset):
+    own = RunHistory(reset_on_validate=is_reset)
+    trainer, val = make(own), batches[:1]
+    trainer.fit(batches, val)
+    trainer.validate(val)
+    assert ("loss" in own.get_metric_names()) != is_reset
+    assert own.get_metric_steps("validate_0/loss") == ([4] if is_reset else [4, 4])
+
+
+class CrashAt(Callback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_boundary(self, trainer):
+        if trainer.global_step == self.step:
+            raise KeyError("crash")
+
+
+def test_a_run_that_resumes_has_the_history_of_the_unbroken_one(make, batches, tmp_path):
+    def fit(*callbacks, **settings):
+        loop = TrainingLoop(num_epochs=2, eval_frequency=3)
+        trainer = make(*callbacks, loop=loop, checkpoint=Checkpoint(steps=2), **settings)
+        trainer.fit(batches[:5], batches[:1])
+        return trainer
+
+    whole, broken = RunHistory(), RunHistory()
+    fit(whole, model_dir=tmp_path / "whole")
+    with pytest.raises(KeyError):
+        fit(RunHistory(), CrashAt(8))
+    assert fit(broken).data.num_batches == 10
+    assert broken.get_metric_names() == whole.get_metric_names()
+    assert broken.current_epoch == whole.current_epoch == 3
+    for name in whole.get_metric_names():
+        assert broken.get_metric_values(name) == whole.get_metric_values(name)
+        assert broken.get_metric_steps(name) == whole.get_metric_steps(name)
+
+
+def test_values_that_are_not_finite_survive_a_checkpoint(tmp_path):
+    own, fresh = RunHistory(), RunHistory()
+    own.update_metric("loss", math.nan, step=1)
+    own.update_metric("loss", math.inf, step=2)
+    checkpointing.save(tmp_path / "saved", {"state": own.state_dict()}, step=1)
+    fresh.load_state_dict(checkpointing.load(tmp_path / "saved")["state"])
+    assert math.isnan(fresh.get_metric_values("loss")[0])
+    assert fresh.get_metric_values("loss")[1] == math.inf
+    assert fresh.get_metric_steps("loss") == [1, 2]
+
+
+def test_an_empty_history_survives_one_too(tmp_path):
+    checkpointing.save(tmp_path / "saved", {"state": RunHistory().state_dict()}, step=1)
+    fresh = RunHistory()
+    fresh.load_state_dict(checkpointing.load(tmp_path / "saved")["state"])
+    assert fresh.get_metric_names() == set()
+
+
+def test_a_run_that_begins_with_anothers_checkpoint_has_a_history_of_its_own(
+    make, batches, tmp_path
+):
+    first = make(RunHistory(), checkpoint=Checkpoint(steps=2), max_steps=2)
+    first.fit(batches)
+    own = RunHistory()
+    other = make(own, model_dir=tmp_path / "other")
+    other.fit(batches, ckpt_path=first.model_dir / "checkpoint_2")
+    assert own.get_metric_steps("loss") == [3, 4]
