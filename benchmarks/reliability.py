@@ -52,8 +52,8 @@ tests demand.
 
 ## How
 
-* **Runs** (rows 1, 6, 7, 11 to 15, 21) train a small model with dropout and batch normalisation on
-  samples that python's, numpy's and torch's generators change; another process sends the signal.
+* **Runs** (rows 1, 6 to 8, 11 to 15, 21) train a small model with dropout and batch normalisation
+  on samples that python's, numpy's and torch's generators change; another process sends the signal.
   Every batch of every attempt (its loss and all weights) is compared with that of a run that nobody
   stopped, and at the end the sha256 of weights, optimizer, schedules, averaged weights and metrics.
 * **Disks** (rows 2 to 4): every call by which the package changes a folder is seen. Row 2 ends the

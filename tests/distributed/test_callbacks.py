@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from modelzoo_trainer import Callback
 from modelzoo_trainer.callbacks import CheckLoss, ComputeNorm, CountParams, SaveBest
+from modelzoo_trainer.callbacks.spike_detection import SpikeDetection
 from modelzoo_trainer.checkpointing import list_checkpoints, load
 from modelzoo_trainer.errors import StopTraining
 from tests.distributed.ranks import run_ranks
@@ -73,6 +75,48 @@ def test_a_loss_that_is_no_number_in_one_process_takes_all_back(tmp_path) -> Non
     equal_weights(found)
     assert [one["passed_over"] for one in found] == [[(0, 2)], [(0, 2)]]
     assert [one["step"] for one in found] == [5, 5]
+
+
+def watching_spikes() -> list[Any]:
+    return [SpikeDetection(rtol=1e9)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [{}, FSDP2], ids=["DDP", "FSDP2"])
+def test_a_spike_in_one_process_ends_all_and_its_batches_are_left_out(tmp_path, backend) -> None:
+    options = {
+        "epochs": 1,
+        "spoilt": 11,
+        "save": 1,
+        "backend": backend,
+    }  # the third step, process 1
+    with pytest.raises(AssertionError, match="TrainingSpike: loss is nan at global_step 3"):
+        run_ranks(2, fit, tmp_path, watching_spikes, options)
+    named = json.loads((tmp_path / "skip_batches.json").read_text())
+    assert named == {"batches": [[0, 1], [0, 2]], "num_shards": 2}
+    found = run_ranks(2, fit, tmp_path, watching_spikes, options)
+    equal_weights(found)
+    assert [one["passed_over"] for one in found] == [[(0, 2)], [(0, 2)]]
+    assert [one["step"] for one in found] == [5, 5]
+
+
+def doubling() -> list[Any]:
+    return [("post-loss", double)]
+
+
+def double(self: Any, result: torch.Tensor) -> torch.Tensor:
+    return result * 2
+
+
+@pytest.mark.slow
+def test_functions_around_the_step_are_those_of_all_processes(tmp_path) -> None:
+    weights = {}
+    for name, callbacks, lr in [("doubled", doubling, 0.05), ("plain", list, 0.1)]:
+        options = {"epochs": 1, "backend": {}, "lr": lr}  # twice the loss is twice the rate
+        found = run_ranks(2, fit, tmp_path / name, callbacks, options)
+        equal_weights(found)
+        weights[name] = torch.tensor(found[0]["weights"])
+    assert torch.allclose(weights["doubled"], weights["plain"], rtol=1e-12, atol=0)
 
 
 class StopIn(Callback):

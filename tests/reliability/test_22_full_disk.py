@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from reliability.runs import Run
 from reliability.states import visible
 
-from modelzoo_trainer import checkpointing
+from modelzoo_trainer import Callback, Trainer, TrainingLoop, checkpointing, loggers
 
 STEPS = 48
 FULL = "No space left on device"
@@ -90,4 +91,46 @@ def test_a_run_is_refused_before_its_start_if_there_is_no_space(runs, count, tmp
         assert run.once().code == 1
         assert run.num_batches == 0
         assert "GiB of free space" in runs.nursery.said()
+    count(trials=1)
+
+
+class Net(torch.nn.Linear):
+    def forward(self, batch):
+        return {"loss": super().forward(batch).square().mean()}
+
+
+class Texts(Callback):
+    """Logs 10 kB a step, in the file at once."""
+
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        trainer.log_metrics(text="x" * 10_000)
+
+    def on_step_boundary(self, trainer):
+        trainer.loggers[0].flush()
+
+
+def writer(name: str, folder: Path) -> loggers.Logger:
+    if name == "TensorBoardLogger":
+        pytest.importorskip("tensorboard")
+        return loggers.TensorBoardLogger(summary_dir=folder)
+    return getattr(loggers, name)(folder / "metrics")
+
+
+# The thread that writes events prints what ends it, besides what the logger says.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("name", ["CSVLogger", "JsonlLogger", "TensorBoardLogger"])
+def test_a_run_whose_metrics_have_no_space_trains_on(count, tmp_path, caplog, name) -> None:
+    with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=64k", "none") as folder:
+        with Trainer(
+            device="cpu",
+            model_dir=tmp_path / "run",
+            model=lambda: Net(2, 1),
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
+            loop=TrainingLoop(max_steps=30),
+            callbacks=[Texts()],
+            loggers=[writer(name, folder)],
+        ) as trainer:
+            trainer.fit([torch.ones(2, 2)] * 30)
+        assert trainer.global_step == 30
+    assert caplog.text.count("cannot be written, metrics are lost: [Errno 28]") == 1
     count(trials=1)
