@@ -173,7 +173,8 @@ class _Checking:
             if key in given:
                 found[key] = check_plain(given[key], annotation, problems)
         if "sparsity" in given:
-            check_sparsity(given["sparsity"], problems)
+            sparsity = check_sparsity(given["sparsity"], problems)
+            found |= {} if sparsity is None else {"sparsity": sparsity}
         return found
 
     def _fixed(self, place: Place, given: dict[str, Place]) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 from modelzoo_trainer.config.components import Component
 from modelzoo_trainer.config.problems import Problem
+from modelzoo_trainer.config.secrets import without_secrets
 
 # mode -> the section that it runs, which is the trainer's method as well
 MODES: Final = {
@@ -16,6 +17,18 @@ MODES: Final = {
     "eval": "validate",
     "eval_all": "validate_all",
 }
+
+
+@runtime_checkable
+class TakesConfig(Protocol):
+    """A callback or logger that wants what the file says."""
+
+    def take_config(self, config: Mapping[str, Any]) -> None:
+        """Take it.
+
+        Args:
+            config: The trainer's part of the file, plain values without secrets; not to be changed.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +73,19 @@ class TrainerPlan:
             elif key == "schedulers":
                 arguments[key] = [component.build for component in value]
             elif key in self.defaults:
-                built = [component.build() for component in value]
-                arguments[key] = built + self.defaults[key]
+                built = [component.build() for component in value] + self.defaults[key]
+                self._tell_config(built)
+                arguments[key] = built
             else:
                 arguments[key] = value.build() if isinstance(value, Component) else value
         return self.trainer(**arguments)
+
+    def _tell_config(self, callbacks: list[Any]) -> None:
+        """Give what the file says, without its secrets, to those that want it."""
+        config = without_secrets(self.resolved)
+        for callback in callbacks:
+            if isinstance(callback, TakesConfig):
+                callback.take_config(config)
 
     def run(self, trainer: Any) -> None:
         """Run what the mode asks for.

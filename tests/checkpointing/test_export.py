@@ -184,3 +184,23 @@ def test_the_header_is_plain_json_with_aligned_data(path, tmp_path):
     length = int.from_bytes(content[:8], "little")
     assert length % 8 == 0
     assert json.loads(content[8 : 8 + length])["embedding.weight"]["dtype"] == "F32"
+
+
+def test_a_state_in_memory_is_written_as_that_of_its_checkpoint(tmp_path):
+    model = Tied()
+    checkpointing.save(tmp_path / "checkpoint", state_of(model), step=3)
+    export(tmp_path / "checkpoint", tmp_path / "read.safetensors")
+    rest = checkpointing.write_weights(model.state_dict(), tmp_path / "written.safetensors")
+    assert rest == []
+    read, written = (tmp_path / f"{name}.safetensors" for name in ("read", "written"))
+    assert read.read_bytes() == written.read_bytes()
+
+
+def test_a_state_in_memory_replaces_no_file_and_leaves_none_if_refused(tmp_path):
+    file = tmp_path / "a.safetensors"
+    with pytest.raises(CheckpointError, match="no tensors"):
+        checkpointing.write_weights({}, file)
+    assert not list(tmp_path.iterdir())
+    checkpointing.write_weights({"a": torch.ones(1)}, file)
+    with pytest.raises(CheckpointError, match="exists"):
+        checkpointing.write_weights({"a": torch.ones(2)}, file)

@@ -73,6 +73,11 @@ def test_tokens_of_text_are_none(key):
     assert not is_secret(key, "text")
 
 
+def test_a_login_in_an_address_is_hidden():
+    plain = {"uri": "https://me:pa@host:80/a", "bucket": "s3://b/a:b@c", "at": "me@host: a"}
+    assert without_secrets(plain) == plain | {"uri": "https://***@host:80/a"}
+
+
 def test_a_number_is_no_secret():
     assert not is_secret("token", 3)
 

@@ -127,7 +127,7 @@ def test_every_name_of_the_format_is_shipped_or_published(kind):
     assert set(NAMES[kind].split()) - known == set()
 
 
-@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.parametrize("kind", [kind for kind in NAMES if kind != "logger"])  # all shipped
 def test_every_published_class_has_a_schema_under_its_name_in_any_case(kind):
     names = published_names(kind)
     owners = [published_schema(kind, spelt).owner for spelt in map(str.upper, names)]
@@ -244,8 +244,8 @@ def test_any_key_passes_in_an_open_class_and_known_ones_are_checked():
 
 def test_a_class_without_arguments_takes_none():
     given = read_text("steps: 3\n", "p.yaml")
-    found = problems_of("callback", Place.root(given), "FlopUtilization")
-    assert found == ["p.yaml:1:1: steps: no such argument of FlopUtilization, which takes none."]
+    found = problems_of("callback", Place.root(given), "RunSchedule")
+    assert found == ["p.yaml:1:1: steps: no such argument of RunSchedule, which takes none."]
 
 
 @pytest.mark.skipif(not CORPUS.is_dir(), reason="MODELZOO_CORPUS names no folder")

@@ -168,6 +168,9 @@ Components
   schedulers[0]: LinearLR
       initial_learning_rate=1.0, end_learning_rate=0.0, total_iters=8
       defaults: cycle=false, param_group_tags=null
+  sparsity: Static
+      sparsity=0.5
+      defaults: init_method=random, param_filter=null
   loop: TrainingLoop
       max_steps=10, eval_frequency=4, eval_steps=2, grad_accum_steps=3
       defaults: num_steps=null, num_epochs=null, steps_per_epoch=null, max_time=null
@@ -205,11 +208,7 @@ Schedules
       steps         0      1      2      5      8     10
       value         1  0.875   0.75  0.375      0      0
       curve     @%#*=-:.___  0 to 1
-      hint: the schedule ends at step 8, the run at 10: the rest stays at 0
-
-Notes
-  p.yaml:14:5: trainer.init.sparsity: is right, but sparse training is not part of this version: \
-ALL WEIGHTS ARE TRAINED."""
+      hint: the schedule ends at step 8, the run at 10: the rest stays at 0"""
 
 
 def test_a_report_says_what_runs_of_what_how_long_and_what_to_know(shown):

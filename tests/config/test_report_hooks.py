@@ -125,6 +125,7 @@ def test_the_order_that_is_told_is_that_of_the_trainer_of_the_digits(tmp_path):
         ("", ""),
         ("", "checkpoint: {steps: 3}"),
         ("", "loop: {grad_accum_steps: 2}"),
+        ("", "sparsity: {algorithm: set, sparsity: 0.5, update: {freq: 2}}"),
         ("", "precision: {enabled: true, fp16_type: bfloat16}"),
         (f"ScopedTrainFlags: {{{SIZE}: 2}}", ""),
         (f"ScopedValidateFlags: {{{SIZE}: 2}}", ""),

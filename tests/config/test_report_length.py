@@ -376,3 +376,13 @@ def test_other_times_of_checkpoints_are_told(told, checkpoint, line):
 
 def test_a_time_limit_is_told(told):
     assert "at most '01:00:00' of time" in " ".join(told('max_steps: 10, max_time: "01:00:00"'))
+
+
+def test_callbacks_that_shorten_passes_or_validate_more_often_are_counted(told):
+    limited = "LimitBatches: {num_batches: 5}"
+    lines = told("num_epochs: 3, grad_accum_steps: 2, eval_frequency: 1.0", callbacks=limited)
+    assert "at most 3 a pass, at most 9 in all" in " ".join(lines)
+    more = "StepBasedEvaluation: {every_n_steps: 3}"
+    for frequency in ("null", "1.0", "6"):
+        lines = told(f"max_steps: 9, eval_frequency: {frequency}", callbacks=more)
+        assert "3, at steps 3, 6, 9" in " ".join(lines)

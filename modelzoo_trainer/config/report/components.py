@@ -15,6 +15,7 @@ _INIT: Final = (
     "optimizer",
     "schedulers",
     "precision",
+    "sparsity",
     "loop",
     "checkpoint",
     "logging",

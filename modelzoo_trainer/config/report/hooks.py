@@ -72,8 +72,10 @@ def _listeners(plan: TrainerPlan) -> Iterator[tuple[str, Any, str]]:
 
 
 def _core(plan: TrainerPlan) -> Iterable[CoreCallback]:
-    made = {key: _section(plan.init.get(key)) for key in _SECTIONS}
-    injected = dict.fromkeys(("backend", "device", "optimizer", "schedulers", "sparsity", "seed"))
+    made: dict[str, Any] = {key: _section(plan.init.get(key)) for key in _SECTIONS}
+    injected = dict.fromkeys(("backend", "device", "optimizer", "schedulers", "seed"))
+    sparsity = plan.init.get("sparsity")
+    made["sparsity"] = None if sparsity is None else sparsity.make()
     core = core_callbacks({**made, **injected, "model": Module})  # which is never called
     if micro_batch_sizes(plan).train is not None:
         for name in ("grad_accum", "loss_accum"):

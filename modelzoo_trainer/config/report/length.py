@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from modelzoo_trainer.callbacks import LoadCheckpointStates
+from modelzoo_trainer.callbacks import LimitBatches, LoadCheckpointStates, StepBasedEvaluation
 from modelzoo_trainer.config.components import Component
 from modelzoo_trainer.config.plan import TrainerPlan
 from modelzoo_trainer.core import Checkpoint, Logging, TrainingLoop
@@ -72,6 +72,8 @@ class RunLength:
         ckpt_path: The checkpoint that the file starts from; None = anew; Ellipsis = from the
             newest one of its folder, if there is one.
         is_at_step_0: Whether the run is known to begin there (or goes on with an earlier one).
+        evaluates_every: Steps between the validations of `StepBasedEvaluation`; None = it is not
+            there.
     """
 
     loop: TrainingLoop
@@ -79,6 +81,7 @@ class RunLength:
     logging: Logging
     ckpt_path: Any
     is_at_step_0: bool
+    evaluates_every: int | None = None
 
     @classmethod
     def of(cls, plan: TrainerPlan) -> RunLength:
@@ -88,8 +91,14 @@ class RunLength:
             plan: One trainer; what it runs is a fit.
         """
         ckpt_path = plan.call.get("ckpt_path", ...)
+        loop = _made(TrainingLoop, plan.init.get("loop"))
+        limits = _given(plan, LimitBatches, "num_batches")
+        if limits:
+            steps = math.ceil(min(limits) / loop.grad_accum_steps)
+            loop.steps_per_epoch = min(steps, loop.steps_per_epoch or steps)
         return cls(
-            loop=_made(TrainingLoop, plan.init.get("loop")),
+            loop=loop,
+            evaluates_every=min(_given(plan, StepBasedEvaluation, "every_n_steps"), default=None),
             checkpoint=_made(Checkpoint, plan.init.get("checkpoint")),
             logging=_made(Logging, plan.init.get("logging")),
             ckpt_path=ckpt_path,
@@ -124,6 +133,8 @@ class RunLength:
     @property
     def validations(self) -> Positions | None:
         """Where train stages end; None if no validation follows them, or it is not known where."""
+        if self.evaluates_every is not None:
+            return Positions(every=self.evaluates_every)
         frequency = self.loop.eval_frequency
         if not frequency:
             return None
@@ -158,6 +169,12 @@ def _made(kind: Callable[..., Any], component: Component | None) -> Any:
     known = inspect.signature(kind).parameters
     given = {} if component is None else component.arguments
     return kind(**{name: value for name, value in given.items() if name in known})
+
+
+def _given(plan: TrainerPlan, kind: type, name: str) -> list[int]:
+    """Return an argument of the callbacks of a class."""
+    callbacks = plan.init.get("callbacks", ())
+    return [one.arguments[name] for one in callbacks if one.target is kind]
 
 
 def _drops_the_step(plan: TrainerPlan) -> bool:

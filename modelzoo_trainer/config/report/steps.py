@@ -143,12 +143,13 @@ def _validations(plan: TrainerPlan, length: RunLength) -> str:
     if plan.mode == "train":
         return "none (mode train)"
     frequency = length.loop.eval_frequency
-    if not frequency:
+    if not frequency and length.evaluates_every is None:
         return f"none (eval_frequency: {show(frequency)})"
     if not plan.call.get("val_dataloader") and not _by_callbacks(plan):
         return "none (no val_dataloader)"
     where = length.validations
     if where is None:
+        assert frequency  # of a run whose length is not known
         when = f"after each {frequency * 100:g}% of the steps, and at the end"
     else:
         when = where.describe(_counted(length))
