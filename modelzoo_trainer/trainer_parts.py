@@ -25,7 +25,6 @@ from modelzoo_trainer.callback import (
     global_callbacks,
     watch_global_callbacks,
 )
-from modelzoo_trainer.callbacks.limit_batches import limit_of_environment
 from modelzoo_trainer.core import (
     AutoRestart,
     Checkpoint,
@@ -40,7 +39,7 @@ from modelzoo_trainer.core import (
     RunSchedule,
 )
 from modelzoo_trainer.core.assembly import checked_callbacks, core_callbacks, named
-from modelzoo_trainer.core.backend import Backend, host_value
+from modelzoo_trainer.core.backend import LIMIT_BATCHES, Backend, from_environment, host_value
 from modelzoo_trainer.core.grad_accum import Weight, weight_of
 from modelzoo_trainer.core.passes import Pass
 from modelzoo_trainer.errors import StopTraining
@@ -121,7 +120,7 @@ class TrainerParts:
         self.model_dir = Path(os.path.abspath(model_dir))  # wherever the process goes
         self.callbacks: OrderedDict[str, Any] = OrderedDict(core_callbacks(core))
         own = checked_callbacks(callbacks)
-        installed = [*plugin_callbacks(checked_callbacks), *limit_of_environment()]
+        installed = [*plugin_callbacks(checked_callbacks), *_limit_of_environment()]
         own += [callback for callback in installed if not any(callback is cb for cb in own)]
         self._user = [callback for callback in own if not isinstance(callback, Logger)]
         self.loggers: list[Logger] = [callback for callback in own if isinstance(callback, Logger)]
@@ -499,6 +498,16 @@ class TrainerParts:
     def __del__(self) -> None:
         if "hooks" in self.__dict__:
             self.close()
+
+
+def _limit_of_environment() -> list[Any]:
+    """Return the callback that limits passes if the environment asks for it, in a list."""
+    if not from_environment(LIMIT_BATCHES):
+        return []
+    # All callbacks are imported with it: only for who asks.
+    from modelzoo_trainer.callbacks.limit_batches import limit_of_environment
+
+    return list(limit_of_environment())
 
 
 def _reference(loader: Loader) -> Callable[[], Loader]:
