@@ -26,7 +26,8 @@ def active(trainer: Trainer) -> Iterator[None]:
     try:
         yield
     finally:
-        _ACTIVE.remove(trainer)
+        begun_last = next(idx for idx in reversed(range(len(_ACTIVE))) if _ACTIVE[idx] is trainer)
+        del _ACTIVE[begun_last]
 
 
 def active_trainer() -> Trainer | None:

@@ -12,14 +12,13 @@ from typing_extensions import override
 from modelzoo_trainer.advice import (
     INIT,
     AdvisedMethods,
-    FunctionHandle,
     Pair,
     is_pair,
     split_pair,
     unknown_event,
 )
-from modelzoo_trainer.callback import global_pairs
 from modelzoo_trainer.errors import ConfigError, StopTraining
+from modelzoo_trainer.global_callbacks import global_pairs
 from modelzoo_trainer.trainer_parts import CallbackHandle, TrainerParts
 
 _RUNS: Final = frozenset({"__init__", "fit", "validate", "validate_all"})
@@ -57,9 +56,9 @@ class AdvisedParts(TrainerParts, AdvisedMethods):
     def __init__(
         self, model_dir: str | Path, callbacks: Any, loggers: Any, core: Mapping[str, Any]
     ) -> None:
-        self._pairs, others = parted(callbacks)
+        pairs, others = parted(callbacks)
+        self._pairs = [(event, function) for event, function in pairs]  # of its own, for removal
         self._placed: list[Pair] = []
-        self._function_handles: list[FunctionHandle] = []
         super().__init__(model_dir, others, loggers, core)
 
     @override
@@ -77,12 +76,16 @@ class AdvisedParts(TrainerParts, AdvisedMethods):
 
     def _place(self, pairs: list[Pair]) -> None:
         """Give functions to whoever has their events, in place of those that were given before."""
-        for handle in self._function_handles:
-            handle.remove()
-        self._function_handles, self._placed = [], list(pairs)
+        for block in self._blocks():
+            block.drop_pairs(self._placed)
+        self._placed = list(pairs)
         for pair in pairs:
             for block in self._blocks_of(pair):
-                self._function_handles.append(block.add_function(*pair))
+                block.add_pair_once(pair)
+
+    def _blocks(self) -> list[AdvisedMethods]:
+        core = list(self.callbacks.values())[: self._num_core]
+        return [block for block in (self, *core) if isinstance(block, AdvisedMethods)]
 
     def _blocks_of(self, pair: Pair) -> list[AdvisedMethods]:
         _, name, _ = split_pair(pair, "callbacks")
@@ -92,8 +95,7 @@ class AdvisedParts(TrainerParts, AdvisedMethods):
                 f"it in the list `callbacks` of a subclass, or use a callback's pre_setup or "
                 f"post_setup."
             )
-        core = list(self.callbacks.values())[: self._num_core]
-        blocks = [block for block in (self, *core) if isinstance(block, AdvisedMethods)]
+        blocks = self._blocks()
         found = [block for block in blocks if _has(block, name)]
         if not found:
             known = {event for block in blocks for event in block.events()}

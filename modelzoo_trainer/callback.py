@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias, TypeVar, overload
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar, overload
 
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from modelzoo_trainer.advice import Pair, is_pair, split_pair
+from modelzoo_trainer.advice import is_pair, split_pair
 from modelzoo_trainer.errors import HookError
+from modelzoo_trainer.global_callbacks import GlobalHandle, add_global
 from modelzoo_trainer.hooks import HOOKS, Phase, check_listener, hook, register_hooks
 
 if TYPE_CHECKING:
@@ -49,6 +49,12 @@ class Callback:
 
     Those of the traced step are also called in two steps in the beginning of a fit on a device that
     records steps, so that the graph of log steps is compiled then; nothing is logged there.
+    """
+
+    state_is_of_run: bool = False
+    """Whether its state means nothing to another run, which begins with this one's checkpoint.
+
+    It is given back only by checkpoints in the folder that the run writes its own to.
     """
 
     _hooks_checked: ClassVar[bool] = True
@@ -459,31 +465,6 @@ def _in_name_scope(run_validation: Callable[..., None]) -> Callable[..., None]:
 
 
 C = TypeVar("C", bound=type)
-_REGISTRY: dict[int, tuple[Any, list[GlobalHandle]]] = {}
-_WATCHERS: WeakSet[Watcher] = WeakSet()
-
-
-class Watcher(Protocol):
-    """Whoever keeps a table of callbacks and must learn of changes."""
-
-    def rebuild_hooks(self) -> None:
-        """Make the table anew."""
-
-
-class GlobalHandle:
-    """What takes a global callback back; the callback stays while another handle holds it."""
-
-    def __init__(self, callback: Any) -> None:
-        self._callback = callback
-
-    def remove(self) -> None:
-        """Take the callback back; a second call does nothing."""
-        _, handles = _REGISTRY.get(id(self._callback), (None, []))
-        if self in handles:
-            handles.remove(self)
-            if not handles:
-                del _REGISTRY[id(self._callback)]
-                _notify()
 
 
 @overload
@@ -515,34 +496,7 @@ def register_global_callback(callback: Any) -> Any:
         split_pair(callback, "register_global_callback")
     else:
         check_callback(callback)
-    handle = GlobalHandle(callback)
-    _REGISTRY.setdefault(id(callback), (callback, []))[1].append(handle)
-    try:
-        _notify()
-    except BaseException:
-        handle.remove()
-        raise
-    return handle
-
-
-def global_callbacks() -> Sequence[Any]:
-    """Return the global callbacks in order of registration, without functions of events."""
-    return [callback for callback, _ in _REGISTRY.values() if not is_pair(callback)]
-
-
-def global_pairs() -> Sequence[Pair]:
-    """Return the global functions of events in order of registration."""
-    return [callback for callback, _ in _REGISTRY.values() if is_pair(callback)]
-
-
-def watch_global_callbacks(watcher: Watcher) -> None:
-    """Have `watcher` (held weakly) told whenever the set of global callbacks has changed."""
-    _WATCHERS.add(watcher)
-
-
-def _notify() -> None:
-    for watcher in tuple(_WATCHERS):
-        watcher.rebuild_hooks()
+    return add_global(callback)
 
 
 def hook_names(

@@ -29,10 +29,10 @@ class Bar:
     ) -> None:
         from tqdm import tqdm
 
+        self._bar: Any = tqdm(total=total, initial=step, unit=unit, desc=name, leave=False)
         if not _OPEN:
             _redirect_messages()
         _OPEN.add(id(self))
-        self._bar: Any = tqdm(total=total, initial=step, unit=unit, desc=name, leave=False)
 
     def show(self, step: int, figures: str) -> None:
         """Draw it.

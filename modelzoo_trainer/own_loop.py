@@ -11,12 +11,11 @@ from torch.nn import Module
 from modelzoo_trainer.callback import (
     Callback,
     CoreCallback,
-    global_callbacks,
-    watch_global_callbacks,
 )
 from modelzoo_trainer.core.assembly import named
 from modelzoo_trainer.core.callback_states import load_states
 from modelzoo_trainer.errors import HookError, StopTraining, suggest
+from modelzoo_trainer.global_callbacks import global_callbacks, watch_global_callbacks
 from modelzoo_trainer.hooks import HOOKS, NEAR_MISS
 from modelzoo_trainer.keyword_calls import KeywordCall, listener_of
 from modelzoo_trainer.model_hooks import ModelHooks, unwrapped

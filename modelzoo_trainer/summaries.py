@@ -81,5 +81,6 @@ def summarize_tensor(name: str, value: Tensor) -> None:
 
 
 def _log(trainer: Trainer, name: str, value: Tensor | float) -> None:
-    if not (trainer.logging.in_batch and name in trainer.logging.collected):
+    scoped = trainer.name_scope_path + name
+    if not (trainer.logging.in_batch and scoped in trainer.logging.collected):
         trainer.log_metrics_dict({name: value})

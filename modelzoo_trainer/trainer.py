@@ -127,6 +127,8 @@ class Trainer(AdvisedParts):
         """
         loop = self._training_loop()
         with ExitStack() as stack, self.on_exception("fit"):
+            stack.callback(setattr, self, "is_fitting", False)
+            self.is_fitting = True
             self.hooks.on_enter_fit(self, stack, train_dataloader, val_dataloader, loop)
             self._resume(ckpt_path)
             with self.early_exit.honouring_stops():

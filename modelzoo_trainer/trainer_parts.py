@@ -1,4 +1,4 @@
-"""What a trainer consists of: its callbacks, their hook table, the way of values and metrics."""
+"""What a trainer consists of: its callbacks and their hook table."""
 
 from __future__ import annotations
 
@@ -7,23 +7,17 @@ import logging
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
-from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
 from modelzoo_trainer.callback import (
     Batch,
-    Loader,
-    Metrics,
     Outputs,
     ValidationCallback,
-    global_callbacks,
-    watch_global_callbacks,
 )
 from modelzoo_trainer.core import (
     AutoRestart,
@@ -39,15 +33,16 @@ from modelzoo_trainer.core import (
     RunSchedule,
 )
 from modelzoo_trainer.core.assembly import checked_callbacks, core_callbacks, named
-from modelzoo_trainer.core.backend import LIMIT_BATCHES, Backend, from_environment, host_value
+from modelzoo_trainer.core.backend import LIMIT_BATCHES, from_environment
 from modelzoo_trainer.core.grad_accum import Weight, weight_of
 from modelzoo_trainer.core.passes import Pass
-from modelzoo_trainer.errors import StopTraining
+from modelzoo_trainer.global_callbacks import global_callbacks, watch_global_callbacks
 from modelzoo_trainer.hook_table import HookTable
 from modelzoo_trainer.hooks import note_origin
 from modelzoo_trainer.loggers.logger import Logger
 from modelzoo_trainer.model_hooks import ModelHooks, model_hooks
 from modelzoo_trainer.plugins import plugin_callbacks
+from modelzoo_trainer.trainer_values import TrainerValues
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -79,7 +74,7 @@ class CallbackHandle:
         self._parts.remove_callback(self._callback)
 
 
-class TrainerParts:
+class TrainerParts(TrainerValues):
     """Everything of a trainer but the sequence.
 
     Args:
@@ -90,15 +85,15 @@ class TrainerParts:
     """
 
     # Set by core callbacks; see _SET_BY.
-    backend: Backend
     artifact_dir: Path
     summary_dir: Path
     model: Module
     compiled_model: Module
     optimizer: Optimizer
     schedulers: list[Any]
-    global_step: int
     interrupted: str | None = None
+    is_fitting: bool = False
+    """Whether a fit is under way, its validations included."""
     is_resuming: bool = False
     """Whether a fit is loading what it goes on from: at its start, or rolling back."""
     metadata: list[dict[str, Any]] | None = None
@@ -108,15 +103,11 @@ class TrainerParts:
     validation that a stop has cut short is called: its averages are none."""
     val_micro_batch_size: int | None = None
     """Most samples of a validation batch that go through the model at once; None = all."""
-    is_log_step: bool = True
-    """Whether metrics that are logged now reach the loggers. Set by Logging."""
-    rehearses: bool = False
-    """Whether the batch at hand records what one of a log step would, though nothing is logged,
-    so that the graph of log steps is compiled in the beginning. Set by Logging."""
 
     def __init__(
         self, model_dir: str | Path, callbacks: Any, loggers: Any, core: Mapping[str, Any]
     ) -> None:
+        super().__init__()
         self.model_dir = Path(os.path.abspath(model_dir))  # wherever the process goes
         self.callbacks: OrderedDict[str, Any] = OrderedDict(core_callbacks(core))
         own = checked_callbacks(callbacks)
@@ -124,12 +115,10 @@ class TrainerParts:
         own += [callback for callback in installed if not any(callback is cb for cb in own)]
         self._user = [callback for callback in own if not isinstance(callback, Logger)]
         self.loggers: list[Logger] = [callback for callback in own if isinstance(callback, Logger)]
-        self.loggers += [cb for cb in checked_callbacks(loggers) if cb not in self.loggers]
-        self._name_scopes: list[str] = []
+        others = checked_callbacks(loggers)
+        self.loggers += [cb for cb in others if not any(cb is known for known in self.loggers)]
         self._model_hooks: list[ModelHooks] = []
-        self._val_loaders: list[Callable[[], Loader]] = []  # as long as somebody has them
         self.val_pass: Pass | None = None
-        self.is_delivering = False
         self._is_closed = False
         self._num_core = len(self.callbacks)
         self._bind_core()
@@ -193,7 +182,8 @@ class TrainerParts:
         self.callbacks = OrderedDict(list(self.callbacks.items())[: self._num_core])
         self.callbacks.update(named([*self._user, *self.loggers]))
         everybody = [*core, *self._user, *self.loggers, *global_callbacks()]
-        everybody += [own for own in self._model_hooks if own.__wrapped__ not in everybody]
+        known = set(map(id, everybody))
+        everybody += [own for own in self._model_hooks if id(own.__wrapped__) not in known]
         unique = {id(callback): callback for callback in everybody}.values()
         self.log_hooks = HookTable(unique)
         self.quiet_hooks = HookTable(unique, is_log_step=False)
@@ -342,142 +332,6 @@ class TrainerParts:
         """Whether a traced step is under way."""
         return self.backend.in_step
 
-    # ---- values and metrics
-
-    def read(
-        self,
-        tensors: Sequence[Tensor],
-        deliver: Callable[[list[Any]], None],
-        step: int | None = None,
-    ) -> None:
-        """Have values read on the host as soon as that costs nothing.
-
-        Args:
-            tensors: What to read, as it is now.
-            deliver: Called with the values: numbers, or CPU tensors if they have dimensions.
-            step: The `global_step` during the delivery; None = that of the batch at hand.
-        """
-        made_at = self._metric_step() if step is None else step
-
-        def at_its_step(values: list[Any]) -> None:
-            now, delivering = self.global_step, self.is_delivering
-            self.global_step, self.is_delivering = made_at, True
-            try:
-                deliver(values)
-            except StopTraining as stop:
-                self.early_exit.grant(stop)
-            except BaseException as error:
-                error.add_note(f"found when the values of global_step {made_at} arrived")
-                raise
-            finally:
-                self.global_step, self.is_delivering = now, delivering
-
-        if self.backend.reads_at_once:
-            at_its_step([host_value(tensor) for tensor in tensors])
-        else:
-            self.backend.read(tensors, at_its_step)
-
-    def drain(self) -> None:
-        """Deliver all values that are under way, and what deliveries log. Waits for the device.
-
-        Raises:
-            RuntimeError: If deliveries log without an end.
-        """
-        self.logging.deliver_all(cast("Trainer", self), self.backend.flush)
-
-    def _metric_step(self) -> int:
-        if self.logging.in_batch and not self.is_delivering:
-            return self.logging.step
-        return self.global_step
-
-    def log_metrics(self, **metrics: Any) -> None:
-        """Log metrics by name; see `log_metrics_dict`."""
-        self.log_metrics_dict(metrics)
-
-    def remove_logger_destination(self, name: str) -> None:
-        """Send no more metrics to the loggers of a name, unless `dest` asks for them."""
-        self.logging.removed_destinations.add(name)
-
-    def log_metrics_dict(
-        self,
-        metrics: Metrics,
-        step: int | None = None,
-        dest: str | Sequence[str] | None = None,
-    ) -> None:
-        """Log metrics: to all loggers, and to `on_metrics`.
-
-        Inside the batches of a loop only log steps are logged. Names get the prefix of the name
-        scopes that are open.
-
-        Args:
-            metrics: Names and values; tensors are read later, without waiting.
-            step: None = the step at hand.
-            dest: Names of loggers; these alone get them, and `on_metrics` does not. None = all.
-
-        Raises:
-            ValueError: If there is no logger of a name, or a metric of this batch has the name of
-                one already.
-        """
-        log = self.logging
-        is_late = self.is_delivering and not (log.in_batch and self.global_step == log.step)
-        if not is_late:
-            if not self.is_log_step:
-                if self.rehearses and self.should_run_optimizer_step:
-                    self.backend.hold(metrics.values())
-                return
-            is_plain = not self._name_scopes and step is None and dest is None
-            if is_plain and log.in_batch and log.collected.keys().isdisjoint(metrics):
-                log.collected.update(metrics)
-                return
-        if self._name_scopes:
-            prefix = self.name_scope_path
-            metrics = {prefix + name: value for name, value in metrics.items()}
-        trainer = cast("Trainer", self)
-        made_at = self._metric_step() if step is None else step
-        if dest is not None:
-            self.logging.send(trainer, metrics, made_at, [dest] if isinstance(dest, str) else dest)
-        elif is_late:
-            self.logging.hand_over_late(trainer, dict(metrics), made_at)
-        else:
-            self.logging.collect(trainer, metrics, made_at)
-
-    @contextmanager
-    def name_scope(self, name: str) -> Iterator[None]:
-        """Put a prefix before the names of all metrics logged inside.
-
-        Args:
-            name: One part of the path.
-        """
-        self._name_scopes.append(name)
-        try:
-            yield
-        finally:
-            self._name_scopes.pop()
-
-    @property
-    def name_scope_path(self) -> str:
-        """The open name scopes, joined and closed by "/"; "" if there is none."""
-        return "".join(f"{name}/" for name in self._name_scopes)
-
-    def number_val_dataloaders(self, val_dataloaders: list[Loader]) -> list[Loader]:
-        """Fix the name scopes of dataloaders by their order, and return them."""
-        self._val_loaders = [_reference(loader) for loader in val_dataloaders]
-        return val_dataloaders
-
-    def get_val_dataloader_scope(self, val_dataloader: Loader) -> str:
-        """Return the name scope of a validation dataloader: numbered as they are first seen.
-
-        The number of one that is gone is free again.
-        """
-        found = [known() for known in self._val_loaders]
-        for wanted in (val_dataloader, None):
-            for number, known in enumerate(found):
-                if known is wanted:
-                    self._val_loaders[number] = _reference(val_dataloader)
-                    return f"validate_{number}"
-        self._val_loaders.append(_reference(val_dataloader))
-        return f"validate_{len(found)}"
-
     # ---- end
 
     def close(self) -> None:
@@ -508,14 +362,6 @@ def _limit_of_environment() -> list[Any]:
     from modelzoo_trainer.callbacks.limit_batches import limit_of_environment
 
     return list(limit_of_environment())
-
-
-def _reference(loader: Loader) -> Callable[[], Loader]:
-    """Return a weak reference, or what stands for one to something that allows none."""
-    try:
-        return weakref.ref(loader)
-    except TypeError:
-        return lambda: loader
 
 
 def _close_all() -> None:

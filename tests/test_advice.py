@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import Scale, constant_batches, sgd, tiny_batches, weights_of
+from doubles import Scale, constant_batches, make_trainer, sgd, tiny_batches, weights_of
 
 from modelzoo_trainer import (
     Callback,
+    Checkpoint,
     ConfigError,
     StopTraining,
     Trainer,
@@ -552,6 +553,46 @@ def test_global_pairs_are_for_all_trainers_and_come_last(trainer_of, tmp_path) -
     after.fit(tiny_batches(1))
     assert order == ["global", "own", "global", "own"]
     assert "backward" not in vars(before)
+
+
+def test_a_global_pair_is_called_once_on_a_part_that_trainers_share(trainer_of, tmp_path) -> None:
+    saved = []
+    checkpoint = Checkpoint(steps=1)
+    first = trainer_of(checkpoint=checkpoint)
+    second = trainer_of(checkpoint=checkpoint, model_dir=tmp_path / "b")
+    handle = register_global_callback(("pre-save", lambda self: saved.append("x")))
+    try:
+        first.fit(tiny_batches(1))
+        second.fit(tiny_batches(1))
+    finally:
+        handle.remove()
+    assert saved == ["x", "x"]
+    assert "write" not in vars(checkpoint)
+
+
+def test_a_global_pair_is_taken_from_a_shared_part_when_its_first_trainer_is_gone(
+    trainer_of, tmp_path
+) -> None:
+    saved = []
+    checkpoint = Checkpoint(steps=1)
+    first = make_trainer(tmp_path / "a", checkpoint=checkpoint)
+    handle = register_global_callback(("pre-save", lambda self: saved.append("x")))
+    try:
+        second = trainer_of(checkpoint=checkpoint, model_dir=tmp_path / "b")
+        first.close()
+        del first
+        gc.collect()
+    finally:
+        handle.remove()
+    second.fit(tiny_batches(1))
+    assert saved == []
+
+
+def test_the_same_pair_given_twice_is_called_twice(trainer_of) -> None:
+    order = []
+    pair = ("post-backward", lambda self: order.append("own"))
+    trainer_of(pair, pair).fit(tiny_batches(1))
+    assert order == ["own", "own"]
 
 
 def test_a_global_pair_that_does_not_fit_the_trainers_is_taken_back(trainer_of) -> None:

@@ -17,8 +17,8 @@ from modelzoo_trainer import (
     TrainingLoop,
     register_global_callback,
 )
-from modelzoo_trainer.callback import global_callbacks
 from modelzoo_trainer.callbacks import CheckLoss, ComputeNorm
+from modelzoo_trainer.global_callbacks import global_callbacks
 from modelzoo_trainer.hooks import Phase, hook
 
 # ---- order

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from modelzoo_trainer import (
+    Callback,
     Logger,
     Logging,
     Trainer,
@@ -10,7 +11,7 @@ from modelzoo_trainer import (
     summarize_scalar,
     summarize_tensor,
 )
-from modelzoo_trainer.active_trainers import active_trainer
+from modelzoo_trainer.active_trainers import active, active_trainer
 
 
 class History(Logger):
@@ -189,3 +190,27 @@ def test_the_run_is_over_after_an_error(make, batches):
 def test_what_does_not_fit_is_refused(make, batches, look, message):
     with pytest.raises(ValueError, match=message):
         make(look).fit(batches)
+
+
+class CallsAgain(Callback):
+    """Calls the model twice more in each training batch, within a name scope."""
+
+    def on_train_step_start(self, trainer, model, batch):
+        with trainer.name_scope("again"):
+            model(batch)
+            model(batch + 1)
+
+
+def test_in_a_name_scope_the_first_value_counts_as_well(make, batches, history):
+    make(Means(), callbacks=CallsAgain()).fit(batches)
+    assert [step for step, _ in history.of("again/mean")] == [2, 4]
+    assert history.of("again/mean") == history.of("mean")
+
+
+def test_the_run_that_began_last_is_the_one_under_way():
+    first, second = object(), object()
+    with active(first), active(second):
+        with active(first):
+            assert active_trainer() is first
+        assert active_trainer() is second
+    assert active_trainer() is None

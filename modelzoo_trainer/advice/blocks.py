@@ -121,6 +121,27 @@ class AdvisedMethods:
         install(self, [*functions_of(self), added])
         return FunctionHandle(self, added)
 
+    def add_pair_once(self, pair: Pair) -> None:
+        """Add a function after those there are, unless this very pair is among them.
+
+        Args:
+            pair: Such as `("post-step", f)`, of an event other than that of the constructor.
+
+        Raises:
+            ConfigError: If there is no such event, or the function does not fit it.
+        """
+        functions = functions_of(self)
+        if not any(known.pair is pair for known in functions):
+            install(self, [*functions, self.checked(pair)])
+
+    def drop_pairs(self, pairs: Iterable[Pair]) -> None:
+        """Take functions away that were added as these very pairs."""
+        dropped = set(map(id, pairs))
+        functions = functions_of(self)
+        kept = [known for known in functions if id(known.pair) not in dropped]
+        if len(kept) < len(functions):
+            install(self, kept)
+
     def checked(self, pair: Pair) -> Function:
         """Return a function of this object's events.
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from modelzoo_trainer import checkpointing
-from modelzoo_trainer.callbacks.checkpoint_files import remove
+from modelzoo_trainer.callbacks.checkpoint_files import free_path, remove
 from modelzoo_trainer.errors import CheckpointError, is_refusal_of_disk
 
 log = logging.getLogger("modelzoo_trainer.checkpoint")
@@ -77,29 +76,21 @@ class BestCheckpoints:
             is_same = manifest.step == step and manifest.facts == facts
             if is_same and not checkpointing.verify(path):
                 return path.name, True
-        return self._unused(root / self.name_of(step)).name, False
+        return free_path(root / self.name_of(step)).name, False
 
-    def write(
-        self, path: Path, state: Mapping[str, Any], step: int, facts: Any, group: Any
-    ) -> bool:
+    def write(self, write: Callable[[Mapping[str, Any]], None], step: int, facts: Any) -> bool:
         """Write a checkpoint.
 
         Args:
-            path: A name that is not in use.
-            state: What to save.
+            write: Does so, with the facts that it is given in the manifest.
             step: The global step.
-            facts: What makes it one and the same, for its manifest: metric and value.
-            group: The processes that write it together; None = this one alone does.
+            facts: What makes it one and the same: metric and value.
 
         Returns:
             Whether it was written; if the disk has refused it, that is logged.
         """
-        facts = {_FACT: self._mark, **facts}
         try:
-            if group is None:
-                checkpointing.save(path, state, step=step, facts=facts)
-            else:
-                checkpointing.save_sharded(path, state, step=step, facts=facts, process_group=group)
+            write({_FACT: self._mark, **facts})
         except CheckpointError as error:
             if not is_refusal_of_disk(error):
                 raise
@@ -129,14 +120,6 @@ class BestCheckpoints:
                 if manifest.facts.get(_FACT) == self._mark:
                     found[info.path] = manifest
         return found
-
-    @staticmethod
-    def _unused(plain: Path) -> Path:
-        path, number = plain, 1
-        while os.path.lexists(path):
-            number += 1
-            path = plain.with_name(f"{plain.name}_{number}")
-        return path
 
     # ---- state
 

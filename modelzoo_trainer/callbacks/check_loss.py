@@ -115,6 +115,11 @@ class CheckLoss(Callback):
         self._guard: StepGuard | None = None
         self._forget()
 
+    @property
+    def judges_steps(self) -> bool:
+        """Whether whole steps are judged, by a policy, gradients or spikes; else each loss is."""
+        return self.policy != "raise" or self.check_gradients or self.spike_window is not None
+
     def _forget(self) -> None:
         self._last_train: tuple[float, int] | None = None
         self._last_val: tuple[float, int] | None = None
@@ -135,7 +140,7 @@ class CheckLoss(Callback):
         loop: Any,
     ) -> None:
         self._forget()
-        if self.policy != "raise" or self.check_gradients or self.spike_window is not None:
+        if self.judges_steps:
             if trainer.get_callback(StepGuard) is not None:
                 raise ConfigError(
                     "callbacks has two CheckLoss with a policy, gradients or spikes of their own. "

@@ -1,4 +1,4 @@
-"""What callbacks around checkpoints share: names of parts and files, and their deletion."""
+"""What callbacks around checkpoints share: names, parts, and how one is written and deleted."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from string import Formatter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from modelzoo_trainer import checkpointing
+from modelzoo_trainer.core.shared_state import part_of
 from modelzoo_trainer.errors import CheckpointError, ConfigError, suggest
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.checkpoint")
+
+FILE_SUFFIX: Final = ".safetensors"
 
 
 def part_names(where: str, given: str | Iterable[str]) -> tuple[str, ...]:
@@ -101,9 +104,54 @@ def check_is_apart(where: str, trainer: Trainer, example: str) -> None:
         )
 
 
-def is_in_folder(trainer: Trainer, path: Path) -> bool:
-    """Return whether a checkpoint is in the folder that the run writes its own to."""
-    return path.resolve().parent == trainer.checkpoint.root(trainer).resolve()
+def free_path(path: Path) -> Path:
+    """Return a path that is not in use: the given one, or one with a number behind its name."""
+    end = FILE_SUFFIX if path.suffix == FILE_SUFFIX else ""
+    stem = path.name.removesuffix(end)
+    free, number = path, 1
+    while os.path.lexists(free):
+        number += 1
+        free = path.with_name(f"{stem}_{number}{end}")
+    return free
+
+
+def state_of(trainer: Trainer, where: str, names: tuple[str, ...] = ("all",)) -> dict[str, Any]:
+    """Return what a checkpoint of the run as it is now holds; shares memory with the run.
+
+    Args:
+        trainer: At a step boundary.
+        where: The argument that names the parts, for the message.
+        names: The parts, or "all".
+
+    Raises:
+        ConfigError: If there is no such part.
+    """
+    state: dict[str, Any] = {}
+    trainer.hooks.on_save_checkpoint(trainer, state)
+    trainer.hooks.postprocess_checkpoint(trainer, state)
+    return state if "all" in names else parts_of(where, state, names)
+
+
+def save_state(
+    trainer: Trainer, path: Path, state: dict[str, Any], facts: Mapping[str, Any] | None = None
+) -> None:
+    """Write a state of the current step: each process what it has, or the only one all of it.
+
+    Args:
+        trainer: Whose state it is.
+        path: Not in use; the same on all processes.
+        state: What `state_of` returned.
+        facts: For the manifest.
+
+    Raises:
+        CheckpointError: If it cannot be written.
+    """
+    step, group = trainer.global_step, trainer.backend.process_group
+    if group is None:
+        checkpointing.save(path, trainer.backend.writable(state), step=step, facts=facts)
+    else:
+        part = part_of(state, trainer)
+        checkpointing.save_sharded(path, part, step=step, facts=facts, process_group=group)
 
 
 def remove(path: Path) -> None:

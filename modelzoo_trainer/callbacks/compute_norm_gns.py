@@ -223,7 +223,7 @@ class ComputeNormGNS(ComputeNorm):
             self._weight = trainer.weight_of(outputs, batch)
 
     def _see(
-        self, layer: Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        self, name: str, layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         if not self._is(layer):
             return
@@ -241,9 +241,7 @@ class ComputeNormGNS(ComputeNorm):
                 self._entries.setdefault(id(param), _Uses()).num_open += 1
             else:  # other calls alone are not the whole gradient
                 self._spoiled.add(owner)
-        if not is_counted:
-            return
-        if params:
+        if is_counted and params:
             output.register_hook(partial(self._see_grad, layer, given.detach()))
 
     # ---- backward

@@ -10,7 +10,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback
-from modelzoo_trainer.core.model import ModelCallback, ModelFactory
+from modelzoo_trainer.core.model import ModelCallback
 from modelzoo_trainer.models.sync_batch_norm import share_batch_norms
 
 if TYPE_CHECKING:
@@ -36,13 +36,10 @@ class ConvertSyncBatchNorm(Callback):
             return
         own = trainer.callbacks["model"]
         assert isinstance(own, ModelCallback)
-        own.model = partial(_converted, own.model, trainer.backend)
+        own.change(partial(_converted, trainer.backend))
 
 
-def _converted(given: Module | ModelFactory, backend: Backend) -> Module:
-    model = given if isinstance(given, Module) else given()
-    if not isinstance(model, Module):
-        return model  # it is refused by who asked for it
+def _converted(backend: Backend, model: Module) -> Module:
     model, num = share_batch_norms(model, backend.reduce)
     log.info("Batch normalization over %d processes: %d layers.", backend.data_shard[1], num)
     return model

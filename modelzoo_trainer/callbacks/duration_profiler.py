@@ -32,9 +32,6 @@ class DurationProfiler(TrainingProfiler):
         time_remaining: Seconds until the end of the fit.
     """
 
-    def __init__(self) -> None:
-        self.reset()
-
     @override
     def reset(self) -> None:
         super().reset()
@@ -44,7 +41,6 @@ class DurationProfiler(TrainingProfiler):
         self._num_steps = 0
         self._validations = Mean()
         self._checkpoints = Mean()
-        self._is_fitting = False
 
     @property
     @override
@@ -79,12 +75,10 @@ class DurationProfiler(TrainingProfiler):
         loop: Any,
     ) -> None:
         super().on_enter_fit(trainer, stack, train_dataloader, val_dataloader, loop)
-        self._is_fitting = True
         stack.callback(self._leave)
 
     def _leave(self) -> None:
         self._checkpoints.end()
-        self._is_fitting = False
         self._total_s = time.perf_counter() - self._begun
 
     @override
@@ -97,14 +91,14 @@ class DurationProfiler(TrainingProfiler):
         ckpt_paths: list[Any],
     ) -> None:
         self._checkpoints.end()
-        if self._is_fitting:
+        if trainer.is_fitting:
             self._validations.begin()
             stack.callback(self._validations.end)
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         super().on_save_checkpoint(trainer, state_dict)
-        if self._is_fitting:
+        if trainer.is_fitting:
             self._checkpoints.begin()
 
     @override

@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader, Metrics
-from modelzoo_trainer.callbacks.checkpoint_files import is_in_folder
 from modelzoo_trainer.callbacks.metric_watch import MetricWatch, check_mode
 from modelzoo_trainer.core.loop import require_count
 from modelzoo_trainer.errors import ConfigError
@@ -50,6 +48,8 @@ class EarlyStopping(Callback):
         ConfigError: If an argument does not fit; when the metric arrives, if it is no number.
     """
 
+    state_is_of_run = True
+
     def __init__(
         self,
         metric: str,
@@ -72,8 +72,6 @@ class EarlyStopping(Callback):
         self.min_delta = min_delta
         self.reset_on_fit = reset_on_fit
         self._level = logging.INFO if verbose else logging.DEBUG
-        self._is_fitting = False
-        self._is_foreign = False
         self._forget()
 
     def _forget(self) -> None:
@@ -103,12 +101,12 @@ class EarlyStopping(Callback):
         self._watch.begin()
         if self.reset_on_fit:
             self._forget()
-        self._is_fitting = trainer.backend.caps.holds_values
-        stack.callback(setattr, self, "_is_fitting", False)
 
     @override
     def on_metrics(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
-        value = self._watch.value_in(metrics) if self._is_fitting else None
+        if not trainer.is_fitting or not trainer.backend.caps.holds_values:
+            return
+        value = self._watch.value_in(metrics)
         if value is None:
             return
         if self._improves(value):
@@ -165,7 +163,7 @@ class EarlyStopping(Callback):
 
     def _stop_all_if_due(self, trainer: Trainer) -> None:
         reason = self._reason() if self.num_waited >= self.patience else None
-        if self._is_fitting:
+        if trainer.backend.caps.holds_values:
             reason = trainer.backend.broadcast_object(reason)
         if reason is not None:
             trainer.early_exit.stop_all(reason)
@@ -186,20 +184,14 @@ class EarlyStopping(Callback):
                 self._watch.hint,
             )
 
-    # ---- after a restart
-
-    @override
-    def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
-        if ckpt_path is not None:
-            self._is_foreign = not is_in_folder(trainer, ckpt_path)
+    # ---- state
 
     def state_dict(self) -> dict[str, Any]:
         """Return how long it has waited for what."""
         return {"best": self.best, "best_step": self.best_step, "num_waited": self.num_waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on, unless it is another run whose checkpoint this one begins with."""
-        if not self._is_foreign:
-            self.best = state["best"]
-            self.best_step = state["best_step"]
-            self.num_waited = state["num_waited"]
+        """Go on waiting."""
+        self.best = state["best"]
+        self.best_step = state["best_step"]
+        self.num_waited = state["num_waited"]

@@ -9,18 +9,14 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader, StateDict
 from modelzoo_trainer.callbacks.checkpoint_files import (
-    check_is_apart,
+    FILE_SUFFIX,
     check_name,
-    is_in_folder,
     part_names,
     parts_of,
 )
 from modelzoo_trainer.callbacks.model_ema import ModelEma
-from modelzoo_trainer.callbacks.side_checkpoints import (
-    FILE_SUFFIX,
-    SideCheckpoints,
-    check_is_directory,
-)
+from modelzoo_trainer.callbacks.side_checkpoints import SideCheckpoints, check_is_directory
+from modelzoo_trainer.core.loop import require_positive
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,6 +57,8 @@ class ExtraCheckpoint(Callback):
             writes under the same names.
     """
 
+    state_is_of_run = True
+
     def __init__(  # noqa: PLR0913  # the keys of its YAML section
         self,
         steps: int | None = None,
@@ -74,7 +72,7 @@ class ExtraCheckpoint(Callback):
         averaged: bool = False,
     ) -> None:
         for name, value in (("steps", steps), ("epochs", epochs), ("keep", keep)):
-            _check_count(name, value)
+            require_positive(f"ExtraCheckpoint.{name}", value)
         if steps is epochs is None and not at_end:
             raise ConfigError(
                 "ExtraCheckpoint would never write anything: set steps, epochs or at_end."
@@ -100,18 +98,16 @@ class ExtraCheckpoint(Callback):
         self.keep = keep
         self.averaged = averaged
         self._template = checkpoint_name + (FILE_SUFFIX if is_file else "")
-        self._side = SideCheckpoints(_STATES, folder, self.states, averaged=averaged)
+        self._side = SideCheckpoints("ExtraCheckpoint", folder, self.states, averaged=averaged)
         self._kept: list[str] = []
         self._last: int | None = None
-        self._is_foreign = self._is_resumed = False
+        self._is_resumed = False
 
     # ---- set-up
 
     @override
     def post_setup(self, trainer: Trainer) -> None:
-        example = self._side.root(trainer) / self._template.format(step=0)
-        if is_in_folder(trainer, example):
-            check_is_apart(_NAME, trainer, example.name)
+        self._side.check_is_apart(_NAME, trainer, self._template)
         for other in trainer.get_callbacks(ExtraCheckpoint):
             if other is not self and other._place(trainer) == self._place(trainer):
                 raise ConfigError(
@@ -169,27 +165,14 @@ class ExtraCheckpoint(Callback):
             old, self._kept = self._kept[: -self.keep], self._kept[-self.keep :]
             self._side.delete(trainer, old)
 
-    # ---- after a restart
-
-    @override
-    def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
-        if ckpt_path is not None:
-            self._is_foreign = not is_in_folder(trainer, ckpt_path)
+    # ---- state
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is kept, and the step of the last one."""
         return {"kept": list(self._kept), "last": self._last}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on, unless it is another run whose checkpoint this one begins with."""
-        if not self._is_foreign:
-            self._kept = [Path(name).name for name in state["kept"]]
-            self._last = state["last"]
-            self._is_resumed = True
-
-
-def _check_count(name: str, value: int | None) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ConfigError(
-            f"ExtraCheckpoint.{name} is {value!r}; it must be a whole number > 0, or null."
-        )
+        """Go on with these; what comes again replaces what was there."""
+        self._kept = [Path(name).name for name in state["kept"]]
+        self._last = state["last"]
+        self._is_resumed = True

@@ -68,13 +68,12 @@ class FlopUtilization(TrainingProfiler):
         self._counting: FlopCount | None = None
         self._counted = 0
         self._key = ""
-        self.reset()
+        super().__init__()
 
     @override
     def reset(self) -> None:
         super().reset()
-        self._num_flops = self._logged_flops = 0
-        self._logged_time = 0.0
+        self._num_flops = 0
 
     @property
     @override
@@ -162,12 +161,9 @@ class FlopUtilization(TrainingProfiler):
             counting.stop()
 
     def _log(self, trainer: Trainer) -> None:
-        elapsed = self._clock.elapsed()
-        since = elapsed - self._logged_time
-        if since <= 0:
+        rate = self.rate_since(self._num_flops)
+        if rate is None:
             return
-        rate = (self._num_flops - self._logged_flops) / since
-        self._logged_flops, self._logged_time = self._num_flops, elapsed
         metrics = {"flops_per_sec": rate}
         if self._peak is not None:
             metrics["flops_utilization"] = 100 * rate / self._peak

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader
-from modelzoo_trainer.callbacks.checkpoint_files import is_in_folder, is_of_run, remove
+from modelzoo_trainer.callbacks.checkpoint_files import is_of_run, remove
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class KeepNCheckpoints(Callback):
     def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
         if ckpt_path is None:
             return
-        self._is_foreign = not is_in_folder(trainer, ckpt_path)
+        self._is_foreign = not trainer.checkpoint.is_in_folder(trainer, ckpt_path)
         self._loaded = ckpt_path.name if is_of_run(trainer, ckpt_path.name) else None
 
     def state_dict(self) -> dict[str, Any]:

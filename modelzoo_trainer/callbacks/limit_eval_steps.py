@@ -34,19 +34,6 @@ class LimitEvalSteps(Callback):
         require_count("LimitEvalSteps.num_eval_steps", num_eval_steps)
         self.num_eval_steps = num_eval_steps
         self.intermediate_only = intermediate_only
-        self._is_fitting = False
-
-    @override
-    def on_enter_fit(
-        self,
-        trainer: Trainer,
-        stack: ExitStack,
-        train_dataloader: Loader,
-        val_dataloader: Loader,
-        loop: Any,
-    ) -> None:
-        self._is_fitting = True
-        stack.callback(setattr, self, "_is_fitting", False)
 
     @override
     def on_enter_validate(
@@ -56,7 +43,7 @@ class LimitEvalSteps(Callback):
             shorten(loop, self.num_eval_steps, stack)
 
     def _is_intermediate(self, trainer: Trainer, loop: ValidationLoop) -> bool:
-        if not self._is_fitting or loop is not getattr(trainer.loop, "val_loop", None):
+        if not trainer.is_fitting or loop is not getattr(trainer.loop, "val_loop", None):
             return False
         added = trainer.get_callback(StepBasedEvaluation)
         if added is None:

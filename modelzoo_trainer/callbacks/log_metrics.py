@@ -87,7 +87,7 @@ class LogMetrics(Callback):
 
     def _begin_validation(self, trainer: Trainer, stack: ExitStack) -> None:
         if not self._num_validating:
-            trainer.drain()  # what training has logged
+            self._tell_training(trainer)  # a run that resumes here has not told it yet
         self._num_validating += 1
 
         def leave(kind: type[BaseException] | None, *rest: object) -> None:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -18,7 +17,8 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader, StateDict
 from modelzoo_trainer.checkpointing.parameter_names import bare_names
-from modelzoo_trainer.core.model import ModelCallback, ModelFactory
+from modelzoo_trainer.core.loop import require_count
+from modelzoo_trainer.core.model import ModelCallback
 from modelzoo_trainer.core.optimizer import OptimizerCallback
 from modelzoo_trainer.errors import ConfigError, suggest
 
@@ -58,8 +58,7 @@ class LoraConfig:
     target_modules: list[str] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.r, bool) or not isinstance(self.r, int) or self.r < 1:
-            raise ConfigError(f"Lora.lora_params.r is {self.r!r}; it must be a whole number > 0.")
+        require_count("Lora.lora_params.r", self.r)
         if not _is_number(self.alpha) or not 0 < self.alpha < math.inf:
             raise ConfigError(f"Lora.lora_params.alpha is {self.alpha!r}; it must be a number > 0.")
         if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
@@ -116,13 +115,10 @@ class Lora(Callback):
                 "Lora: the optimizer was made before the adapters, so it cannot train them. Pass "
                 "optimizer=lambda model: ... instead of an instance."
             )
-        own.model = partial(self._adapted, own.model)
+        own.change(self._adapted)
 
-    def _adapted(self, given: Module | ModelFactory) -> Module:
+    def _adapted(self, model: Module) -> Module:
         """Return the model with adapters; the optimizer comes after this."""
-        model = given if isinstance(given, Module) else given()
-        if not isinstance(model, Module):
-            return model  # it is refused by who asked for it
         if any(_OWN.search(name) for name, _ in model.named_parameters()):
             raise ConfigError(
                 f"Lora: {type(model).__name__} has adapters already. Give it a model without, and "

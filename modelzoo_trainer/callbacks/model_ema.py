@@ -16,6 +16,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Loader, StateDict, ValidationCallback
 from modelzoo_trainer.callbacks.step_guard import StepGuard
 from modelzoo_trainer.callbacks.weight_average import WeightAverage
+from modelzoo_trainer.core.loop import require_count
 from modelzoo_trainer.core.step_check import StepCheck
 from modelzoo_trainer.errors import ConfigError
 
@@ -36,8 +37,8 @@ class ModelEma(ValidationCallback):
 
     After each optimizer step the average becomes `decay * average + (1 - decay) * weights`; it
     begins as the weights before the first step. Steps that are left out, by `CheckLoss` or by a
-    loss scaler, do not count. Frozen parameters and buffers that
-    are not floating-point numbers are as the model has them.
+    loss scaler, do not count. Frozen parameters and buffers that are not floating-point numbers are
+    as the model has them.
 
     `swap()` gives the model the averaged weights for the length of a `with` block, wherever a
     callback or a script needs them; `ExtraCheckpoint` writes them with `averaged`.
@@ -82,10 +83,7 @@ class ModelEma(ValidationCallback):
             raise ConfigError(
                 f"ModelEma.dtype is {dtype!r}; it must be one of {', '.join(_DTYPES)}, or null."
             )
-        if isinstance(every_n_vals, bool) or not isinstance(every_n_vals, int) or every_n_vals < 1:
-            raise ConfigError(
-                f"ModelEma.every_n_vals is {every_n_vals!r}; it must be a whole number > 0."
-            )
+        require_count("ModelEma.every_n_vals", every_n_vals)
         if not isinstance(name_scope, str) or not name_scope or name_scope.strip("/") != name_scope:
             raise ConfigError(
                 f"ModelEma.name_scope is {name_scope!r}; it must be a prefix such as 'ema'."

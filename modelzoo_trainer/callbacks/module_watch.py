@@ -21,7 +21,7 @@ from modelzoo_trainer.checkpointing.parameter_names import bare_names, uncompile
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
-AfterForward = Callable[[Module, str, tuple[Any, ...], dict[str, Any], Any], None]
+AfterForward = Callable[[str, Module, tuple[Any, ...], dict[str, Any], Any], None]
 
 
 class Place(NamedTuple):
@@ -48,7 +48,7 @@ class ModuleWatch:
 
     Args:
         model: Its modules are found anew each time.
-        after_forward: Gets the module, its name, its arguments and its output.
+        after_forward: Gets the module's name, the module, its arguments and its output.
     """
 
     def __init__(self, model: Module, after_forward: AfterForward) -> None:
@@ -61,7 +61,7 @@ class ModuleWatch:
         self.end()
         is_compiled = False
         for name, module in named_modules(self._model):
-            hook = partial(self._run, name)
+            hook = partial(self._after_forward, name)
             handle = module.register_forward_hook(hook, with_kwargs=True)
             self._open.callback(handle.remove)
             is_compiled = is_compiled or module._compiled_call_impl is not None
@@ -71,16 +71,6 @@ class ModuleWatch:
     def end(self) -> None:
         """Take the hooks off; a second call does nothing."""
         self._open.close()
-
-    def _run(
-        self,
-        name: str,
-        module: Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        output: Any,
-    ) -> None:
-        self._after_forward(module, name, args, kwargs, output)
 
 
 class WatchesTensors(Callback, ABC):
@@ -166,8 +156,8 @@ class WatchesTensors(Callback, ABC):
     def _see_output(
         self,
         trainer: Trainer,
-        module: Module,
         name: str,
+        module: Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         output: Any,
@@ -245,6 +235,6 @@ def _is_wrapper(module: Module) -> bool:
     return "_orig_mod" in module._modules
 
 
-def is_number(tensor: Tensor) -> bool:
-    """Return whether a tensor is of floating point or complex."""
+def is_inexact(tensor: Tensor) -> bool:
+    """Return whether a tensor is of a floating-point or a complex type."""
     return tensor.is_floating_point() or tensor.is_complex()

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Batch, Loader, Outputs
+from modelzoo_trainer.callback import Batch, Outputs
 from modelzoo_trainer.callbacks.module_watch import (
     Place,
     WatchesTensors,
-    is_number,
+    is_inexact,
     named_params,
     named_tensors,
 )
@@ -55,25 +55,11 @@ class NaNChecker(WatchesTensors):
         self._kinds: list[str] = []
         self._flags: list[Tensor] = []
         self._is_watching = False
-        self._is_alone = True
-
-    @override
-    def on_enter_fit(
-        self,
-        trainer: Trainer,
-        stack: ExitStack,
-        train_dataloader: Loader,
-        val_dataloader: Loader,
-        loop: Any,
-    ) -> None:
-        self._is_alone = False
-        super().on_enter_fit(trainer, stack, train_dataloader, val_dataloader, loop)
 
     @override
     def enter(self, trainer: Trainer, stack: ExitStack) -> None:
         super().enter(trainer, stack)
         self._num_seen = 0
-        stack.callback(setattr, self, "_is_alone", True)
         stack.callback(self._drop)
 
     def _drop(self) -> None:
@@ -115,7 +101,7 @@ class NaNChecker(WatchesTensors):
                 self._note(trainer, f"the gradient of the parameter {name!r}", param.grad)
 
     def _note(self, trainer: Trainer, what: str, tensor: Tensor) -> None:
-        if not is_number(tensor) or not tensor.numel():
+        if not is_inexact(tensor) or not tensor.numel():
             return
         part = trainer.backend.own_part(tensor.detach())
         if part.is_sparse:
@@ -147,7 +133,7 @@ class NaNChecker(WatchesTensors):
     def on_validate_batch_end(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
     ) -> None:
-        self._num_seen += self._is_alone
+        self._num_seen += not trainer.is_fitting
 
     def _read(self, trainer: Trainer) -> None:
         kinds, flags = self._kinds, self._flags

@@ -34,11 +34,13 @@ class TrainingProfiler(Profiler):
     """
 
     def __init__(self) -> None:
-        self._clock = Stopwatch()
+        self.reset()
 
     def reset(self) -> None:
         """Begin anew: a fit begins."""
         self._clock = Stopwatch()
+        self._asked_at = 0.0
+        self._asked_for = 0
 
     def counts(self, trainer: Trainer) -> bool:
         """Return whether the batch that ends is counted; start the clock if it is the first."""
@@ -47,6 +49,20 @@ class TrainingProfiler(Profiler):
         if trainer.should_run_optimizer_step:
             self._clock.start()
         return False
+
+    def rate_since(self, total: int) -> float | None:
+        """Return how many a second there were since this was asked last; None = no time went by.
+
+        Args:
+            total: How many there were since the fit began.
+        """
+        elapsed = self._clock.elapsed()
+        since = elapsed - self._asked_at
+        if since <= 0:
+            return None
+        rate = (total - self._asked_for) / since
+        self._asked_at, self._asked_for = elapsed, total
+        return rate
 
     # ---- when the clock runs
 

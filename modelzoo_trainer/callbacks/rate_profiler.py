@@ -28,16 +28,11 @@ class RateProfiler(TrainingProfiler):
         avg_steps_per_sec: Steps a second since the fit began.
     """
 
-    def __init__(self) -> None:
-        self.reset()
-
     @override
     def reset(self) -> None:
         super().reset()
         self._num_samples = 0
         self._num_steps = 0
-        self._logged_samples = 0
-        self._logged_time = 0.0
         self._local_rate = 0.0
 
     @property
@@ -68,18 +63,17 @@ class RateProfiler(TrainingProfiler):
         if not self.counts(trainer):
             return
         self._num_samples += batch_size_of(batch) * trainer.backend.data_shard[1]
-        if trainer.grad_accum.should_run_optimizer_step:
+        if trainer.should_run_optimizer_step:
             self._num_steps += 1
             if trainer.is_log_step:
                 self._log(trainer)
 
     def _log(self, trainer: Trainer) -> None:
-        elapsed = self._clock.elapsed()
-        since = elapsed - self._logged_time
-        if since <= 0:
+        rate = self.rate_since(self._num_samples)
+        if rate is None:
             return
-        self._local_rate = (self._num_samples - self._logged_samples) / since
-        self._logged_samples, self._logged_time = self._num_samples, elapsed
+        self._local_rate = rate
+        elapsed = self._clock.elapsed()
         trainer.log_metrics_dict(
             {
                 "local_samples_per_sec": self._local_rate,

@@ -6,14 +6,12 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from numbers import Real
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader, Metrics
-from modelzoo_trainer.callbacks.checkpoint_files import is_in_folder
 from modelzoo_trainer.core.loop import require_count
 from modelzoo_trainer.errors import suggest
 
@@ -42,6 +40,8 @@ class RunHistory(Callback):
         ConfigError: If a number is not positive.
     """
 
+    state_is_of_run = True
+
     def __init__(
         self,
         max_values: int = 1000,
@@ -49,7 +49,7 @@ class RunHistory(Callback):
         reset_on_fit: bool = True,
         reset_on_validate: bool = False,
     ) -> None:
-        require_count("RunHistory.max_values", max_values)
+        require_count("RunHistory.max_values", max_values, most=1_000_000_000)
         require_count("RunHistory.max_metrics", max_metrics)
         self.max_values = max_values
         self.max_metrics = max_metrics
@@ -60,8 +60,6 @@ class RunHistory(Callback):
         self._epoch = 1
         self._step = 0
         self._series: dict[str, _Series] = {}
-        self._is_fitting = False
-        self._is_foreign = False
 
     # ---- asked by anybody
 
@@ -146,14 +144,12 @@ class RunHistory(Callback):
     ) -> None:
         if self.reset_on_fit:
             self.reset()
-        self._is_fitting = True
-        stack.callback(setattr, self, "_is_fitting", False)
 
     @override
     def on_enter_validate(
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
-        if self.reset_on_validate and not self._is_fitting:
+        if self.reset_on_validate and not trainer.is_fitting:
             self.reset()
 
     @override
@@ -169,11 +165,6 @@ class RunHistory(Callback):
 
     # ---- state
 
-    @override
-    def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
-        if ckpt_path is not None:
-            self._is_foreign = not is_in_folder(trainer, ckpt_path)
-
     def state_dict(self) -> dict[str, Any]:
         """Return all values, with those of all metrics in one tensor."""
         pairs = [pair for series in self._series.values() for pair in series]
@@ -188,9 +179,7 @@ class RunHistory(Callback):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on, unless it is another run whose checkpoint this one begins with."""
-        if self._is_foreign:
-            return
+        """Go on from there."""
         self._epoch, self._step = state["epoch"], state["step"]
         self.metric_name_prefix = state["prefix"]
         pairs = zip(state["steps"].tolist(), state["values"].tolist(), strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from torch.nn import Module
@@ -16,13 +16,13 @@ from modelzoo_trainer.callbacks.best_checkpoints import BestCheckpoints
 from modelzoo_trainer.callbacks.checkpoint_files import (
     check_is_apart,
     check_name,
-    is_in_folder,
     part_names,
-    parts_of,
+    save_state,
+    state_of,
 )
 from modelzoo_trainer.callbacks.metric_watch import MetricWatch, check_mode
 from modelzoo_trainer.callbacks.model_ema import ModelEma
-from modelzoo_trainer.core.shared_state import part_of
+from modelzoo_trainer.core.loop import require_count
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class SaveBest(Callback):
         ConfigError: If an argument does not fit; when the metric arrives, if it is no number.
     """
 
+    state_is_of_run = True
+
     def __init__(  # noqa: PLR0913  # the keys of its YAML section
         self,
         metric: str,
@@ -79,8 +81,7 @@ class SaveBest(Callback):
     ) -> None:
         self._watch = MetricWatch("SaveBest", metric)
         check_mode("SaveBest", mode)
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise ConfigError(f"SaveBest.k is {k!r}; it must be a whole number > 0.")
+        require_count("SaveBest.k", k)
         check_name(_NAME, checkpoint_name, ("step",))
         self.states = part_names(_STATES, checkpoint_states)
         if load_best and not {"all", "model"} & set(self.states):
@@ -92,8 +93,6 @@ class SaveBest(Callback):
         self.reset_on_fit = reset_on_fit
         self._best = BestCheckpoints(k, mode, checkpoint_name)
         self._arrived: tuple[float, int] | None = None
-        self._is_fitting = False
-        self._is_foreign = False
         self._is_told = False
 
     @property
@@ -121,12 +120,11 @@ class SaveBest(Callback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        self._is_fitting = True
         self._watch.begin()
         self._warn_of_averages(trainer)
         if self.reset_on_fit:
             self._best.forget()
-        stack.callback(self._leave)
+        stack.callback(setattr, self, "_arrived", None)
 
     def _warn_of_averages(self, trainer: Trainer) -> None:
         scopes = [one.name_scope for one in trainer.get_callbacks(ModelEma) if one.validates]
@@ -138,13 +136,9 @@ class SaveBest(Callback):
                 self.metric,
             )
 
-    def _leave(self) -> None:
-        self._is_fitting = False
-        self._arrived = None
-
     @override
     def on_metrics(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
-        if not self._is_fitting:  # a validation of whatever checkpoint
+        if not trainer.is_fitting:  # a validation of whatever checkpoint
             return
         value = self._watch.value_in(metrics)
         if value is not None:
@@ -217,11 +211,10 @@ class SaveBest(Callback):
         found = self._best.find_or_name(root, step, facts) if backend.is_main else None
         name, is_written = backend.broadcast_object(found)
         if not is_written:
-            group = backend.process_group
-            if group is not None:
+            if backend.process_group is not None:
                 trainer.checkpoint.finish(trainer)  # one that is under way speaks in the group
-            part = backend.writable(state) if group is None else part_of(state, trainer)
-            if not self._best.write(root / name, part, step, facts, group):
+            write = partial(save_state, trainer, root / name, state)
+            if not self._best.write(write, step, facts):
                 return
         self._best.add(name, step, value)
         log.info("%s is %.6g at step %d: kept as %s.", self.metric, value, step, name)
@@ -247,21 +240,13 @@ class SaveBest(Callback):
 
     def _state(self, trainer: Trainer, value: float) -> dict[str, Any]:
         """Return what is to be saved, in which this value is still to be used."""
-        state: dict[str, Any] = {}
         self._arrived = (value, trainer.global_step)
         try:
-            trainer.hooks.on_save_checkpoint(trainer, state)
-            trainer.hooks.postprocess_checkpoint(trainer, state)
+            return state_of(trainer, _STATES, self.states)
         finally:
             self._arrived = None
-        return state if "all" in self.states else parts_of(_STATES, state, self.states)
 
-    # ---- after a restart
-
-    @override
-    def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
-        if ckpt_path is not None:
-            self._is_foreign = not is_in_folder(trainer, ckpt_path)
+    # ---- state
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is best so far, and a value whose checkpoint is not written yet."""
@@ -269,8 +254,7 @@ class SaveBest(Callback):
         return {**self._best.state_dict(), "arrived": arrived}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on, unless it is another run whose checkpoint this one begins with."""
-        if not self._is_foreign:
-            self._best.load_state_dict(state)
-            arrived = state["arrived"]
-            self._arrived = None if arrived is None else (arrived[0], arrived[1])
+        """Go on with these."""
+        self._best.load_state_dict(state)
+        arrived = state["arrived"]
+        self._arrived = None if arrived is None else (arrived[0], arrived[1])

@@ -14,12 +14,12 @@ from modelzoo_trainer.callback import Callback, Loader, StateDict
 from modelzoo_trainer.callbacks.checkpoint_files import (
     check_is_apart,
     check_name,
-    is_in_folder,
     is_of_run,
     part_names,
     parts_of,
 )
-from modelzoo_trainer.errors import CheckpointError, ConfigError
+from modelzoo_trainer.core.loop import require_count
+from modelzoo_trainer.errors import CheckpointError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -51,14 +51,15 @@ class SaveCheckpointState(Callback):
             first checkpoint, if the run's checkpoints have no such part.
     """
 
+    state_is_of_run = True
+
     def __init__(
         self,
         k: int,
         checkpoint_states: str | list[str] = "model",
         checkpoint_name: str = "{checkpoint_states}_{ckpt_name}",
     ) -> None:
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise ConfigError(f"SaveCheckpointState.k is {k!r}; it must be a whole number > 0.")
+        require_count("SaveCheckpointState.k", k)
         self._k = k
         self.states = part_names(_STATES, checkpoint_states)
         check_name(
@@ -70,7 +71,6 @@ class SaveCheckpointState(Callback):
         self._num_saved = 0
         self._newest: Path | None = None
         self._loaded: Path | None = None
-        self._is_foreign = False
 
     @override
     def setup(self, trainer: Trainer) -> None:
@@ -129,19 +129,15 @@ class SaveCheckpointState(Callback):
 
     @override
     def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
-        if ckpt_path is None:
-            return
-        self._is_foreign = not is_in_folder(trainer, ckpt_path)
-        self._loaded = ckpt_path if is_of_run(trainer, ckpt_path.name) else None
+        if ckpt_path is not None:
+            self._loaded = ckpt_path if is_of_run(trainer, ckpt_path.name) else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return how many checkpoints there were; the one being written is not counted."""
         return {"num_saved": self._num_saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on counting, unless it is another run whose checkpoint this one begins with."""
-        if self._is_foreign:
-            return
+        """Go on counting."""
         self._num_saved = state["num_saved"]
         if self._loaded is not None:
             self._num_saved += 1

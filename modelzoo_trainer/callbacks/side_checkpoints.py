@@ -5,24 +5,28 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from modelzoo_trainer import checkpointing
-from modelzoo_trainer.callbacks.checkpoint_files import parts_of, remove
+from modelzoo_trainer.callbacks.checkpoint_files import (
+    FILE_SUFFIX,
+    check_is_apart,
+    free_path,
+    remove,
+    save_state,
+    state_of,
+)
 from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.checkpointing.folder import hidden_name
-from modelzoo_trainer.core.shared_state import part_of
 from modelzoo_trainer.errors import CheckpointError, ConfigError, DiskError, is_refusal_of_disk
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.checkpoint")
-
-FILE_SUFFIX: Final = ".safetensors"
 
 
 def check_is_directory(where: str, template: str) -> None:
@@ -45,7 +49,7 @@ class SideCheckpoints:
     A disk that refuses is logged; the run goes on.
 
     Args:
-        where: The argument that names parts, for messages.
+        owner: The callback, for messages.
         folder: Within `model_dir`, so that nobody else writes there.
         states: Names of the parts, or "all".
         averaged: Write the averaged weights of `ModelEma` instead of the model's.
@@ -55,16 +59,15 @@ class SideCheckpoints:
     """
 
     def __init__(
-        self, where: str, folder: str, states: tuple[str, ...] = ("all",), *, averaged: bool = False
+        self, owner: str, folder: str, states: tuple[str, ...] = ("all",), *, averaged: bool = False
     ) -> None:
         place = Path(folder) if isinstance(folder, str) and folder else Path("..")
         if place.is_absolute() or ".." in place.parts:
-            owner = where.split(".")[0]
             raise ConfigError(
                 f"{owner}.folder is {folder!r}; it must be a path within model_dir, such as "
                 f"'extra'."
             )
-        self._where = where
+        self._owner = owner
         self._folder = folder
         self._states = states
         self._averaged = averaged
@@ -72,6 +75,18 @@ class SideCheckpoints:
     def root(self, trainer: Trainer) -> Path:
         """Return the folder."""
         return trainer.model_dir / self._folder
+
+    def check_is_apart(self, where: str, trainer: Trainer, template: str) -> None:
+        """Raise a `ConfigError` if a run would take what is written for its own checkpoint.
+
+        Args:
+            where: The argument that names it, for the message.
+            trainer: Whose run it is.
+            template: Its name, with the field `{step}`.
+        """
+        example = self.root(trainer) / template.format(step=0)
+        if trainer.checkpoint.is_in_folder(trainer, example):
+            check_is_apart(where, trainer, example.name)
 
     def prepare(self, trainer: Trainer) -> None:
         """Make sure that something can be written in the folder, before hours are spent.
@@ -84,7 +99,7 @@ class SideCheckpoints:
             try:
                 checkpointing.probe(root)
             except CheckpointError as error:
-                raise ConfigError(f"{self._where.split('.')[0]}.folder: {error}") from None
+                raise ConfigError(f"{self._owner}.folder: {error}") from None
             checkpointing.clean(root)
 
     def write(self, trainer: Trainer, name: str, *, replaces: bool = False) -> str | None:
@@ -131,7 +146,7 @@ class SideCheckpoints:
             except OSError as error:
                 log.warning("%s could not be deleted: %s", path, error)
 
-    def _weights(self, trainer: Trainer) -> Any:
+    def _weights(self, trainer: Trainer) -> AbstractContextManager[None]:
         """Return the context in which the model has the weights that are to be written."""
         if not self._averaged:
             return nullcontext()
@@ -143,16 +158,12 @@ class SideCheckpoints:
         path = self.root(trainer) / name
         if replaces and os.path.lexists(path):
             self.delete(trainer, [name])
-        free, number = path, 1
-        while os.path.lexists(free):
-            number += 1
-            free = path.with_name(f"{path.stem}_{number}{path.suffix}")
-        return free.name
+        return free_path(path).name
 
     def _write(self, trainer: Trainer, path: Path) -> None:
         backend = trainer.backend
         if path.suffix != FILE_SUFFIX:
-            self._save(trainer, path, self._state(trainer, self._states))
+            save_state(trainer, path, self._state(trainer, self._states))
             return
         if not backend.caps.sharded_state:
             model = backend.writable(self._state(trainer, ("model",))["model"])
@@ -160,7 +171,7 @@ class SideCheckpoints:
             return
         # Through a checkpoint: that can be written by several processes, the file by one.
         folder = path.with_name(backend.broadcast_object(hidden_name("tmp", path.stem)))
-        self._save(trainer, folder, self._state(trainer, ("model",)))
+        save_state(trainer, folder, self._state(trainer, ("model",)))
         try:
             self._write_file(trainer, partial(checkpointing.export, folder, path))
         finally:
@@ -174,20 +185,8 @@ class SideCheckpoints:
         if failure is not None:
             raise failure
 
-    def _save(self, trainer: Trainer, path: Path, state: dict[str, Any]) -> None:
-        backend, step = trainer.backend, trainer.global_step
-        group = backend.process_group
-        if group is not None:
-            part = part_of(state, trainer)
-            checkpointing.save_sharded(path, part, step=step, process_group=group)
-        else:
-            checkpointing.save(path, backend.writable(state), step=step)
-
     def _state(self, trainer: Trainer, states: tuple[str, ...]) -> dict[str, Any]:
-        state: dict[str, Any] = {}
-        trainer.hooks.on_save_checkpoint(trainer, state)
-        trainer.hooks.postprocess_checkpoint(trainer, state)
-        return state if "all" in states else parts_of(self._where, state, states)
+        return state_of(trainer, f"{self._owner}.checkpoint_states", states)
 
 
 def _failure_of(write: Callable[[], object]) -> CheckpointError | None:

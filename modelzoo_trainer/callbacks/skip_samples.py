@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader, StateDict
-from modelzoo_trainer.core.loop import require_positive
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.core.loop import require_count
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -41,9 +40,7 @@ class SkipSamples(Callback):
     """
 
     def __init__(self, n: int) -> None:
-        if n is None:
-            raise ConfigError("SkipSamples.n is None; it must be a whole number > 0.")
-        require_positive("SkipSamples.n", n)
+        require_count("SkipSamples.n", n)
         self.n = n
         self._is_done = False
         self._was_done = False

@@ -19,7 +19,7 @@ from modelzoo_trainer.callback import Batch, Loader
 from modelzoo_trainer.callbacks.skipped_batches import file_at, read_batches, write_batches
 from modelzoo_trainer.callbacks.step_finding import Batches, named
 from modelzoo_trainer.callbacks.step_losses import StepLosses
-from modelzoo_trainer.core.loop import require_positive
+from modelzoo_trainer.core.loop import require_count
 from modelzoo_trainer.errors import ConfigError, TrainingSpike
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class SpikeDetection(StepLosses):
             raise ConfigError(
                 f"SpikeDetection.mode is {mode!r}; known: {', '.join(get_args(Mode))}."
             )
-        require_positive("SpikeDetection.window", window)
+        require_count("SpikeDetection.window", window, most=1_000_000_000)
         if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
             raise ConfigError(
                 f"SpikeDetection.warmup is {warmup!r}; it must be a whole number >= 0."

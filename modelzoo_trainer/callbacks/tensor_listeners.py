@@ -16,10 +16,7 @@ from typing_extensions import override
 from modelzoo_trainer.active_trainers import is_recorded, snapshot
 from modelzoo_trainer.callback import Batch, Outputs
 from modelzoo_trainer.callbacks.compute_norm import norms_of
-from modelzoo_trainer.callbacks.module_watch import (
-    NamesTensors,
-    is_number,
-)
+from modelzoo_trainer.callbacks.module_watch import NamesTensors, is_inexact
 from modelzoo_trainer.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
@@ -219,7 +216,7 @@ class NormTensorListener(TensorListener):
 
     @override
     def take(self, trainer: Trainer, name: str, tensor: Tensor) -> None:
-        if not is_number(tensor) or not tensor.numel():
+        if not is_inexact(tensor) or not tensor.numel():
             return
         if tensor.is_sparse:
             tensor = tensor.coalesce().values()

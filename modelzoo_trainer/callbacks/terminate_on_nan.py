@@ -16,7 +16,6 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs
 from modelzoo_trainer.callbacks.check_loss import CheckLoss
-from modelzoo_trainer.callbacks.checkpoint_files import is_in_folder
 from modelzoo_trainer.callbacks.step_finding import StepFinding
 from modelzoo_trainer.callbacks.step_guard import StepGuard
 from modelzoo_trainer.errors import ConfigError
@@ -94,7 +93,7 @@ class TerminateOnNaN(Callback):
     def on_enter_validate(
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
-        if self._guard is None:  # outside a fit
+        if not trainer.is_fitting:
             self.reason = None
             _overrule(trainer, stack)
 
@@ -143,7 +142,7 @@ class TerminateOnNaN(Callback):
     @override
     def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
         if ckpt_path is not None:
-            self._is_foreign = not is_in_folder(trainer, ckpt_path)
+            self._is_foreign = not trainer.checkpoint.is_in_folder(trainer, ckpt_path)
             if self._guard is not None:
                 self._guard.drop_batches()
 
@@ -161,7 +160,7 @@ class TerminateOnNaN(Callback):
 
 def _refuse_other_decisions(trainer: Trainer) -> None:
     for other in trainer.get_callbacks(CheckLoss):
-        if other.policy != "raise" or other.check_gradients or other.spike_window is not None:
+        if other.judges_steps:
             raise ConfigError(
                 "callbacks has TerminateOnNaN and a CheckLoss with a policy, gradients or spikes "
                 "of its own: each decides what becomes of a bad step. Take one of them out."

@@ -128,8 +128,10 @@ class WeightAverage:
             self._update(self._values(), keep, counts_on_device=counts_on_device)
 
     def _update(self, values: list[Tensor], keep: Tensor | None, *, counts_on_device: bool) -> None:
-        if keep is None and not (self._warms_up and counts_on_device):
-            weight = 1.0 - self._decay_after(int(self.num_updates))
+        num = self.num_updates
+        is_known = isinstance(num, int) and not counts_on_device
+        if keep is None and (is_known or not self._warms_up):
+            weight = 1.0 - (self._decay_after(num) if isinstance(num, int) else self._decay)
             torch._foreach_lerp_(self._own, values, weight)
             self.num_updates = self.num_updates + 1
             return
@@ -218,7 +220,8 @@ class WeightAverage:
             state: Averages that are not in it stay what they are: the weights.
             fit: Returns tensors of a checkpoint in the form that is copied into one's own.
         """
-        self.num_updates = int(state["num_updates"])
+        num = state["num_updates"]
+        self.num_updates = num.to(self._own[0].device) if isinstance(num, Tensor) else num
         found = {
             name: state["average"][name] for name in self._averages if name in state["average"]
         }

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader
-from modelzoo_trainer.callbacks.checkpoint_files import check_is_apart, check_name, is_in_folder
-from modelzoo_trainer.callbacks.side_checkpoints import (
-    FILE_SUFFIX,
-    SideCheckpoints,
-    check_is_directory,
-)
+from modelzoo_trainer.callbacks.checkpoint_files import FILE_SUFFIX, check_name
+from modelzoo_trainer.callbacks.side_checkpoints import SideCheckpoints, check_is_directory
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,6 +39,8 @@ class WSDCheckpoint(Callback):
         ConfigError: If a name does not fit; at set-up, if no scheduler has decays.
     """
 
+    state_is_of_run = True
+
     def __init__(
         self,
         folder: str = "wsd",
@@ -55,16 +52,14 @@ class WSDCheckpoint(Callback):
         check_name(_DECAYED, decayed_name, ("step",))
         self._stable = stable_name
         self._decayed = decayed_name + FILE_SUFFIX
-        self._side = SideCheckpoints("WSDCheckpoint.folder", folder)
+        self._side = SideCheckpoints("WSDCheckpoint", folder)
         self._begins: frozenset[int] = frozenset()
         self._ends: frozenset[int] = frozenset()
-        self._is_foreign = self._is_resumed = False
+        self._is_resumed = False
 
     @override
     def post_setup(self, trainer: Trainer) -> None:
-        example = self._side.root(trainer) / self._stable.format(step=0)
-        if is_in_folder(trainer, example):
-            check_is_apart(_STABLE, trainer, example.name)
+        self._side.check_is_apart(_STABLE, trainer, self._stable)
         if len(trainer.get_callbacks(WSDCheckpoint)) > 1:
             raise ConfigError("callbacks has two WSDCheckpoint. One is enough.")
         found = [
@@ -96,17 +91,12 @@ class WSDCheckpoint(Callback):
                 name = template.format(step=step)
                 self._side.write(trainer, name, replaces=self._is_resumed)
 
-    # ---- after a restart
-
-    @override
-    def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
-        if ckpt_path is not None:
-            self._is_foreign = not is_in_folder(trainer, ckpt_path)
+    # ---- state
 
     def state_dict(self) -> dict[str, Any]:
         """Return that there is a run to go on with."""
         return {"is_resumed": True}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace what this run has written, unless it begins with another one's checkpoint."""
-        self._is_resumed = state["is_resumed"] and not self._is_foreign
+        """Replace from now on what is there."""
+        self._is_resumed = state["is_resumed"]

@@ -17,7 +17,8 @@ _SECRET: Final = re.compile(
 )
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _KEYS: Final = re.compile(r"(?<![\w-])([\w-]+)[\"']?\s*:")
-_LOGIN: Final = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
+# A user with a password, which may have an @ itself; or alone, as that may be a token.
+_LOGIN: Final = re.compile(r"(?<=://)(?:[^/\s:@]*:[^/\s]+|[^/?#\s]+)(?=@)")
 _CHANGE: Final = re.compile(r"(?P<path>[^=]+)=")
 
 
@@ -49,7 +50,7 @@ def without_secrets(plain: Any) -> Any:
 
 
 def hide_in_command(words: Iterable[str]) -> list[str]:
-    """Return the words of a command with the values of secrets hidden.
+    """Return the words of a command with secrets, and logins in addresses, hidden.
 
     Args:
         words: Such as `--set`, `init.loggers[WandbLogger].api_key=...`.
@@ -58,7 +59,7 @@ def hide_in_command(words: Iterable[str]) -> list[str]:
     for word in words:
         change = _CHANGE.match(word)
         if change is None:
-            shown.append(word)
+            shown.append(_LOGIN.sub(HIDDEN, word))
             continue
         path, value = change["path"], word[change.end() :]
         if path == "--set":
@@ -66,5 +67,5 @@ def hide_in_command(words: Iterable[str]) -> list[str]:
             continue
         inner = any(is_secret(name) for name in _KEYS.findall(value))
         hide = inner or is_secret(path.rpartition(".")[2].strip('"'))
-        shown.append(f"{path}={HIDDEN}" if hide else word)
+        shown.append(f"{path}={HIDDEN}" if hide else _LOGIN.sub(HIDDEN, word))
     return shown

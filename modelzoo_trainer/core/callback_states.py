@@ -13,13 +13,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.checkpoint")
 
 
-def load_states(trainer: Trainer, states: Mapping[str, Any], *, strict: bool) -> None:
+def load_states(
+    trainer: Trainer, states: Mapping[str, Any], *, strict: bool, is_foreign: bool = False
+) -> None:
     """Hand the states of a checkpoint to the callbacks whose names they have.
 
     Args:
         trainer: Whose callbacks.
         states: By name.
         strict: Warn of callbacks without a state, too.
+        is_foreign: The checkpoint is another run's: leave out states that are of that run.
     """
     known = dict(trainer.stateful_callbacks())
     _warn_of_numbers(states, known)
@@ -28,7 +31,8 @@ def load_states(trainer: Trainer, states: Mapping[str, Any], *, strict: bool) ->
             log.warning("The checkpoint has state of %s, which is not part of this run.", name)
     for name, callback in known.items():
         if name in states:
-            _load_into(callback, name, states[name])
+            if not (is_foreign and getattr(callback, "state_is_of_run", False)):
+                _load_into(callback, name, states[name])
         elif states and strict:
             log.warning("The checkpoint has no state of %s; it starts anew.", name)
 

@@ -114,6 +114,10 @@ class Checkpoint(CoreCallback, Advised):
         """Return the folder of the checkpoints."""
         return self.checkpoint_root or trainer.model_dir
 
+    def is_in_folder(self, trainer: Trainer, path: Path) -> bool:
+        """Return whether a checkpoint is in the folder that the run writes its own to."""
+        return path.resolve().parent == self.root(trainer).resolve()
+
     def get_checkpoint_path(self, trainer: Trainer) -> Path:
         """Return a path for the current step that is not in use."""
         plain = self.root(trainer) / self.checkpoint_name.format(step=trainer.global_step)
@@ -401,7 +405,13 @@ class Checkpoint(CoreCallback, Advised):
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         strict = not self.disable_strict_checkpoint_loading
-        load_states(trainer, state_dict.get("callbacks", {}), strict=strict)
+        path = self._begun[0]
+        load_states(
+            trainer,
+            state_dict.get("callbacks", {}),
+            strict=strict,
+            is_foreign=path is not None and not self.is_in_folder(trainer, path),
+        )
         self._not_fresh.add(trainer)  # a state that was loaded in part is none
 
     @event("save")

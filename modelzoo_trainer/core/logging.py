@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.active_trainers import active
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Metrics
-from modelzoo_trainer.core.backend import host_value
+from modelzoo_trainer.core.backend import BackendError, host_value
 from modelzoo_trainer.errors import ConfigError, ModelZooError
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ log = logging.getLogger("modelzoo_trainer.logging")
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _PACKAGE: Final = logging.getLogger("modelzoo_trainer")
 # Steps in the beginning. The first and the third record what log steps do: the state of the first
-# step may have another form, and the second is the first of the others.
+# step may have another form, and the second is the first of the others. If that one is logged, the
+# third is left as it is, or the first of the others would come too late.
 _REHEARSED: Final = 3
 _MOST_ROUNDS: Final = 100  # of deliveries that log: more is a loop without an end
 _FORMAT: Final = "%(asctime)s %(levelname)s: %(message)s"
@@ -40,7 +41,7 @@ class Logging(CoreCallback):
     delivered as one mapping: to each logger's `log_metrics`, then to the hook `on_metrics`.
 
     A logger that fails to take or to write metrics is told once a fit, and training goes on; only
-    an error of this package's own, such as `StopTraining` or `ConfigError`, is meant and goes
+    an error of this package's own, such as `StopTraining` or `BackendError`, is meant and goes
     through. It is given the next metrics all the same: a service may come back.
 
     During a run the messages of `modelzoo_trainer` go to `run.log` in the run's folder, and to
@@ -184,7 +185,8 @@ class Logging(CoreCallback):
         if self.collected:
             self.deliver(trainer)
         if self._num_to_rehearse:
-            self._num_to_rehearse -= 1
+            is_second = self._num_to_rehearse == _REHEARSED - 1
+            self._num_to_rehearse -= 1 + (is_second and self.is_log_window)
             trainer.rehearses = False
 
     @override
@@ -199,11 +201,14 @@ class Logging(CoreCallback):
     # ---- metrics
 
     def collect(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
-        """Add to the metrics of a step."""
-        if self.collected and step != self._collected_step:
-            self.deliver(trainer)
+        """Add to the metrics of a step; in a batch, those of another step are sent apart."""
         if self.in_batch:
+            if step != self.step:
+                self._read_and_hand_over(trainer, dict(metrics), step)
+                return
             self.refuse_twice(metrics)
+        elif self.collected and step != self._collected_step:
+            self.deliver(trainer)
         self._collected_step = step
         self.collected.update(metrics)
 
@@ -237,7 +242,7 @@ class Logging(CoreCallback):
                     metrics[name] = host_value(value)
             self.hand_over(trainer, metrics, step)
         elif step <= trainer.global_step or not trainer.early_exit.should_exit:
-            self._read(trainer, metrics, step, partial(self.hand_over, trainer, metrics, step))
+            self._read_and_hand_over(trainer, metrics, step)
             trainer.backend.expedite()
 
     def deliver_all(self, trainer: Trainer, wait: Callable[[], None] | None = None) -> None:
@@ -295,10 +300,13 @@ class Logging(CoreCallback):
 
         trainer.read([metrics[name].detach() for name in names], arrive, step=step)
 
+    def _read_and_hand_over(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
+        self._read(trainer, metrics, step, partial(self.hand_over, trainer, metrics, step))
+
     def hand_over_late(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
         """Give metrics that a delivery logs to everybody, when their values are there."""
         if any(isinstance(value, Tensor) for value in metrics.values()):
-            self._read(trainer, metrics, step, partial(self.hand_over, trainer, metrics, step))
+            self._read_and_hand_over(trainer, metrics, step)
         else:
             self.hand_over(trainer, metrics, step)
 
@@ -320,8 +328,8 @@ class Logging(CoreCallback):
         """Have a logger do something; what it fails at is told once, and stops nothing."""
         try:
             act(*args)
-        except ModelZooError:
-            raise  # on purpose
+        except (ModelZooError, BackendError):
+            raise  # on purpose, or not of the logger
         except Exception as error:  # a service that is down, a library's fault
             if id(logger) not in self._failed:
                 log.warning(

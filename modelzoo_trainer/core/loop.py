@@ -159,11 +159,13 @@ def require_positive(name: str, value: int | None) -> None:
         raise ConfigError(f"{name} is {value!r}; it must be a whole number > 0.")
 
 
-def require_count(name: str, value: int) -> None:
-    """Raise a `ConfigError` unless a value is a whole number > 0."""
+def require_count(name: str, value: int, most: int | None = None) -> None:
+    """Raise a `ConfigError` unless a value is a whole number > 0, and not above `most`."""
     if value is None:
         raise ConfigError(f"{name} is None; it must be a whole number > 0.")
     require_positive(name, value)
+    if most is not None and value > most:
+        raise ConfigError(f"{name} is {value}; it must be at most {most}.")
 
 
 def _check_frequency(value: int | float | None) -> None:

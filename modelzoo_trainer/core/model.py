@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -29,8 +30,7 @@ class ModelCallback(CoreCallback, Advised):
     """Owns `trainer.model` and `trainer.compiled_model`.
 
     Args:
-        model: A module, or a callable without arguments that returns one. Callbacks that change
-            how the model is made replace this attribute in `pre_setup`.
+        model: A module, or a callable without arguments that returns one.
 
     State: `model`, the module's state dict under the names of the module that is not compiled.
 
@@ -45,6 +45,14 @@ class ModelCallback(CoreCallback, Advised):
                 f"model got {given}. Pass a torch.nn.Module, or a callable that returns one."
             )
         self.model: Module | ModelFactory = model
+
+    def change(self, change: Callable[[Module], Module]) -> None:
+        """Have something done to the model when it is made; called in `pre_setup`.
+
+        Args:
+            change: Given the model, returns what is to be used instead of it.
+        """
+        self.model = partial(_changed, self.model, change)
 
     @event("create-model")
     def create_model(self) -> Module:
@@ -99,6 +107,11 @@ class ModelCallback(CoreCallback, Advised):
         else:
             found = _fitting(own, found)
         trainer.model.load_state_dict(trainer.backend.for_loading(found, own), strict=strict)
+
+
+def _changed(given: Module | ModelFactory, change: Callable[[Module], Module]) -> Module:
+    model = given if isinstance(given, Module) else given()
+    return change(model) if isinstance(model, Module) else model  # which `setup` refuses
 
 
 def _renamed(own: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:

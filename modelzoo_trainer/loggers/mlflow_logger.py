@@ -64,7 +64,7 @@ class MLflowLogger(ServiceLogger):
     Raises:
         ConfigError: If a value does not fit; at set-up, if mlflow is not installed.
 
-    Cost: A request about once a second; it holds training up until it is answered.
+    Cost: A request about once a second, and one for each string; training waits for the answer.
     """
 
     def __init__(

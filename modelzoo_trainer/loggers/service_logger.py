@@ -32,6 +32,8 @@ class ServiceLogger(Logger):
         log: Where messages go.
     """
 
+    state_is_of_run = True
+
     _sends_whole_steps = False
     """Whether what was sent of a step is lost with the process until the next step comes."""
 
@@ -44,9 +46,12 @@ class ServiceLogger(Logger):
         self._reached: ReachedStep | None = None
         self._floor = 0
         self._latest = -1
-        self._is_open = False
         self._has_failed = False
-        self._is_foreign = False
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether the run of the service has begun."""
+        return self._reached is not None
 
     # ---- what a kind of service decides
 
@@ -98,7 +103,7 @@ class ServiceLogger(Logger):
     def log_metrics(self, metrics: Metrics, step: int) -> None:
         if self._has_failed:
             return
-        if not self._is_open:
+        if self._reached is None:
             self._open()
         if self._reached is None or step < self._floor:
             return
@@ -125,7 +130,6 @@ class ServiceLogger(Logger):
         self._reached = ReachedStep(self._folder / name)
         self._floor = max(floor, self._reached.step + 1)
         self._latest = self._floor - 1
-        self._is_open = True
         self._show_config()
 
     @override
@@ -134,24 +138,19 @@ class ServiceLogger(Logger):
     ) -> None:
         self._has_failed = False  # a service may be back
         if self._is_open and trainer.global_step + 1 < self._floor:
-            self._tell(trainer)
-
-    def _tell(self, trainer: Trainer) -> None:
-        self._log.info(
-            "%s has the steps up to %d already; they are not sent again.",
-            self.name,
-            self._floor - 1,
-        )
+            self._log.info(
+                "%s has the steps up to %d already; they are not sent again.",
+                self.name,
+                self._floor - 1,
+            )
 
     @override
     def finalize(self) -> None:
-        if not self._is_open:
+        reached, self._reached = self._reached, None
+        if reached is None:
             return
-        self._is_open = False
-        if self._reached is not None:
-            self._reached.note(self._latest)
-            self._reached.close()
-        self._reached = None
+        reached.note(self._latest)
+        reached.close()
         try:
             self._end()
         except Exception as error:  # noqa: BLE001  # the run is over; nothing is left to fail
@@ -161,16 +160,13 @@ class ServiceLogger(Logger):
 
     @override
     def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
-        if ckpt_path is not None:
-            root = trainer.checkpoint.root(trainer).resolve()
-            self._is_foreign = ckpt_path.resolve().parent != root
-        elif trainer.is_resuming and trainer.global_step == 0 and not self._is_open:
+        begins = ckpt_path is None and trainer.is_resuming and trainer.global_step == 0
+        if begins and not self._is_open:
             self._id = None
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        self._is_foreign = False
-        if self._reached is not None and trainer.is_resuming:
+        if self._is_open and trainer.is_resuming:
             self._floor = self._latest + 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -178,6 +174,6 @@ class ServiceLogger(Logger):
         return {"run_id": self._id}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on with that run, unless it is another training's."""
-        if not self._is_open and not self._is_foreign:
+        """Go on with that run."""
+        if not self._is_open:
             self._id = state_dict["run_id"] or self._id

@@ -8,28 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from callback_makers import Net
 from torch import Tensor, nn
 
 from modelzoo_trainer import Logger, Logging, Trainer, TrainingLoop
 
 Make = Callable[..., Trainer]
-
-
-class Net(nn.Module):
-    """Two layers and a head; `accuracy` is the share of positive outputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
-        self.head = nn.Linear(4, 1)
-
-    def forward(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-        hidden, target = batch
-        for layer in self.layers:
-            hidden = torch.tanh(layer(hidden))
-        scores = self.head(hidden)
-        loss = ((scores - target) ** 2).mean()
-        return {"loss": loss, "scores": scores, "accuracy": (target > 0).float().mean()}
 
 
 class History(Logger):

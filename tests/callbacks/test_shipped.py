@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from callback_makers import MAKERS, SETTINGS, GeneratingNet
 
 from modelzoo_trainer import (
     Callback,
@@ -12,91 +13,6 @@ from modelzoo_trainer import (
     checkpointing,
     loggers,
 )
-from modelzoo_trainer.optim.warmup_stable_decay import WarmupStableDecay
-
-SIZE = "csx.performance.micro_batch_size"
-
-
-def generating(net):
-    class Generating(net):
-        def generate(self, input_ids, max_new_tokens, **options):
-            return input_ids.repeat(1, max_new_tokens)
-
-    return Generating
-
-
-MAKERS = {
-    "CheckLoss": lambda: callbacks.CheckLoss(),
-    "ComputeNorm": lambda: callbacks.ComputeNorm(),
-    "ComputeNormGNS": lambda: callbacks.ComputeNormGNS(["Linear"]),
-    "ConvertSyncBatchNorm": lambda: callbacks.ConvertSyncBatchNorm(),
-    "CountParams": lambda: callbacks.CountParams(),
-    "DebugArgsPath": lambda: callbacks.DebugArgsPath("args.pb"),
-    "DumpActivations": lambda: callbacks.DumpActivations(buffer_steps=2),
-    "DumpAvailableTensorNames": lambda: callbacks.DumpAvailableTensorNames(),
-    "DurationProfiler": lambda: callbacks.DurationProfiler(),
-    "EarlyStopping": lambda: callbacks.EarlyStopping("loss"),
-    "EmailNotification": lambda: callbacks.EmailNotification(
-        "a@example.org", "b@example.org", server_name="127.0.0.1", port=9
-    ),
-    "ExtraCheckpoint": lambda: callbacks.ExtraCheckpoint(steps=2),
-    "FlopUtilization": lambda: callbacks.FlopUtilization(),
-    "GenerateText": lambda: callbacks.GenerateText("a", 2),
-    "GlobalFlags": lambda: callbacks.GlobalFlags(**{SIZE: 2}),
-    "HFCacheDir": lambda: callbacks.HFCacheDir("cache"),
-    "KeepNCheckpoints": lambda: callbacks.KeepNCheckpoints(1),
-    "LimitBatches": lambda: callbacks.LimitBatches(8),
-    "LimitEvalSteps": lambda: callbacks.LimitEvalSteps(1),
-    "LoadCheckpointStates": lambda: callbacks.LoadCheckpointStates("model"),
-    "LogInputSummaries": lambda: callbacks.LogInputSummaries(),
-    "LogMetrics": lambda: callbacks.LogMetrics(),
-    "LogOptimizerParamGroup": lambda: callbacks.LogOptimizerParamGroup(["lr", "momentum"]),
-    "LogSparsity": lambda: callbacks.LogSparsity(),
-    "Lora": lambda: callbacks.Lora({"r": 2}),
-    "ModelEma": lambda: callbacks.ModelEma(0.9),
-    "ModelEvalMetrics": lambda: callbacks.ModelEvalMetrics(),
-    "ModelZooParamsMetadata": lambda: callbacks.ModelZooParamsMetadata({"a": 1}),
-    "MoveModulesToDevice": lambda: callbacks.MoveModulesToDevice(),
-    "NaNChecker": lambda: callbacks.NaNChecker(),
-    "NormTensorListener": lambda: callbacks.NormTensorListener("size", ["layers.*.fwd", "*.grad"]),
-    "OpProfiler": lambda: callbacks.OpProfiler(2, 3),
-    "PrintProgress": lambda: callbacks.PrintProgress(),
-    "ProgressBar": lambda: callbacks.ProgressBar(),
-    "RateProfiler": lambda: callbacks.RateProfiler(),
-    "RunHistory": lambda: callbacks.RunHistory(),
-    "SamplesStreamedInfo": lambda: callbacks.SamplesStreamedInfo(),
-    "SaveBest": lambda: callbacks.SaveBest("validate_0/loss"),
-    "SaveCheckpointState": lambda: callbacks.SaveCheckpointState(1),
-    "SavePerformanceData": lambda: callbacks.SavePerformanceData(),
-    "ScopedBigCodeEvalHarnessFlags": lambda: callbacks.ScopedBigCodeEvalHarnessFlags(
-        **{"csx.performance.micro_batch_size": 2}
-    ),
-    "ScopedEleutherEvalHarnessFlags": lambda: callbacks.ScopedEleutherEvalHarnessFlags(
-        **{"csx.performance.micro_batch_size": 2}
-    ),
-    "ScopedTrainFlags": lambda: callbacks.ScopedTrainFlags(**{SIZE: 2}),
-    "ScopedValidateFlags": lambda: callbacks.ScopedValidateFlags(**{SIZE: 2}),
-    "SelectiveGrad": lambda: callbacks.SelectiveGrad({"param_filter": "head.*"}),
-    "SkipSamples": lambda: callbacks.SkipSamples(8),
-    "SlackNotification": lambda: callbacks.SlackNotification("general"),
-    "SpikeDetection": lambda: callbacks.SpikeDetection(),
-    "StepBasedEvaluation": lambda: callbacks.StepBasedEvaluation(1),
-    "SummaryTensorListener": lambda: callbacks.SummaryTensorListener(
-        "seen", ["layers.*.fwd", "*.grad"]
-    ),
-    "TerminateOnNaN": lambda: callbacks.TerminateOnNaN(),
-    "WSDCheckpoint": lambda: callbacks.WSDCheckpoint(),
-    "WeightCompression": lambda: callbacks.WeightCompression(
-        {"format": "int8", "param_filter": "*"}
-    ),
-}
-
-SETTINGS = {  # what a trainer needs for them
-    "LogSparsity": {"sparsity": 0.5},
-    "WSDCheckpoint": {
-        "schedulers": lambda optimizer: WarmupStableDecay(optimizer, 0.1, 5, decay_ratio=0.4)
-    },
-}
 
 
 def test_all_of_them_are_tested_here():
@@ -106,9 +22,9 @@ def test_all_of_them_are_tested_here():
 
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("device", ["meta", "fake"])
-def test_it_runs_without_a_host_read_in_the_step(make, batches, net, name, device):
+def test_it_runs_without_a_host_read_in_the_step(make, batches, name, device):
     settings = {"loop": TrainingLoop(max_steps=3, eval_frequency=2), **SETTINGS.get(name, {})}
-    trainer = make(MAKERS[name](), device=device, model=generating(net), **settings)
+    trainer = make(MAKERS[name](), device=device, model=GeneratingNet, **settings)
     trainer.fit(batches, batches[:2])
     assert trainer.global_step == 3
     assert trainer.backend.counters().get("host_reads", 0) == 0
@@ -208,10 +124,10 @@ def state_of(callback):
 
 
 @pytest.mark.parametrize("name", [*MAKERS, *LOGGERS])
-def test_what_it_saves_is_what_it_saves_again(make, batches, net, tmp_path, name):
+def test_what_it_saves_is_what_it_saves_again(make, batches, tmp_path, name):
     def trainer_with(callback):
         loop = TrainingLoop(max_steps=5, eval_frequency=2)
-        settings = {"model": generating(net), "loop": loop, "checkpoint": Checkpoint(steps=2)}
+        settings = {"model": GeneratingNet, "loop": loop, "checkpoint": Checkpoint(steps=2)}
         settings |= SETTINGS.get(name, {})
         return make(callback, loggers=(), **settings)
 

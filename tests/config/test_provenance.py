@@ -123,3 +123,19 @@ def test_a_commit_says_whether_there_are_changes(tmp_path, monkeypatch):
 def test_without_git_there_is_no_commit(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert git_commit() == "none"
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://me:pa@ss@host/a@b", "https://***@host/a@b"),
+        ("https://sometoken@host", "https://***@host"),
+        ("https://me:p?a#b@host", "https://***@host"),
+        ("https://host/a?mail=me@there", "https://host/a?mail=me@there"),
+        ("https://host?mail=me@there", "https://host?mail=me@there"),
+    ],
+)
+def test_logins_in_addresses_are_hidden_in_files_and_commands(address, shown) -> None:
+    assert without_secrets({"uri": [address]}) == {"uri": [shown]}
+    words = [address, "--set", f"a.uri={address}", f"--set=a.uri={address}"]
+    assert hide_in_command(words) == [shown, "--set", f"a.uri={shown}", f"--set=a.uri={shown}"]

@@ -98,7 +98,7 @@ def test_each_of_several_has_its_own_filter():
         ),
         (
             "[{sparsity: 0.1}, {sparsity: 1.5}]",
-            "1:29: sparsity[1]: Static.sparsity is 1.5; it must be a number in [0, 1).",
+            "1:40: sparsity[1].sparsity: 1.5 does not fit: input should be less than 1.",
         ),
         (
             "{sparsity: 0.1, param_filter: {a: b}}",

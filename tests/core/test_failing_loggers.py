@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from doubles import History, tiny_batches
 
+from backends import HostReadError
 from modelzoo_trainer import ConfigError, Logging, StopTraining, TrainingLoop
 
 WARNING = "Broken cannot take metrics, some are lost: ValueError: no connection. Training goes on"
@@ -83,3 +84,9 @@ def test_a_logger_may_stop_the_run(trainer_of) -> None:
 def test_an_interrupt_is_no_failure_of_the_logger(trainer_of) -> None:
     with pytest.raises(SystemExit):
         trainer_of(loggers=Broken(2, error=SystemExit)).fit(tiny_batches(4))
+
+
+def test_an_error_of_the_device_is_not_taken_for_one_of_the_logger(trainer_of) -> None:
+    trainer = trainer_of(loggers=Broken(2, error=HostReadError), logging=Logging())
+    with pytest.raises(HostReadError):
+        trainer.fit(tiny_batches(4))

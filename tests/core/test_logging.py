@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -199,3 +200,17 @@ def test_log_steps_that_do_not_fit_are_refused(value) -> None:
 def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^logging\.log_level is 'LOUD'; known: DEBUG, INFO, WA"):
         Logging(log_level="LOUD")
+
+
+@dataclass
+class Equal(History):
+    """Equal to every other one."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+
+def test_loggers_that_are_equal_are_two(trainer_of) -> None:
+    first, second = Equal(), Equal()
+    trainer_of(first, loggers=[second, first], logging=Logging()).fit(tiny_batches(2))
+    assert first.steps == second.steps == [1, 2]

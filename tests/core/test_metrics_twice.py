@@ -129,3 +129,24 @@ def test_deliveries_without_an_end_are_refused(trainer_of) -> None:
         RuntimeError, match=r"each delivery of metrics logs others.*: more\. In on_"
     ):
         trainer_of(Endless()).fit(tiny_batches(1))
+
+
+class LogsForAnotherStep(Callback):
+    """Logs something of step 7 between two metrics of the batch at hand."""
+
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        trainer.log_metrics(first=1.0)
+        trainer.log_metrics_dict({"first": 7.0}, step=7)
+        trainer.log_metrics(second=2.0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "fake"])
+def test_what_is_logged_for_another_step_leaves_those_of_the_batch_theirs(
+    trainer_of, device
+) -> None:
+    history = History()
+    trainer = trainer_of(LogsForAnotherStep(), logging=Logging(), loggers=history, device=device)
+    trainer.fit(tiny_batches(2))
+    steps = {name: [s for s, m in history.lines if name in m] for name in ("first", "second")}
+    assert sorted(steps["first"]) == [1, 2, 7, 7]
+    assert steps["second"] == [1, 2]

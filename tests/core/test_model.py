@@ -11,7 +11,7 @@ from torch import nn
 
 from modelzoo_trainer import Callback, Checkpoint, checkpointing
 from modelzoo_trainer.checkpointing.parameter_names import bare_names
-from modelzoo_trainer.errors import CheckpointMismatch
+from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 
 BATCHES = tiny_batches(20)
 
@@ -151,3 +151,38 @@ def test_a_lazy_model_takes_its_sizes_from_a_checkpoint(trainer_of, caplog, is_s
 )
 def test_wrappers_add_nothing_to_a_bare_name(names, bare) -> None:
     assert bare_names(names) == dict(zip(bare, names, strict=True))
+
+
+class Scaling(Callback):
+    """Has the output of a model multiplied."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def pre_setup(self, trainer):
+        trainer.callbacks["model"].change(lambda model: Scaled(model, self.factor))
+
+
+class Scaled(nn.Module):
+    def __init__(self, inner: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.inner = inner
+        self.factor = factor
+
+    def forward(self, batch: Any) -> Any:
+        return self.factor * self.inner(batch)
+
+
+@pytest.mark.parametrize("model", [TinyModel(), TinyModel], ids=["module", "callable"])
+def test_changes_of_the_model_are_made_in_order(trainer_of, model) -> None:
+    trainer = trainer_of(Scaling(2.0), Scaling(3.0), model=model)
+    assert (trainer.model.factor, trainer.model.inner.factor) == (3.0, 2.0)
+    assert isinstance(trainer.model.inner.inner, TinyModel)
+    assert {id(p) for group in trainer.optimizer.param_groups for p in group["params"]} == {
+        id(param) for param in trainer.model.parameters()
+    }
+
+
+def test_what_is_no_model_is_not_changed_but_refused(trainer_of) -> None:
+    with pytest.raises(ConfigError, match="the callable returned 3"):
+        trainer_of(Scaling(2.0), model=lambda: 3)

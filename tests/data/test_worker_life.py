@@ -183,11 +183,14 @@ def test_the_pipes_of_workers_are_closed_without_the_garbage_collector() -> None
     gc.disable()
     try:
         before = len(os.listdir("/proc/self/fd"))
+        threads = set(threading.enumerate())
         for _ in range(3):
             iterator = start_iterator(loader)
             assert len(list(iterator)) == 4
             shut_down(iterator)
         del iterator
+        for thread in set(threading.enumerate()) - threads:
+            thread.join(10)  # that of a queue closes its pipe when it ends
         after = len(os.listdir("/proc/self/fd"))
     finally:
         gc.enable()
