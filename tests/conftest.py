@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -49,6 +50,14 @@ def pytest_sessionstart() -> None:
         import torch_xla
 
         torch_xla.device()  # autograd knows of no device that comes after its first gradient
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _collect_what_is_new() -> Iterator[None]:
+    """Have later collections leave out what is there: libraries, once a test has imported them."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
