@@ -154,6 +154,7 @@ class EarlyStopping(Callback):
         loop_idx: int,
     ) -> None:
         trainer.drain()  # what validations have logged
+        self._watch.warn_if_missing()
         self._stop_all_if_due(trainer)
 
     @override

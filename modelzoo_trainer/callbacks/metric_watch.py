@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any, Final
 
 from modelzoo_trainer.errors import ConfigError, suggest
+
+log = logging.getLogger("modelzoo_trainer.metrics")
 
 
 class MetricWatch:
@@ -29,10 +32,12 @@ class MetricWatch:
         self._owner: Final = owner
         self.metric: Final = metric
         self._others: set[str] | None = set()
+        self._has_warned = False
 
     def begin(self) -> None:
         """Forget what has come: a fit begins."""
         self._others = set()
+        self._has_warned = False
 
     def value_in(self, metrics: Mapping[str, Any]) -> float | None:
         """Return the metric's value, or None if it is not among these.
@@ -57,6 +62,13 @@ class MetricWatch:
     def hint(self) -> str:
         """What helps with the name; "" if the metric has come, or none has."""
         return suggest(self.metric, self._others) if self._others else ""
+
+
+    def warn_if_missing(self) -> None:
+        """Say once that the metric has not come though others have: its name may be misspelt."""
+        if self.hint and not self._has_warned:
+            self._has_warned = True
+            log.warning("%s: no metric %r so far. %s", self._owner, self.metric, self.hint)
 
 
 def check_mode(owner: str, mode: str) -> None:

@@ -156,6 +156,7 @@ class SaveBest(Callback):
         loop_idx: int,
     ) -> None:
         trainer.drain()  # what validations have logged
+        self._watch.warn_if_missing()
         self._use(trainer)
 
     @override

@@ -178,6 +178,24 @@ def test_a_metric_that_never_comes_is_told_with_the_nearest_name(make, batches, 
     assert "Did you mean 'validate_0/loss'?" in caplog.text
 
 
+def test_one_that_has_not_come_with_the_first_validation_is_told_then_and_once(
+    make, batches, caplog
+):
+    loop = TrainingLoop(max_steps=6, eval_frequency=2)
+
+    class Lines(Callback):
+        def __init__(self):
+            self.told = []
+
+        def on_train_start(self, trainer, model, train_dataloader, loop, loop_idx):
+            self.told.append(caplog.text.count("EarlyStopping: no metric 'validate_0/los' so far."))
+
+    lines = Lines()
+    make(EarlyStopping("validate_0/los"), lines, loop=loop).fit(batches, batches[:1])
+    assert lines.told == [0, 1, 1]
+    assert "Did you mean 'validate_0/loss'?" in caplog.text
+
+
 def test_one_that_comes_is_not_missed(make, batches, caplog):
     make(EarlyStopping("validate_0/loss")).fit(batches, batches[:1])
     assert "was logged" not in caplog.text
