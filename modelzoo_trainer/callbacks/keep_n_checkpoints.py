@@ -47,6 +47,9 @@ class KeepNCheckpoints(Callback):
         others = [name for name in self._kept if name != new and os.path.lexists(root / name)]
         self._kept = [*others, new]
         self._written.add(new)
+        self._delete_old(trainer, root)
+
+    def _delete_old(self, trainer: Trainer, root: Path) -> None:
         while self._n is not None and len(self._kept) > self._n:
             old = self._kept.pop(0)
             self._written.discard(old)
@@ -57,9 +60,12 @@ class KeepNCheckpoints(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
-        # A checkpoint names one more than was left when it had been committed.
+        # A checkpoint names one more than was left when it had been committed, and a run that was
+        # cut off just then has left that one.
         root = trainer.checkpoint.root(trainer)
         self._kept = [name for name in self._kept if os.path.lexists(root / name)]
+        if self._loaded is not None:
+            self._delete_old(trainer, root)
 
     @override
     def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:

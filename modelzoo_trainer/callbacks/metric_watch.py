@@ -63,7 +63,6 @@ class MetricWatch:
         """What helps with the name; "" if the metric has come, or none has."""
         return suggest(self.metric, self._others) if self._others else ""
 
-
     def warn_if_missing(self) -> None:
         """Say once that the metric has not come though others have: its name may be misspelt."""
         if self.hint and not self._has_warned:

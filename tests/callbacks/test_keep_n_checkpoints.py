@@ -53,6 +53,18 @@ def test_a_run_that_resumes_goes_on_with_the_list(make, batches):
     assert names(resumed.model_dir) == ["checkpoint_3", "checkpoint_4"]
 
 
+def test_what_a_run_that_was_cut_off_has_left_goes_when_the_next_one_begins(make, batches):
+    make(KeepNCheckpoints(3), checkpoint=Checkpoint(steps=1), max_steps=3).fit(batches)
+    begun = []
+
+    class Look(Callback):
+        def on_train_start(self, trainer, model, train_dataloader, loop, loop_idx):
+            begun.append(names(trainer.model_dir))
+
+    make(KeepNCheckpoints(2), Look(), checkpoint=Checkpoint(steps=1), max_steps=4).fit(batches)
+    assert begun == [["checkpoint_2", "checkpoint_3"]]
+
+
 def test_a_run_that_starts_from_anothers_checkpoint_leaves_that_alone(make, batches, tmp_path):
     first = make(KeepNCheckpoints(2), checkpoint=Checkpoint(steps=1), max_steps=3)
     first.fit(batches)

@@ -171,7 +171,8 @@ def test_a_run_that_is_killed_within_a_step_ends_equal(runs, count, group, batch
 @pytest.mark.parametrize("group", FAST)
 def test_a_run_that_is_killed_at_any_step_ends_equal(runs, count, group, name) -> None:
     plan = {"group": group} | PLANS[name]
-    first = 2 * plan.get("every", 1) - 1
+    # Not before there is a checkpoint: one that is written meanwhile is there with the second.
+    first = 2 * plan.get("every", 1) - (not plan.get("asynchronous"))
     for step in range(first, LAST.get(group, STEPS)):
         check(runs, count, plan, chain(group, step))
 
