@@ -54,25 +54,21 @@ def folders_of(folder):
     return sorted((Path(folder) / "wandb").glob("offline-run-*"))
 
 
-def files_of(folder):
-    return [path for each in folders_of(folder) for path in each.glob("*.wandb")]
-
-
 def records(folder, num_killed=0):
     """All records, in order; the library's process writes the last ones after a run's end."""
-    end = time.monotonic() + 20
-    while len(paths := files_of(folder)) < len(folders_of(folder)):
-        assert time.monotonic() < end, "a run has no file"
-        time.sleep(0.02)
-    for number, path in enumerate(paths):
-        is_killed = number < num_killed
-        found = parsed(path)
+    for number, each in enumerate(folders_of(folder)):
+        is_killed = number < num_killed  # perhaps before its file was there
+        found = records_in(each)
         end = time.monotonic() + 20
         while not (is_killed or any(r.HasField("exit") for r in found)):
-            assert time.monotonic() < end, f"{path} has no end"
+            assert time.monotonic() < end, f"{each} has no end"
             time.sleep(0.02)
-            found = parsed(path)
+            found = records_in(each)
         yield from found
+
+
+def records_in(folder):
+    return [record for path in folder.glob("*.wandb") for record in parsed(path)]
 
 
 def history(folder, num_killed=0):

@@ -191,9 +191,18 @@ def train(given: dict[str, Any]) -> int:
             DataLoader(Samples(94, 1, augment=True), batch_size=_BATCH, shuffle=True),
             DataLoader(Samples(12, 2, augment=True), batch_size=_BATCH),
         )
+    if plan.group == "wandb":
+        end_wandb()
     text = json.dumps(result_of(trainer, plan), indent=1)
     (plan.place / RESULT).write_text(text, encoding="ascii")
     return FINISHED
+
+
+def end_wandb() -> None:
+    """Wait for the library's own process, as it does itself where a program ends in order."""
+    import wandb
+
+    wandb.teardown()
 
 
 def trainer_of(plan: CallbackPlan) -> Trainer:
