@@ -9,32 +9,12 @@ from typing import Any
 import pytest
 import torch
 from callback_makers import Net
+from doubles import History
 from torch import Tensor, nn
 
-from modelzoo_trainer import Logger, Logging, Trainer, TrainingLoop
+from modelzoo_trainer import Logging, Trainer, TrainingLoop
 
 Make = Callable[..., Trainer]
-
-
-class History(Logger):
-    """Keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[int, dict[str, Any]]] = []
-
-    def log_metrics(self, metrics: dict[str, Any], step: int) -> None:
-        self.lines.append((step, dict(metrics)))
-
-    def of(self, name: str) -> list[tuple[int, Any]]:
-        return [(step, metrics[name]) for step, metrics in self.lines if name in metrics]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

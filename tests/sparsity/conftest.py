@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from doubles import History
 from torch import Tensor, nn
 
 from modelzoo_trainer import Logging, Trainer, TrainingLoop
-from modelzoo_trainer.loggers.logger import Logger
 
 Make = Callable[..., Trainer]
 
@@ -27,19 +27,6 @@ class Net(nn.Module):
     def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         inputs, targets = batch
         return ((self.head(torch.tanh(self.body(inputs))) - targets) ** 2).mean()
-
-
-class History(Logger):
-    """Keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[int, dict[str, Any]]] = []
-
-    def log_metrics(self, metrics: dict[str, Any], step: int) -> None:
-        self.lines.append((step, dict(metrics)))
-
-    def of(self, name: str) -> list[tuple[int, Any]]:
-        return [(step, metrics[name]) for step, metrics in self.lines if name in metrics]
 
 
 @pytest.fixture
