@@ -122,9 +122,9 @@ class Workers:
         path = self._outputs[rank]
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
-    def left(self) -> list[int]:
-        """Return the processes of their sessions that are alive."""
-        return [pid for pid in _processes() if _session_of(pid) in self.pids]
+    def left(self, timeout_s: float = 0.0) -> list[int]:
+        """Return the processes of their sessions that are alive, and are still after a time."""
+        return _left(lambda pid: _session_of(pid) in self.pids, timeout_s)
 
 
 def _work(output: str, env: dict[str, str | None], place: str, words: list[str]) -> None:
@@ -220,9 +220,9 @@ class Launched:
                 found[int(env["RANK"])] = pid
         return found
 
-    def left(self) -> list[int]:
-        """Return the processes that it has started, and itself, that are alive."""
-        return [pid for pid in _processes() if _environ_of(pid).get(_MARK) == self._mark]
+    def left(self, timeout_s: float = 0.0) -> list[int]:
+        """Return likewise those that it has started, and itself."""
+        return _left(lambda pid: _environ_of(pid).get(_MARK) == self._mark, timeout_s)
 
 
 def wait_until(is_true: Callable[[], Any], timeout_s: float = PATIENCE_S, what: str = "") -> None:
@@ -263,6 +263,16 @@ def unfinished(folder: Path) -> list[str]:
 
 
 # ---- the processes of this host
+
+
+def _left(is_meant: Callable[[int], bool], timeout_s: float) -> list[int]:
+    # A child that asks the system something, and is left behind for that moment, is no orphan.
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = [pid for pid in _processes() if is_meant(pid)]
+        if not found or time.monotonic() >= deadline:
+            return found
+        time.sleep(0.01)
 
 
 def _processes() -> list[int]:

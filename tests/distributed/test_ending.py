@@ -77,7 +77,7 @@ def assert_gone(workers: Workers, timeout_s: float = GONE_S) -> list[int | None]
     """All have ended in time, and nothing that they have started lives."""
     codes = workers.codes(timeout_s)
     assert None not in codes, workers.said
-    wait_until(lambda: not workers.left(), timeout_s, "processes are left")
+    assert workers.left(timeout_s) == []
     return codes
 
 

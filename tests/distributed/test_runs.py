@@ -58,7 +58,7 @@ def test_the_quickstart_under_torchrun_is_that_of_one_process(tmp_path) -> None:
     with Workers(tmp_path / "one", quickstart(tmp_path / "alone", _batch(64)), num=1) as alone:
         with Launched(tmp_path / "two", quickstart(tmp_path / "run")) as launched:
             assert launched.code() == 0, launched.said
-            assert launched.left() == []
+            assert launched.left(GONE_S) == []
         assert alone.codes() == [0], alone.said
     lines = [line for line in launched.said.splitlines() if line]
     assert len(lines) == len(set(lines))
@@ -246,7 +246,7 @@ def test_a_run_whose_processes_are_killed_five_times_ends_as_if_they_had_not(
             _kill(launched, generator.randrange(2))
             wait_until(lambda number=number: _num_begun(folder) > number, what=launched.said)
         assert launched.code() == 0, launched.said
-        assert launched.left() == []
+        assert launched.left(GONE_S) == []
     for rank in range(2):
         found = weights(folder, rank)
         assert {step: found[step] for step in expected} == expected
@@ -272,7 +272,7 @@ def test_what_torchrun_is_told_reaches_all(tmp_path) -> None:
     with Launched(tmp_path / "l", command(folder, "init.callbacks[Tell].pause=0.1")) as launched:
         wait_until(lambda: _num_begun(folder) >= 1, what=launched.said)
         launched.process.terminate()
-        wait_until(lambda: not launched.left(), GONE_S)
+        assert launched.left(GONE_S) == []
     ends = [told(folder, rank)[-1] for rank in range(2)]
     assert ends[0] == ends[1]
     assert ends[0][0] == "end"

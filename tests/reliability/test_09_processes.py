@@ -100,7 +100,7 @@ def test_killed_at_random_instants_it_ends_as_if_it_had_not_been(
             else:
                 codes = workers.codes()
             late += None in codes
-            orphans += len(workers.left())
+            orphans += len(workers.left(GONE_S))
             assert "Traceback" not in workers.said, workers.said
         if codes == [0, 0]:
             if num >= kills:
@@ -123,7 +123,7 @@ def test_one_that_was_stopped_ends_all_in_time(tmp_path, count, whole, rank) -> 
     with Workers(tmp_path / "output", stopped) as workers:
         wait_until(mark.exists)
         assert None not in workers.codes(GONE_S)
-        assert workers.left() == []
+        assert workers.left(GONE_S) == []
     assert damaged(folder) == 0
     with Workers(tmp_path / "output", stopped) as workers:
         assert workers.codes() == [0, 0], workers.said
