@@ -25,8 +25,8 @@ __all__ = ["Control", "Failure"]
 _BEAT_S: Final = 1.0
 _LOOK_S: Final = 0.5
 _CAUSE_S: Final = 2.0
-_PUBLISH_S: Final = 2.0
-_LINGER_S: Final = 1.0
+_PUBLISH_S: Final = 5.0
+_LINGER_S: Final = 2.0
 
 
 class Control:
@@ -219,7 +219,8 @@ class Control:
 
     def _lose_store(self) -> None:
         """Take the first process for gone, unless it is in order that its store is."""
-        if self._listening.is_over:  # somebody has come to the end of the run: the store may go
+        # Somebody has come to the end of the run: the store may go. Either thread may be late.
+        if self._listening.is_over or self._speaking.is_over:
             self._has_ended.set()
         if not (self._is_leaving.is_set() or self._has_ended.is_set()):
             time.sleep(_LOOK_S / 2)  # the other thread may be about to hear why
@@ -251,6 +252,7 @@ class Control:
                 self._speaking.post({"what": board.END})
         elif entry["what"] == board.ROLL_CALL and not self._is_known.is_set():
             ranks = missing_ranks(store, self.world_size, self._is_known)
+            ranks = [rank for rank in ranks if not self._beats.is_seen(rank)]  # these are only late
             if ranks and not self._is_known.is_set():
                 self._speaking.post({"what": board.FAIL, **gone(ranks[0], self.rank).as_entry()})
 

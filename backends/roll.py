@@ -104,6 +104,13 @@ class Heartbeats:
         known = self._identities.copy()  # the other thread gets to know more
         return [rank for rank in known if rank != self._rank and known[rank].is_halted()]
 
+    def is_seen(self, rank: int) -> bool:
+        """Return whether a process of this host is known to be there, whether it answers or not."""
+        if not self._get_to_know(rank):
+            return False
+        identity = self._identities[rank]
+        return identity.is_here() and not identity.is_gone()
+
     def kill(self, rank: int) -> None:
         """Kill a process of this host that gives no signs: it may only be stopped."""
         if rank != self._rank and rank in self._identities:

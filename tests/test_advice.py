@@ -232,7 +232,7 @@ def test_a_call_within_a_call_belongs_to_it() -> None:
 
 
 def test_two_threads_have_their_functions_called_each() -> None:
-    inside = threading.Barrier(2, timeout=10)
+    inside = threading.Barrier(2, timeout=60)
 
     class Waiting(Advised):
         @event("go")

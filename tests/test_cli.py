@@ -116,7 +116,7 @@ def run(trainer, tmp_path, monkeypatch):
 
 def python(*arguments, cwd=ROOT):
     return subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=60
+        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=180
     )
 
 
@@ -318,6 +318,7 @@ trainer:
 """
 NET = """\
 import itertools
+from pathlib import Path
 import torch
 
 class Net(torch.nn.Module):
@@ -333,7 +334,9 @@ class Net(torch.nn.Module):
 
 class batches:
     def __iter__(self):
-        return itertools.repeat(torch.ones(1))
+        yield torch.ones(1)
+        Path("training").touch()  # the fit asks for its second batch
+        yield from itertools.repeat(torch.ones(1))
 """
 
 
@@ -341,10 +344,11 @@ class batches:
 def real_run(tmp_path):
     """Return a function that starts the program on a model that never ends, or fails."""
     (tmp_path / "zoo_net.py").write_text(NET)
+    started = []
 
     def start(*, fails):
         (tmp_path / "params.yaml").write_text(REAL % str(fails).lower())
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, str(ROOT / "run.py"), "--params", "params.yaml"],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
@@ -352,8 +356,13 @@ def real_run(tmp_path):
             stderr=subprocess.PIPE,
             text=True,
         )
+        started.append(process)
+        return process
 
-    return start
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize(
@@ -361,19 +370,19 @@ def real_run(tmp_path):
 )
 def test_a_signal_ends_a_real_run_with_its_code(real_run, tmp_path, number, code):
     process = real_run(fails=False)
-    kept = tmp_path / "model_dir/logs/latest/params.yaml"
-    deadline = time.monotonic() + 60
-    while not kept.exists() and process.poll() is None and time.monotonic() < deadline:
+    deadline = time.monotonic() + 180
+    while not (tmp_path / "training").exists() and time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
         time.sleep(0.05)
-    time.sleep(0.3)  # fit begins right after the file is written
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
     assert process.returncode == code, err
 
 
 def test_an_error_in_a_real_run_is_1_with_the_users_traceback(real_run):
     process = real_run(fails=True)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
     assert process.returncode == 1
     assert "Traceback" in err
     assert "zoo_net.py" in err

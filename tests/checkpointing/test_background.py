@@ -40,7 +40,7 @@ class Slow:
 
         def sync(fd):
             self.reached.set()
-            assert self.go_on.wait(30)
+            assert self.go_on.wait(120)
             if error is not None:
                 raise error
             real(fd)
@@ -93,7 +93,7 @@ def test_the_files_are_those_of_a_save_that_is_waited_for(tmp_path, saver):
 
 def test_the_run_goes_on_while_it_is_written(tmp_path, slow, saver):
     saver.save(tmp_path / "c", make_state(), step=1)
-    assert slow.reached.wait(30)
+    assert slow.reached.wait(120)
     assert saver.is_busy
     assert saver.collect() == []
     assert checkpointing.list_checkpoints(tmp_path) == []
@@ -105,7 +105,7 @@ def test_the_run_goes_on_while_it_is_written(tmp_path, slow, saver):
 
 def test_a_second_save_waits_for_the_first(tmp_path, slow, saver):
     saver.save(tmp_path / "c_1", make_state(1), step=1)
-    assert slow.reached.wait(30)
+    assert slow.reached.wait(120)
     threading.Timer(0.05, slow.go_on.set).start()
     saver.save(tmp_path / "c_2", make_state(2), step=2)
     assert checkpointing.verify(tmp_path / "c_1") == []
@@ -274,9 +274,9 @@ def test_a_save_under_way_is_finished_when_the_program_ends(tmp_path):
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_processes_that_are_forked_meanwhile_neither_hang_nor_commit(tmp_path, slow, saver):
     saver.save(tmp_path / "c", make_state(), step=1)
-    assert slow.reached.wait(30)
+    assert slow.reached.wait(120)
     loader = torch.utils.data.DataLoader(
-        range(8), num_workers=2, collate_fn=sum, multiprocessing_context="fork", timeout=30
+        range(8), num_workers=2, collate_fn=sum, multiprocessing_context="fork", timeout=60
     )
     assert list(loader) == list(range(8))
     pid = os.fork()

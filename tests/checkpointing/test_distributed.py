@@ -45,7 +45,7 @@ def in_processes(num, work, folder, *args):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(120)
     failures = [Path(f"{store}-{rank}") for rank in range(num)]
     assert not any(file.exists() for file in failures), "\n".join(
         file.read_text() for file in failures if file.exists()
@@ -61,7 +61,7 @@ def _process(rank, num, store, work, folder, *args):
             init_method=f"file://{store}",
             rank=rank,
             world_size=num,
-            timeout=datetime.timedelta(seconds=20),
+            timeout=datetime.timedelta(seconds=60),
         )
         work(rank, folder, *args)
         dist.destroy_process_group()

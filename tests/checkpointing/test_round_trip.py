@@ -6,7 +6,7 @@ import stat
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from modelzoo_trainer import CheckpointError, checkpointing
@@ -47,7 +47,7 @@ def same(left, right):
     return True
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(state=STATES)
 def test_plain_values_come_back_with_their_types_and_bits(tmp_path_factory, state):
     path = tmp_path_factory.mktemp("plain") / "c"

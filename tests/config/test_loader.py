@@ -1,9 +1,9 @@
 """YAML text to values with positions."""
 
 import math
-import time
 
 import pytest
+from config.attempts import patience
 
 from modelzoo_trainer.config.loader import read_file, read_text, read_value
 from modelzoo_trainer.config.positions import Mapping, to_plain
@@ -111,9 +111,8 @@ def test_an_alias_bomb_is_refused_at_once():
         f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]"
         for a, b in zip("abcdefgh", "bcdefghi", strict=True)
     ]
-    start = time.perf_counter()
-    found = complaints("\n".join(lines))
-    assert time.perf_counter() - start < 1
+    with patience():
+        found = complaints("\n".join(lines))
     assert found[0] == (
         "params.yaml:5:4: holds more than 100000 values with its aliases written out."
     )

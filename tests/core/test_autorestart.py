@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -199,6 +200,7 @@ def test_every_batch_is_progress(tmp_path):
 
 PROGRAM = """\
 import sys, time
+from dataclasses import replace
 sys.path[:0] = [{root!r}, {root!r} + "/tests"]
 from doubles import make_trainer, tiny_batches
 from modelzoo_trainer import AutoRestart, Callback, TrainingLoop
@@ -209,10 +211,18 @@ class Hang(Callback):
             self.sleep_here()
 
     def sleep_here(self):
-        time.sleep(60)
+        trainer.autorestart.is_there = True
+        time.sleep(600)
+
+class Patient(AutoRestart):
+    is_there = False  # before that a late step is no hang, however short the limit
+
+    def position(self):
+        found = super().position()
+        return replace(found, is_settled=found.is_settled and self.is_there)
 
 trainer = make_trainer({folder!r}, Hang(), loop=TrainingLoop(max_steps=8, eval_frequency=None),
-                       autorestart=AutoRestart(hang_timeout=0.4))
+                       autorestart=Patient(hang_timeout=0.4))
 trainer.fit(tiny_batches(8))
 """
 
@@ -220,9 +230,12 @@ trainer.fit(tiny_batches(8))
 def test_a_program_that_asks_for_it_does_not_hang_forever(tmp_path):
     program = PROGRAM.format(root=str(ROOT), folder=str(tmp_path / "run"))
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=180
     )
     assert done.returncode == 1
     stacks = tmp_path / "run/logs/latest/stacks.txt"
-    assert f"no progress for 0 s. Stacks: in {stacks.parents[1]}" in done.stderr
+    # Looks come each 0.1 s, or later on a busy machine.
+    assert re.search(
+        rf"no progress for [01] s\. Stacks: in {re.escape(str(stacks.parents[1]))}", done.stderr
+    )
     assert "in sleep_here" in stacks.read_text()

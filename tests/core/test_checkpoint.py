@@ -99,7 +99,7 @@ class Slow:
 
         def slow_sync(descriptor: int) -> None:
             if threading.current_thread() is not threading.main_thread():
-                assert self.go.wait(10)
+                assert self.go.wait(60)
                 if self.failure is not None:
                     raise self.failure
             sync(descriptor)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from doubles import make_trainer, tiny_batches
@@ -22,17 +23,15 @@ from modelzoo_trainer.core.run_lock import LOCK_NAME, FolderLock
 fcntl = pytest.importorskip("fcntl")
 
 HOLD = """
-import fcntl, os, sys, time
+import fcntl, os, sys
 descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 fcntl.flock(descriptor, fcntl.LOCK_EX)
 os.ftruncate(descriptor, 0)
 os.pwrite(descriptor, sys.argv[2].replace("PID", str(os.getpid())).encode(), 0)
 if len(sys.argv) > 3 and os.fork() == 0:  # a child that outlives its process with the lock
-    os.close(0)
     os.close(1)
-    time.sleep(float(sys.argv[3]))
-    sys.exit()
-print("held", flush=True)
+else:
+    print("held", flush=True)
 sys.stdin.read()
 """
 TAKE = """
@@ -65,8 +64,12 @@ class Holder:
         self.process.wait()
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        if self.process.stdout.closed:  # a second call
+            return
+        with self.process as process:  # closes both pipes
+            process.kill()
+            process.stdin.close()  # its child, if it has one, ends with that
+            process.stdout.read()
 
 
 @pytest.fixture
@@ -112,30 +115,45 @@ def test_a_child_that_was_forked_does_not_keep_the_lock(trainer_of, tmp_path, mo
     holder.end()
 
 
-def test_children_of_a_dead_holder_are_waited_for(trainer_of, tmp_path) -> None:
-    holder = Holder(tmp_path / "run", OURS, "0.5")
+def test_children_of_a_dead_holder_are_waited_for(trainer_of, tmp_path, monkeypatch) -> None:
+    is_dead = run_lock._holder_is_dead
+    asked = []
+
+    def ask(descriptor: int) -> bool:
+        holder.process.stdin.close()  # its child, which has been found with the lock, may end
+        asked.append(is_dead(descriptor))
+        return asked[-1]
+
+    monkeypatch.setattr(run_lock, "_holder_is_dead", ask)
+    monkeypatch.setattr(run_lock, "ORPHANS_S", 60.0)
+    holder = Holder(tmp_path / "run", OURS, "child")
     holder.kill()
     trainer_of().fit(tiny_batches(1))
     holder.end()
+    assert asked
+    assert all(asked)
 
 
 def test_children_of_a_dead_holder_are_not_waited_for_forever(
     trainer_of, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(run_lock, "ORPHANS_S", 0.2)
-    holder = Holder(tmp_path / "run", OURS, "3")
+    holder = Holder(tmp_path / "run", OURS, "child")
     holder.kill()
     with pytest.raises(ConfigError, match=f"in use by process {holder.process.pid} on"):
         trainer_of()
     holder.end()
 
 
-def test_a_holder_that_lives_is_not_waited_for(trainer_of, tmp_path) -> None:
+def test_a_holder_that_lives_is_not_waited_for(trainer_of, tmp_path, monkeypatch) -> None:
+    def sleep(seconds: float) -> None:
+        pytest.fail("it is waited for")
+
+    clock = SimpleNamespace(monotonic=time.monotonic, strftime=time.strftime, sleep=sleep)
+    monkeypatch.setattr(run_lock, "time", clock)
     holder = Holder(tmp_path / "run", OURS)
-    begin = time.monotonic()
     with pytest.raises(ConfigError, match="in use by process"):
         trainer_of()
-    assert time.monotonic() - begin < run_lock.ORPHANS_S / 2
     holder.end()
 
 

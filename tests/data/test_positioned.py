@@ -178,6 +178,8 @@ def test_workers_end_with_their_pass_unless_they_are_persistent() -> None:
     next(items)
     workers = positioned._iterator.workers
     positioned.begin(epoch=0, start=3, seeds=(5, 9))
+    for worker in workers:
+        worker.join(60)
     assert not any(worker.is_alive() for worker in workers)
     positioned.close()
     positioned.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import math
 import os
 import signal
 import time
@@ -21,11 +22,14 @@ class Tell(Callback):
     Args:
         path: The beginning of the file's name; the rest is the process's number.
         pause: Seconds that a step takes at least.
+        limit: A file with a step: none is taken after it until the file has a higher one, or is
+            gone, or all processes have decided something, or one has failed.
     """
 
-    def __init__(self, path: str, pause: float = 0.0) -> None:
+    def __init__(self, path: str, pause: float = 0.0, limit: str | None = None) -> None:
         self.path = path
         self.pause = pause
+        self.limit = None if limit is None else Path(limit)
 
     def _write(self, trainer: Any, text: str) -> None:
         with Path(f"{self.path}.{trainer.backend.rank}").open("a", encoding="ascii") as file:
@@ -37,9 +41,25 @@ class Tell(Callback):
     def on_step_boundary(self, trainer):
         self._write(trainer, f"step {trainer.global_step} {_digest(trainer)}")
         time.sleep(self.pause)
+        deadline = time.monotonic() + FOREVER_S
+        while trainer.global_step >= self._last_step() and not _is_told(trainer):
+            assert time.monotonic() < deadline, "nobody lets it go on"
+            time.sleep(0.005)
 
     def on_fit_end(self, trainer, loop):
         self._write(trainer, f"end {trainer.global_step} {trainer.interrupted}")
+
+    def _last_step(self) -> float:
+        try:
+            return math.inf if self.limit is None else int(self.limit.read_text())
+        except FileNotFoundError:
+            return math.inf
+
+
+def _is_told(trainer: Any) -> bool:
+    """Return whether this process ends, or does something, at its next decision point."""
+    control = trainer.backend.processes.control
+    return control.failure is not None or bool(control._decisions._due)
 
 
 def _digest(trainer: Any) -> str:

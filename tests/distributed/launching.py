@@ -25,7 +25,7 @@ from tests.distributed.ranks import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMS = Path(__file__).with_name("small.yaml")
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 _CONTEXT = mp.get_context("forkserver")
 _IMPORTED = ["torch", "torch.distributed.tensor", "modelzoo_trainer", "tests.distributed.imported"]
 _CONTEXT.set_forkserver_preload(_IMPORTED)
@@ -100,6 +100,17 @@ class Workers:
     def wait_for(self, text: str, rank: int = 0, timeout_s: float = PATIENCE_S) -> None:
         """Wait until one of them has said something."""
         wait_until(lambda: text in self.said_by(rank), timeout_s, text)
+
+    def wait_for_handlers(self, rank: int, timeout_s: float = PATIENCE_S) -> None:
+        """Wait until one of them handles SIGTERM by itself."""
+        status = Path(f"/proc/{self.pids[rank]}/status")
+        mask = 1 << (signal.SIGTERM - 1)
+
+        def has_handler() -> bool:
+            [caught] = re.findall(r"^SigCgt:\s*(\w+)", status.read_text(), re.MULTILINE)
+            return bool(int(caught, 16) & mask)
+
+        wait_until(has_handler, timeout_s, "a handler of SIGTERM")
 
     def codes(self, timeout_s: float = PATIENCE_S) -> list[int | None]:
         """Wait, and return their exit codes; None = it lives."""
@@ -235,6 +246,13 @@ def wait_until(is_true: Callable[[], Any], timeout_s: float = PATIENCE_S, what: 
     while not is_true():
         assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain: {what}"
         time.sleep(0.01)
+
+
+def set_limit(path: Path, step: int) -> None:
+    """Write the last step that `Tell` lets the processes take; at once, as they read it."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(str(step))
+    new.replace(path)
 
 
 def told(folder: Path, rank: int = 0) -> list[list[str]]:

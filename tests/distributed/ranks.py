@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -16,7 +18,8 @@ _CONTEXT = mp.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     ["modelzoo_trainer.trainer", "backends.parallel", "modelzoo_trainer.checkpointing.distributed"]
 )
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
+_FIRST_PORT, _NUM_PORTS = 18000, 12000  # below those that systems give by themselves
 
 
 def run_ranks(
@@ -65,6 +68,16 @@ def try_ranks(
         for process in processes:
             process.kill()
             process.join()
+
+
+def free_port() -> int:
+    """Return a port that nobody has, and that nobody is given who does not ask for it."""
+    port = _FIRST_PORT + os.getpid() % _NUM_PORTS  # each process of pytest begins at another
+    while True:
+        port = _FIRST_PORT + (port + 1 - _FIRST_PORT) % _NUM_PORTS
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return port
 
 
 def environment(rank: int, num: int, port: int) -> dict[str, str]:

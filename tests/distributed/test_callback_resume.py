@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,22 @@ pytestmark = pytest.mark.slow
 ENGINES = {"replicated": {}, "sharded": {"parallel": {"shard": -1}}}
 KILLED = (False, f"ended with exit code {-signal.SIGKILL}")
 KILLS = [4, 7, 9]
+FOREVER_S = 1000.0
 
 
 class Die(Callback):
-    """Kills the process when a step has been taken and its checkpoint written."""
+    """Kills all processes when a step has been taken and its checkpoint written."""
 
     def __init__(self, at_step: int | None) -> None:
         self.at_step = at_step
 
     def on_train_batch_start(self, trainer, model, batch, batch_idx):
         if trainer.global_step == self.at_step:
-            os.kill(os.getpid(), signal.SIGKILL)
+            pids = trainer.backend.gather_object(os.getpid())
+            if trainer.backend.is_main:  # one kills all, so that none has the time to see it
+                for pid in reversed(pids):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(FOREVER_S)
 
 
 class Spoil(Callback):

@@ -20,6 +20,7 @@ from tests.distributed.ranks import run_ranks
 from tests.distributed.training import make_trainer, samples
 
 FSDP2 = {"parallel": {"shard": -1}}
+ENDLESS = 100_000  # epochs
 
 
 def fit(rank: int, folder: Path, callbacks: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -153,10 +154,10 @@ def stopping_when() -> list[Any]:
 
 @pytest.mark.parametrize("callbacks", [stopping_0, stopping_1, stopping_when])
 def test_a_stop_that_one_process_asks_for_is_that_of_all(tmp_path, callbacks) -> None:
-    options = {"epochs": 200, "backend": {}, "save": 100000, "eval_frequency": None}
+    options = {"epochs": ENDLESS, "backend": {}, "save": 6 * ENDLESS, "eval_frequency": None}
     found = run_ranks(2, fit, tmp_path, callbacks, options)
     equal_weights(found)
-    assert found[0]["step"] == found[1]["step"] < 1200
+    assert found[0]["step"] == found[1]["step"] < 6 * ENDLESS
     assert found[0]["reason"] == found[1]["reason"] != ""
     assert found[0]["names"] == [f"checkpoint_{found[0]['step']}"]
 
@@ -173,10 +174,10 @@ def stopping_at_metrics() -> list[Any]:
 
 @pytest.mark.slow
 def test_a_stop_by_a_metric_of_all_stops_all(tmp_path) -> None:
-    options = {"epochs": 200, "backend": {}, "eval_frequency": 6}
+    options = {"epochs": ENDLESS, "backend": {}, "eval_frequency": 6}
     found = run_ranks(2, fit, tmp_path, stopping_at_metrics, options)
     equal_weights(found)
-    assert found[0]["step"] == found[1]["step"] < 1200
+    assert found[0]["step"] == found[1]["step"] < 6 * ENDLESS
 
 
 def saving_best() -> list[Any]:
@@ -195,14 +196,23 @@ def test_the_best_checkpoint_is_written_once_by_all(tmp_path, backend) -> None:
     assert all(map(math.isfinite, norms))
 
 
-def nothing() -> list[Any]:
-    return []
+class StopWhenSaved(Callback):
+    """Asks for the end when there is a checkpoint."""
+
+    def on_step_boundary(self, trainer: Any) -> None:
+        if list_checkpoints(trainer.model_dir):
+            trainer.early_exit.stop("saved")
+
+
+def stopping_when_saved() -> list[Any]:
+    return [StopWhenSaved()]
 
 
 @pytest.mark.slow
 def test_a_checkpoint_that_the_clock_wants_is_written_at_one_step(tmp_path) -> None:
-    options = {"epochs": 60, "backend": {}, "checkpoint": {"minutes": 1e-3}, "eval_frequency": None}
-    found = run_ranks(2, fit, tmp_path, nothing, options)
+    by_clock = {"checkpoint": {"minutes": 1e-3}, "eval_frequency": None}
+    options = {"epochs": ENDLESS, "backend": {}, **by_clock}
+    found = run_ranks(2, fit, tmp_path, stopping_when_saved, options)
     equal_weights(found)
     assert len(found[0]["names"]) > 1
     for info in list_checkpoints(tmp_path):

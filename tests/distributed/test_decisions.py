@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -19,11 +20,16 @@ from backends.launch import read_launch
 from backends.store import open_store
 from tests.distributed.ranks import run_ranks
 
+PATIENCE_S = 60.0
+NEAR = 50  # points that a process is ahead of others at most
+
 
 def _control(rank: int) -> tuple[dist.Store, Control]:
     launch = read_launch()
-    store = open_store(launch, timeout_s=30)
-    control = Control(dist.PrefixStore("control", store), rank, launch.world_size)
+    store = open_store(launch, timeout_s=PATIENCE_S)
+    # With patience the first process, which has the store, leaves as the last one.
+    prefixed = dist.PrefixStore("control", store)
+    control = Control(prefixed, rank, launch.world_size, grace=PATIENCE_S)
     control.start()
     return store, control
 
@@ -32,7 +38,7 @@ def _lockstep(rank: int, num_rounds: int) -> list[tuple[int, tuple[str, ...]]]:
     store, control = _control(rank)
     num = int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num)
-    found = _walk(rank, control, num_rounds, collective=True)
+    found = _walk(rank, control, num_rounds, lambda point: dist.all_reduce(torch.ones(1)))
     dist.barrier()
     control.stop()
     return found
@@ -40,16 +46,25 @@ def _lockstep(rank: int, num_rounds: int) -> list[tuple[int, tuple[str, ...]]]:
 
 def _drifting(rank: int, num_rounds: int) -> list[tuple[int, tuple[str, ...]]]:
     store, control = _control(rank)
-    found = _walk(rank, control, num_rounds, collective=False)
+    num = int(os.environ["WORLD_SIZE"])
+
+    def stay_near(point: int) -> None:
+        # Without a bound the slowest has to come to where the fastest was, longer in each round.
+        if point % NEAR == 0:
+            store.add(f"at/{point}", 1)
+            while store.add(f"at/{point}", 0) < num:
+                time.sleep(0.001)
+
+    found = _walk(rank, control, num_rounds, stay_near)
     store.add("done", 1)
-    while store.add("done", 0) < int(os.environ["WORLD_SIZE"]):
+    while store.add("done", 0) < num:
         time.sleep(0.01)
     control.stop()
     return found
 
 
 def _walk(
-    rank: int, control: Control, num_rounds: int, *, collective: bool
+    rank: int, control: Control, num_rounds: int, come_to: Callable[[int], object]
 ) -> list[tuple[int, tuple[str, ...]]]:
     # In each round one process or two, known to all, propose something, after some points.
     ours, mine = random.Random(0), random.Random(rank)
@@ -66,8 +81,7 @@ def _walk(
             delay -= 1
             if mine.random() < 0.3:
                 time.sleep(mine.random() * 0.001 * (rank + 1))
-            if collective:
-                dist.all_reduce(torch.ones(1))
+            come_to(point)
             topics = control.decided()
             if topics:
                 found.append((point, topics))
@@ -83,11 +97,10 @@ def test_in_lockstep_all_processes_return_the_same_topics_at_the_same_points() -
 
 
 def test_processes_that_drift_apart_return_the_same_topics_at_the_same_points() -> None:
-    # Few rounds: the slowest has to come to where the fastest was, so each takes longer.
-    found = run_ranks(4, _drifting, 8)
+    found = run_ranks(4, _drifting, 20)
 
     assert found[0] == found[1] == found[2] == found[3]
-    assert len(found[0]) == 8
+    assert len(found[0]) == 20
 
 
 def _signalled(rank: int) -> list[tuple[int, tuple[str, ...]]]:
@@ -98,23 +111,23 @@ def _signalled(rank: int) -> list[tuple[int, tuple[str, ...]]]:
         pids = [int(store.get(f"pid/{other}")) for other in range(3)]
         for pid in pids:
             os.kill(pid, signal.SIGUSR1)
-    found = []
-    while not found:
+        store.set("sent", "yes")
+    while not store.check(["sent"]):  # no main thread goes on before all have theirs
         time.sleep(0.001)
-        topics = control.decided()
-        if topics:
-            found.append((control._decisions.point, topics))
+    found = [_next_decision(control)]
     control.propose("again")
-    while len(found) < 2:
-        time.sleep(0.001)
-        topics = control.decided()
-        if topics:
-            found.append((control._decisions.point, topics))
+    found.append(_next_decision(control))
     store.add("done", 1)
     while store.add("done", 0) < 3:
         time.sleep(0.01)
     control.stop()
     return found
+
+
+def _next_decision(control: Control) -> tuple[int, tuple[str, ...]]:
+    while not (topics := control.decided()):
+        time.sleep(0.001)
+    return control._decisions.point, topics
 
 
 def test_a_signal_to_all_processes_becomes_one_decision_and_another_topic_may_follow() -> None:
@@ -151,6 +164,9 @@ def test_the_main_thread_waits_at_its_next_point_until_a_proposal_is_settled() -
     found: list[tuple[str, ...]] = []
     main = threading.Thread(target=lambda: found.extend(decisions.decided() for _ in range(3)))
     main.start()
+    deadline = time.monotonic() + PATIENCE_S
+    while decisions.point < 2 and time.monotonic() < deadline:
+        time.sleep(0.001)
     main.join(0.05)
     is_waiting = main.is_alive() and decisions.point == 2
     decisions.commit(0, "save", 4)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from backends import control as control_module
+from backends import failures, roll
 from backends.control import Control
 from backends.failures import Failure, RunFailed, gone
 from backends.launch import read_launch
@@ -22,10 +25,15 @@ from backends.liveness import Patience, own_identity
 from backends.store import open_store
 from tests.distributed.ranks import run_ranks, try_ranks
 
+PATIENCE_S = 60.0
+FOREVER_S = 1000.0
+
 
 def _control(rank: int, **options: float) -> tuple[dist.Store, Control]:
+    # How long the product waits for what comes at last is not what is tested.
+    control_module._PUBLISH_S = control_module._LINGER_S = failures._LAST_WORDS_S = PATIENCE_S
     launch = read_launch()
-    store = open_store(launch, timeout_s=30)
+    store = open_store(launch, timeout_s=PATIENCE_S)
     control = Control(dist.PrefixStore("control", store), rank, launch.world_size, **options)
     control.start()
     return store, control
@@ -45,12 +53,12 @@ def _all_done(store: dist.Store, rank: int, num: int) -> None:
 
 
 def _heard(control: Control) -> Failure | None:
-    control._is_known.wait(10)
+    control._is_known.wait(PATIENCE_S)
     return control.failure
 
 
 def _one_fails(rank: int) -> tuple[Failure | None, Failure | None]:
-    store, control = _control(rank, grace=30)
+    store, control = _control(rank, grace=PATIENCE_S)
     _all_ready(store, 3)
     mine = control.fail("disk full", code=7) if rank == 1 else None
     heard = _heard(control)
@@ -67,7 +75,7 @@ def test_all_processes_hear_of_a_failure() -> None:
 
 
 def _all_fail(rank: int) -> Failure:
-    store, control = _control(rank, grace=30)
+    store, control = _control(rank, grace=PATIENCE_S)
     _all_ready(store, 4)
     failure = control.fail(f"error {rank}", code=rank + 1)
     _all_done(store, rank, 4)
@@ -83,10 +91,12 @@ def test_of_many_failures_all_processes_name_the_same_first_one() -> None:
 
 
 def _consequence(rank: int) -> Failure:
-    store, control = _control(rank, grace=30)
+    control_module._CAUSE_S = PATIENCE_S
+    store, control = _control(rank, grace=PATIENCE_S)
     _all_ready(store, 3)
     if rank == 2:
-        time.sleep(0.3)
+        while not store.check(["control/here"]):  # the others look for the cause
+            time.sleep(0.01)
         failure = control.fail("out of memory")
     else:
         failure = control.fail("Connection closed by peer", kind="lost")
@@ -98,13 +108,43 @@ def test_a_lost_connection_waits_for_its_cause() -> None:
     assert run_ranks(3, _consequence) == [Failure(2, "out of memory")] * 3
 
 
+def _answers_late(rank: int) -> Failure | None:
+    control_module._CAUSE_S, roll._ROLL_CALL_S = 1.0, 0.1
+    if rank == 1:
+        _hear_after(lambda store: store.wait(["told"]))
+    store, control = _control(rank, grace=PATIENCE_S)
+    _all_ready(store, 2)
+    if rank == 0:
+        control.fail("Connection closed by peer", kind="lost")
+        store.set("control/told", "yes")
+    heard = _heard(control)
+    _all_done(store, rank, 2)
+    return heard
+
+
+def _hear_after(wait: Callable[[dist.Store], object]) -> None:
+    """Have this process take nothing in before something has happened."""
+    hear = Control._hear
+
+    def hear_late(control: Control, *entry: Any) -> None:
+        wait(control._listening.store)
+        hear(control, *entry)
+
+    Control._hear = hear_late
+
+
+def test_a_process_of_this_host_that_answers_late_is_not_taken_for_gone() -> None:
+    failure = Failure(0, "Connection closed by peer", kind="lost")
+    assert run_ranks(2, _answers_late) == [failure] * 2
+
+
 def test_who_has_failed_tells_it_unless_another_process_had_to_find_out() -> None:
     assert Failure(1, "disk full").teller == 1
     assert gone(1, reporter=2).teller == 2
 
 
 def _all_lost(rank: int) -> Failure:
-    store, control = _control(rank, grace=30)
+    store, control = _control(rank, grace=PATIENCE_S)
     _all_ready(store, 2)
     failure = control.fail(f"Connection closed by peer {1 - rank}", kind="lost")
     _all_done(store, rank, 2)
@@ -120,7 +160,8 @@ def test_a_lost_connection_without_another_cause_is_the_failure() -> None:
 
 
 def _killed(rank: int, victim: int) -> tuple[int, str, str]:
-    store, control = _control(rank, grace=30)
+    control_module._CAUSE_S = PATIENCE_S
+    store, control = _control(rank, grace=PATIENCE_S)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
     dist.barrier()
     if rank == victim:
@@ -150,7 +191,9 @@ def test_the_first_process_is_named_as_well_although_the_store_dies_with_it() ->
 def _stuck(rank: int, victim: int, sign: int, path: str) -> None:
     # Nobody's main thread does anything about the failure: the threads end the processes.
     _, control = _control(rank, grace=0.3)
-    control.last_words = lambda failure: _write(Path(path) / str(rank), str(failure))
+    # The store ends with the first process.
+    others = [] if rank else [Path(path) / str(r) for r in (1, 2) if r != victim or not sign]
+    control.last_words = lambda failure: _write(Path(path) / str(rank), str(failure), others)
     dist.init_process_group("gloo", rank=rank, world_size=3)
     dist.barrier()
     while 0 not in control._beats._identities:
@@ -161,25 +204,27 @@ def _stuck(rank: int, victim: int, sign: int, path: str) -> None:
             control.fail("bad batch", code=9)
         else:
             os.kill(os.getpid(), sign)
-    time.sleep(60)
+    time.sleep(FOREVER_S)
 
 
-def _write(path: Path, text: str) -> Any:
+def _write(path: Path, text: str, others: list[Path]) -> Any:
     path.write_text(text)
+    while not all(other.exists() for other in others):
+        time.sleep(0.01)
     raise ValueError("last words are not heard")
 
 
 def test_a_process_that_is_stuck_is_ended_with_the_code_after_its_last_words(
     tmp_path: Path,
 ) -> None:
-    found = try_ranks(3, _stuck, 2, 0, str(tmp_path), timeout_s=20)
+    found = try_ranks(3, _stuck, 2, 0, str(tmp_path))
 
     assert found == [(False, "ended with exit code 9")] * 3
     assert {(tmp_path / str(rank)).read_text() for rank in range(3)} == {"process 2: bad batch"}
 
 
 def test_a_process_that_is_killed_ends_those_that_do_not_notice(tmp_path: Path) -> None:
-    found = try_ranks(3, _stuck, 1, signal.SIGKILL, str(tmp_path), timeout_s=20)
+    found = try_ranks(3, _stuck, 1, signal.SIGKILL, str(tmp_path))
 
     assert [text for _, text in found] == [
         "ended with exit code 1",
@@ -192,7 +237,7 @@ def test_a_process_that_is_killed_ends_those_that_do_not_notice(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_process_that_is_stopped_is_killed_and_ends_the_others(tmp_path: Path) -> None:
-    found = try_ranks(3, _stuck, 1, signal.SIGSTOP, str(tmp_path), timeout_s=30)
+    found = try_ranks(3, _stuck, 1, signal.SIGSTOP, str(tmp_path))
 
     assert found[1] == (False, "ended with exit code -9")
     assert found[0] == found[2] == (False, "ended with exit code 1")
@@ -204,7 +249,7 @@ def test_a_process_that_is_stopped_is_killed_and_ends_the_others(tmp_path: Path)
 def test_the_first_process_stopped_is_killed_although_its_store_does_not_answer(
     tmp_path: Path,
 ) -> None:
-    found = try_ranks(3, _stuck, 0, signal.SIGSTOP, str(tmp_path), timeout_s=30)
+    found = try_ranks(3, _stuck, 0, signal.SIGSTOP, str(tmp_path))
 
     assert found[0] == (False, "ended with exit code -9")
     assert found[1] == found[2] == (False, "ended with exit code 1")
@@ -212,7 +257,7 @@ def test_the_first_process_stopped_is_killed_although_its_store_does_not_answer(
 
 
 def _in_vain(rank: int) -> str:
-    store, control = _control(rank, grace=30)
+    store, control = _control(rank, grace=PATIENCE_S)
     _all_ready(store, 2)
     if rank == 1:
         with suppress(RunFailed):
@@ -229,17 +274,19 @@ def test_a_main_thread_that_comes_to_a_point_after_a_failure_raises() -> None:
 
 _PROGRAM = """
 import os, sys, time
-from backends.control import Control
-from tests.distributed.test_failures import _control, _all_ready
+from pathlib import Path
+from tests.distributed.test_failures import _all_ready, _control, _write
 
 def waits_for_nobody():
     _all_ready(store, 2)
     if rank == 1:
         control.hang("all_reduce has waited 600 s")
-    time.sleep(60)
+    time.sleep(1000)
 
 rank = int(os.environ["RANK"])
 store, control = _control(rank, grace=0.5)
+said = [Path(__file__).with_name(str(one)) for one in range(2)]
+control.last_words = lambda failure: _write(said[rank], str(failure), said)
 waits_for_nobody()
 """
 
@@ -252,7 +299,9 @@ def test_a_hang_shows_where_every_process_is(tmp_path: Path) -> None:
     command += ["--nproc-per-node=2", "--monitor-interval=0.1", str(program)]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=180, check=False
+    )
 
     assert done.returncode == 1
     for rank in range(2):
@@ -261,7 +310,7 @@ def test_a_hang_shows_where_every_process_is(tmp_path: Path) -> None:
 
 
 def _leaves(rank: int) -> Failure | None:
-    store, control = _control(rank, alive_timeout=5.0)
+    store, control = _control(rank, alive_timeout=PATIENCE_S, grace=PATIENCE_S)
     _all_ready(store, 3)
     control.stop()
     return control.failure
@@ -269,6 +318,27 @@ def _leaves(rank: int) -> Failure | None:
 
 def test_processes_that_say_good_bye_are_not_taken_for_dead() -> None:
     assert run_ranks(3, _leaves) == [None] * 3
+
+
+def _hears_late(rank: int) -> Failure | None:
+    if rank == 1:
+        _hear_after(_until_gone)
+    store, control = _control(rank, grace=PATIENCE_S)
+    _all_ready(store, 2)
+    control.propose("what keeps the other's thread busy")
+    control.stop()
+    return control.failure
+
+
+def _until_gone(store: dist.Store) -> None:
+    with suppress(dist.DistError):
+        while True:
+            store.add("here", 0)
+            time.sleep(0.01)
+
+
+def test_the_store_may_end_before_a_process_has_heard_that_the_run_is_over() -> None:
+    assert run_ranks(2, _hears_late) == [None] * 2
 
 
 def _goes_early(rank: int) -> Failure | None:

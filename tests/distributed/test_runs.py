@@ -20,14 +20,16 @@ from tests.distributed.launching import (
     Workers,
     command,
     logged,
+    set_limit,
     told,
     unfinished,
     wait_until,
     weights,
 )
+from tests.distributed.ranks import free_port
 
 NUM_STEPS = 24
-GONE_S = 10.0
+GONE_S = 30.0  # patience; how long it takes is measured in the long form
 WRONG_USE = 2
 SHARDED = "init.backend.parallel={shard: -1}"
 
@@ -189,14 +191,8 @@ def test_an_environment_that_is_not_complete_is_refused(tmp_path) -> None:
 # ---- other launchers, other layouts
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_a_launcher_without_a_store_will_do_and_restarts_are_its_part(tmp_path) -> None:
-    port = _free_port()
+    port = free_port()
     words = command(tmp_path / "run", "init.autorestart={max_num_restarts: 2}")
     with Workers(tmp_path / "w", words, environ=lambda rank: _without_agent(port)) as workers:
         assert workers.codes() == [0, 0], workers.said
@@ -232,18 +228,21 @@ def test_a_checkpoint_of_another_layout_loads(tmp_path) -> None:
 def test_a_run_whose_processes_are_killed_five_times_ends_as_if_they_had_not(
     tmp_path, changes
 ) -> None:
-    generator = random.Random(str(changes))
-    given = [*changes, "init.checkpoint.steps=3", "init.callbacks[Tell].pause=0.05"]
+    generator, limit = random.Random(str(changes)), tmp_path / "limit"
+    given = [*changes, "init.checkpoint.steps=3", f"init.callbacks[Tell].limit={limit}"]
+    given.append("init.callbacks[Tell].pause=0.05")
     with Workers(tmp_path / "w", command(tmp_path / "whole", *given)) as workers:
         assert workers.codes() == [0, 0], workers.said
     expected = weights(tmp_path / "whole")
     folder = tmp_path / "run"
     words = command(folder, *given)
+    set_limit(limit, 4)  # steps for each attempt, so that none comes to the end before its kill
     with Launched(tmp_path / "l", words, options=["--max-restarts=5"]) as launched:
         for number in range(1, 6):
             wait_until(lambda number=number: _num_begun(folder) >= number, what=launched.said)
-            time.sleep(generator.uniform(0, 0.8))
+            time.sleep(generator.uniform(0, 0.4))
             _kill(launched, generator.randrange(2))
+            set_limit(limit, 4 * (number + 1) if number < 5 else NUM_STEPS + 1)
             wait_until(lambda number=number: _num_begun(folder) > number, what=launched.said)
         assert launched.code() == 0, launched.said
         assert launched.left(GONE_S) == []
@@ -269,7 +268,10 @@ def _kill(launched: Launched, rank: int) -> None:
 @pytest.mark.slow
 def test_what_torchrun_is_told_reaches_all(tmp_path) -> None:
     folder = tmp_path / "run"
-    with Launched(tmp_path / "l", command(folder, "init.callbacks[Tell].pause=0.1")) as launched:
+    limit = tmp_path / "limit"
+    set_limit(limit, 12)  # is not taken before the signal has been heeded
+    words = command(folder, f"init.callbacks[Tell].limit={limit}", "init.callbacks[Tell].pause=0.1")
+    with Launched(tmp_path / "l", words) as launched:
         wait_until(lambda: _num_begun(folder) >= 1, what=launched.said)
         launched.process.terminate()
         assert launched.left(GONE_S) == []

@@ -9,14 +9,16 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
 
+from backends import store as store_module
 from backends.errors import BackendError
 from backends.launch import read_launch
 from backends.store import open_store
-from tests.distributed.ranks import run_ranks, try_ranks
+from tests.distributed.ranks import free_port, run_ranks, try_ranks
 
 _PROGRAM = """
 import os, signal, sys, time
@@ -44,7 +46,7 @@ os._exit(0)
 
 
 def _meet(rank: int) -> bytes:
-    store = open_store(read_launch(), timeout_s=30)
+    store = open_store(read_launch(), timeout_s=60)
     if rank == 0:
         store.set("word", "hello")
     found = store.get("word")
@@ -60,12 +62,24 @@ def test_all_processes_find_the_store_of_the_first() -> None:
 
 def _meet_after(rank: int, stale: str) -> bytes:
     launch = read_launch()
+    agent = TCPStore(launch.host, launch.port, is_master=False)
     if rank == 1:
-        agent = TCPStore(launch.host, launch.port, is_master=False)
         agent.set(f"modelzoo_trainer/{launch.run_id}/store", stale)
+        store_module._guest = _telling(store_module._guest, agent)
     else:
-        time.sleep(0.5)
+        agent.wait(["has looked"])
     return _meet(rank)
+
+
+def _telling(find: Any, agent: TCPStore) -> Any:
+    """Return a function that does the same, and tells that it has."""
+
+    def find_and_tell(*args: Any) -> Any:
+        found = find(*args)
+        agent.set("has looked", "yes")
+        return found
+
+    return find_and_tell
 
 
 def test_an_address_where_nobody_is_any_more_is_read_again() -> None:
@@ -73,7 +87,7 @@ def test_an_address_where_nobody_is_any_more_is_read_again() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
 
-    assert run_ranks(3, _meet_after, f'["127.0.0.1", {port}]') == [b"hello"] * 3
+        assert run_ranks(3, _meet_after, f'["127.0.0.1", {port}]') == [b"hello"] * 3
 
 
 def test_a_store_whose_seats_are_taken_is_not_that_of_this_attempt() -> None:
@@ -91,11 +105,7 @@ def _meet_without_agent(rank: int, port: int) -> bytes:
 
 
 def test_without_an_agent_the_first_process_hosts_the_port_that_is_given() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    assert run_ranks(3, _meet_without_agent, port) == [b"hello"] * 3
+    assert run_ranks(3, _meet_without_agent, free_port()) == [b"hello"] * 3
 
 
 @pytest.mark.slow
@@ -105,7 +115,7 @@ def test_a_port_in_use_is_named_and_every_process_ends() -> None:
         other.listen()
         port = other.getsockname()[1]
 
-        found = try_ranks(2, _meet_without_agent, port, timeout_s=20)
+        found = try_ranks(2, _meet_without_agent, port)
 
     assert f"port {port} (MASTER_PORT) is in use" in found[0][1]
     assert f"what listens at 127.0.0.1:{port} is no store of a run" in found[1][1]
@@ -149,5 +159,7 @@ def _torchrun(program: Path) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=2"]
     command += ["--nproc-per-node=2", "--monitor-interval=0.1", str(program)]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
     return done.stdout + done.stderr

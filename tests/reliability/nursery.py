@@ -15,12 +15,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, NoReturn
 
-_PATIENCE_S: Final = 60.0
-_ORPHANS_MAY_LIVE_S: Final = 6.0  # as long as torch's own watchdog of workers needs
+_PATIENCE_S: Final = 120.0
+_ORPHANS_MAY_LIVE_S: Final = 30.0  # torch's own watchdog of workers needs six
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +145,8 @@ def orphans_of(session: int) -> int:
     while (left := members_of(session)) and time.monotonic() < deadline:
         time.sleep(0.005)
     for pid in left:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, signal.SIGKILL)
     return len(left)
 
 

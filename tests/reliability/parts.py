@@ -147,6 +147,23 @@ class Slow(Callback):
             time.sleep(PAUSE_S)
 
 
+class Hold(Callback):
+    """Waits at a step, in a run that must not end before its test has come to something.
+
+    Args:
+        at_step: The step.
+        go: The file that it waits for.
+    """
+
+    def __init__(self, at_step: int, go: Path) -> None:
+        self.at_step = at_step
+        self.go = go
+
+    def on_train_batch_start(self, trainer, model, batch, batch_idx):
+        while trainer.global_step == self.at_step and not self.go.exists():
+            time.sleep(0.005)
+
+
 class FillDisk(Callback):
     """Lets the disk of checkpoints refuse whatever is written for some steps."""
 

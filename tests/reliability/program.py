@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from reliability.digests import digest, metrics_digest
 from reliability.lesson import PAUSE_S, Net, Samples
-from reliability.parts import Die, Drop, Ema, Events, FillDisk, Jitter, Slow, Spoil
+from reliability.parts import Die, Drop, Ema, Events, FillDisk, Hold, Jitter, Slow, Spoil
 from torch.utils.data import DataLoader, TensorDataset
 
 from modelzoo_trainer import Checkpoint, Trainer, TrainingLoop
@@ -27,6 +27,7 @@ INTERRUPTED: Final = {"SIGINT": 130}  # what else interrupts a run ends it with 
 PREEMPTED: Final = 143
 EVENTS: Final = "events.txt"
 RESULT: Final = "result.json"
+GO: Final = "go"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,7 @@ class Plan:
         save_after_batch: Write a checkpoint after this many forwards and kill the process.
         drop: Entry of the checkpoint that is left out when it is loaded, "a/b/c".
         slow: Where it sleeps, to be found there by a signal: "data", "step", "validation", "save".
+        hold_at: Step at which it waits for the file `go` beside the result.
         full_from: Step from which on the disk is full.
         full_to: Step from which on it is not.
         pad: Numbers that the model holds besides, to make its checkpoints large.
@@ -84,6 +86,7 @@ class Plan:
     save_after_batch: int | None = None
     drop: str | None = None
     slow: str | None = None
+    hold_at: int | None = None
     full_from: int | None = None
     full_to: int = 0
     pad: int = 0
@@ -103,6 +106,7 @@ def trainer_of(plan: Plan) -> Trainer:
     callbacks += [] if plan.keep is None else [KeepNCheckpoints(plan.keep)]
     callbacks += [] if plan.drop is None else [Drop(plan.drop)]
     callbacks += [] if plan.slow is None else [Slow(plan.slow)]
+    callbacks += [] if plan.hold_at is None else [Hold(plan.hold_at, plan.place / GO)]
     if plan.full_from is not None:
         callbacks.append(FillDisk(plan.full_from, plan.full_to))
     later = {"asynchronous": True} if plan.asynchronous else {}

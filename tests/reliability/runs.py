@@ -84,6 +84,22 @@ class Run:
         """Run it, and send it a signal after so long."""
         return self.end(self.start(**changes).kill_after(seconds, number))
 
+    def num_told(self, word: str) -> int:
+        """Return how many lines its processes have written so far that begin with a word."""
+        path = self.place / EVENTS
+        text = path.read_text(encoding="ascii") if path.exists() else ""
+        return sum(line.startswith(f"{word} ") for line in text.splitlines())
+
+    def wait_for(self, child: Child, word: str, already: int = 0) -> None:
+        """Wait until one more such line is written.
+
+        Raises:
+            AssertionError: If the process ends before.
+        """
+        while self.num_told(word) <= already:
+            has_ended = child.has_ended(0.005)
+            assert not has_ended or self.num_told(word) > already, self.nursery.said()[-3000:]
+
     def _heard(self) -> Attempt:
         path = self.place / EVENTS
         text = path.read_text(encoding="ascii") if path.exists() else ""
@@ -193,8 +209,12 @@ def step_of(name: str) -> int:
     return int(name.split("_")[1])
 
 
-def instants(seed: int, longest_s: float) -> Iterator[float]:
-    """Yield random times up to one, so that a process is killed anywhere in its life."""
+def instants(seed: int | str, longest_s: float) -> Iterator[float]:
+    """Yield random times up to one, so that a process is killed anywhere in its life.
+
+    The longest grows, slowly: a machine that has become slower than when it was measured would let
+    no process come to its first checkpoint.
+    """
     generator = random.Random(seed)
-    for _ in range(_MAX_ATTEMPTS):
-        yield generator.uniform(0, longest_s)
+    for attempt in range(_MAX_ATTEMPTS):
+        yield generator.uniform(0, longest_s * (1 + attempt / 20))

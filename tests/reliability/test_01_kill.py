@@ -52,4 +52,5 @@ def test_a_run_that_is_killed_at_random_instants_ends_as_if_it_had_not_been(
     count(kills=total, starts=starts, batches_compared=compared, unequal=unequal)
     count(acknowledged_lost=lost, orphans=orphans, most_left_behind=most_left)
     assert (lost, unequal, orphans) == (0, 0, 0)
-    assert most_left <= 1
+    # What the thread that saves was writing, besides what the run was deleting.
+    assert most_left <= 1 + plan.get("asynchronous", False)

@@ -54,6 +54,11 @@ def device(tmp_path):
     return image
 
 
+def stands_still(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1")
+    return stat.rpartition(")")[2].split()[0] == "T"
+
+
 def acknowledged(path: Path) -> int:
     return max(map(int, path.read_text(encoding="ascii").split()), default=0)
 
@@ -73,8 +78,12 @@ def test_no_acknowledged_checkpoint_is_lost_with_the_power(
         told.touch()
         with mounted(image, tmp_path / "disk", options) as disk:
             child = nursery.start("acts:save_for_ever", str(disk / "run"), str(told))
-            child.has_ended(generator.uniform(0.3, 2.5))
+            while not acknowledged(told):
+                assert not child.has_ended(0.01)
+            child.has_ended(generator.uniform(0, 2.2))
             child.send(19)  # it stands still, and so does what it has acknowledged
+            while not stands_still(child.pid):
+                assert not child.has_ended(0.01)
             promised = acknowledged(told)
             shutil.copyfile(image, copy)  # without what only the page cache has
             child.send(9)

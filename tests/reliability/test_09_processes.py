@@ -15,7 +15,10 @@ from tests.distributed.launching import Workers, command, told, unfinished, wait
 
 NUM_STEPS = 24
 LONGEST_S = 1.2
-GONE_S = 10.0
+GONE_S = 10.0  # in the long form; elsewhere the machine may stand still for a while
+PATIENCE_S = 30.0
+MANY = 30
+SOON_LOST = "init.backend.timeout=3"
 EVERY = "init.checkpoint.steps=2"
 LATER = "init.checkpoint.asynchronous=true"
 SHARDED = "init.backend.parallel={shard: -1}"
@@ -62,12 +65,12 @@ def damaged(folder: Path) -> int:
     return sum(checkpointing.verify(one.path) != [] for one in found)
 
 
-def as_a_launcher_does(workers: Workers) -> list[int | None]:
+def as_a_launcher_does(workers: Workers, limit_s: float) -> list[int | None]:
     """End all when one has ended."""
     workers.wait_for_one()
     for rank in range(2):
         workers.send(rank, signal.SIGTERM)
-    return workers.codes(GONE_S)
+    return workers.codes(limit_s)
 
 
 @pytest.mark.parametrize("who", ["one", "all"])
@@ -76,7 +79,7 @@ def as_a_launcher_does(workers: Workers) -> list[int | None]:
     [
         ("asynchronous", 2),
         *(pytest.param(name, 4, marks=pytest.mark.slow) for name in PLANS),
-        *(pytest.param(name, 30, marks=pytest.mark.soak) for name in PLANS),
+        *(pytest.param(name, MANY, marks=pytest.mark.soak) for name in PLANS),
     ],
 )
 def test_killed_at_random_instants_it_ends_as_if_it_had_not_been(
@@ -95,7 +98,7 @@ def test_killed_at_random_instants_it_ends_as_if_it_had_not_been(
                 victims = range(2) if who == "all" else [generator.randrange(2)]
                 for rank in victims:
                     workers.send(rank, signal.SIGKILL)
-                codes = as_a_launcher_does(workers)
+                codes = as_a_launcher_does(workers, GONE_S if kills == MANY else PATIENCE_S)
                 num += -signal.SIGKILL in codes
             else:
                 codes = workers.codes()
@@ -120,9 +123,9 @@ def test_killed_at_random_instants_it_ends_as_if_it_had_not_been(
 def test_one_that_was_stopped_ends_all_in_time(tmp_path, count, whole, rank) -> None:
     folder, mark = tmp_path / "run", tmp_path / "mark"
     stopped = words_of(folder, "plain", how="SIGSTOP", where="save", rank=rank, mark=mark)
-    with Workers(tmp_path / "output", stopped) as workers:
+    with Workers(tmp_path / "output", [*stopped, "--set", SOON_LOST]) as workers:
         wait_until(mark.exists)
-        assert None not in workers.codes(GONE_S)
+        assert None not in workers.codes(PATIENCE_S)
         assert workers.left(GONE_S) == []
     assert damaged(folder) == 0
     with Workers(tmp_path / "output", stopped) as workers:

@@ -8,12 +8,12 @@ from reliability.runs import Run
 from modelzoo_trainer import checkpointing
 
 FAILED = 1
-TIMEOUT_S = 1
+TIMEOUT_S = {"hang": 1}  # of the others none is to be late
 SAID = {"kill": "DataLoader worker", "raise": "sample 40 cannot be read", "hang": "timed out"}
 
 
 def failed(runs, fault: str) -> Run:
-    run = runs.new(workers=2, fault=fault, timeout_s=TIMEOUT_S, steps=12)
+    run = runs.new(workers=2, fault=fault, timeout_s=TIMEOUT_S.get(fault, 60), steps=12)
     ended = run.once()
     assert ended.code == FAILED
     assert ended.orphans == 0
@@ -37,7 +37,7 @@ def test_a_worker_that_fails_ends_the_run_with_a_clear_error(runs, count, fault,
 def test_a_run_whose_worker_failed_goes_on_when_it_is_started_again(runs, count, fault) -> None:
     plan = {"workers": 2, "steps": 12}
     run = runs.new(**plan)
-    assert run.once(fault=fault, timeout_s=TIMEOUT_S).code == FAILED
+    assert run.once(fault=fault, timeout_s=60).code == FAILED
     assert run.once().code == 0
     assert run.result == runs.unbroken(**plan).result
     count(faults=1, resumed_equal=1)

@@ -24,7 +24,7 @@ from modelzoo_trainer import Callback
 
 folder, rank = Path(sys.argv[1]), int(sys.argv[2])
 store = dist.FileStore(str(folder / "store"), 2)
-group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=60))
+group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=180))
 
 
 class Collective(Callback):
@@ -48,7 +48,7 @@ else:
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180  # two processes import torch
     while not path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)

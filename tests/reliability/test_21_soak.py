@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -44,15 +45,25 @@ def shared_memory() -> dict[str, int]:
 
 
 def bytes_left_of(names: set[str]) -> int:
-    """Return how many bytes stay under some names in shared memory; others' come and go.
+    """Return how many bytes stay under some names in shared memory that no process has mapped.
 
-    A semaphore of 32 bytes is left by a kill between the two calls that name and unname it.
+    Those of others come and go. A semaphore of 32 bytes is left by a kill between the two calls
+    that name and unname it.
     """
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while names and time.monotonic() < deadline:
         time.sleep(0.1)
-        names = names & shared_memory().keys()
+        names = (names & shared_memory().keys()) - mapped()
     return sum(num_bytes for name, num_bytes in shared_memory().items() if name in names)
+
+
+def mapped() -> set[str]:
+    """Return the names in shared memory that living processes have mapped."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # it has just ended
+            found |= set(re.findall(r"/dev/shm/(\S+)", path.read_text(encoding="latin-1")))
+    return found
 
 
 @pytest.mark.parametrize("kills", [8, pytest.param(400, marks=pytest.mark.soak)])
@@ -61,8 +72,13 @@ def test_the_disk_does_not_fill_however_often_a_run_is_killed(runs: Runs, count,
     run = runs.new(steps=100_000, keep=KEEP, asynchronous=True, every=2)
     before = shared_memory()
     most = most_left = 0
-    for _ in range(kills):
-        run.killed_after(generator.uniform(0.03, 0.25))
+    for number in range(kills):
+        child = run.start()
+        if number % 2:  # others may be killed before they have come to a checkpoint
+            run.wait_for(child, "saved", already=run.num_told("saved"))
+            run.end(child.kill_after(generator.uniform(0, 0.15)))
+        else:
+            run.end(child.kill_after(generator.uniform(0.03, 0.25)))
         num, _ = sizes_of(run) if run.folder.exists() else (0, 0)
         most, most_left = max(most, num), max(most_left, len(run.leftovers()))
     steps = max(step for attempt in run.attempts for step in attempt.saved)
@@ -77,6 +93,7 @@ def test_the_disk_does_not_fill_however_often_a_run_is_killed(runs: Runs, count,
 def test_a_long_run_holds_what_it_held_at_first(runs: Runs, count) -> None:
     run = runs.new(steps=100_000, keep=KEEP, asynchronous=True, workers=2)
     child = run.start()
+    run.wait_for(child, "saved", already=KEEP)
     child.has_ended(5)
     bytes_at_first = sizes_of(run)[1]
     seen = []

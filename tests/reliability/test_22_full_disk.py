@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from reliability.program import GO
 from reliability.runs import Run
 from reliability.states import visible
 
@@ -71,12 +72,13 @@ def test_a_run_on_a_disk_that_fills_up_trains_on(runs, count, tmp_path, asynchro
 
 def test_a_run_on_a_disk_that_becomes_read_only_trains_on(runs, count, tmp_path) -> None:
     with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=40m", "none") as folder:
-        run = runs.new(slow="step", root=str(folder))
+        run = runs.new(root=str(folder), hold_at=STEPS // 2)
         child = run.start()
-        while not visible(folder):
-            child.has_ended(0.01)
+        while len(visible(folder)) < STEPS // 2:
+            assert not child.has_ended(0.01)
         while subprocess.run(["mount", "-o", "remount,ro", folder], check=False).returncode:
-            assert not child.has_ended()  # busy: a checkpoint is just being written
+            assert not child.has_ended(0.01)  # busy: a checkpoint is just being written
+        (run.place / GO).touch()
         run.end(child.wait())
         assert run.num_batches == STEPS
         newest = visible(folder)[-1]

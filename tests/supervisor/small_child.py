@@ -60,6 +60,9 @@ class Acts:
     def signal(self, name: str) -> None:
         os.kill(os.getpid(), getattr(signal, name))
 
+    def note(self, name: str) -> None:
+        signal.signal(getattr(signal, name), lambda number, frame: self.tell(f"got {name}"))
+
     def heed(self, name: str) -> None:
         def leave(number: int, frame: object) -> None:
             self.tell(f"got {name}")
@@ -67,17 +70,17 @@ class Acts:
 
         signal.signal(getattr(signal, name), leave)
 
-    def ignore(self, name: str) -> None:
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
-
     def sleep(self, seconds: str) -> None:
         time.sleep(float(seconds))
 
     def leave_behind(self, seconds: str) -> None:
+        reader, writer = os.pipe()
         if not os.fork():
             self.tell("left behind")
+            os.write(writer, b"told")
             time.sleep(float(seconds))
             os._exit(0)
+        os.read(reader, 4)
 
     def block_ledger(self, nothing: str) -> None:
         (self.folder / "ledger.json").mkdir()

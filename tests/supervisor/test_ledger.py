@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from modelzoo_trainer.supervisor.ledger import KINDS, Attempt, Ledger
@@ -119,7 +119,7 @@ def attempts(draw):
     return made
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(attempts())
 def test_whatever_was_measured_the_account_adds_up_and_nothing_is_negative(made):
     for one, account in zip(made, settle(*made), strict=True):
@@ -132,13 +132,14 @@ def test_whatever_was_measured_the_account_adds_up_and_nothing_is_negative(made)
 def test_the_time_of_a_page_adds_up_to_its_life():
     begin = time.monotonic()
     page = Page.create()
+    created = page.values[Field.SINCE]
     page.switch(Kind.STEPS)
     page.switch(Kind.SAVING)
     made = Attempt.of(1, 0.0, page)
     elapsed = time.monotonic() - begin
-    total = page.values[Field.SINCE] - begin
-    assert sum(made.seconds.values()) <= total <= elapsed
-    assert sum(made.seconds.values()) == pytest.approx(total, abs=0.1)
+    total = page.values[Field.SINCE] - created
+    assert sum(made.seconds.values()) == pytest.approx(total)
+    assert total <= elapsed
     assert made.seconds[Kind.SAVING] > 0
     assert (made.start_step, made.step, made.saved_step, made.median_s) == (None,) * 4
     page.close()

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.supervisor import policy, process
+from modelzoo_trainer.supervisor import policy, process, supervising
 from modelzoo_trainer.supervisor.settings import Settings
+from modelzoo_trainer.supervisor.status import write_json
 from modelzoo_trainer.supervisor.supervising import supervise
 
 CHILD = Path(__file__).with_name("small_child.py")
@@ -42,11 +43,11 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(policy, "FIRST_PAUSE_S", 0.01)
 
-    def start(*plan, num_restarts=3, num_trainers=1, **limits):
+    def start(*plan, num_restarts=3, num_trainers=1, tell=None, **limits):
         told = []
         one = Settings(model_dir=Path("run"), max_num_restarts=num_restarts, **limits)
         command = [sys.executable, str(CHILD), json.dumps(plan)]
-        code = supervise(command, [one] * num_trainers, told.append)
+        code = supervise(command, [one] * num_trainers, tell or told.append)
         return Supervised(code, told)
 
     return start
@@ -54,7 +55,7 @@ def run(tmp_path, monkeypatch):
 
 def wait_for(path: Path, text: str) -> str:
     """Return a file's text when it has `text` in it."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if path.exists() and text in path.read_text():
             return path.read_text()
@@ -67,12 +68,14 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    stat = Path(f"/proc/{pid}/stat")
-    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:  # it has just ended; or there is no such folder here
+        return not Path("/proc/self/stat").exists()
 
 
 def wait_until_gone(pid: int) -> bool:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not is_alive(pid)
@@ -179,7 +182,7 @@ def test_a_stopped_process_is_killed_and_counts_as_hung(run):
 
 
 def test_what_a_killed_child_has_left_behind_is_killed_as_well(run):
-    run(["leave_behind:60", "sleep:0.3", "signal:SIGKILL"], ["exit:0"])
+    run(["leave_behind:300", "signal:SIGKILL"], ["exit:0"])
     left = int(Path("told").read_text().split()[-1])
     assert wait_until_gone(left)
 
@@ -233,7 +236,7 @@ def test_a_signal_is_passed_on_once_and_the_run_ends(run, name, code):
 
     sender = threading.Thread(target=send)
     sender.start()
-    done = run([f"heed:{name}", "tell:ready", "sleep:60"])
+    done = run([f"heed:{name}", "tell:ready", "sleep:300"])
     sender.join()
     assert (done.code, done.ends()) == (code, [("stopped on request", f"stopped by {name}")])
     assert f"got {name}" in Path("told").read_text()
@@ -243,29 +246,49 @@ def test_the_same_signal_a_second_time_kills(run):
     def send():
         wait_for(Path("told"), "ready")
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.2)
+        wait_for(Path("told"), "got SIGTERM")
         os.kill(os.getpid(), signal.SIGTERM)
 
     sender = threading.Thread(target=send)
     sender.start()
-    done = run(["ignore:SIGTERM", "tell:ready", "sleep:60"])
+    done = run(["note:SIGTERM", "tell:ready", "sleep:300", "tell:outlived"])
     sender.join()
     assert (done.code, done.ends()) == (143, [("stopped on request", "stopped by SIGTERM")])
+    assert "outlived" not in Path("told").read_text()
 
 
 def test_a_signal_between_two_attempts_ends_the_run(run, monkeypatch):
     monkeypatch.setattr(policy, "FIRST_PAUSE_S", 60.0)
 
     def send():
-        wait_for(Path("told"), "ready")
-        time.sleep(0.3)
+        wait_for(Path("told"), "failed")
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def tell(text):
+        with Path("told").open("a") as file:
+            file.write(f"{text}\n")
 
     sender = threading.Thread(target=send)
     sender.start()
-    done = run(["tell:ready", "signal:SIGKILL"])
+    done = run(["signal:SIGKILL"], tell=tell)
     sender.join()
-    assert (done.code, len(done.ends())) == (143, 1)
+    assert done.code == 143
+    assert [outcome for outcome, _ in done.ends()] == ["killed"]
+
+
+def test_a_signal_while_a_failure_is_written_down_ends_the_run_as_one_in_the_pause_does(
+    run, monkeypatch
+):
+    def write(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        write_json(*arguments)
+
+    monkeypatch.setattr(supervising, "write_json", write)
+    done = run(["signal:SIGKILL"])
+    assert done.code == 143
+    assert [outcome for outcome, _ in done.ends()] == ["killed"]
+    assert "failed" in done.told[0]
+    assert "tarting it again" not in done.told[0]
 
 
 def test_the_handlers_of_before_are_back_afterwards(run):
@@ -280,7 +303,7 @@ sys.path.insert(0, {root!r})
 from pathlib import Path
 from modelzoo_trainer.supervisor.settings import Settings
 from modelzoo_trainer.supervisor.supervising import supervise
-plan = json.dumps([["tell:ready", "sleep:60"]])
+plan = json.dumps([["tell:ready", "sleep:300"]])
 settings = Settings(model_dir=Path("run"), max_num_restarts=1)
 assert "torch" not in sys.modules and "numpy" not in sys.modules
 supervise([sys.executable, {child!r}, plan], [settings], print)

@@ -8,6 +8,7 @@ import pytest
 from doubles import make_trainer, tiny_batches
 
 from modelzoo_trainer import Callback, Checkpoint, register_global_callback
+from modelzoo_trainer.supervisor import page
 from modelzoo_trainer.supervisor.ledger import Attempt, Ledger
 from modelzoo_trainer.supervisor.outcome import Ending, Outcome
 from modelzoo_trainer.supervisor.page import Field, Kind, Page
@@ -161,12 +162,27 @@ def test_a_commit_is_known_before_anybody_else_hears_of_it(tmp_path, measured):
     assert measured.page.number(Field.SAVED_STEP) == 2
 
 
+class Clock:
+    """Goes on by a second whenever somebody looks at it, and when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
 @pytest.mark.parametrize("ending", [DONE, CRASHED])
-def test_the_seconds_of_a_run_add_up_to_its_life(tmp_path, measured, ending):
+def test_the_seconds_of_a_run_add_up_to_its_life(tmp_path, monkeypatch, ending):
+    clock = Clock()
+    monkeypatch.setattr(page, "time", clock)
+    measured = Measured()
+
     class Fail(Callback):
         def on_before_forward(self, trainer, model, batch, args, kwargs):
             if trainer.global_step == 0:
-                time.sleep(0.03)  # more than any other step takes
+                clock.now += 100.0  # more than any other step takes
 
         def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
             if ending is CRASHED and trainer.global_step == 5:
@@ -190,6 +206,7 @@ def test_the_seconds_of_a_run_add_up_to_its_life(tmp_path, measured, ending):
     made = Attempt.of(1, 0.0, measured.page)
     made.ending = ending
     life = measured.page.values[Field.SINCE] - begin
+    measured.end()
     ledger = Ledger([], "now")
     ledger.attempts.append(made)
     [account] = ledger.settled()

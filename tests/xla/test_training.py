@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,27 +64,31 @@ def test_a_run_agrees_with_the_hosts_and_continues_on_either(
         assert losses_of(folder) == pytest.approx(rest, rel=1e-4)
 
 
+KILL = """\
+import os, signal
+from modelzoo_trainer import Callback, register_global_callback
+
+class Kill(Callback):
+    def on_step_boundary(self, trainer):
+        if trainer.global_step == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+register_global_callback(Kill())
+"""
+
+
 def test_a_run_that_was_killed_goes_on_with_the_same_bits(
     run: Run, params: dict[str, Any], tmp_path: Path
 ) -> None:
     done = run(params, "--model_dir", str(tmp_path / "whole"))
     assert done.returncode == 0, done.stderr
     killed = tmp_path / "killed"
-    path = tmp_path / "params.yaml"
-    process = subprocess.Popen(
-        [sys.executable, "run.py", "--params", str(path), "--model_dir", str(killed)],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 240
-    while not (killed / "checkpoint_4").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    (tmp_path / "zoo_kill.py").write_text(KILL)
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = run(params, "--model_dir", str(killed), "--import", "zoo_kill", PYTHONPATH=path)
+    assert done.returncode == -9, done.stderr
+    assert (killed / "checkpoint_4").exists()
+    assert not (killed / "checkpoint_8").exists()
     again = run(params, "--model_dir", str(killed))
     assert again.returncode == 0, again.stderr
     assert same_bits(tmp_path / "whole", killed, 12)
@@ -155,7 +157,7 @@ except BackendUnavailable as error:
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=True,
     )
     assert "Call torch_xla.device() when the program begins" in done.stdout
