@@ -70,6 +70,10 @@ class Identity:
         found = _stat(self.pid)
         return found is None or found[0] in "ZX" or found[1] != self.born
 
+    def is_seen(self) -> bool:
+        """Return whether the process is known to be there: one of this host that has not ended."""
+        return self.is_here() and not self.is_gone()
+
     def is_halted(self) -> bool:
         """Return whether the process was stopped by a signal, so that it can be continued."""
         found = _stat(self.pid) if self.is_here() else None
@@ -82,7 +86,7 @@ class Identity:
 
     def kill(self) -> None:
         """Kill the process, if it is one of this host and still there."""
-        if self.is_here() and not self.is_gone() and self.pid != os.getpid():
+        if self.is_seen() and self.pid != os.getpid():
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
 

@@ -106,10 +106,7 @@ class Heartbeats:
 
     def is_seen(self, rank: int) -> bool:
         """Return whether a process of this host is known to be there, whether it answers or not."""
-        if not self._get_to_know(rank):
-            return False
-        identity = self._identities[rank]
-        return identity.is_here() and not identity.is_gone()
+        return self._get_to_know(rank) and self._identities[rank].is_seen()
 
     def kill(self, rank: int) -> None:
         """Kill a process of this host that gives no signs: it may only be stopped."""

@@ -16,6 +16,7 @@ import torch
 
 from modelzoo_trainer.checkpointing import load
 from modelzoo_trainer.cli import main
+from tests.handled_signals import handles
 
 ROOT = Path(__file__).resolve().parents[1]
 ZOO = '''\
@@ -289,17 +290,11 @@ def starting(start):
     def of():
         process = start(None, "--set", "init.autorestart=null", "--max_steps", "10000000")
         deadline = time.monotonic() + 180
-        while not takes_signals(process.pid) and time.monotonic() < deadline:
+        while not handles(process.pid, signal.SIGUSR1) and time.monotonic() < deadline:
             time.sleep(0.005)
         return process
 
     return of
-
-
-def takes_signals(pid):
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    [caught] = [line.split()[1] for line in lines if line.startswith("SigCgt:")]
-    return bool(int(caught, 16) >> (signal.SIGUSR1 - 1) & 1)
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGUSR1", 143)])

@@ -22,6 +22,7 @@ import torch
 from torch.distributed import TCPStore
 
 from tests.distributed.ranks import environment
+from tests.handled_signals import handles
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMS = Path(__file__).with_name("small.yaml")
@@ -103,14 +104,8 @@ class Workers:
 
     def wait_for_handlers(self, rank: int, timeout_s: float = PATIENCE_S) -> None:
         """Wait until one of them handles SIGTERM by itself."""
-        status = Path(f"/proc/{self.pids[rank]}/status")
-        mask = 1 << (signal.SIGTERM - 1)
-
-        def has_handler() -> bool:
-            [caught] = re.findall(r"^SigCgt:\s*(\w+)", status.read_text(), re.MULTILINE)
-            return bool(int(caught, 16) & mask)
-
-        wait_until(has_handler, timeout_s, "a handler of SIGTERM")
+        pid = self.pids[rank]
+        wait_until(lambda: handles(pid, signal.SIGTERM), timeout_s, "a handler of SIGTERM")
 
     def codes(self, timeout_s: float = PATIENCE_S) -> list[int | None]:
         """Wait, and return their exit codes; None = it lives."""
