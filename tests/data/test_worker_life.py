@@ -314,13 +314,20 @@ def test_a_worker_that_dies_is_an_error_only_where_data_is_awaited(awaits) -> No
 def kill_one_worker(iterator) -> None:
     """Kill one, and return when the kernel has told."""
     worker = iterator.workers[0]
+    kill_and_hear([worker.pid])
+    worker.join(60)
+
+
+def kill_and_hear(pids: list[int]) -> None:
+    """Kill workers, and return when the kernel has told: a little later than they are dead."""
     told = []
     before = signal.getsignal(signal.SIGCHLD)
     signal.signal(signal.SIGCHLD, lambda *event: [told.append(event), before(*event)])
-    os.kill(worker.pid, signal.SIGKILL)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert wait_until_gone(pids) == []
     while not told:
         time.sleep(0.01)
-    worker.join(60)
     signal.signal(signal.SIGCHLD, before)
 
 
@@ -380,10 +387,7 @@ def kill_workers_within_a_batch(given=None) -> None:
         time.sleep(0.5)  # they write ahead
     else:
         assert given._worker_result_queue._reader.poll(60)
-    pids = [worker.pid for worker in multiprocessing.active_children()]
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    assert wait_until_gone(pids) == []
+    kill_and_hear([worker.pid for worker in multiprocessing.active_children()])
 
 
 @linux
