@@ -28,7 +28,8 @@ def run_ranks(
     """Call `function(rank, *args)` in each of `num` processes, and return what they return.
 
     The environment is torchrun's, with the store of an agent: the test itself. The processes are
-    forked from a server that has imported torch, and end without their exit handlers.
+    forked from a server that has imported torch. One that has returned stays until all have:
+    others may still be connecting with it. They end without their exit handlers.
 
     Args:
         num: The number of processes.
@@ -52,7 +53,7 @@ def try_ranks(
     agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes, processes = [], []
     for rank in range(num):
-        ours, theirs = _CONTEXT.Pipe(duplex=False)
+        ours, theirs = _CONTEXT.Pipe()
         env = environment(rank, num, agent.port)
         process = _CONTEXT.Process(target=_child, args=(theirs, env, function, rank, args))
         process.start()
@@ -123,7 +124,9 @@ def _child(
     except BaseException:  # noqa: BLE001  # told to the test
         found = False, traceback.format_exc()
     pipe.send(found)
-    pipe.close()
+    if found[0]:
+        with suppress(EOFError, ConnectionError):
+            pipe.recv()  # until the test has all, or is gone itself
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if found[0] else 1)
