@@ -319,7 +319,7 @@ def kill_one_worker(iterator) -> None:
 
 
 def kill_and_hear(pids: list[int]) -> None:
-    """Kill workers, and return when the kernel has told: a little later than they are dead."""
+    """Kill workers, and return when the kernel has told: their threads may end last."""
     told = []
     before = signal.getsignal(signal.SIGCHLD)
     signal.signal(signal.SIGCHLD, lambda *event: [told.append(event), before(*event)])

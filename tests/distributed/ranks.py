@@ -23,31 +23,40 @@ _FIRST_PORT, _NUM_PORTS = 18000, 12000  # below those that systems give by thems
 
 
 def run_ranks(
-    num: int, function: Callable[..., Any], *args: Any, timeout_s: float = PATIENCE_S
+    num: int,
+    function: Callable[..., Any],
+    *args: Any,
+    stay: bool = True,
+    timeout_s: float = PATIENCE_S,
 ) -> list[Any]:
     """Call `function(rank, *args)` in each of `num` processes, and return what they return.
 
     The environment is torchrun's, with the store of an agent: the test itself. The processes are
-    forked from a server that has imported torch. One that has returned stays until all have:
-    others may still be connecting with it. They end without their exit handlers.
+    forked from a server that has imported torch, and end without their exit handlers.
 
     Args:
         num: The number of processes.
         function: At the top of a module; what it takes and returns can be pickled.
         args: Further arguments.
+        stay: Whether one that has returned stays until all have: others may still be connecting
+            with it.
         timeout_s: After which all of them are killed.
 
     Raises:
         AssertionError: If one raises, dies, or is not done in time; with its traceback.
     """
-    results = try_ranks(num, function, *args, timeout_s=timeout_s)
+    results = try_ranks(num, function, *args, stay=stay, timeout_s=timeout_s)
     failed = [f"rank {rank}: {found}" for rank, (ok, found) in enumerate(results) if not ok]
     assert not failed, "\n".join(failed)
     return [found for _, found in results]
 
 
 def try_ranks(
-    num: int, function: Callable[..., Any], *args: Any, timeout_s: float = PATIENCE_S
+    num: int,
+    function: Callable[..., Any],
+    *args: Any,
+    stay: bool = True,
+    timeout_s: float = PATIENCE_S,
 ) -> list[tuple[bool, Any]]:
     """Return likewise, of each rank: whether it returned, and what, or how it ended."""
     agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -55,7 +64,7 @@ def try_ranks(
     for rank in range(num):
         ours, theirs = _CONTEXT.Pipe()
         env = environment(rank, num, agent.port)
-        process = _CONTEXT.Process(target=_child, args=(theirs, env, function, rank, args))
+        process = _CONTEXT.Process(target=_child, args=(theirs, env, function, rank, args, stay))
         process.start()
         theirs.close()
         pipes.append(ours)
@@ -113,7 +122,12 @@ def _result(pipe: Connection, process: Any, timeout_s: float) -> tuple[bool, Any
 
 
 def _child(
-    pipe: Connection, env: dict[str, str], function: Callable[..., Any], rank: int, args: Any
+    pipe: Connection,
+    env: dict[str, str],
+    function: Callable[..., Any],
+    rank: int,
+    args: Any,
+    stay: bool,
 ) -> None:
     os.environ.update(env)
     import torch
@@ -124,7 +138,7 @@ def _child(
     except BaseException:  # noqa: BLE001  # told to the test
         found = False, traceback.format_exc()
     pipe.send(found)
-    if found[0]:
+    if stay and found[0]:
         with suppress(EOFError, ConnectionError):
             pipe.recv()  # until the test has all, or is gone itself
     sys.stdout.flush()

@@ -317,7 +317,7 @@ def _leaves(rank: int) -> Failure | None:
 
 
 def test_processes_that_say_good_bye_are_not_taken_for_dead() -> None:
-    assert run_ranks(3, _leaves) == [None] * 3
+    assert run_ranks(3, _leaves, stay=False) == [None] * 3
 
 
 def _hears_late(rank: int) -> Failure | None:
@@ -338,7 +338,7 @@ def _until_gone(store: dist.Store) -> None:
 
 
 def test_the_store_may_end_before_a_process_has_heard_that_the_run_is_over() -> None:
-    assert run_ranks(2, _hears_late) == [None] * 2
+    assert run_ranks(2, _hears_late, stay=False) == [None] * 2
 
 
 def _goes_early(rank: int) -> Failure | None:
@@ -357,7 +357,7 @@ def _goes_early(rank: int) -> Failure | None:
 
 @pytest.mark.slow
 def test_a_process_that_has_said_good_bye_may_end_before_the_others() -> None:
-    assert run_ranks(3, _goes_early) == [None] * 3
+    assert run_ranks(3, _goes_early, stay=False) == [None] * 3
 
 
 def test_only_time_at_work_counts_as_silence() -> None:
