@@ -104,7 +104,7 @@ def test_any_input_is_planned_or_refused(tmp_path, kind):
     assert attempts.outcomes["refused"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", CASES)
 def test_thousands_of_inputs_are_planned_or_refused(tmp_path, capsys, kind):
     num = CASES[kind][1]

@@ -107,7 +107,7 @@ def test_odd_values_are_planned_or_refused(names):
     assert found["refused"] > 500
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_every_argument_takes_or_refuses_every_odd_value(names, capsys):
     found = outcomes(names, 1)
     with capsys.disabled():

@@ -104,8 +104,14 @@ class Workers:
 
     def wait_for_handlers(self, rank: int, timeout_s: float = PATIENCE_S) -> None:
         """Wait until one of them handles SIGTERM by itself."""
-        pid = self.pids[rank]
-        wait_until(lambda: handles(pid, signal.SIGTERM), timeout_s, "a handler of SIGTERM")
+
+        def is_so() -> bool:
+            try:
+                return handles(self.pids[rank], signal.SIGTERM)
+            except OSError as error:
+                raise AssertionError(f"process {rank} has ended:\n{self.said}") from error
+
+        wait_until(is_so, timeout_s, "a handler of SIGTERM")
 
     def codes(self, timeout_s: float = PATIENCE_S) -> list[int | None]:
         """Wait, and return their exit codes; None = it lives."""
@@ -245,6 +251,7 @@ def wait_until(is_true: Callable[[], Any], timeout_s: float = PATIENCE_S, what: 
 
 def set_limit(path: Path, step: int) -> None:
     """Write the last step that `Tell` lets the processes take; at once, as they read it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")
     new.write_text(str(step))
     new.replace(path)

@@ -261,6 +261,7 @@ def test_a_process_that_ends_while_the_run_starts_leaves_nothing(tmp_path, numbe
     generator = random.Random(f"{number} {rank}")
     for trial in range(6):
         run = Disturbed(tmp_path / str(trial), "", "step", 0)
+        set_limit(run.limit, LAST_STEP)  # it cannot end by itself before it has been looked at
         with run.start() as workers:
             wait_until((tmp_path / str(trial) / "output" / f"said-{rank}").exists)
             workers.wait_for_handlers(rank)  # until then what Python does follows

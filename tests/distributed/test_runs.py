@@ -220,8 +220,10 @@ def test_a_checkpoint_of_another_layout_loads(tmp_path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param([], id="replicated"),
-        pytest.param(["init.checkpoint.asynchronous=true"], id="asynchronous"),
+        pytest.param([], id="replicated", marks=pytest.mark.soak),
+        pytest.param(
+            ["init.checkpoint.asynchronous=true"], id="asynchronous", marks=pytest.mark.soak
+        ),
         pytest.param([SHARDED], id="sharded"),
     ],
 )

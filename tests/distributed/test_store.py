@@ -146,13 +146,14 @@ def _launch_of(rank: int) -> object:
 
 
 @pytest.mark.slow
-def test_killed_processes_come_up_again_ten_times_of_ten(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.soak)])
+def test_killed_processes_come_up_again_each_time(tmp_path: Path, times: int) -> None:
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
-    outputs = [_torchrun(program) for _ in range(10)]
+    outputs = [_torchrun(program) for _ in range(times)]
 
     ends = [f"process {rank} of 2, attempt 2" for rank in range(2)]
-    assert [[end in output for end in ends] for output in outputs] == [[True, True]] * 10
+    assert [[end in output for end in ends] for output in outputs] == [[True, True]] * times
 
 
 def _torchrun(program: Path) -> str:
