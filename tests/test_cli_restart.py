@@ -308,10 +308,11 @@ def test_a_signal_while_it_starts_ends_it_without_a_word(starting, name, code):
 
 
 @pytest.mark.slow
-def test_a_signal_at_any_instant_of_the_start_ends_it(starting):
+@pytest.mark.parametrize("times", [6, pytest.param(40, marks=pytest.mark.soak)])
+def test_a_signal_at_any_instant_of_the_start_ends_it(starting, times):
     instants = random.Random(1)
     codes = set()
-    for _ in range(20):
+    for _ in range(times):
         process = starting()
         time.sleep(instants.uniform(0, 2.5))
         process.send_signal(signal.SIGTERM)

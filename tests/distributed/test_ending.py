@@ -28,13 +28,11 @@ LAST_STEP = 20  # that is taken before a signal has been heeded
 FIRST = "ValueError: this is the first error"
 CONSEQUENCES = ("onnection", "TCPStore", "recvValue", "gloo", "NCCL", "RunFailed")
 PLACES = ("step", "validation", "save")
+SLOW, SOAK = pytest.mark.slow, pytest.mark.soak
 FEW = [("step", 0), ("validation", 1), ("save", 0)]
-REST = [
-    pytest.param(where, rank, marks=pytest.mark.slow)
-    for where in PLACES
-    for rank in range(2)
-    if (where, rank) not in FEW
-]
+OTHERS = [(where, rank) for where in PLACES for rank in range(2) if (where, rank) not in FEW]
+REST = [pytest.param(*one, marks=SLOW) for one in OTHERS]
+REST_OF_SLOW = [pytest.param(*one, marks=SOAK) for one in OTHERS]
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +107,7 @@ def test_an_error_of_one_ends_all_and_is_shown_once(tmp_path, undisturbed, where
 
 
 @pytest.mark.parametrize(("where", "rank"), [*FEW, *REST])
-@pytest.mark.parametrize(
-    ("how", "code"), [("SIGKILL", -9), pytest.param("exit", 7, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("how", "code"), [("SIGKILL", -9), pytest.param("exit", 7, marks=SLOW)])
 def test_the_end_of_one_ends_all_and_is_told_once(
     tmp_path, undisturbed, how, code, where, rank
 ) -> None:
@@ -127,7 +123,7 @@ def test_the_end_of_one_ends_all_and_is_told_once(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("where", "rank"), [(where, rank) for where in PLACES for rank in (0, 1)])
+@pytest.mark.parametrize(("where", "rank"), [*FEW, *REST_OF_SLOW])
 def test_a_process_that_hangs_is_shown_where_it_does(tmp_path, where, rank) -> None:
     run = Disturbed(tmp_path, "hang", where, rank, "init.backend.timeout=6")
     with run.start() as workers:
@@ -150,7 +146,7 @@ def _source() -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("where", "rank"), [(where, rank) for where in PLACES for rank in (0, 1)])
+@pytest.mark.parametrize(("where", "rank"), [*FEW, *REST_OF_SLOW])
 def test_a_process_that_was_stopped_is_taken_for_lost(tmp_path, undisturbed, where, rank) -> None:
     run = Disturbed(tmp_path, "SIGSTOP", where, rank, "init.backend.timeout=60")
     with run.start() as workers:
@@ -164,7 +160,7 @@ def test_a_process_that_was_stopped_is_taken_for_lost(tmp_path, undisturbed, whe
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "where", [pytest.param(where, marks=pytest.mark.slow) for where in PLACES[:2]] + [PLACES[2]]
+    "where", [pytest.param(where, marks=SLOW) for where in PLACES[:2]] + [PLACES[2]]
 )
 def test_a_process_that_is_late_is_waited_for(tmp_path, undisturbed, where) -> None:
     run = Disturbed(tmp_path, "late", where, 1)
@@ -208,7 +204,7 @@ def _interrupted(run: Disturbed, number: int, ranks: tuple[int, ...], after_step
         (signal.SIGTERM, (0, 1), 2),
         (signal.SIGINT, (0,), 3),
         *(
-            pytest.param(number, ranks, seed, marks=pytest.mark.slow)
+            pytest.param(number, ranks, seed, marks=SLOW if seed == 10 else SOAK)
             for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
             for ranks in ((0,), (1,), (1, 0))
             for seed in range(10, 13)
@@ -233,9 +229,9 @@ def test_a_signal_ends_all_at_the_same_step_and_the_run_goes_on_from_there(
     ("name", "where", "rank"),
     [
         ("SIGTERM", "validation", 1),
-        pytest.param("SIGTERM", "save", 1, marks=pytest.mark.slow),
-        pytest.param("SIGINT", "validation", 0, marks=pytest.mark.slow),
-        pytest.param("SIGUSR1", "save", 0, marks=pytest.mark.slow),
+        pytest.param("SIGTERM", "save", 1, marks=SLOW),
+        pytest.param("SIGINT", "validation", 0, marks=SLOW),
+        pytest.param("SIGUSR1", "save", 0, marks=SLOW),
     ],
 )
 def test_a_signal_during_a_validation_or_a_save_likewise(
@@ -257,9 +253,12 @@ def test_a_signal_during_a_validation_or_a_save_likewise(
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_process_that_ends_while_the_run_starts_leaves_nothing(tmp_path, number, rank) -> None:
+@pytest.mark.parametrize("trials", [2, pytest.param(20, marks=SOAK)])
+def test_a_process_that_ends_while_the_run_starts_leaves_nothing(
+    tmp_path, number, rank, trials
+) -> None:
     generator = random.Random(f"{number} {rank}")
-    for trial in range(6):
+    for trial in range(trials):
         run = Disturbed(tmp_path / str(trial), "", "step", 0)
         set_limit(run.limit, LAST_STEP)  # it cannot end by itself before it has been looked at
         with run.start() as workers:

@@ -78,7 +78,7 @@ def as_a_launcher_does(workers: Workers, limit_s: float) -> list[int | None]:
     ("name", "kills"),
     [
         ("asynchronous", 2),
-        *(pytest.param(name, 4, marks=pytest.mark.slow) for name in PLANS),
+        pytest.param("sharded", 4, marks=pytest.mark.slow),
         *(pytest.param(name, MANY, marks=pytest.mark.soak) for name in PLANS),
     ],
 )

@@ -10,13 +10,14 @@ from modelzoo_trainer import checkpointing
 from tests.distributed.launching import Workers, command, logged, told
 
 NUM_STEPS, CUT = 24, 10
+SLOW, SOAK = pytest.mark.slow, pytest.mark.soak
 LAYOUTS = {"replicated": [], "sharded": ["init.backend.parallel={shard: -1}"]}
 GLOBAL = ["fit.train_dataloader.batch_size=null", "fit.train_dataloader.global_batch_size=16"]
 FEW = [(2, 1, "replicated"), (1, 2, "sharded")]
 TRIALS = [
     *FEW,
     *(
-        pytest.param(before, after, name, marks=pytest.mark.slow)
+        pytest.param(before, after, name, marks=SLOW if before != after else SOAK)
         for name in LAYOUTS
         for before in (1, 2, 4)
         for after in (1, 2, 4)
