@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 
+import torch._dynamo  # by the first optimizer: more than half a second
 import torch.nn.parallel
 
 import modelzoo_trainer.config.shipped

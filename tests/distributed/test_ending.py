@@ -264,7 +264,7 @@ def test_a_process_that_ends_while_the_run_starts_leaves_nothing(
         with run.start() as workers:
             wait_until((tmp_path / str(trial) / "output" / f"said-{rank}").exists)
             workers.wait_for_handlers(rank)  # until then what Python does follows
-            time.sleep(generator.uniform(0, 0.4))
+            time.sleep(generator.uniform(0, 0.2))
             if told(run.folder):
                 continue  # it has begun
             workers.send(rank, number)

@@ -14,7 +14,7 @@ from modelzoo_trainer import checkpointing
 from tests.distributed.launching import Workers, command, told, unfinished, wait_until, weights
 
 NUM_STEPS = 24
-LONGEST_S = 1.2
+LONGEST_S = 0.8
 GONE_S = 10.0  # in the long form; elsewhere the machine may stand still for a while
 PATIENCE_S = 30.0
 MANY = 30
