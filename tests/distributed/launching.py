@@ -28,8 +28,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PARAMS = Path(__file__).with_name("small.yaml")
 PATIENCE_S = 180.0
 _CONTEXT = mp.get_context("forkserver")
-_IMPORTED = ["torch", "torch.distributed.tensor", "modelzoo_trainer", "tests.distributed.imported"]
-_CONTEXT.set_forkserver_preload(_IMPORTED)
 _MARK = "MODELZOO_TEST_RUN"
 
 

@@ -15,14 +15,7 @@ from typing import Any
 from torch.distributed import TCPStore
 
 _CONTEXT = mp.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [
-        "torch._dynamo",  # by the first optimizer: more than half a second
-        "modelzoo_trainer.trainer",
-        "backends.parallel",
-        "modelzoo_trainer.checkpointing.distributed",
-    ]
-)
+_CONTEXT.set_forkserver_preload(["tests.distributed.imported"])
 PATIENCE_S = 180.0
 _FIRST_PORT, _NUM_PORTS = 18000, 12000  # below those that systems give by themselves
 

@@ -133,6 +133,7 @@ def _hear_after(wait: Callable[[dist.Store], object]) -> None:
     Control._hear = hear_late
 
 
+@pytest.mark.slow
 def test_a_process_of_this_host_that_answers_late_is_not_taken_for_gone() -> None:
     failure = Failure(0, "Connection closed by peer", kind="lost")
     assert run_ranks(2, _answers_late) == [failure] * 2

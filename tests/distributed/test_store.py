@@ -90,6 +90,7 @@ def test_an_address_where_nobody_is_any_more_is_read_again() -> None:
         assert run_ranks(3, _meet_after, f'["127.0.0.1", {port}]') == [b"hello"] * 3
 
 
+@pytest.mark.slow
 def test_a_store_whose_seats_are_taken_is_not_that_of_this_attempt() -> None:
     old = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     old.multi_set(["seats/0", "seats/1", "seats/2", "seats/all"], ["a", "b", "c", "here"])

@@ -69,6 +69,7 @@ def test_blocks_are_found_with_their_markers() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_programs_run(blocks: list[Block], root: Path, tmp_path: Path) -> None:
     programs = [block for block in blocks if block.marker == "<!-- test -->"]
     failed = {}
