@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import socket
 import threading
 import time
@@ -17,7 +18,10 @@ from torch.distributed import DistError
 from .errors import BackendError
 from .launch import Launch
 
-_SHAKE_HANDS_S: Final = 8.0
+log = logging.getLogger("modelzoo_trainer.backends.store")
+
+_SHAKE_HANDS_S: Final = 20.0  # in which some answers of a name server may be lost
+_SLOW_S: Final = 1.0
 _PAUSE_S: Final = 0.05
 _ANYWHERE: Final = "0.0.0.0"
 
@@ -74,7 +78,7 @@ def _key(launch: Launch) -> str:
 
 def _agent(launch: Launch, deadline: float) -> Store:
     """Return the launcher's store."""
-    store = _connect(launch.host, launch.port, deadline)
+    store = _connect(launch.host, launch.port, deadline, deadline)
     if store is None:
         raise BackendError(
             f"process {launch.rank} does not reach the launcher's store at "
@@ -122,7 +126,8 @@ def _guest(launch: Launch, notice: Store | None, name: str, deadline: float) -> 
             return None
         address, port = json.loads(notice.get(_key(launch)))
     try:
-        store = _connect(address, port, deadline if notice is None else time.monotonic())
+        listening_by = deadline if notice is None else time.monotonic()
+        store = _connect(address, port, listening_by, deadline)
         if store is None:
             return None
         if not _take_seat(store, launch, name):
@@ -134,10 +139,14 @@ def _guest(launch: Launch, notice: Store | None, name: str, deadline: float) -> 
         return None
 
 
-def _connect(address: str, port: int, deadline: float) -> TCPStore | None:
-    """Return a store of somebody else; None if nobody is there until then."""
+def _connect(address: str, port: int, listening_by: float, deadline: float) -> TCPStore | None:
+    """Return a store of somebody else; None if nobody listens until then.
+
+    Torch asks the name server for the name of each end of a connection, and a store does nothing
+    else meanwhile. Where none answers that takes ten seconds and more, each time.
+    """
     while not _is_listening(address, port):
-        if time.monotonic() >= deadline:
+        if time.monotonic() >= listening_by:
             return None
         time.sleep(_PAUSE_S)
     found: list[Any] = []
@@ -152,12 +161,30 @@ def _connect(address: str, port: int, deadline: float) -> TCPStore | None:
     thread = threading.Thread(target=connect, name="store", daemon=True)
     thread.start()
     thread.join(_SHAKE_HANDS_S)
+    if not found and (asked_s := _name_lookup_s(address, port)) > _SLOW_S:
+        log.warning(
+            "No name server answers within %.0f s who %s is, and torch asks for each connection: "
+            "the processes start slowly. A line '::ffff:ADDRESS NAME' in /etc/hosts for each host "
+            "helps, or 'options timeout:1 attempts:1' in /etc/resolv.conf.",
+            asked_s,
+            address,
+        )
+        thread.join(max(deadline - time.monotonic(), 0.0))
     if not found:
         raise BackendError(
             f"what listens at {address}:{port} is no store of a run: another program has the port. "
             f"Start with another one: `torchrun --master-port=P`, or `torchrun --standalone`."
         )
     return found[0] if isinstance(found[0], TCPStore) else None
+
+
+def _name_lookup_s(address: str, port: int) -> float:
+    """Return how long it takes to look up the name of an address, as torch does it."""
+    begin = time.monotonic()
+    with suppress(OSError):
+        found = socket.getaddrinfo(address, port, socket.AF_INET6, flags=socket.AI_V4MAPPED)
+        socket.getnameinfo(found[0][4], socket.NI_NUMERICSERV)
+    return time.monotonic() - begin
 
 
 def _is_listening(address: str, port: int) -> bool:

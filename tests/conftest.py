@@ -24,6 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure() -> None:
+    # Torch asks the name server at each connection; one that is slow would cost seconds.
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest looks for what was asked for
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     lines = (_HERE / "slow.txt").read_text(encoding="ascii").splitlines()[1:]

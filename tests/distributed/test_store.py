@@ -109,17 +109,44 @@ def test_without_an_agent_the_first_process_hosts_the_port_that_is_given() -> No
     assert run_ranks(3, _meet_without_agent, free_port()) == [b"hello"] * 3
 
 
-@pytest.mark.slow
+def _meet_soon_without_agent(rank: int, port: int) -> bytes:
+    store_module._SHAKE_HANDS_S = 1.0
+    return _meet_without_agent(rank, port)
+
+
 def test_a_port_in_use_is_named_and_every_process_ends() -> None:
     with socket.socket() as other:
         other.bind(("", 0))
         other.listen()
         port = other.getsockname()[1]
 
-        found = try_ranks(2, _meet_without_agent, port)
+        found = try_ranks(2, _meet_soon_without_agent, port)
 
     assert f"port {port} (MASTER_PORT) is in use" in found[0][1]
     assert f"what listens at 127.0.0.1:{port} is no store of a run" in found[1][1]
+
+
+class _Slow(TCPStore):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        time.sleep(0.5)
+        super().__init__(*args, **kwargs)
+
+
+def test_where_no_name_server_answers_a_store_is_waited_for(monkeypatch, caplog) -> None:
+    host = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    host.set("word", "hello")
+    monkeypatch.setattr(store_module, "TCPStore", _Slow)
+    monkeypatch.setattr(store_module, "_SHAKE_HANDS_S", 0.05)
+    monkeypatch.setattr(store_module, "_SLOW_S", 0.05)
+    monkeypatch.setattr(store_module.socket, "getnameinfo", lambda *_: time.sleep(0.1))
+    deadline = time.monotonic() + 60
+
+    found = store_module._connect("127.0.0.1", host.port, deadline, deadline)
+
+    assert found is not None
+    assert found.get("word") == b"hello"
+    [line] = caplog.messages
+    assert line.startswith("No name server answers within 0 s who 127.0.0.1 is")
 
 
 def _wait_in_vain(rank: int) -> str:
