@@ -20,6 +20,7 @@ from .launch import Launch
 
 log = logging.getLogger("modelzoo_trainer.backends.store")
 
+_REACH_S: Final = 8.0
 _SHAKE_HANDS_S: Final = 20.0  # in which some answers of a name server may be lost
 _SLOW_S: Final = 1.0
 _PAUSE_S: Final = 0.05
@@ -189,7 +190,7 @@ def _name_lookup_s(address: str, port: int) -> float:
 
 def _is_listening(address: str, port: int) -> bool:
     try:
-        socket.create_connection((address, port), timeout=_SHAKE_HANDS_S).close()
+        socket.create_connection((address, port), timeout=_REACH_S).close()
     except OSError as error:
         if error.errno == errno.EMFILE:
             raise
