@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import pytest
 _HERE = Path(__file__).resolve().parent
 if str(_HERE) not in sys.path:
     sys.path.append(str(_HERE))  # for `from doubles import ...`
+
+from corpus_here import CORPUS  # noqa: E402  # lies in the folder that was just added
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,25 +29,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     # Torch asks the name server at each connection; one that is slow would cost seconds.
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for the processes that tests start
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks for what was asked for
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    lines = (_HERE / "slow.txt").read_text(encoding="ascii").splitlines()[1:]
-    patterns = {line: re.compile(re.escape(line).replace(r"\*", ".*")) for line in lines}
-    by_file: dict[str, list[str]] = {}
-    for line in lines:
-        by_file.setdefault(line.partition("::")[0], []).append(line)
-    seen, stale = set(), set()
+    unmatched: dict[tuple[str, str], bool] = {}
     for item in items:
-        file = item.path.relative_to(_HERE).as_posix()
-        stale.update(by_file.get(file, ()))
-        for line in by_file.get(file, ()):
-            if patterns[line].fullmatch(f"{file}::{item.name}"):
+        if "corpus" in item.keywords and not CORPUS.is_dir():
+            item.add_marker(pytest.mark.skip(reason="MODELZOO_CORPUS does not name a folder"))
+        for pattern in (arg for mark in item.iter_markers("slow_cases") for arg in mark.args):
+            is_match = fnmatchcase(_case(item), pattern)
+            if is_match:
                 item.add_marker(pytest.mark.slow)
-                seen.add(line)
-    if stale - seen and not any("::" in arg for arg in config.args):
-        raise pytest.UsageError(f"tests/slow.txt names no test by {sorted(stale - seen)}")
+            key = (item.nodeid.partition("[")[0], pattern)
+            unmatched[key] = unmatched.get(key, True) and not is_match
+    stale = [key for key, is_stale in unmatched.items() if is_stale]
+    if stale and not any("::" in arg for arg in config.args):
+        raise pytest.UsageError(f"slow_cases matches no case of {stale}")
+
+
+def _case(item: pytest.Item) -> str:
+    """Return the part of a test's name that stands in brackets."""
+    return item.name.partition("[")[2].removesuffix("]")
 
 
 def pytest_sessionstart() -> None:

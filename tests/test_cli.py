@@ -365,6 +365,7 @@ def real_run(tmp_path):
         process.communicate()
 
 
+@pytest.mark.slow_cases("SIGINT")
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
 )
@@ -380,6 +381,7 @@ def test_a_signal_ends_a_real_run_with_its_code(real_run, tmp_path, number, code
     assert process.returncode == code, err
 
 
+@pytest.mark.slow
 def test_an_error_in_a_real_run_is_1_with_the_users_traceback(real_run):
     process = real_run(fails=True)
     _, err = process.communicate(timeout=180)

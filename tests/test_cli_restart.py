@@ -197,6 +197,7 @@ def test_a_standard_error_that_cannot_be_written_ends_no_run(start):
     assert [one["outcome"] for one in ledger["attempts"]] == ["killed", "done"]
 
 
+@pytest.mark.slow
 def test_a_hang_is_found_and_its_stacks_are_in_the_folder(run):
     done = run("{kind: hang, at: 5}", limits=", hang_timeout: 0.5")
     assert done.returncode == 0, done.err
@@ -321,6 +322,7 @@ def test_a_signal_at_any_instant_of_the_start_ends_it(starting, times):
     assert codes == {(143, False)}
 
 
+@pytest.mark.slow
 def test_an_error_of_the_operating_system_is_1_in_one_line(start):
     text = FILE.replace("{data_processor: zoo_restart.Points}", "{data_processor: zoo_lost.Lost}")
     Path("zoo_lost.py").write_text(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 import torch
 from corpus_doubles import Watch
 from corpus_expected import decays_at, only, rates_at, telling_steps, value_at
+from corpus_here import CORPUS
 from corpus_short import NUM_STEPS, checkpoints_of, names_of_sparse, parts_of, shortened
 
 from modelzoo_trainer import register_global_callback
@@ -23,7 +23,6 @@ from modelzoo_trainer.config.positions import to_plain
 from modelzoo_trainer.config.resolved import to_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-CORPUS = Path(os.environ.get("MODELZOO_CORPUS", "/nonexistent"))
 
 
 def section_of(path: Path) -> dict[str, Any]:
@@ -40,7 +39,7 @@ FOR_CSX = [
 ]
 SOME = ALL[:: max(1, len(ALL) // 3)]
 
-pytestmark = pytest.mark.skipif(not CORPUS.is_dir(), reason="MODELZOO_CORPUS names no folder")
+pytestmark = pytest.mark.corpus
 
 
 def check(path: Path, *options: str) -> int:
@@ -101,6 +100,7 @@ def test_a_file_for_other_hardware_needs_a_device_and_is_told_so(path, capfd):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SOME)
 def test_a_published_file_is_right_from_the_command_line(path):
     command = ["run.py", "--params", str(path), "--device", "cpu", "--check"]

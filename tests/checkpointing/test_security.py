@@ -238,6 +238,7 @@ def as_dict(value):
     return value if isinstance(value, dict) else {"format_version": value}
 
 
+@pytest.mark.slow_cases("700")
 @pytest.mark.parametrize("count", COUNTS)
 def test_whatever_a_state_says_the_error_is_one_kind(path, bound, count):
     chance = random.Random(2)
@@ -254,6 +255,7 @@ def test_whatever_a_state_says_the_error_is_one_kind(path, bound, count):
     assert bound.loaded > count / 10
 
 
+@pytest.mark.slow_cases("700")
 @pytest.mark.parametrize("count", COUNTS)
 def test_whatever_a_header_says_the_error_is_one_kind(path, bound, count):
     chance = random.Random(3)

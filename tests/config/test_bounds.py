@@ -163,6 +163,7 @@ def peak_of(function: Callable[[str], object], text: str) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_twice_the_size_is_twice_the_work_at_most(load, case):
     make, size = CASES[case]
@@ -172,6 +173,7 @@ def test_twice_the_size_is_twice_the_work_at_most(load, case):
     assert twice < 2.3 * once + 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_twice_the_size_is_twice_the_memory_at_most(load, case):
     make, size = CASES[case]
@@ -180,6 +182,7 @@ def test_twice_the_size_is_twice_the_memory_at_most(load, case):
     assert twice < 2.3 * once + 200_000
 
 
+@pytest.mark.slow_cases("merges of one")
 @pytest.mark.parametrize("case", MERGES)
 def test_merges_take_no_more_memory_than_the_bound_on_values(load, case):
     make, size = MERGES[case]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import zlib
 from collections import Counter
@@ -12,10 +11,10 @@ import pytest
 from config.mutants import GIVEN_TWICE, KINDS, MISSING, Mutant, keys_of, mutants_of
 from config.shapes import Format
 from config.verdicts import Verdicts
+from corpus_here import CORPUS
 
 from modelzoo_trainer.config.shipped import shipped_names
 
-CORPUS = Path(os.environ.get("MODELZOO_CORPUS", "/nonexistent"))
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SAMPLE = 1000
 
@@ -74,7 +73,7 @@ OPEN = {
     "starcoder.output_layer_initializer": 42,
 }
 
-pytestmark = pytest.mark.skipif(not CORPUS.is_dir(), reason="MODELZOO_CORPUS names no folder")
+pytestmark = pytest.mark.corpus
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +98,7 @@ def is_in_sample(source: str, mutant: Mutant, one_in: int) -> bool:
     return zlib.crc32(what.encode()) % one_in == 0
 
 
+@pytest.mark.slow
 def test_a_sample_of_mistakes_is_found(files, form, tmp_path, verdicts):
     sample = Verdicts(tmp_path, verdicts.names)
     for source, text in files.items():

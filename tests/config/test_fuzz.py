@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from config.attempts import Attempts
 from config.inputs import CHANGES, FILES, LEGACY_FILES, PIECES, spoilt
+from corpus_here import CORPUS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +20,6 @@ from modelzoo_trainer.config.resolved import to_yaml
 from modelzoo_trainer.config.shipped import shipped_names
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
-CORPUS = sorted(Path(os.environ.get("MODELZOO_CORPUS", "/nonexistent")).rglob("*.yaml"))
 SMALL = """\
 trainer:
   init:
@@ -74,13 +73,17 @@ CASES: dict[str, tuple[int, int, st.SearchStrategy[Any], Case]] = {
     ),
     "changes": (300, 2500, CHANGES, change),
     "one change": (300, 1500, PIECES.flatmap(lambda one: CHANGES.map(lambda c: one + c[0])), parse),
-    "spoilt files": (
+    "spoilt files": (200, 4000, st.tuples(spoilt(CONFIGS), MODE, st.booleans()), load),
+    "spoilt published files": (
         200,
         4000,
-        st.tuples(spoilt([*CONFIGS, *CORPUS]), MODE, st.booleans()),
+        st.tuples(spoilt(sorted(CORPUS.rglob("*.yaml"))), MODE, st.booleans()),
         load,
     ),
 }
+KINDS = [
+    pytest.param(kind, marks=pytest.mark.corpus if "published" in kind else ()) for kind in CASES
+]
 
 
 def fuzz(kind: str, num_inputs: int, folder: Path) -> Attempts:
@@ -97,7 +100,8 @@ def fuzz(kind: str, num_inputs: int, folder: Path) -> Attempts:
     return attempts
 
 
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.slow_cases("spoilt*files", "text", "trees of the older layout", "trees")
+@pytest.mark.parametrize("kind", KINDS)
 def test_any_input_is_planned_or_refused(tmp_path, kind):
     attempts = fuzz(kind, CASES[kind][0], tmp_path)
     assert attempts.outcomes.total() >= CASES[kind][0] / 2
@@ -105,7 +109,7 @@ def test_any_input_is_planned_or_refused(tmp_path, kind):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_thousands_of_inputs_are_planned_or_refused(tmp_path, capsys, kind):
     num = CASES[kind][1]
     found = fuzz(kind, num, tmp_path).outcomes

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from corpus_here import CORPUS
 from jsonschema import Draft202012Validator
 
 from modelzoo_trainer.config.build import check_config
@@ -22,7 +22,6 @@ from modelzoo_trainer.errors import ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FILES = sorted(CONFIGS.glob("*.yaml"))
-CORPUS = Path(os.environ.get("MODELZOO_CORPUS", "/nonexistent"))
 NAMELESS = "multimodal_simple_config.yaml"  # prepares data; its model has no name
 DIGITS = CONFIGS / "digits_mlp.yaml"
 
@@ -279,7 +278,7 @@ def test_a_misspelt_key_is_refused_wherever_it_is(shipped, path):
     assert accepted == []
 
 
-@pytest.mark.skipif(not CORPUS.is_dir(), reason="MODELZOO_CORPUS names no folder")
+@pytest.mark.corpus
 def test_the_published_configurations_fit(shipped):
     paths = [path for path in sorted(CORPUS.rglob("*.yaml")) if path.name != NAMELESS]
     found = {path.name: complaints(shipped, content_of(path)) for path in paths}

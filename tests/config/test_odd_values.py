@@ -101,6 +101,7 @@ def refusal(names: Names, given: dict[str, Any]) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_odd_values_are_planned_or_refused(names):
     found = outcomes(names, 12)
     assert found["planned"] > 50

@@ -1,10 +1,9 @@
 """Names and arguments of published classes, against the registry and whole configurations."""
 
-import os
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from corpus_here import CORPUS
 
 from modelzoo_trainer import callbacks, loggers
 from modelzoo_trainer.config.arguments import check_arguments
@@ -15,7 +14,6 @@ from modelzoo_trainer.config.published import published_names, published_schema
 from modelzoo_trainer.data.registry import PROCESSORS
 from modelzoo_trainer.models.registry import MODELS
 
-CORPUS = Path(os.environ.get("MODELZOO_CORPUS") or "/nonexistent")
 SHIPPED = {
     "model": tuple(MODELS),
     "data processor": tuple(PROCESSORS),
@@ -248,7 +246,7 @@ def test_a_class_without_arguments_takes_none():
     assert found == ["p.yaml:1:1: steps: no such argument of RunSchedule, which takes none."]
 
 
-@pytest.mark.skipif(not CORPUS.is_dir(), reason="MODELZOO_CORPUS names no folder")
+@pytest.mark.corpus
 def test_the_published_configurations_have_no_problems():
     found = {}
     num_checked = Counter()
@@ -261,7 +259,7 @@ def test_the_published_configurations_have_no_problems():
     assert min(num_checked[kind] for kind in ("model", "data processor", "callback")) > 0
 
 
-@pytest.mark.skipif(not CORPUS.is_dir(), reason="MODELZOO_CORPUS names no folder")
+@pytest.mark.corpus
 def test_nearly_all_keys_of_the_published_configurations_belong_to_closed_classes():
     num_closed, num_open = Counter(), Counter()
     for path in sorted(CORPUS.rglob("*.yaml")):

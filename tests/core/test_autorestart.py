@@ -227,6 +227,7 @@ trainer.fit(tiny_batches(8))
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_asks_for_it_does_not_hang_forever(tmp_path):
     program = PROGRAM.format(root=str(ROOT), folder=str(tmp_path / "run"))
     done = subprocess.run(

@@ -101,6 +101,7 @@ def _patience(monkeypatch) -> None:
     monkeypatch.setattr(worker_life, "_KILL_S", 60.0)
 
 
+@pytest.mark.slow_cases("True-fork")
 @linux
 @pytest.mark.parametrize(
     "method",
@@ -120,6 +121,7 @@ def test_no_worker_outlives_its_killed_parent(tmp_path, method, hangs) -> None:
     assert wait_until_gone(workers) == []
 
 
+@pytest.mark.slow
 @linux
 def test_a_worker_that_begins_after_its_parent_is_gone_ends(tmp_path) -> None:
     for _ in range(3):
@@ -231,6 +233,7 @@ class Greeting(Dataset):
         return os.environ["GREETING"]
 
 
+@pytest.mark.slow_cases("True")
 @linux
 @pytest.mark.parametrize("hangs", [False, True])
 def test_no_worker_of_a_thread_outlives_its_killed_parent(tmp_path, hangs) -> None:
@@ -457,6 +460,7 @@ def test_signals_do_not_end_workers_that_are_being_started(method, kind) -> None
     shut_down(iterator)
 
 
+@pytest.mark.slow_cases("SIGINT", "SIGUSR1")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
 def test_signals_do_not_end_a_worker_whose_interpreter_ends(name) -> None:
     program = f"""

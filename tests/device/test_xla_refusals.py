@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +43,7 @@ def install(folder: Path, version: str, code: str = "") -> None:
     (facts / "METADATA").write_text(text, encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_torch_xla_for_another_torch_is_refused_with_both_versions(tmp_path: Path) -> None:
     install(tmp_path, "1.13.1")
     message = said(tmp_path, "xla")
@@ -57,6 +59,7 @@ def test_a_torch_xla_that_does_not_import_is_refused_with_the_reason(tmp_path: P
     assert "PJRT_DEVICE ('TPU')" in message
 
 
+@pytest.mark.slow
 def test_auto_is_the_device_that_the_runtime_is_told_to_use(tmp_path: Path) -> None:
     if torch.accelerator.is_available():
         return  # that goes first

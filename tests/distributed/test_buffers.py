@@ -44,6 +44,7 @@ def fit(rank: int, folder: Path, backend: Any, max_steps: int) -> dict[str, Any]
     }
 
 
+@pytest.mark.slow_cases("DDP", "backend1")
 @pytest.mark.parametrize(
     "backend",
     [pytest.param({}, id="DDP", marks=pytest.mark.slow), pytest.param({"parallel": {"shard": 2}})],

@@ -55,6 +55,7 @@ def skipping() -> list[Any]:
     return [CheckLoss("skip")]
 
 
+@pytest.mark.slow_cases("DDP", "FSDP2")
 @pytest.mark.parametrize("backend", [{}, FSDP2], ids=["DDP", "FSDP2"])
 def test_a_loss_that_is_no_number_in_one_process_leaves_the_step_out_in_all(
     tmp_path, backend
@@ -70,6 +71,7 @@ def going_back() -> list[Any]:
     return [CheckLoss("rollback")]
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_in_one_process_takes_all_back(tmp_path) -> None:
     options = {"epochs": 1, "spoilt": 11, "save": 1, "backend": {}}  # the third step, process 1
     found = run_ranks(2, fit, tmp_path, going_back, options)
@@ -152,6 +154,7 @@ def stopping_when() -> list[Any]:
     return [StopWhen()]
 
 
+@pytest.mark.slow_cases("stopping_0", "stopping_1", "stopping_when")
 @pytest.mark.parametrize("callbacks", [stopping_0, stopping_1, stopping_when])
 def test_a_stop_that_one_process_asks_for_is_that_of_all(tmp_path, callbacks) -> None:
     options = {"epochs": ENDLESS, "backend": {}, "save": 6 * ENDLESS, "eval_frequency": None}
@@ -173,6 +176,7 @@ def stopping_at_metrics() -> list[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_stop_by_a_metric_of_all_stops_all(tmp_path) -> None:
     options = {"epochs": ENDLESS, "backend": {}, "eval_frequency": 6}
     found = run_ranks(2, fit, tmp_path, stopping_at_metrics, options)
@@ -184,6 +188,7 @@ def saving_best() -> list[Any]:
     return [SaveBest("validate_0/loss", k=1), ComputeNorm(), CountParams()]
 
 
+@pytest.mark.slow_cases("DDP", "FSDP2")
 @pytest.mark.parametrize("backend", [{}, FSDP2], ids=["DDP", "FSDP2"])
 def test_the_best_checkpoint_is_written_once_by_all(tmp_path, backend) -> None:
     options = {"epochs": 2, "backend": backend, "eval_frequency": 6}
@@ -209,6 +214,7 @@ def stopping_when_saved() -> list[Any]:
     return [StopWhenSaved()]
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_a_checkpoint_that_the_clock_wants_is_written_at_one_step(tmp_path) -> None:
     by_clock = {"checkpoint": {"minutes": 1e-3}, "eval_frequency": None}

@@ -57,6 +57,7 @@ def test_saved_on_2_it_goes_on_on_1_2_3_and_4(tmp_path, engine, other, asynchron
             torch.testing.assert_close(weights_of(rest), weights_of(whole), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow_cases("DDP", "FSDP2")
 @pytest.mark.parametrize("engine", ["DDP", "FSDP2"])
 def test_a_run_that_is_cut_off_goes_on_with_the_same_bits(tmp_path, engine) -> None:
     whole = run(2, tmp_path / "whole", NUM_STEPS, engine)
@@ -73,6 +74,7 @@ def test_what_one_process_saved_several_go_on_from(tmp_path) -> None:
     torch.testing.assert_close(weights_of(rest), weights_of(whole), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_each_process_has_its_own_random_state_in_it(tmp_path) -> None:
     run(2, tmp_path, CUT, "DDP")
     rng = load(tmp_path / f"checkpoint_{CUT}")["rng"]

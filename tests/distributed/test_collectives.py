@@ -253,6 +253,7 @@ def test_a_decision_of_all_sends_nothing(found: Any, engine: str) -> None:
         assert number % LOG_STEPS == 0 or sent == usual, number
 
 
+@pytest.mark.slow
 def test_where_parameters_may_be_unused_weights_are_one_number(tmp_path: Path) -> None:
     for hand, ours in run_ranks(2, with_unused, tmp_path):
         assert shapes(ours) == shapes(with_extra(hand, quiet=[WEIGHT], logged=[LOSS]))

@@ -49,6 +49,7 @@ def by_case(results: list[list[Any]]) -> list[list[Any]]:
     return [list(parts) for parts in zip(*results, strict=True)]
 
 
+@pytest.mark.slow_cases("2", "3", "4")
 @ranks
 def test_their_batches_are_those_of_one_process_with_as_many_samples(count: int) -> None:
     results = run_ranks(count, passes, number_loader, CASES)
@@ -67,6 +68,7 @@ def test_fillers_are_what_is_missing_to_a_sample_for_each(count: int) -> None:
     assert num_fillers == [max(count - left, 0) if left else 0 for left in rest]
 
 
+@pytest.mark.slow_cases("2")
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_load_the_same(workers: int) -> None:
@@ -85,6 +87,7 @@ def test_a_batch_for_all_is_divided(count: int) -> None:
     assert [together(parts) for parts in by_case(results)] == expected
 
 
+@pytest.mark.slow_cases("4")
 @ranks
 def test_items_that_are_not_batched_are_divided(count: int) -> None:
     cases = [{"num": num, "size": None} for num in range(1, 20)]

@@ -96,6 +96,7 @@ def test_in_lockstep_all_processes_return_the_same_topics_at_the_same_points() -
     assert len(found[0]) == 40
 
 
+@pytest.mark.slow
 def test_processes_that_drift_apart_return_the_same_topics_at_the_same_points() -> None:
     found = run_ranks(4, _drifting, 20)
 

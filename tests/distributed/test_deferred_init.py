@@ -40,6 +40,7 @@ def draw(rank: int, kind: type[Decoder], options: dict[str, Any]) -> tuple[Any, 
     return values(model), after, is_shared
 
 
+@pytest.mark.slow_cases("copies", "sharded", "split, sharded", "split", "uneven")
 @pytest.mark.parametrize(
     ("num", "kind", "options"),
     [
@@ -86,6 +87,7 @@ def draw_usual(rank: int) -> dict[str, list[float]]:
     return values(model)
 
 
+@pytest.mark.slow
 def test_modules_are_reset_in_the_order_of_their_constructors() -> None:
     torch.manual_seed(0)
     expected = values(Usual())

@@ -91,6 +91,7 @@ def complaints(workers: Workers) -> str:
     return "".join(line for line in lines if " INFO: " not in line)
 
 
+@pytest.mark.slow_cases("save-0", "step-0")
 @pytest.mark.parametrize(("where", "rank"), [*FEW, *REST])
 def test_an_error_of_one_ends_all_and_is_shown_once(tmp_path, undisturbed, where, rank) -> None:
     run = Disturbed(tmp_path, "raise", where, rank)
@@ -106,6 +107,7 @@ def test_an_error_of_one_ends_all_and_is_shown_once(tmp_path, undisturbed, where
         run.goes_on(undisturbed)
 
 
+@pytest.mark.slow_cases("SIGKILL--9-save-0", "SIGKILL--9-validation-1")
 @pytest.mark.parametrize(("where", "rank"), [*FEW, *REST])
 @pytest.mark.parametrize(("how", "code"), [("SIGKILL", -9), pytest.param("exit", 7, marks=SLOW)])
 def test_the_end_of_one_ends_all_and_is_told_once(
@@ -158,6 +160,7 @@ def test_a_process_that_was_stopped_is_taken_for_lost(tmp_path, undisturbed, whe
     run.goes_on(undisturbed)
 
 
+@pytest.mark.slow_cases("save")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "where", [pytest.param(where, marks=SLOW) for where in PLACES[:2]] + [PLACES[2]]
@@ -197,6 +200,7 @@ def _interrupted(run: Disturbed, number: int, ranks: tuple[int, ...], after_step
     return int(step)
 
 
+@pytest.mark.slow_cases("15-ranks0-1", "2-ranks2-3")
 @pytest.mark.parametrize(
     ("number", "ranks", "seed"),
     [
@@ -224,6 +228,7 @@ def test_a_signal_ends_all_at_the_same_step_and_the_run_goes_on_from_there(
     assert begins == ["0", str(step)]
 
 
+@pytest.mark.slow_cases("SIGTERM-validation-1")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "where", "rank"),

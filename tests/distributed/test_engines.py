@@ -38,6 +38,15 @@ def close(found: Any, expected: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow_cases(
+    "copies, sharded",
+    "sharded, by name",
+    "sharded",
+    "split, copies",
+    "split, sharded",
+    "split",
+    "uneven",
+)
 @pytest.mark.parametrize("name", ARRANGEMENTS)
 def test_it_equals_one_process_with_the_whole_batch(name: str) -> None:
     num, options = ARRANGEMENTS[name]
@@ -73,6 +82,7 @@ def test_the_first_step_adds_up_in_the_order_of_all_others() -> None:
         assert others == [first] * 2
 
 
+@pytest.mark.slow_cases("copies", "sharded")
 @pytest.mark.parametrize("name", ["copies", "sharded", pytest.param("split, copies", marks=SLOW)])
 def test_batches_can_be_accumulated(name: str) -> None:
     num, options = ARRANGEMENTS[name]
@@ -111,6 +121,7 @@ def train_compiled(rank: int, options: dict[str, Any], target: Any) -> dict[str,
     return train(model, module, part)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -146,6 +157,7 @@ def collectives_of(module: nn.Module) -> dict[str, int]:
     return {str(op).rpartition(".")[2]: num for op, num in count.get_comm_counts().items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, SHARD], ids=["copies", "sharded"])
 def test_inside_accumulation_no_gradients_are_exchanged(options: dict[str, Any]) -> None:
     assert run_ranks(2, count_reductions, options) == [(0, True)] * 2
@@ -166,6 +178,7 @@ def num_reductions(count: CommDebugMode) -> int:
     return sum(num for op, num in count.get_comm_counts().items() if "reduce" in str(op))
 
 
+@pytest.mark.slow
 def test_each_process_holds_its_part() -> None:
     assert run_ranks(2, count_elements, {}) == [2 * 8 * 16 * 3 + 24 * 3 + 16 * 3 + 88 + 16] * 2
     halves = run_ranks(2, count_elements, SHARD)
@@ -181,6 +194,7 @@ def count_elements(rank: int, options: dict[str, Any]) -> int:
     )
 
 
+@pytest.mark.slow
 def test_a_parameter_shared_by_two_blocks_is_refused() -> None:
     expected = (
         "embedding.weight and head.weight are one parameter, but belong to different blocks. Name "
@@ -190,6 +204,7 @@ def test_a_parameter_shared_by_two_blocks_is_refused() -> None:
     assert run_ranks(2, refusal, options) == [expected] * 2
 
 
+@pytest.mark.slow
 def test_a_block_that_is_misspelt_is_refused() -> None:
     options = SHARD | {"sharding": {"blocks": ["Lyer"]}}
     (message, _) = run_ranks(2, refusal, options)
@@ -217,6 +232,7 @@ def buffers_after_a_step(rank: int, options: dict[str, Any]) -> tuple[float, flo
     return model.saved[0].item(), model.passing[0].item()
 
 
+@pytest.mark.slow
 def test_sharded_parameters_can_be_computed_with_in_another_type() -> None:
     sharding = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
     options = SHARD | {"sharding": sharding}
@@ -234,6 +250,7 @@ def types_of(rank: int, options: dict[str, Any]) -> tuple[str, str]:
     return str(seen[0]), str(grad.dtype)
 
 
+@pytest.mark.slow
 def test_a_model_without_gradients_is_not_copied() -> None:
     assert run_ranks(2, is_itself, {}) == [True, True]
 

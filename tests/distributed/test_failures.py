@@ -83,6 +83,7 @@ def _all_fail(rank: int) -> Failure:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_of_many_failures_all_processes_name_the_same_first_one() -> None:
     found = run_ranks(4, _all_fail)
 
@@ -153,6 +154,7 @@ def _all_lost(rank: int) -> Failure:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_lost_connection_without_another_cause_is_the_failure() -> None:
     found = run_ranks(2, _all_lost)
 
@@ -182,6 +184,7 @@ def test_a_process_that_is_killed_is_named_by_all_others() -> None:
     assert found == [(True, gone), (False, "ended with exit code -9"), (True, gone)]
 
 
+@pytest.mark.slow
 def test_the_first_process_is_named_as_well_although_the_store_dies_with_it() -> None:
     found = try_ranks(3, _killed, 0)
 
@@ -215,6 +218,7 @@ def _write(path: Path, text: str, others: list[Path]) -> Any:
     raise ValueError("last words are not heard")
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stuck_is_ended_with_the_code_after_its_last_words(
     tmp_path: Path,
 ) -> None:
@@ -224,6 +228,7 @@ def test_a_process_that_is_stuck_is_ended_with_the_code_after_its_last_words(
     assert {(tmp_path / str(rank)).read_text() for rank in range(3)} == {"process 2: bad batch"}
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_ends_those_that_do_not_notice(tmp_path: Path) -> None:
     found = try_ranks(3, _stuck, 1, signal.SIGKILL, str(tmp_path))
 
@@ -356,6 +361,7 @@ def _goes_early(rank: int) -> Failure | None:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_a_process_that_has_said_good_bye_may_end_before_the_others() -> None:
     assert run_ranks(3, _goes_early, stay=False) == [None] * 3

@@ -67,6 +67,7 @@ def clip_mixed(rank: int, max_norm: float) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow_cases("0.1", "100.0")
 @pytest.mark.parametrize("max_norm", [0.1, 100.0])
 def test_the_norm_is_that_of_whole_gradients(max_norm: float) -> None:
     expected = [with_grad(grad) for grad in whole_grads()]
@@ -118,6 +119,7 @@ def sum_first(rank: int) -> tuple[float, list[list[float]]]:
     return norm, together(params)
 
 
+@pytest.mark.slow
 def test_gradients_that_are_not_added_up_yet_are() -> None:
     assert run_ranks(2, sum_first) == [(5.0, [[3.0, 3.5]])] * 2
 

@@ -53,6 +53,7 @@ def equal_runs(
     return ranks
 
 
+@pytest.mark.slow_cases("TP-None")
 @pytest.mark.parametrize(
     ("engine", "counts"),
     [
@@ -76,6 +77,7 @@ def test_whatever_the_number_of_processes(tmp_path, engine, counts, num) -> None
     equal_runs(tmp_path, num, engine, {"counts": counts})
 
 
+@pytest.mark.slow_cases("DDP-3", "FSDP2-25")
 @pytest.mark.parametrize(
     ("engine", "num_samples"),
     [

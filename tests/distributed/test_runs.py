@@ -56,6 +56,7 @@ def quickstart(folder: Path, *changes: str) -> list[str]:
     return ["--params", "configs/quickstart.yaml", "--device", "cpu", *words]
 
 
+@pytest.mark.slow
 def test_the_quickstart_under_torchrun_is_that_of_one_process(tmp_path) -> None:
     with Workers(tmp_path / "one", quickstart(tmp_path / "alone", _batch(64)), num=1) as alone:
         with Launched(tmp_path / "two", quickstart(tmp_path / "run")) as launched:
@@ -115,6 +116,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow_cases("misspelt")
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_said_once_and_all_end(tmp_path, name) -> None:
     changes, message = WRONG[name]
@@ -191,6 +193,7 @@ def test_an_environment_that_is_not_complete_is_refused(tmp_path) -> None:
 # ---- other launchers, other layouts
 
 
+@pytest.mark.slow
 def test_a_launcher_without_a_store_will_do_and_restarts_are_its_part(tmp_path) -> None:
     port = free_port()
     words = command(tmp_path / "run", "init.autorestart={max_num_restarts: 2}")
@@ -201,6 +204,7 @@ def test_a_launcher_without_a_store_will_do_and_restarts_are_its_part(tmp_path) 
     assert checkpointing.list_checkpoints(tmp_path / "run")[-1].step == NUM_STEPS
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_layout_loads(tmp_path) -> None:
     cut = command(tmp_path / "run", "init.loop.max_steps=12")
     with Workers(tmp_path / "w", cut) as workers:

@@ -114,6 +114,7 @@ def _meet_soon_without_agent(rank: int, port: int) -> bytes:
     return _meet_without_agent(rank, port)
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_named_and_every_process_ends() -> None:
     with socket.socket() as other:
         other.bind(("", 0))

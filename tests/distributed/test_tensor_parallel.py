@@ -68,6 +68,7 @@ def learn_split(rank: int, kind: type[Decoder], changes: dict[str, Any]) -> dict
     return learn(model)
 
 
+@pytest.mark.slow_cases("gpt2", "llama, grouped")
 @pytest.mark.parametrize(
     ("kind", "changes"), [(Gpt2, {}), (Llama, GROUPED)], ids=["gpt2", "llama, grouped"]
 )

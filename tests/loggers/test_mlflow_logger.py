@@ -238,6 +238,7 @@ def test_without_the_library_the_extra_is_named(make, monkeypatch):
         make(MLflowLogger())
 
 
+@pytest.mark.slow
 def test_nothing_of_it_is_imported_before_it_is_used():
     code = "import sys, modelzoo_trainer.loggers.mlflow_logger; assert 'mlflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -327,6 +327,7 @@ class Crash(Callback):
             raise Stop
 
 
+@pytest.mark.slow_cases("*-fake")
 @pytest.mark.parametrize("device", ["cpu", "fake"])
 @pytest.mark.parametrize("at", [3, 8, 13, 14, 15, 16, 20])
 def test_a_resumed_run_skips_what_the_unbroken_one_skips(
@@ -422,6 +423,7 @@ def test_the_count_of_skips_in_a_row_goes_on_over_a_restart(run: Run, tmp_path: 
 # ---- rollback
 
 
+@pytest.mark.slow_cases("*-fake")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "Adafactor"])

@@ -66,6 +66,7 @@ class Runs:
         return trainer
 
 
+@pytest.mark.slow_cases("*-torch", "14-*", "20-*")
 @pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
 @pytest.mark.parametrize("step", [3, 5, 7, 10, 14, 20])
 def test_a_resumed_run_ends_at_the_same_weights(trainer_of, tmp_path, scheduler, step) -> None:

@@ -130,6 +130,7 @@ class AugmentedBatches(Augmented):
         return [self[idx] for idx in indices]
 
 
+@pytest.mark.slow_cases("by_numpy-*")
 @pytest.mark.parametrize("step", [7, slow(3), slow(12)])
 @pytest.mark.parametrize(("workers", "later"), [(0, 0), (0, 2), (2, 0), slow(2, 2), slow(1, 2)])
 @pytest.mark.parametrize("draw", [by_python, by_numpy, by_torch])
@@ -141,6 +142,7 @@ def test_augmentation_goes_on_with_any_number_of_workers(runs, draw, workers, la
     runs.check(lambda: make(workers), step, lambda: make(later))
 
 
+@pytest.mark.slow_cases("0-13-*", "0-2-*")
 @pytest.mark.parametrize("look_ahead", [True, False])
 @pytest.mark.parametrize("step", [2, 6, 7, 13])
 @pytest.mark.parametrize("workers", [0, slow(1)])
@@ -207,6 +209,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow_cases("*-0-6")
 @pytest.mark.parametrize("step", [slow(2), 6, 9])
 @pytest.mark.parametrize("workers", [0, slow(2)])
 @pytest.mark.parametrize("kind", KINDS)
@@ -354,6 +357,7 @@ def stateful_stream() -> DataLoader[Any]:
     return DataLoader(StatefulStream(), batch_size=4)
 
 
+@pytest.mark.slow_cases("*-14-cpu", "*-3-cpu", "*-6-cpu")
 @pytest.mark.parametrize("backend", ["cpu", slow("fake")])
 @pytest.mark.parametrize("step", [3, 6, 7, slow(9), 14])
 @pytest.mark.parametrize("make", [Stateful, Sized, Live, stateful_stream])
@@ -416,6 +420,7 @@ class Stream(IterableDataset):
             yield INPUTS[idx] + random.random(), TARGETS[idx]
 
 
+@pytest.mark.slow_cases("*-fake-9", "stream, *")
 @pytest.mark.parametrize("step", [9, slow(3)])
 @pytest.mark.parametrize("backend", ["cpu", "fake"])
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ def test_shards_hold_their_part_and_gather_the_rest(figures: Measure) -> None:
     assert sent(found, "all-gather")[1] > found.num_params * 4
 
 
+@pytest.mark.slow
 def test_accumulated_batches_are_sent_once_and_computed_each(figures: Measure) -> None:
     once, found = figures(4), figures(4, "init.loop.grad_accum_steps=3")
 
@@ -264,6 +265,7 @@ def test_what_fits_is_said(file: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "It fits: " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_tried_with_settings_that_take_less(file: Path) -> None:
     def load(changes: list[str]) -> list[Any]:
         return [plan_of(file, changes)]
@@ -276,6 +278,7 @@ def test_what_does_not_fit_is_tried_with_settings_that_take_less(file: Path) -> 
     assert "which fits." in text
 
 
+@pytest.mark.slow
 def test_what_nothing_helps_ends_with_an_error_code(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

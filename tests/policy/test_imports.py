@@ -100,6 +100,7 @@ def test_importing_backends_imports_no_library_of_a_device(root: Path, tmp_path:
     assert "'modelzoo_trainer'" not in loaded
 
 
+@pytest.mark.slow
 def test_importing_every_module_changes_nothing(
     root: Path, tmp_path: Path, sources: list[Any]
 ) -> None:

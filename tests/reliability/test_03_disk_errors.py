@@ -56,6 +56,7 @@ def attempt(folder: Path, deed: str, counter: Counter) -> CheckpointError | None
     return None
 
 
+@pytest.mark.slow_cases("save-EIO", "save-EROFS")
 @pytest.mark.parametrize(("deed", "error"), SAVES)
 def test_a_save_that_fails_at_any_call_says_why_and_leaves_nothing(
     tmp_path, count, deed, error
@@ -83,6 +84,7 @@ def test_a_save_that_fails_at_any_call_says_why_and_leaves_nothing(
     assert raised > 0.9 * num
 
 
+@pytest.mark.slow_cases("*-EIO", "*-EROFS")
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("deed", ["prune", "export"])
 def test_nothing_else_is_lost_when_a_deletion_or_an_export_fails(

@@ -31,6 +31,7 @@ def refusal(path: Path) -> str | None:
     return None
 
 
+@pytest.mark.slow_cases("bit_flips-500")
 @pytest.mark.parametrize(("kind", "trials"), TRIALS)
 def test_damage_is_found_and_never_loaded(tmp_path, count, kind, trials) -> None:
     good = make(tmp_path / "good", 1, numbers=NUMBERS)[0]

@@ -69,6 +69,7 @@ def test_the_design_has_every_pair_of_values() -> None:
             assert len(met) == (2 if first == second else 4)
 
 
+@pytest.mark.slow_cases("+++++++++++", "-++-+++---+", "--+-++-+++-")
 @pytest.mark.parametrize("row", [ROWS[1], ROWS[4], ALL])
 def test_a_run_that_is_killed_at_some_steps_ends_equal(runs, count, row) -> None:
     first = random.Random(row).randrange(1, STEPS - 12)

@@ -55,6 +55,7 @@ def test_nothing_is_noticed_if_nothing_is_left_out(runs, stop) -> None:
     assert run.result == runs.unbroken(**PLAN).result
 
 
+@pytest.mark.slow
 def test_every_entry_that_is_left_out_is_noticed(runs, count) -> None:
     unbroken = runs.unbroken(**PLAN)
     run = stopped(runs, AT_A_BOUNDARY)

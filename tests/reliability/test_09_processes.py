@@ -73,6 +73,7 @@ def as_a_launcher_does(workers: Workers, limit_s: float) -> list[int | None]:
     return workers.codes(limit_s)
 
 
+@pytest.mark.slow_cases("asynchronous-2-all", "asynchronous-2-one")
 @pytest.mark.parametrize("who", ["one", "all"])
 @pytest.mark.parametrize(
     ("name", "kills"),
@@ -135,6 +136,7 @@ def test_one_that_was_stopped_ends_all_in_time(tmp_path, count, whole, rank) -> 
     count(stopped=1)
 
 
+@pytest.mark.slow_cases("plain")
 @pytest.mark.parametrize("name", ["plain", pytest.param("asynchronous", marks=pytest.mark.slow)])
 def test_while_the_disk_of_one_is_full_all_train_on_and_nothing_is_committed(
     tmp_path, count, whole, name

@@ -43,6 +43,7 @@ def losses(folder: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in logged(folder) if "loss" in line}
 
 
+@pytest.mark.slow_cases("1-2-sharded", "2-1-replicated")
 @pytest.mark.parametrize(("before", "after", "name"), TRIALS)
 def test_it_goes_on_with_the_same_weights_and_data_and_says_what_is_not_exact(
     tmp_path, count, before, after, name

@@ -94,6 +94,7 @@ def note(count, made: list[Stopped]) -> None:
     count(signals=len(in_time), longest_ms=max(stopped.latency_ms for stopped in in_time))
 
 
+@pytest.mark.slow_cases("2-asynchronous_save", "2-data", "2-start_up", "2-validation")
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("times", [2, pytest.param(25, marks=pytest.mark.soak)])
 def test_a_stop_at_a_random_instant_leaves_a_checkpoint_of_that_step_and_says_so(
@@ -128,6 +129,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once_and_what_was_saved_stays(runs, count
     count(signals=2)
 
 
+@pytest.mark.slow_cases("1-10", "1-15")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 @pytest.mark.parametrize("times", [1, pytest.param(12, marks=pytest.mark.soak)])
 def test_a_run_that_is_stopped_again_and_again_ends_as_if_it_had_not_been(

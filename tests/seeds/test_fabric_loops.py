@@ -101,6 +101,7 @@ def test_fb_26_setup_contract(trainer_of) -> None:
         trainer_of(model=TinyModel, optimizer=optimizer)
 
 
+@pytest.mark.slow
 def test_fb_27_dataloader_setup(two, trainer_of) -> None:
     assert [found["num_batches"] for found in two] == [4, 4]  # of 8
     data = Numbered(torch.arange(6.0))
@@ -121,6 +122,7 @@ def test_fb_27_dataloader_setup(two, trainer_of) -> None:
     assert data.epochs == [0, 1]
 
 
+@pytest.mark.slow
 def test_fb_29_no_backward_sync(two) -> None:
     first, second = (found["grads"] for found in two)
     for window in (0, 2):
@@ -178,6 +180,7 @@ def test_fb_31_save_load(trainer_of, tmp_path) -> None:
     assert torch.equal(other.model.head.weight, saved)
 
 
+@pytest.mark.slow
 def test_fb_32_collectives(two, trainer_of) -> None:
     for found in two:
         first, second = found["gathered"]
@@ -189,6 +192,7 @@ def test_fb_32_collectives(two, trainer_of) -> None:
     assert alone.reduce(torch.ones(2), "mean").shape == (2,)
 
 
+@pytest.mark.slow
 def test_fb_33_rank_zero_first(two) -> None:
     assert [found["is_main"] for found in two] == [True, False]
     assert [found["saw"] for found in two] == [True, True]

@@ -174,6 +174,7 @@ def test_trainers_that_are_done_are_not_run_again(run):
     assert done.ledger["seconds"]["lost"] == 0
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_killed_and_counts_as_hung(run):
     acts = ["start:0", "train:2", "save:2", "signal:SIGSTOP"]
     done = run(acts, ["exit:0"], hang_timeout=0.2)
@@ -213,6 +214,7 @@ def test_how_a_child_ended_is_known_though_who_started_us_ignores_ends_of_childr
     assert done.code == 2
 
 
+@pytest.mark.slow
 def test_a_child_that_cannot_be_killed_is_named(run, monkeypatch):
     kills = []  # as if it waited for a dead disk
     monkeypatch.setattr(subprocess.Popen, "kill", lambda popen: kills.append(popen))
