@@ -48,14 +48,21 @@ class SchedulersCallback(CoreCallback, Advised):
     State: `schedulers`, a list of their state dicts, with their classes and settings.
 
     Raises:
-        ConfigError: If one is neither; at set-up, if the step of one needs a metric, or two of
-            ours set the same value of the same parameter group.
+        ConfigError: If one is neither, or a class; at set-up, if a callable returns no scheduler,
+            one is made for another optimizer than the trainer's, the step of one needs a metric,
+            or two of ours set the same value of the same parameter group.
     """
 
     def __init__(self, schedulers: Any = None) -> None:
         several = isinstance(schedulers, Iterable) and not hasattr(schedulers, "step")
         given = [] if schedulers is None else list(schedulers) if several else [schedulers]
         for idx, scheduler in enumerate(given):
+            if isinstance(scheduler, type) and hasattr(scheduler, "step"):
+                name = scheduler.__name__
+                raise ConfigError(
+                    f"schedulers[{idx}] is the class {name}. Pass a callable that makes one: "
+                    f"lambda optimizer: {name}(optimizer, ...)."
+                )
             if not hasattr(scheduler, "step") and not callable(scheduler):
                 raise ConfigError(
                     f"schedulers[{idx}] is {scheduler!r}. Pass a scheduler with a step method, or "
@@ -86,10 +93,7 @@ class SchedulersCallback(CoreCallback, Advised):
             made = self.create_scheduler(trainer.optimizer, scheduler)
             if isinstance(made, Scheduler) and made.optimizer is None:
                 made.bind(trainer.optimizer)
-            if not hasattr(made, "step"):
-                raise ConfigError(
-                    f"schedulers[{idx}]: the callable returned {made!r}, which has no step method."
-                )
+            _check_made(idx, made, trainer.optimizer)
             if isinstance(made, ReduceLROnPlateau):
                 raise ConfigError(
                     f"schedulers[{idx}]: {type(made).__name__} needs a metric at each step, and "
@@ -164,6 +168,24 @@ class SchedulersCallback(CoreCallback, Advised):
                 "ones shall hold.",
                 rows,
             )
+
+
+def _check_made(idx: int, made: Any, optimizer: Optimizer) -> None:
+    """Refuse what cannot be stepped, and a scheduler of an optimizer that is not stepped."""
+    if isinstance(made, (type, Optimizer)) or not hasattr(made, "step"):
+        raise ConfigError(
+            f"schedulers[{idx}]: the callable returned {made!r}, which is not a scheduler. Return "
+            f"one: lambda optimizer: StepLR(optimizer, step_size=100)."
+        )
+    own = getattr(made, "optimizer", None)
+    if own is optimizer or not isinstance(own, Optimizer):
+        return
+    if own.param_groups is not optimizer.param_groups:  # those that wrap another have its groups
+        raise ConfigError(
+            f"schedulers[{idx}]: {type(made).__name__} was made for another optimizer than the "
+            f"trainer's, which it does not change. Pass schedulers=lambda optimizer: "
+            f"{type(made).__name__}(optimizer, ...)."
+        )
 
 
 def _check_kinds(schedulers: list[Any], kinds: list[str | None]) -> None:

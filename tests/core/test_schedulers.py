@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import tiny_batches
+from doubles import TinyModel, tiny_batches
 from torch.optim import lr_scheduler as torch_schedulers
 from torch.optim.swa_utils import SWALR
 
 from modelzoo_trainer import Callback, Checkpoint
-from modelzoo_trainer.errors import CheckpointMismatch
+from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 from modelzoo_trainer.optim.decay import LinearLR
 
 BATCHES = tiny_batches(20)
@@ -236,3 +236,51 @@ def test_a_schedule_that_does_not_fit_is_refused(run, before, now, message) -> N
     run("run", before, 10)
     with pytest.raises(CheckpointMismatch, match=message):
         run("run", now, 20)
+
+
+# ---- what is no scheduler, or another optimizer's
+
+
+@pytest.mark.parametrize("kind", [torch_schedulers.StepLR, LinearLR])
+def test_a_scheduler_class_is_refused_by_the_constructor(trainer_of, kind) -> None:
+    name = kind.__name__
+    with pytest.raises(ConfigError, match=rf"schedulers\[1\].* {name}\..*: {name}\(optimizer"):
+        trainer_of(schedulers=[exponential(0.9), kind])
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        (lambda optimizer: None, "returned None"),
+        (lambda optimizer: torch_schedulers.StepLR, "returned <class .*StepLR"),
+        (lambda optimizer: optimizer, "returned SGD"),
+        (lambda optimizer: [exponential(0.9)(optimizer)], r"returned \[<"),
+    ],
+)
+def test_a_scheduler_factory_that_returns_no_scheduler_is_refused(
+    trainer_of, returned, told
+) -> None:
+    with pytest.raises(ConfigError, match=rf"schedulers\[0\].*{told}"):
+        trainer_of(schedulers=returned)
+
+
+@pytest.mark.parametrize(
+    "make", [exponential(0.9), chained(0.9), lambda optimizer: LinearLR(optimizer, 0.1, 0.0, 20)]
+)
+def test_a_scheduler_of_another_optimizer_is_refused(trainer_of, make) -> None:
+    other = make(momentum(TinyModel()))
+    with pytest.raises(ConfigError, match=r"schedulers\[0\]: \w+ was made for another optimizer"):
+        trainer_of(schedulers=lambda optimizer: other)
+
+
+def test_a_scheduler_of_the_optimizer_that_another_one_wraps_is_taken(trainer_of) -> None:
+    class Wrapped(torch.optim.SGD):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            super().__init__(inner.param_groups, lr=0.1)
+            self.param_groups = inner.param_groups
+
+    model = TinyModel()
+    inner = momentum(model)
+    scheduler = exponential(0.5)(inner)
+    trainer = trainer_of(model=model, optimizer=Wrapped(inner), schedulers=scheduler)
+    assert trainer.schedulers == [scheduler]
