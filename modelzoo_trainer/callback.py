@@ -528,11 +528,12 @@ def _is_traced(name: str) -> bool:
     return name in HOOKS and HOOKS[name].phase is Phase.STEP
 
 
-def check_callback(callback: Any) -> None:
+def check_callback(callback: Any, where: str = "callbacks") -> None:
     """Check that an object can take part in a run.
 
     Args:
         callback: A `Callback`, or any object with hook methods.
+        where: The argument that it was given as, for messages.
 
     Raises:
         HookError: If it is a class, a hook was set on a `Callback` instance, a hook's name or
@@ -541,7 +542,7 @@ def check_callback(callback: Any) -> None:
     kind = type(callback).__name__
     if isinstance(callback, type):
         raise HookError(
-            f"callbacks got the class {callback.__name__}. Pass an instance: {callback.__name__}()."
+            f"{where} got the class {callback.__name__}. Pass an instance: {callback.__name__}()."
         )
     if isinstance(callback, Callback):
         late = HOOKS.keys() & vars(callback).keys()
@@ -552,7 +553,10 @@ def check_callback(callback: Any) -> None:
         check_listener(kind, vars(base))
     names = [name for name in dir(callback) if not name.startswith("_")]
     if not any(name in HOOKS or name.startswith("on_") for name in names):
-        raise HookError(
-            f"callbacks got {callback!r} of type {kind}, which has no hook. Derive it from "
-            f"modelzoo_trainer.Callback, or give it a method such as on_train_batch_end."
+        advice = (
+            "Pass instances of loggers, such as modelzoo_trainer.loggers.TensorBoardLogger()."
+            if where == "loggers"
+            else "Derive it from modelzoo_trainer.Callback, or give it a method such as "
+            "on_train_batch_end."
         )
+        raise HookError(f"{where} got {callback!r} of type {kind}, which has no hook. {advice}")

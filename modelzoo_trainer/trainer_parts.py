@@ -115,7 +115,7 @@ class TrainerParts(TrainerValues):
         own += [callback for callback in installed if not any(callback is cb for cb in own)]
         self._user = [callback for callback in own if not isinstance(callback, Logger)]
         self.loggers: list[Logger] = [callback for callback in own if isinstance(callback, Logger)]
-        others = checked_callbacks(loggers)
+        others = checked_callbacks(loggers, "loggers")
         self.loggers += [cb for cb in others if not any(cb is known for known in self.loggers)]
         self._model_hooks: list[ModelHooks] = []
         self.val_pass: Pass | None = None

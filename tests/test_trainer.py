@@ -27,6 +27,7 @@ from modelzoo_trainer import (
     Checkpoint,
     CheckpointError,
     ConfigError,
+    HookError,
     Trainer,
     TrainingLoop,
     ValidationLoop,
@@ -347,6 +348,29 @@ def test_a_device_and_a_backend_exclude_each_other(trainer_of) -> None:
 def test_the_wrong_kind_of_part_is_refused(trainer_of) -> None:
     with pytest.raises(ConfigError, match=r"^loop got 7\. Pass an instance of LoopCallback"):
         trainer_of(loop=7)
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ({"loop": 10}, r"loop got 10\. .*TrainingLoop\(num_steps=10\)"),
+        ({"precision": "bf16"}, r"precision got 'bf16'\. .*MixedPrecision\(\) for bfloat16"),
+        ({"checkpoint": 50}, r"checkpoint got 50\. .*Checkpoint\(steps=50\)"),
+        ({"logging": 5}, r"logging got 5\. .*Logging\(log_steps=5\)"),
+        ({"autorestart": True}, r"autorestart got True\. .*AutoRestart\(max_num_restarts="),
+    ],
+)
+def test_a_number_or_name_in_the_place_of_a_part_is_refused_with_what_to_write(
+    trainer_of, given, advice
+) -> None:
+    with pytest.raises(ConfigError, match=advice):
+        trainer_of(**given)
+
+
+@pytest.mark.parametrize("given", ["tensorboard", ["tensorboard"]])
+def test_the_name_of_a_logger_is_refused_as_loggers(trainer_of, given) -> None:
+    with pytest.raises(HookError, match=r"^loggers got 'tensorboard' .*TensorBoardLogger\(\)"):
+        trainer_of(loggers=given)
 
 
 def test_fit_needs_a_training_loop(trainer_of) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from torch.nn import Module
 
@@ -30,6 +30,15 @@ from modelzoo_trainer.core.run_schedule import RunSchedule
 from modelzoo_trainer.core.schedulers import SchedulersCallback
 from modelzoo_trainer.core.sparsity import Sparsity
 from modelzoo_trainer.errors import ConfigError, HookError
+
+_EXAMPLES: Final = {  # with a number that a user may have given instead
+    "autorestart": "AutoRestart(max_num_restarts={0})",
+    "checkpoint": "Checkpoint(steps={0})",
+    "logging": "Logging(log_steps={0})",
+    "loop": "TrainingLoop(num_steps={0}) or TrainingLoop(num_epochs={0})",
+    "precision": "MixedPrecision() for bfloat16 or MixedPrecision(fp16_type='float16'); None is "
+    "full precision",
+}
 
 
 def core_callbacks(parts: Mapping[str, Any]) -> OrderedDict[str, CoreCallback]:
@@ -83,15 +92,20 @@ def _own_part(name: str, given: Any, kind: type, default: type) -> Any:
     if given is None:
         return default()
     if not isinstance(given, kind):
-        raise ConfigError(f"{name} got {given!r}. Pass an instance of {kind.__name__}.")
+        number = given if type(given) is int else 100
+        raise ConfigError(
+            f"{name} got {given!r}. Pass an instance of {kind.__name__}, such as "
+            f"{_EXAMPLES[name].format(number)}."
+        )
     return given
 
 
-def checked_callbacks(callbacks: Iterable[Any] | Any) -> list[Any]:
+def checked_callbacks(callbacks: Iterable[Any] | Any, where: str = "callbacks") -> list[Any]:
     """Return a list of the callbacks that a user gave.
 
     Args:
         callbacks: An iterable of them, or a single one.
+        where: The argument that they were given as, for messages.
 
     Returns:
         A copy; an object that was given twice is in it once, with a warning.
@@ -108,10 +122,10 @@ def checked_callbacks(callbacks: Iterable[Any] | Any) -> list[Any]:
         if isinstance(callback, CoreCallback):
             kind = type(callback).__name__
             raise HookError(
-                f"callbacks got a {kind}, which is a core callback. Pass it by its own "
+                f"{where} got a {kind}, which is a core callback. Pass it by its own "
                 f"argument (loop, checkpoint, logging, precision, autorestart)."
             )
-        check_callback(callback)
+        check_callback(callback, where)
         if any(callback is known for known in checked):
             warnings.warn(
                 f"{type(callback).__name__} was given twice as the same object; it runs once.",

@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.nn import Module
@@ -53,8 +54,8 @@ class OptimizerCallback(CoreCallback, Advised):
         are the model's, and the settings that it was made with.
 
     Raises:
-        ConfigError: If it is none of these, or an optimizer is given with a model to be made; at
-            set-up, if its step needs a closure.
+        ConfigError: If it is none of these or a class, or an optimizer is given with a model to be
+            made; at set-up, if its step needs a closure.
     """
 
     def __init__(
@@ -66,11 +67,8 @@ class OptimizerCallback(CoreCallback, Advised):
                     "optimizer is an instance, but model is a callable, so the optimizer cannot "
                     "have its parameters. Pass optimizer=lambda model: ..., or the model itself."
                 )
-        elif optimizer is not None and not callable(optimizer):
-            raise ConfigError(
-                f"optimizer got {optimizer!r}. Pass a torch.optim.Optimizer, a callable "
-                f"model -> optimizer, or None to validate only."
-            )
+        elif optimizer is not None:
+            _check_callable(optimizer)
         self._optimizer = optimizer
         self._given: Settings = []
         self._held: Settings | None = None
@@ -175,6 +173,24 @@ class OptimizerCallback(CoreCallback, Advised):
                 changed,
             )
         self._told = changed
+
+
+def _check_callable(given: Any) -> None:
+    """Refuse what makes no optimizer of a model: a class takes parameters, not a model."""
+    is_partial = isinstance(given, partial) and not given.args
+    made = given.func if is_partial else given
+    if isinstance(made, type) and issubclass(made, Optimizer):
+        name = made.__name__
+        what = f"a partial of the class {name}" if is_partial else f"the class {name}"
+        raise ConfigError(
+            f"optimizer is {what}, which takes parameters and not a model. Pass "
+            f"optimizer=lambda model: {name}(model.parameters(), lr=...)."
+        )
+    if not callable(given):
+        raise ConfigError(
+            f"optimizer got {given!r}. Pass a torch.optim.Optimizer, a callable "
+            f"model -> optimizer, or None to validate only."
+        )
 
 
 def _check_step(optimizer: Optimizer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -239,3 +240,11 @@ def test_the_shapes_of_an_optimizers_own_state_fit(optimizer) -> None:
 def test_an_optimizer_that_needs_a_closure_is_refused_at_set_up(trainer_of) -> None:
     with pytest.raises(ConfigError, match="the step of LBFGS needs a closure"):
         trainer_of(optimizer=lambda model: torch.optim.LBFGS(model.parameters()))
+
+
+@pytest.mark.parametrize("given", [torch.optim.Adam, partial(torch.optim.Adam, lr=0.1)])
+def test_an_optimizer_class_is_refused_with_what_to_write(trainer_of, given) -> None:
+    with pytest.raises(
+        ConfigError, match=r"the class Adam, .*lambda model: Adam\(model.parameters"
+    ):
+        trainer_of(optimizer=given)
