@@ -74,6 +74,25 @@ class CallbackHandle:
         self._parts.remove_callback(self._callback)
 
 
+class CallbacksByName(OrderedDict[str, Any]):
+    """A trainer's callbacks by name, in order; it changes by the trainer's methods alone."""
+
+    if not TYPE_CHECKING:  # else a checker would accept any attribute name
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("append", "extend", "insert"):
+                raise AttributeError(
+                    f"trainer.callbacks is not a list and has no {name}. Use "
+                    f"trainer.add_callback(callback), also for a pair such as ('post-loss', f)."
+                )
+            if name == "remove":
+                raise AttributeError(
+                    "trainer.callbacks is not a list and has no remove. Use "
+                    "trainer.remove_callback(callback)."
+                )
+            return super().__getattribute__(name)  # raises what it should
+
+
 class TrainerParts(TrainerValues):
     """Everything of a trainer but the sequence.
 
@@ -109,7 +128,7 @@ class TrainerParts(TrainerValues):
     ) -> None:
         super().__init__()
         self.model_dir = Path(os.path.abspath(model_dir))  # wherever the process goes
-        self.callbacks: OrderedDict[str, Any] = OrderedDict(core_callbacks(core))
+        self.callbacks: OrderedDict[str, Any] = CallbacksByName(core_callbacks(core))
         own = checked_callbacks(callbacks)
         installed = [*plugin_callbacks(checked_callbacks), *_limit_of_environment()]
         own += [callback for callback in installed if not any(callback is cb for cb in own)]
@@ -179,7 +198,7 @@ class TrainerParts(TrainerValues):
     def rebuild_hooks(self) -> None:
         """Make the hook table anew: core, user's, loggers, global, the model's own."""
         core = list(self.callbacks.values())[: self._num_core]
-        self.callbacks = OrderedDict(list(self.callbacks.items())[: self._num_core])
+        self.callbacks = CallbacksByName(list(self.callbacks.items())[: self._num_core])
         self.callbacks.update(named([*self._user, *self.loggers]))
         everybody = [*core, *self._user, *self.loggers, *global_callbacks()]
         known = set(map(id, everybody))

@@ -554,3 +554,19 @@ def test_two_recorders_of_two_classes_see_the_same(trainer_of) -> None:
     with second:
         trainer_of(first).fit(tiny_batches())
     assert first.names == second.names
+
+
+@pytest.mark.parametrize("added", [Callback(), ("post-loss", lambda self, loss: loss)])
+@pytest.mark.parametrize("method", ["append", "extend", "insert", "remove"])
+def test_callbacks_of_a_trainer_do_not_change_like_a_list(trainer_of, method, added) -> None:
+    advice = "remove_callback" if method == "remove" else "add_callback"
+    with pytest.raises(AttributeError, match=rf"no {method}\. Use trainer\.{advice}\("):
+        getattr(trainer_of().callbacks, method)(added)
+
+
+def test_callbacks_of_a_trainer_are_a_dict_in_all_else(trainer_of) -> None:
+    callbacks = trainer_of(Callback()).callbacks
+    assert list(callbacks.copy())[-1] == "Callback"
+    assert not hasattr(callbacks, "append")
+    with pytest.raises(AttributeError, match="'CallbacksByName' object has no attribute 'sort'"):
+        callbacks.sort()
