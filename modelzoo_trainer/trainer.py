@@ -27,7 +27,13 @@ from modelzoo_trainer.core import (
 from modelzoo_trainer.core.backend import Backend, Stream
 from modelzoo_trainer.core.dataloader import NOTHING
 from modelzoo_trainer.core.feed import validation_data
-from modelzoo_trainer.core.model import ModelFactory, require_loss, to_outputs
+from modelzoo_trainer.core.model import (
+    ModelFactory,
+    lost_loss,
+    note_call,
+    require_loss,
+    to_outputs,
+)
 from modelzoo_trainer.core.optimizer import OptimizerFactory
 from modelzoo_trainer.core.passes import Pass, as_loaders, resolve_loader
 from modelzoo_trainer.errors import CheckpointError, ConfigError, RollBack, StopTraining
@@ -230,16 +236,23 @@ class Trainer(AdvisedParts):
         args: list[Any] = [batch]
         kwargs: dict[str, Any] = {}
         self.hooks.on_before_forward(self, self.model, batch, args, kwargs)
-        outputs = to_outputs(self.compiled_model(*args, **kwargs))
+        try:
+            raw = self.compiled_model(*args, **kwargs)
+        except Exception as error:
+            note_call(self, error, args, kwargs)
+            raise
+        outputs = to_outputs(raw)
         loss = self.compute_loss(outputs, batch)
         if loss is not None:
             outputs["loss"] = loss
+        elif outputs.get("loss") is not None:
+            raise lost_loss(self)
         self.hooks.on_after_forward(self, self.model, outputs, batch)
         return outputs
 
     @event("loss")
     def compute_loss(self, outputs: Outputs, batch: Batch) -> Tensor | None:
-        """Return the loss of a batch, of training or validation; None if there is none.
+        """Return the loss of a batch, of training or validation; None if `outputs` has none either.
 
         Args:
             outputs: What the model has returned, as a mapping.

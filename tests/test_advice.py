@@ -16,7 +16,15 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import Scale, constant_batches, make_trainer, sgd, tiny_batches, weights_of
+from doubles import (
+    Scale,
+    TinyModel,
+    constant_batches,
+    make_trainer,
+    sgd,
+    tiny_batches,
+    weights_of,
+)
 
 from modelzoo_trainer import (
     Callback,
@@ -194,6 +202,17 @@ def test_none_may_take_the_place_of_what_may_be_none() -> None:
     assert loading.load("here") is None
     loading.callbacks[:] = [("post-load", lambda self, result: None)]
     assert loading.load("here") is None
+
+
+def test_a_function_after_the_loss_that_forgets_its_return_is_refused(tmp_path) -> None:
+    def doubled(self, loss):
+        loss * 2
+
+    trainer = Trainer(
+        model=TinyModel(), optimizer=sgd, model_dir=tmp_path, callbacks=[("post-loss", doubled)]
+    )
+    with trainer, pytest.raises(ValueError, match=r"doubled, 'post-loss' of Trainer, returned Non"):
+        trainer.fit(tiny_batches(1))
 
 
 def test_what_a_function_of_a_method_without_result_returns_is_nothing() -> None:

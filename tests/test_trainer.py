@@ -13,6 +13,7 @@ from doubles import (
     History,
     Recorder,
     Scale,
+    TinyModel,
     constant_batches,
     differing,
     make_trainer,
@@ -252,7 +253,7 @@ def test_an_output_without_a_loss_cannot_be_trained_on(trainer_of) -> None:
 
 def test_a_tensor_of_several_elements_is_no_loss(trainer_of) -> None:
     trainer = trainer_of(model=Returning(lambda weight: weight))
-    with pytest.raises(ConfigError, match=r"no 'loss' to train on \(it has: output\)"):
+    with pytest.raises(ConfigError, match=r"shape \(2,\) and no 'loss' to train on"):
         trainer.fit(tiny_batches(1))
 
 
@@ -274,11 +275,11 @@ def test_a_loss_that_is_a_number_is_refused(trainer_of) -> None:
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
-def test_a_loss_without_a_graph_keeps_torchs_error(trainer_of, accumulated) -> None:
+def test_a_loss_without_a_graph_is_refused_as_detached(trainer_of, accumulated) -> None:
     trainer = trainer_of(
         model=Returning(lambda weight: weight.detach().sum()), grad_accum_steps=accumulated
     )
-    with pytest.raises(RuntimeError, match="does not require grad"):
+    with pytest.raises(ConfigError, match=r"loss of Returning is detached: it does not require"):
         trainer.fit(tiny_batches(2))
 
 
@@ -371,6 +372,107 @@ def test_a_number_or_name_in_the_place_of_a_part_is_refused_with_what_to_write(
 def test_the_name_of_a_logger_is_refused_as_loggers(trainer_of, given) -> None:
     with pytest.raises(HookError, match=r"^loggers got 'tensorboard' .*TensorBoardLogger\(\)"):
         trainer_of(loggers=given)
+
+
+class Unreduced(TinyModel):
+    """Returns the loss of each sample."""
+
+    def forward(self, batch):
+        return self.head(torch.tanh(self.hidden(batch[0]))) - batch[1]
+
+
+class Detached(TinyModel):
+    def forward(self, batch):
+        return super().forward(batch)[0].detach()
+
+
+def frozen_model() -> torch.nn.Module:
+    return TinyModel().requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (Unreduced, r"Unreduced returned a tensor of shape \(4, 1\) and no 'loss'.*\.mean\(\)"),
+        (frozen_model, r"model is frozen: none of the 4 parameters of TinyModel"),
+        (Detached, r"loss of Detached is detached.*without detach\(\)"),
+    ],
+)
+def test_an_unreduced_a_frozen_and_a_detached_loss_are_told_apart(trainer_of, model, told) -> None:
+    with pytest.raises(ConfigError, match=told):
+        trainer_of(model=model).fit(tiny_batches(1))
+
+
+def test_an_unreduced_loss_under_its_name_is_refused_with_its_shape(trainer_of) -> None:
+    class Named(Unreduced):
+        def forward(self, batch):
+            return {"loss": super().forward(batch)}
+
+    with pytest.raises(ConfigError, match=r"shape \(4, 1\); .*loss\.mean\(\)"):
+        trainer_of(model=Named).fit(tiny_batches(1))
+
+
+def test_a_loss_that_compute_loss_forgets_to_return_is_an_error(tmp_path) -> None:
+    class Forgetful(Trainer):
+        def compute_loss(self, outputs, batch):
+            outputs["loss"].mul(2)
+
+    trainer = Forgetful(model=TinyModel(), optimizer=sgd, model_dir=tmp_path / "run")
+    with trainer, pytest.raises(ValueError, match=r"Forgetful\.compute_loss, returned None"):
+        trainer.fit(tiny_batches(1))
+
+
+class Keyword(torch.nn.Module):
+    """Takes what a batch holds, and not the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 1)
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        return self.layer(inputs.float()).mean()
+
+
+DICT_BATCHES = [{"inputs": torch.ones(2, 3), "targets": torch.ones(2, 1)}]
+
+
+@pytest.mark.parametrize(
+    ("model", "batches", "kind", "told"),
+    [
+        (lambda: torch.nn.Sequential(torch.nn.Linear(3, 1)), tiny_batches(1), TypeError,
+         "this batch is a tuple of Tensor (4, 3), Tensor (4, 1)."),
+        (lambda: torch.nn.Sequential(torch.nn.Linear(3, 1)), [[*tiny_batches(1)[0]]], TypeError,
+         "this batch is a list of Tensor (4, 3), Tensor (4, 1)."),
+        (Keyword, DICT_BATCHES, AttributeError,
+         "this batch is a dict with the keys 'inputs', 'targets'."),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("method", ["fit", "validate"])
+def test_a_model_that_takes_no_whole_batch_gets_a_note_of_what_the_batch_is(
+    trainer_of, model, batches, kind, told, method
+) -> None:
+    with pytest.raises(kind) as caught:
+        getattr(trainer_of(model=model), method)(batches)
+    [note] = [note for note in caught.value.__notes__ if "whole batch" in note]
+    assert told in note
+
+
+def test_a_model_that_fails_later_or_was_given_arguments_gets_no_note_of_the_batch(
+    trainer_of,
+) -> None:
+    class Unpack(Callback):
+        def on_before_forward(self, trainer, model, batch, args, kwargs):
+            args.clear()
+            kwargs.update(batch)
+
+    trainer = trainer_of(Unpack(), model=Keyword)
+    trainer.fit(DICT_BATCHES)
+    with pytest.raises(TypeError, match="unexpected") as caught:
+        trainer.fit([{"input": torch.ones(2, 3)}])
+    assert not any("whole batch" in note for note in getattr(caught.value, "__notes__", ()))
+    with pytest.raises(TypeError, match="not NoneType") as caught:
+        trainer_of().fit([*tiny_batches(2), (None, None)])
+    assert not any("whole batch" in note for note in getattr(caught.value, "__notes__", ()))
 
 
 def test_fit_needs_a_training_loop(trainer_of) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -183,19 +183,101 @@ def to_outputs(raw: Any) -> Outputs:
     )
 
 
+def note_call(
+    trainer: Trainer, error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Note on what a model has raised for its first batch that this was its one argument.
+
+    Args:
+        trainer: Whose model it is.
+        error: What it has raised.
+        args: What it was called with.
+        kwargs: Likewise, by name.
+    """
+    of_train, of_val = trainer.data, trainer.val_pass
+    num = of_train.num_batches if of_val is None else of_val.num_yielded
+    if num > 1 or len(args) != 1 or kwargs:
+        return
+    [batch] = args
+    kind = type(batch).__name__
+    if isinstance(batch, Mapping):
+        what = f"{kind} with the keys {_first(map(repr, batch))}"
+        call = "self.model(**batch)"
+    elif isinstance(batch, (tuple, list)):
+        what = f"{kind} of {_first(map(_in_words, batch))}"
+        call = "self.model(batch[0])"
+    else:
+        return
+    error.add_note(
+        f"the model is called with the whole batch as its one argument; this batch is a {what}. "
+        f"Pass a module whose forward takes the batch, and calls the model in it: {call}."
+    )
+
+
+def _first(texts: Iterable[str], most: int = 8) -> str:
+    found = list(texts)
+    return ", ".join(found[:most]) + (", ..." if len(found) > most else "")
+
+
+def _in_words(value: Any) -> str:
+    kind = type(value).__name__
+    return f"{kind} {tuple(value.shape)}" if isinstance(value, Tensor) else kind
+
+
+def lost_loss(trainer: Trainer) -> ValueError:
+    """Return the error for a loss that was there before `compute_loss`, and not after it."""
+    functions = getattr(trainer.compute_loss, "post", ())
+    who = " or ".join(function.label for function in functions)
+    return ValueError(
+        f"{who or f'{type(trainer).__name__}.compute_loss'}, returned None in place of the loss. "
+        f"Return what it is to be, changed or not."
+    )
+
+
 def require_loss(model: Module, outputs: Outputs) -> None:
     """Raise a `ConfigError` if a model's output has no loss to train on."""
     loss = outputs.get("loss")
-    if isinstance(loss, Tensor) and loss.numel() == 1:
-        return
     name = type(model).__name__
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        if not loss.requires_grad:
+            raise ConfigError(_without_gradient(model, name))
+        return
+    alone = outputs.get("output")
+    if loss is None and isinstance(alone, Tensor):
+        raise ConfigError(
+            f"{name} returned a tensor of shape {tuple(alone.shape)} and no 'loss' to train on. If "
+            f"these are losses, reduce them to one element, for example with .mean(); if not, "
+            f"return (loss, logits) or a mapping with 'loss', or override compute_loss."
+        )
     if loss is None:
         raise ConfigError(
             f"{name} returned no 'loss' to train on (it has: {', '.join(outputs) or 'nothing'}). "
             f"Return the loss, (loss, logits), or a mapping with 'loss'."
         )
-    what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{loss!r}"
-    raise ConfigError(f"{name} returned a 'loss' of {what}; it must be a tensor with one element.")
+    if isinstance(loss, Tensor):
+        raise ConfigError(
+            f"{name} returned a 'loss' of shape {tuple(loss.shape)}; it must be a tensor with one "
+            f"element. Reduce it, for example with loss.mean()."
+        )
+    raise ConfigError(
+        f"{name} returned a 'loss' of {loss!r}; it must be a tensor with one element."
+    )
+
+
+def _without_gradient(model: Module, name: str) -> str:
+    """Return why a loss does not require a gradient."""
+    params = list(model.parameters())
+    if not any(param.requires_grad for param in params):
+        return (
+            f"the model is frozen: none of the {len(params)} parameters of {name} requires a "
+            f"gradient, so there is nothing to train. Set requires_grad on those to be trained, or "
+            f"call trainer.validate."
+        )
+    return (
+        f"the loss of {name} is detached: it does not require a gradient, although the model has "
+        f"trainable parameters. Compute it from the model's output without detach(), item(), "
+        f"torch.no_grad() or a new torch.tensor(...)."
+    )
 
 
 def _restore_modes(modes: list[tuple[Module, bool]]) -> None:
