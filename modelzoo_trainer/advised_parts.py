@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from typing_extensions import override
 
@@ -17,6 +17,7 @@ from modelzoo_trainer.advice import (
     split_pair,
     unknown_event,
 )
+from modelzoo_trainer.core.trainer_arguments import check_arguments
 from modelzoo_trainer.errors import ConfigError, StopTraining
 from modelzoo_trainer.global_callbacks import global_pairs
 from modelzoo_trainer.trainer_parts import CallbackHandle, TrainerParts
@@ -52,6 +53,13 @@ class AdvisedParts(TrainerParts, AdvisedMethods):
     Raises:
         ConfigError: If nobody has the event of a pair, or its function does not fit.
     """
+
+    if not TYPE_CHECKING:  # the constructor's signature counts for a checker
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+            """Make the object, if the constructor has these arguments."""
+            check_arguments(cls, args, kwargs)
+            return super().__new__(cls, *args, **kwargs)
 
     def __init__(
         self, model_dir: str | Path, callbacks: Any, loggers: Any, core: Mapping[str, Any]

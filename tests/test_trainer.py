@@ -374,6 +374,50 @@ def test_the_name_of_a_logger_is_refused_as_loggers(trainer_of, given) -> None:
         trainer_of(loggers=given)
 
 
+@pytest.mark.parametrize(
+    ("args", "advice"),
+    [
+        (("runs/x",), r"got 'runs/x' without a name.* Trainer\(model_dir=\.\.\.\)"),
+        ((Path("runs/x"),), r"Trainer\(model_dir="),
+        ((TinyModel(),), r"Trainer\(model="),
+        ((sgd(TinyModel()),), r"Trainer\(optimizer="),
+    ],
+)
+def test_an_argument_without_a_name_is_refused_with_its_likely_name(args, advice) -> None:
+    with pytest.raises(TypeError, match=advice):
+        Trainer(*args)
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ({"epochs": 3}, r"'epochs'. Write loop=TrainingLoop\(num_epochs=3\)"),
+        ({"max_epochs": 3}, r"TrainingLoop\(num_epochs=3\)"),
+        ({"max_steps": 7}, r"loop=TrainingLoop\(max_steps=7\)"),
+        ({"gradient_accumulation_steps": 2}, r"TrainingLoop\(grad_accum_steps=2\)"),
+        ({"autoload_last_checkpoint": False}, r"checkpoint=Checkpoint\(autoload_last_"),
+        ({"gradient_clip_val": 1.0}, r"Precision\(enabled=False, max_gradient_norm=1.0\)"),
+        ({"train_dataloader": []}, r"trainer\.fit\(\.\.\., train_dataloader="),
+        ({"scheduler": None}, "Did you mean 'schedulers'"),
+    ],
+)
+def test_an_argument_that_belongs_elsewhere_is_refused_with_where(given, advice) -> None:
+    with pytest.raises(TypeError, match=advice):
+        Trainer(model=TinyModel(), **given)
+
+
+def test_a_subclass_may_take_arguments_of_its_own(tmp_path) -> None:
+    class Named(Trainer):
+        def __init__(self, name: str, *, epochs: int, **settings):
+            super().__init__(**settings)
+            self.name, self.epochs = name, epochs
+
+    with Named("gan", epochs=3, model=TinyModel(), model_dir=tmp_path) as trainer:
+        assert (trainer.name, trainer.epochs) == ("gan", 3)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'name'"):
+        Named(epochs=3)
+
+
 class Unreduced(TinyModel):
     """Returns the loss of each sample."""
 

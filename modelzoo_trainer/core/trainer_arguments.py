@@ -1,0 +1,81 @@
+"""What to write instead of arguments that a trainer does not have."""
+
+from __future__ import annotations
+
+import inspect
+import reprlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from modelzoo_trainer.core.autorestart import AutoRestart
+from modelzoo_trainer.core.checkpoint import Checkpoint
+from modelzoo_trainer.core.logging import Logging
+from modelzoo_trainer.core.loop import TrainingLoop
+from modelzoo_trainer.core.mixed_precision import MixedPrecision
+from modelzoo_trainer.errors import suggest
+
+_PARTS: Final[Mapping[str, type]] = {
+    "loop": TrainingLoop,
+    "checkpoint": Checkpoint,
+    "logging": Logging,
+    "precision": MixedPrecision,
+    "autorestart": AutoRestart,
+}
+_ELSEWHERE: Final = {  # what other trainers call it
+    "accumulate_grad_batches": "grad_accum_steps",
+    "gradient_accumulation_steps": "grad_accum_steps",
+    "epochs": "num_epochs",
+    "gradient_clip_val": "max_gradient_norm",
+    "log_every_n_steps": "log_steps",
+    "max_epochs": "num_epochs",
+    "n_epochs": "num_epochs",
+    "num_train_epochs": "num_epochs",
+    "steps": "num_steps",
+}
+_WITHOUT_HALF_TYPE: Final = ("max_gradient_norm", "max_gradient_value")
+_OF_FIT: Final = ("ckpt_path", "train_dataloader", "val_dataloader")
+_KINDS: Final = (((str, Path), "model_dir"), (Module, "model"), (Optimizer, "optimizer"))
+
+
+def check_arguments(cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments that a trainer's constructor does not take, with what to write instead.
+
+    Args:
+        cls: The trainer's class.
+        args: Of the call.
+        kwargs: Of the call, by name.
+
+    Raises:
+        TypeError: If there is one, as Python would.
+    """
+    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]  # of a class, to read it
+    kinds = {p.kind for p in parameters}
+    named = {p.name for p in parameters}
+    places = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    if len(args) > places and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        given = args[places]
+        name = next((name for kind, name in _KINDS if isinstance(given, kind)), "model")
+        raise TypeError(
+            f"{cls.__name__} got {reprlib.repr(given)} without a name, and takes its arguments by "
+            f"name. Write {cls.__name__}({name}=...)."
+        )
+    for name, value in kwargs.items():
+        if name not in named and inspect.Parameter.VAR_KEYWORD not in kinds:
+            raise TypeError(
+                f"{cls.__name__} has no argument {name!r}. {_advice(name, value, named)}"
+            )
+
+
+def _advice(name: str, value: Any, known: set[str]) -> str:
+    if name in _OF_FIT:
+        return f"It is one of fit: trainer.fit(..., {name}=...)."
+    meant = _ELSEWHERE.get(name, name)
+    for part, kind in _PARTS.items():
+        if meant in inspect.signature(kind).parameters:
+            alone = "enabled=False, " if meant in _WITHOUT_HALF_TYPE else ""
+            return f"Write {part}={kind.__name__}({alone}{meant}={reprlib.repr(value)})."
+    return suggest(name, known)
