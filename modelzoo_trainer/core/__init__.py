@@ -1,6 +1,7 @@
 """The core callbacks: each owns one thing of a trainer and is its only writer."""
 
 from modelzoo_trainer.core.artifact_dir import ArtifactDir
+from modelzoo_trainer.core.attribute_states import AttributeStates
 from modelzoo_trainer.core.autorestart import AutoRestart
 from modelzoo_trainer.core.backend import BackendCallback
 from modelzoo_trainer.core.checkpoint import Checkpoint
@@ -23,6 +24,7 @@ from modelzoo_trainer.core.sparsity import Sparsity
 
 __all__ = [
     "ArtifactDir",
+    "AttributeStates",
     "AutoRestart",
     "BackendCallback",
     "Checkpoint",

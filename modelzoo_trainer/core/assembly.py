@@ -11,6 +11,7 @@ from torch.nn import Module
 
 from modelzoo_trainer.callback import CoreCallback, check_callback
 from modelzoo_trainer.core.artifact_dir import ArtifactDir
+from modelzoo_trainer.core.attribute_states import AttributeStates
 from modelzoo_trainer.core.autorestart import AutoRestart
 from modelzoo_trainer.core.backend import BackendCallback
 from modelzoo_trainer.core.checkpoint import Checkpoint
@@ -76,6 +77,7 @@ def core_callbacks(parts: Mapping[str, Any]) -> OrderedDict[str, CoreCallback]:
         dataloader=DataLoaderCallback(),
         optimizer=OptimizerCallback(parts["optimizer"], model_is_built=isinstance(model, Module)),
         schedulers=SchedulersCallback(parts["schedulers"]),
+        attribute_states=AttributeStates(),
         sparsity=Sparsity(parts["sparsity"]),
         loop=own["loop"],
         grad_accum=GradientAccumulation(num),

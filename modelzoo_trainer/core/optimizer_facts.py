@@ -92,13 +92,16 @@ def check_names(now: Names, before: Names) -> None:
                 )
 
 
-def check_shapes(optimizer: Optimizer, state: Mapping[str, Any], names: Names | None) -> None:
+def check_shapes(
+    optimizer: Optimizer, state: Mapping[str, Any], names: Names | None, whose: str = "optimizer"
+) -> None:
     """Raise a `CheckpointMismatch` if a checkpoint's state is for parameters of other shapes.
 
     Args:
         optimizer: This run's.
         state: The checkpoint's state dict.
         names: Of the optimizer's parameters, by group.
+        whose: What messages call the optimizer.
     """
     keys = [key for group in state["param_groups"] for key in group["params"]]
     params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -109,7 +112,7 @@ def check_shapes(optimizer: Optimizer, state: Mapping[str, Any], names: Names | 
         for what, shape in _shapes_in(state["state"].get(key, {})):
             if shape != tuple(param.shape):
                 raise CheckpointMismatch(
-                    f"the checkpoint's optimizer does not fit: {what} of {name} has the shape "
+                    f"the checkpoint's {whose} does not fit: {what} of {name} has the shape "
                     f"{shape}, and the parameter {tuple(param.shape)}. Use the model that it was "
                     f"made with, {_ADVICE}."
                 )

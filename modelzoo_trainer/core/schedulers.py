@@ -109,7 +109,7 @@ class SchedulersCallback(CoreCallback, Advised):
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         states = trainer.backend.state_view(
-            [_plain(scheduler.state_dict()) for scheduler in trainer.schedulers]
+            [plain_state(scheduler.state_dict()) for scheduler in trainer.schedulers]
         )
         for scheduler, state, settings in zip(trainer.schedulers, states, self._held, strict=True):
             if isinstance(state, dict):
@@ -139,7 +139,7 @@ class SchedulersCallback(CoreCallback, Advised):
             if replays and isinstance(scheduler, LRScheduler):
                 replayed.append(state)
             else:
-                scheduler.load_state_dict(_like(scheduler.state_dict(), state))
+                scheduler.load_state_dict(like_own(scheduler.state_dict(), state))
         if beginning is not None:
             if replays:
                 beginning.go_to(replayed)
@@ -213,28 +213,28 @@ def _settings_before(scheduler: Any, state: Any) -> Settings | None:
     """Take the settings out of a checkpoint's state; the first formats have those of torch's."""
     settings: Settings | None = _taken(state, _SETTINGS)
     if settings is None and is_of_torch(scheduler):
-        return settings_in(_like(scheduler.state_dict(), state))
+        return settings_in(like_own(scheduler.state_dict(), state))
     return settings
 
 
-def _plain(state: Any) -> Any:
+def plain_state(state: Any) -> Any:
     """Return a state with plain dicts: torch's `MultiStepLR` keeps its milestones in a `Counter`.
 
     A copy that fills a `Counter` with `update` would count them twice.
     """
     if isinstance(state, Mapping):
-        return {key: _plain(value) for key, value in state.items()}
+        return {key: plain_state(value) for key, value in state.items()}
     if isinstance(state, list):
-        return [_plain(value) for value in state]
+        return [plain_state(value) for value in state]
     return state
 
 
-def _like(own: Any, state: Any) -> Any:
+def like_own(own: Any, state: Any) -> Any:
     """Return a state from a checkpoint with a `Counter` where `own` has one."""
     if isinstance(own, Counter) and isinstance(state, Mapping):
         return Counter(dict(state))
     if isinstance(own, Mapping) and isinstance(state, Mapping):
-        return {key: _like(own.get(key), value) for key, value in state.items()}
+        return {key: like_own(own.get(key), value) for key, value in state.items()}
     if isinstance(own, list) and isinstance(state, list) and len(own) == len(state):
-        return [_like(mine, value) for mine, value in zip(own, state, strict=True)]
+        return [like_own(mine, value) for mine, value in zip(own, state, strict=True)]
     return state

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch import Tensor
 
 from modelzoo_trainer.checkpointing.parameter_names import uncompiled
+from modelzoo_trainer.core.attribute_states import like_of_attributes
 from modelzoo_trainer.core.backend import Backend
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _kept(value: Any, own: tuple[str, ...], backend: Backend) -> Any:
 def like_of(trainer: Trainer) -> dict[str, Any]:
     """Return tensors that have the places of those of a checkpoint, by the same names.
 
-    These are the model's, and for what an optimizer keeps of a parameter, that parameter.
+    These are those of modules, and for what an optimizer keeps of a parameter, that parameter.
     """
     if not trainer.backend.caps.sharded_state:
         return {}
@@ -69,4 +70,5 @@ def like_of(trainer: Trainer) -> dict[str, Any]:
         groups = trainer.optimizer.param_groups
         params = [param for group in groups for param in group["params"]]
         like["optimizer"] = {"state": dict(enumerate(params))}
+    like["attributes"] = like_of_attributes(trainer)
     return like

@@ -1,0 +1,234 @@
+"""Optimizers and modules beside those of the trainer: attributes of it or of its model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
+
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
+
+from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
+from modelzoo_trainer.checkpointing.parameter_names import uncompiled
+from modelzoo_trainer.core.optimizer_facts import check_shapes
+from modelzoo_trainer.core.schedulers import like_own, plain_state
+from modelzoo_trainer.errors import CheckpointMismatch
+from modelzoo_trainer.optim import Scheduler
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.checkpoint")
+
+_KINDS: Final = (Optimizer, LRScheduler, Scheduler)
+_WATCHED_STEPS: Final = 10  # a hook on all optimizers costs some microseconds a step
+
+
+class AttributeStates(CoreCallback):
+    """Saves what a subclass of the trainer trains besides: a second optimizer, a discriminator.
+
+    That is each optimizer, scheduler and module with trainable parameters that is an attribute of
+    the trainer, and each optimizer and scheduler that is one of a module in its model; or that is
+    in a list, tuple or dict there. They are found by name when a checkpoint is written or loaded,
+    so a run that is to be resumed makes them in its constructor. An optimizer that takes a step
+    within `training_step` and is none of these is reported once, from the first steps of a fit.
+
+    State: `attributes`, if there are any: by name the class and the state dict.
+    """
+
+    def __init__(self) -> None:
+        self._idle()
+
+    def _idle(self) -> None:
+        self.idle_hooks = frozenset({"on_step_boundary"})
+        self._handle: RemovableHandle | None = None
+        self._num_left = _WATCHED_STEPS
+
+    # ---- checkpoints
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        states = {
+            name: {"kind": type(part).__name__, "state": plain_state(part.state_dict())}
+            for name, part in parts_beside(trainer).items()
+        }
+        if states:
+            state_dict["attributes"] = trainer.backend.state_view(states)
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        states, found = state_dict.get("attributes", {}), parts_beside(trainer)
+        for name in states.keys() - found.keys():
+            log.warning(
+                "The checkpoint has state of trainer.%s, which this trainer does not have. Make it "
+                "in the constructor, before the checkpoint is loaded, or it begins anew.",
+                name,
+            )
+        for name, part in found.items():
+            if name in states:
+                _load(trainer, name, part, states[name])
+            elif "optimizer" in state_dict:  # not of weights alone
+                log.warning("The checkpoint has no state of trainer.%s; it begins anew.", name)
+
+    # ---- optimizers that nobody saves
+
+    @override
+    def on_enter_train(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        loop: Any,
+        loop_idx: int,
+    ) -> None:
+        if not self._num_left:
+            return
+        known: WeakSet[Optimizer] = WeakSet([trainer.optimizer])
+
+        def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if optimizer not in known and trainer.data.is_pending:
+                known.add(optimizer)
+                _judge(trainer, optimizer)
+
+        self._handle = register_optimizer_step_post_hook(stepped)
+        self.idle_hooks = frozenset()
+        trainer.rebuild_hooks()
+        stack.callback(self._stop_watching, trainer)
+
+    @override
+    def on_step_boundary(self, trainer: Trainer) -> None:
+        self._num_left -= 1
+        if not self._num_left:
+            self._stop_watching(trainer)
+
+    def _stop_watching(self, trainer: Trainer) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+            self.idle_hooks = frozenset({"on_step_boundary"})
+            trainer.rebuild_hooks()
+
+
+def parts_beside(trainer: Trainer) -> dict[str, Any]:
+    """Return by name what has a state and is an attribute of a trainer, or in its model.
+
+    Args:
+        trainer: After its set-up.
+    """
+    known = [trainer.compiled_model, *trainer.model.modules(), *trainer.schedulers]
+    known += [*trainer.all_callbacks, *([trainer.optimizer] if trainer.has_optimizer else ())]
+    seen = set(map(id, known))
+    modules = {"model": trainer.model} | _modules_of(trainer, seen)
+    found: dict[str, Any] = {name: part for name, part in modules.items() if name != "model"}
+    owners: list[tuple[str, Any]] = [("", trainer)]
+    for prefix, module in modules.items():
+        named = module.named_modules(prefix=prefix)
+        owners += [(f"{uncompiled(name)}.", part) for name, part in named]
+    for prefix, owner in owners:
+        for name, part in _items_of(owner, prefix):
+            if isinstance(part, _KINDS) and id(part) not in seen:
+                seen.add(id(part))
+                found[name] = part
+    return found
+
+
+def _modules_of(trainer: Trainer, known: set[int]) -> dict[str, Module]:
+    """Return by name the modules that have something to train which is not the model's."""
+    params = {id(param) for param in trainer.model.parameters()}
+    found: dict[str, Module] = {}
+    for name, part in _items_of(trainer, ""):
+        if isinstance(part, Module) and id(part) not in known:
+            own = {id(param) for param in part.parameters() if param.requires_grad}
+            if not own <= params:
+                params |= own
+                found[name] = part
+    return found
+
+
+def parameters_beside(trainer: Trainer) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the parameters of the modules, and those of the optimizers, of `parts_beside`."""
+    of_modules: list[Tensor] = []
+    of_optimizers: list[Tensor] = []
+    for part in parts_beside(trainer).values():
+        if isinstance(part, Module):
+            of_modules += part.parameters()
+        elif isinstance(part, Optimizer):
+            of_optimizers += _parameters_of(part)
+    return of_modules, of_optimizers
+
+
+def like_of_attributes(trainer: Trainer) -> dict[str, Any]:
+    """Return tensors that have the places of those of the state, by the same names."""
+    return {
+        name: {"state": part.state_dict()}
+        if isinstance(part, Module)
+        else {"state": {"state": dict(enumerate(_parameters_of(part)))}}
+        for name, part in parts_beside(trainer).items()
+        if isinstance(part, (Module, Optimizer))
+    }
+
+
+def _items_of(owner: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an object, and what is in those that are lists, tuples or dicts."""
+    for name, value in vars(owner).items():
+        yield prefix + name, value
+        if isinstance(value, Mapping):
+            yield from ((f"{prefix}{name}.{key}", item) for key, item in value.items())
+        elif isinstance(value, (list, tuple)):
+            yield from ((f"{prefix}{name}.{idx}", item) for idx, item in enumerate(value))
+
+
+def _parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def _load(trainer: Trainer, name: str, part: Any, saved: Mapping[str, Any]) -> None:
+    own, kind, state = type(part).__name__, saved["kind"], saved["state"]
+    if kind != own:
+        raise CheckpointMismatch(
+            f"trainer.{name} is a {own}, and the checkpoint's is a {kind}, whose state is another. "
+            f"Use a {kind}, or load parts of the checkpoint with LoadCheckpointStates."
+        )
+    if isinstance(part, Optimizer):
+        check_shapes(part, state, None, f"trainer.{name}")
+    elif isinstance(part, Module):
+        state = trainer.backend.for_loading(state, part.state_dict())
+    else:
+        state = like_own(part.state_dict(), state)
+    try:
+        part.load_state_dict(state)
+    except (ValueError, RuntimeError) as error:
+        raise CheckpointMismatch(
+            f"the checkpoint's trainer.{name} does not fit this one: {error}"
+        ) from None
+
+
+def _judge(trainer: Trainer, optimizer: Optimizer) -> None:
+    """Warn of an optimizer that has taken a step, if nobody saves its state."""
+    if any(optimizer is part for part in parts_beside(trainer).values()):
+        return
+    if any(optimizer is part for _, one in trainer.stateful_callbacks() for part in _values(one)):
+        return
+    own = {id(param) for param in _parameters_of(trainer.optimizer)}
+    params = _parameters_of(optimizer)
+    if own.issuperset(map(id, params)):  # a part of how the trainer's own one takes its step
+        return
+    log.warning(
+        "%s took a step within training_step, and is no attribute of the trainer or its model: its "
+        "state (of %d parameters) is not saved, so a resumed run will not reproduce this one. Make "
+        "it an attribute in the constructor, such as self.d_optimizer.",
+        type(optimizer).__name__,
+        len(params),
+    )
+
+
+def _values(owner: Any) -> list[Any]:
+    return [value for _, value in _items_of(owner, "")] if hasattr(owner, "__dict__") else []
