@@ -24,6 +24,7 @@ from modelzoo_trainer.core.optimizer_facts import (
     names_of,
     settings_of,
 )
+from modelzoo_trainer.core.optimizer_parameters import check_parameters, warn_of_parameters
 from modelzoo_trainer.core.scheduler_settings import scheduled_keys
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 
@@ -55,7 +56,8 @@ class OptimizerCallback(CoreCallback, Advised):
 
     Raises:
         ConfigError: If it is none of these or a class, or an optimizer is given with a model to be
-            made; at set-up, if its step needs a closure.
+            made; at set-up, if its step needs a closure; at the start of a fit, if none of its
+            parameters is the model's.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class OptimizerCallback(CoreCallback, Advised):
         self._held: Settings | None = None
         self._told = ""
         self._named: tuple[list[int], Names | None] | None = None
+        self._is_compared = False
 
     @property
     def is_instance(self) -> bool:
@@ -114,6 +117,21 @@ class OptimizerCallback(CoreCallback, Advised):
                 "fit needs an optimizer, and the trainer has none. Pass Trainer(optimizer=...), "
                 "or trainer.init.optimizer in the YAML file."
             )
+        if trainer.backend.caps.holds_values:  # a dry run has other parameters than the host's
+            check_parameters(trainer)
+
+    @override
+    def on_train_start(
+        self,
+        trainer: Trainer,
+        model: Module,
+        train_dataloader: Loader,
+        loop: Any,
+        loop_idx: int,
+    ) -> None:
+        if not self._is_compared and trainer.backend.caps.holds_values:
+            self._is_compared = True
+            warn_of_parameters(trainer)
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:

@@ -13,7 +13,9 @@ from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 from modelzoo_trainer import Callback, Checkpoint
 from modelzoo_trainer.core.optimizer_facts import check_shapes, names_of, settings_of
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
+from modelzoo_trainer.models.freezing import ModelFreezer
 from modelzoo_trainer.optim import OPTIMIZERS
+from modelzoo_trainer.optim.param_groups import make_param_groups
 
 BATCHES = tiny_batches(20)
 
@@ -248,3 +250,69 @@ def test_an_optimizer_class_is_refused_with_what_to_write(trainer_of, given) -> 
         ConfigError, match=r"the class Adam, .*lambda model: Adam\(model.parameters"
     ):
         trainer_of(optimizer=given)
+
+
+# ---- parameters
+
+
+def test_an_optimizer_with_none_of_the_models_parameters_is_refused(trainer_of) -> None:
+    other = TinyModel()
+    trainer = trainer_of(optimizer=lambda model: adamw()(other))
+    with pytest.raises(ConfigError, match=r"none of its 4 parameters .* 4 .*AdamW\(model\.param"):
+        trainer.fit(BATCHES)
+    assert trainer.global_step == 0
+
+
+def test_an_instance_that_has_the_parameters_of_another_model_is_refused(trainer_of) -> None:
+    with pytest.raises(ConfigError, match="none of its 4 parameters"):
+        trainer_of(model=TinyModel(), optimizer=adamw()(TinyModel())).fit(BATCHES)
+
+
+def test_foreign_parameters_and_missing_ones_are_counted_in_a_warning(trainer_of, caplog) -> None:
+    def mixed(model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD([*model.hidden.parameters(), *TinyModel().parameters()], lr=0.1)
+
+    trainer = trainer_of(optimizer=mixed, num_steps=1)
+    trainer.fit(BATCHES)
+    trainer.fit(BATCHES)
+    foreign, missing = warnings_in(caplog)
+    assert "4 of its 6 parameters are not the model's" in foreign
+    assert "2 of the model's 4 trainable parameters" in missing
+    assert "head.weight, head.bias" in missing
+
+
+def frozen_in_part(model: torch.nn.Module) -> torch.optim.Optimizer:
+    ModelFreezer(getattr(model, "_orig_mod", model)).freeze()
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+
+
+def grouped(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(make_param_groups(model, weight_decay=0.1), lr=0.1)
+
+
+@pytest.mark.parametrize("optimizer", [frozen_in_part, grouped, adamw()])
+@pytest.mark.parametrize(
+    "model", [TinyModel, Tied, lambda: torch.compile(TinyModel(), backend="eager")]
+)
+def test_frozen_grouped_tied_and_compiled_parameters_are_neither_foreign_nor_missing(
+    trainer_of, caplog, optimizer, model
+) -> None:
+    trainer_of(optimizer=optimizer, model=model, max_steps=1).fit(BATCHES)
+    assert warnings_in(caplog) == []
+
+
+def test_a_group_that_is_added_when_a_fit_starts_is_not_missing(trainer_of, caplog) -> None:
+    class Adding(Callback):
+        def on_fit_start(self, trainer, train_dataloader, val_dataloader, loop):
+            trainer.optimizer.add_param_group({"params": trainer.model.head.parameters()})
+
+    optimizer = lambda model: adamw()(model.hidden)  # noqa: E731
+    trainer_of(Adding(), optimizer=optimizer, max_steps=1).fit(BATCHES)
+    assert warnings_in(caplog) == []
+
+
+def test_a_dry_run_has_other_parameters_than_an_optimizer_that_was_given(trainer_of) -> None:
+    model = TinyModel()
+    trainer = trainer_of(model=model, optimizer=adamw()(model), device="meta", max_steps=1)
+    trainer.fit(BATCHES)
+    assert trainer.global_step == 1
