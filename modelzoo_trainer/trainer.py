@@ -27,13 +27,7 @@ from modelzoo_trainer.core import (
 from modelzoo_trainer.core.backend import Backend, Stream
 from modelzoo_trainer.core.dataloader import NOTHING
 from modelzoo_trainer.core.feed import validation_data
-from modelzoo_trainer.core.model import (
-    ModelFactory,
-    lost_loss,
-    note_call,
-    require_loss,
-    to_outputs,
-)
+from modelzoo_trainer.core.model import ModelFactory, note_call, require_loss, to_outputs
 from modelzoo_trainer.core.optimizer import OptimizerFactory
 from modelzoo_trainer.core.passes import Pass, as_loaders, resolve_loader
 from modelzoo_trainer.errors import CheckpointError, ConfigError, RollBack, StopTraining
@@ -246,11 +240,14 @@ class Trainer(AdvisedParts):
         if loss is not None:
             outputs["loss"] = loss
         elif outputs.get("loss") is not None:
-            raise lost_loss(self)
+            raise ValueError(
+                f"{type(self).__name__}.compute_loss returned None in place of the model's loss. "
+                f"Return what the loss is to be, changed or not."
+            )
         self.hooks.on_after_forward(self, self.model, outputs, batch)
         return outputs
 
-    @event("loss")
+    @event("loss", keeps_result=True)
     def compute_loss(self, outputs: Outputs, batch: Batch) -> Tensor | None:
         """Return the loss of a batch, of training or validation; None if `outputs` has none either.
 

@@ -204,15 +204,31 @@ def test_none_may_take_the_place_of_what_may_be_none() -> None:
     assert loading.load("here") is None
 
 
-def test_a_function_after_the_loss_that_forgets_its_return_is_refused(tmp_path) -> None:
+class OwnLoss(Trainer):
+    """Has a loss of what the model returns."""
+
+    def compute_loss(self, outputs, batch):
+        return outputs["output"].mean()
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "batch"),
+    [
+        (Trainer, TinyModel, tiny_batches(1)[0]),
+        (OwnLoss, lambda: torch.nn.Linear(3, 1), torch.ones(2, 3)),
+    ],
+)
+def test_a_function_after_the_loss_that_forgets_its_return_is_refused(
+    tmp_path, kind, model, batch
+) -> None:
     def doubled(self, loss):
         loss * 2
 
-    trainer = Trainer(
-        model=TinyModel(), optimizer=sgd, model_dir=tmp_path, callbacks=[("post-loss", doubled)]
-    )
-    with trainer, pytest.raises(ValueError, match=r"doubled, 'post-loss' of Trainer, returned Non"):
-        trainer.fit(tiny_batches(1))
+    pairs = [("post-loss", doubled)]
+    trainer = kind(model=model, optimizer=sgd, model_dir=tmp_path, callbacks=pairs)
+    told = rf"doubled, 'post-loss' of {kind.__name__}, returned None"
+    with trainer, pytest.raises(ValueError, match=told):
+        trainer.fit([batch])
 
 
 def test_what_a_function_of_a_method_without_result_returns_is_nothing() -> None:

@@ -462,7 +462,7 @@ def test_a_loss_that_compute_loss_forgets_to_return_is_an_error(tmp_path) -> Non
             outputs["loss"].mul(2)
 
     trainer = Forgetful(model=TinyModel(), optimizer=sgd, model_dir=tmp_path / "run")
-    with trainer, pytest.raises(ValueError, match=r"Forgetful\.compute_loss, returned None"):
+    with trainer, pytest.raises(ValueError, match=r"Forgetful\.compute_loss returned None"):
         trainer.fit(tiny_batches(1))
 
 

@@ -26,11 +26,13 @@ _NAME: Final = re.compile(r"[a-z0-9]+([-_][a-z0-9]+)*")
 _STYLE: Final = re.compile(r"(pre|post)_(.+)_callback")
 
 
-def event(*names: str) -> Callable[[F], F]:
+def event(*names: str, keeps_result: bool = False) -> Callable[[F], F]:
     """Mark a method of a block as an event.
 
     Args:
         names: What functions call it; one is enough, others are read as well.
+        keeps_result: A function after it may not put None in the place of a result, although the
+            method itself may return None.
 
     Returns:
         A decorator that leaves the method as it is. An override of it need not be marked.
@@ -53,6 +55,7 @@ def event(*names: str) -> Callable[[F], F]:
                 f"event{names}: got {method!r}; it takes a name, and marks a plain method."
             )
         method.__events__ = tuple(map(canonical, names))  # type: ignore[attr-defined]  # the mark
+        method.__keeps_result__ = keeps_result  # type: ignore[attr-defined]  # part of it
         return method
 
     return mark

@@ -85,6 +85,7 @@ class Method:
         attribute: The method's name.
         parameters: Of the method, without the object itself.
         returns: Its annotation; `inspect.Parameter.empty` = there is none.
+        keeps_result: Whether a function after it may not turn a result into None.
     """
 
     block: str
@@ -92,6 +93,7 @@ class Method:
     attribute: str
     parameters: Mapping[str, inspect.Parameter]
     returns: Any
+    keeps_result: bool = False
 
     @classmethod
     def of(cls, block: type, event: str, attribute: str) -> Method:
@@ -107,10 +109,12 @@ class Method:
         signature = inspect.signature(getattr(block, attribute))
         parameters = dict(list(signature.parameters.items())[1:])
         returns: Any = inspect.Parameter.empty
-        for base in block.__mro__:
-            if attribute in vars(base) and returns is inspect.Parameter.empty:
-                returns = inspect.signature(vars(base)[attribute]).return_annotation
-        return cls(block.__name__, event, attribute, parameters, returns)
+        declared = [vars(base)[attribute] for base in block.__mro__ if attribute in vars(base)]
+        for method in declared:
+            if returns is inspect.Parameter.empty:
+                returns = inspect.signature(method).return_annotation
+        keeps = any(getattr(method, "__keeps_result__", False) for method in declared)
+        return cls(block.__name__, event, attribute, parameters, returns, keeps)
 
     @property
     def nameable(self) -> list[str]:
@@ -258,7 +262,8 @@ class PostFunction(Function):
                 self.label,
                 method.attribute,
             )
-        self._may_be_none = "None" in str(method.returns) or "Optional" in str(method.returns)
+        may_return_none = "None" in str(method.returns) or "Optional" in str(method.returns)
+        self._may_be_none = may_return_none and not method.keeps_result
         self._keyword = [p.name for p in self._parameters if p.kind is p.KEYWORD_ONLY]
 
     def result(self, owner: object, value: Any) -> Any:

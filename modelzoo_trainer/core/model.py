@@ -224,16 +224,6 @@ def _in_words(value: Any) -> str:
     return f"{kind} {tuple(value.shape)}" if isinstance(value, Tensor) else kind
 
 
-def lost_loss(trainer: Trainer) -> ValueError:
-    """Return the error for a loss that was there before `compute_loss`, and not after it."""
-    functions = getattr(trainer.compute_loss, "post", ())
-    who = " or ".join(function.label for function in functions)
-    return ValueError(
-        f"{who or f'{type(trainer).__name__}.compute_loss'}, returned None in place of the loss. "
-        f"Return what it is to be, changed or not."
-    )
-
-
 def require_loss(model: Module, outputs: Outputs) -> None:
     """Raise a `ConfigError` if a model's output has no loss to train on."""
     loss = outputs.get("loss")
