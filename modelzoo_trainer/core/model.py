@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 from torch.nn import Module
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.model")
 
 ModelFactory = Callable[[], Module]
+
+# What a module raises that was not called with what it takes; not what torch computes with.
+_OF_ANOTHER_TYPE: Final = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
 class ModelCallback(CoreCallback, Advised):
@@ -196,7 +199,7 @@ def note_call(
     """
     of_train, of_val = trainer.data, trainer.val_pass
     num = of_train.num_batches if of_val is None else of_val.num_yielded
-    if num > 1 or len(args) != 1 or kwargs:
+    if num > 1 or len(args) != 1 or kwargs or not isinstance(error, _OF_ANOTHER_TYPE):
         return
     [batch] = args
     kind = type(batch).__name__
@@ -210,7 +213,8 @@ def note_call(
         return
     error.add_note(
         f"the model is called with the whole batch as its one argument; this batch is a {what}. "
-        f"Pass a module whose forward takes the batch, and calls the model in it: {call}."
+        f"If it takes something else, pass a module whose forward takes the batch and calls it "
+        f"with that: {call}."
     )
 
 
