@@ -395,6 +395,7 @@ class Checkpoint(CoreCallback, Advised):
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        self._lock.check()
         states = {name: callback.state_dict() for name, callback in trainer.stateful_callbacks()}
         if states:
             state_dict["callbacks"] = trainer.backend.state_view(states)

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from io import TextIOWrapper
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
@@ -130,7 +132,7 @@ class Logging(CoreCallback):
         handlers: list[logging.Handler] = []
         if not _PACKAGE.hasHandlers():
             handlers.append(logging.StreamHandler(sys.stderr))
-        handlers.append(logging.FileHandler(path, delay=True))
+        handlers.append(_RunLog(path, delay=True))
         level = _PACKAGE.level
         _PACKAGE.setLevel(self.log_level)
         stack.callback(_PACKAGE.setLevel, level)
@@ -341,6 +343,15 @@ class Logging(CoreCallback):
                     exc_info=error,
                 )
             self._failed.add(id(logger))
+
+
+class _RunLog(logging.FileHandler):
+    """Opens its file with the first message, also if its folder was removed during the run."""
+
+    @override
+    def _open(self) -> TextIOWrapper:
+        Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
+        return super()._open()
 
 
 def _close(handler: logging.Handler) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
-from modelzoo_trainer.callback import CoreCallback, Loader
+from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ class RunLock(CoreCallback):
 
     Raises:
         ConfigError: At set-up, if another process holds the folder, or it cannot be made; when a
-            fit begins, if another trainer of this process is training in it.
+            fit begins, if another trainer of this process is training in it; when a checkpoint is
+            saved, if another process has locked the folder since the lock file was removed.
     """
 
     def __init__(self) -> None:
@@ -58,6 +59,10 @@ class RunLock(CoreCallback):
         loop: Any,
     ) -> None:
         self._lock.begin_fit(stack)
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        self._lock.check()
 
     @override
     def finalize(self) -> None:
@@ -83,6 +88,7 @@ class FolderLock:
     def __init__(self, setting: str) -> None:
         self._setting = setting
         self._folder: str | None = None
+        self._pid = 0
         self.is_held = False
         """Whether nobody else can be at work in the folder."""
 
@@ -97,13 +103,41 @@ class FolderLock:
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._folder = os.path.realpath(folder)
+            self._folder, self._pid = os.path.realpath(folder), os.getpid()
             self.is_held = _acquire(self._folder, self._setting)
         except OSError as error:
             raise ConfigError(
                 f"{self._setting} {str(folder)!r} cannot be used: {error.strerror or error} "
                 f"({error.filename}). Choose a folder that can be written."
             ) from None
+
+    def check(self) -> None:
+        """Check that the lock file in the folder is still the one that this process has locked.
+
+        If it was removed or replaced, and the new one is free, it is locked again with a warning.
+        A folder that the disk refuses is left to whoever writes there next.
+
+        Raises:
+            ConfigError: If another process holds it.
+        """
+        if self._folder is None or not self.is_held or self._pid != os.getpid():
+            return
+        try:
+            is_renewed = _renew(self._folder, self._setting)
+        except ConfigError as error:
+            raise ConfigError(
+                f"the lock file {LOCK_NAME} was removed or replaced during this run, and {error}"
+            ) from None
+        except OSError as error:
+            log.warning("%s cannot be locked again: %s", self._folder, error)
+            return
+        if is_renewed:
+            log.warning(
+                "The lock file of %s %r was removed or replaced during the run; it is locked "
+                "again. Files of this run may be gone there, or another run may have written some.",
+                self._setting,
+                self._folder,
+            )
 
     def begin_fit(self, stack: ExitStack) -> None:
         """Keep other trainers of this process from fitting in the folder.
@@ -112,8 +146,9 @@ class FolderLock:
             stack: Where that ends.
 
         Raises:
-            ConfigError: If one does.
+            ConfigError: If one does, or if another process has taken the folder.
         """
+        self.check()
         folder = self._folder
         if folder is None:
             return
@@ -177,6 +212,34 @@ def _acquire(folder: str, setting: str) -> bool:
     _close_in_children()
     _HELD[folder] = _Held(descriptor)
     return True
+
+
+def _renew(folder: str, setting: str) -> bool:
+    """Lock a folder again if its lock file is no longer the locked one; return whether it was so.
+
+    Raises:
+        ConfigError: If another process has it.
+        OSError: If the file cannot be looked at or written.
+    """
+    held = _HELD.get(folder)
+    if held is not None:
+        if _is_at(held.descriptor, Path(folder, LOCK_NAME)):
+            return False
+        os.close(held.descriptor)  # it locks a file that nobody finds
+        del _HELD[folder]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    _acquire(folder, setting)
+    if held is not None and folder in _HELD:
+        _HELD[folder].count = held.count
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Return whether an open file is the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _open(path: Path, access: int) -> int:

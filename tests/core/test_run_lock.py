@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from doubles import make_trainer, tiny_batches
 
-from modelzoo_trainer import Callback, ConfigError
+from modelzoo_trainer import Callback, Checkpoint, ConfigError
 from modelzoo_trainer.core import run_lock
 from modelzoo_trainer.core.run_lock import LOCK_NAME, FolderLock
 
@@ -244,3 +244,124 @@ def test_a_lock_that_is_a_link_is_refused(trainer_of, tmp_path) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
         trainer_of()
     assert (tmp_path / "elsewhere").read_text() == "precious"
+
+
+# ---- a lock that is lost during a run
+
+
+class Between(Callback):
+    """Does something after the first step."""
+
+    def __init__(self, do) -> None:
+        self.do = do
+
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        if batch_idx == 0:
+            self.do()
+
+
+def saving(trainer_of, folder: Path, do) -> None:
+    trainer = trainer_of(Between(do), model_dir=folder, checkpoint=Checkpoint(steps=2))
+    trainer.fit(tiny_batches(4))
+    trainer.close()
+
+
+def test_a_lock_file_that_is_removed_during_a_run_is_locked_again(
+    trainer_of, tmp_path, caplog
+) -> None:
+    run = tmp_path / "run"
+    is_locked = []
+
+    def remove() -> None:
+        (run / LOCK_NAME).unlink()
+
+    class Look(Callback):
+        def on_after_save_checkpoint(self, trainer, ckpt_path):
+            is_locked.append(not is_free(run))
+
+    trainer = trainer_of(Between(remove), Look(), model_dir=run, checkpoint=Checkpoint(steps=2))
+    trainer.fit(tiny_batches(4))
+    assert is_locked == [True, True]
+    assert caplog.text.count("was removed or replaced during the run; it is locked again") == 1
+    trainer.close()
+    assert is_free(run)
+
+
+def test_a_folder_that_is_removed_during_a_run_is_made_and_locked_again(
+    trainer_of, tmp_path, caplog
+) -> None:
+    saving(trainer_of, tmp_path / "run", lambda: shutil.rmtree(tmp_path / "run"))
+    assert "it is locked again" in caplog.text
+    assert (tmp_path / "run" / "checkpoint_4").is_dir()
+
+
+@pytest.mark.parametrize("removed", [LOCK_NAME, "."])
+def test_a_run_whose_folder_another_has_taken_writes_no_more_checkpoints(
+    trainer_of, tmp_path, removed
+) -> None:
+    run = tmp_path / "run"
+    holders = []
+
+    def take_over() -> None:
+        (run / removed).unlink() if removed == LOCK_NAME else shutil.rmtree(run)
+        holders.append(Holder(run))
+
+    with pytest.raises(
+        ConfigError, match=r"lock file .* during this run, and .* in use by process 4711 on node7"
+    ):
+        saving(trainer_of, run, take_over)
+    holders[0].end()
+    assert not list(run.glob("checkpoint_*"))
+    assert (run / LOCK_NAME).read_text() == FACTS
+
+
+def test_a_second_fit_notices_that_another_run_has_taken_the_folder(trainer_of, tmp_path) -> None:
+    trainer = trainer_of()
+    trainer.fit(tiny_batches(1))
+    (tmp_path / "run" / LOCK_NAME).unlink()
+    holder = Holder(tmp_path / "run")
+    with pytest.raises(ConfigError, match="in use by process 4711"):
+        trainer.fit(tiny_batches(1))
+    holder.end()
+
+
+def test_a_checkpoint_root_that_another_run_has_taken_is_noticed(trainer_of, tmp_path) -> None:
+    root = tmp_path / "root"
+    holders = []
+
+    def take_over() -> None:
+        (root / LOCK_NAME).unlink()
+        holders.append(Holder(root))
+
+    checkpoint = Checkpoint(steps=2, checkpoint_root=root)
+    trainer = trainer_of(Between(take_over), model_dir=tmp_path / "run", checkpoint=checkpoint)
+    with pytest.raises(ConfigError, match=r"checkpoint_root .* in use by process 4711"):
+        trainer.fit(tiny_batches(4))
+    holders[0].end()
+
+
+def test_a_disk_that_refuses_the_new_lock_does_not_end_the_run(
+    trainer_of, tmp_path, monkeypatch, caplog
+) -> None:
+    def refuse(path, access) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def remove() -> None:
+        (tmp_path / "run" / LOCK_NAME).unlink()
+        monkeypatch.setattr(run_lock, "_open", refuse)
+
+    saving(trainer_of, tmp_path / "run", remove)
+    assert "cannot be locked again: [Errno 30]" in caplog.text
+    assert (tmp_path / "run" / "checkpoint_4").is_dir()
+
+
+def test_trainers_of_one_process_still_share_a_lock_that_was_taken_again(
+    trainer_of, tmp_path
+) -> None:
+    first, second = trainer_of(), trainer_of()
+    (tmp_path / "run" / LOCK_NAME).unlink()
+    first.fit(tiny_batches(1))
+    first.close()
+    assert not is_free(tmp_path / "run")
+    second.close()
+    assert is_free(tmp_path / "run")
