@@ -63,6 +63,15 @@ def test_a_check_refuses_what_a_run_refuses(run, capsys):
     assert capsys.readouterr().err.startswith("params.yaml:8:12: trainer.init.loop.max_stpes: no")
 
 
+@pytest.mark.parametrize("option", ["--check", "--device=cpu"])
+def test_the_first_100_problems_are_printed_and_the_others_counted(run, capsys, option):
+    unknown = "\n    ".join(f"odd_{number}: 1" for number in range(1_234))
+    assert run(option, text=FILE % unknown) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 101
+    assert lines[-1] == "... and 1,134 more"
+
+
 def test_a_check_finds_the_mode_that_the_file_is_for(run, capsys):
     text = (FILE % "").replace("  fit:\n    train_", "  validate:\n    val_")
     assert run("--check", text=text) == 0

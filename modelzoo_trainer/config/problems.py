@@ -9,6 +9,7 @@ from modelzoo_trainer.config.positions import Position
 from modelzoo_trainer.errors import ConfigError
 
 _LONGEST: Final = 300  # characters of a path that are shown
+MOST_SHOWN: Final = 100  # problems that are printed
 _UNSEEN: Final = {
     code: ascii(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
 }
@@ -108,10 +109,15 @@ class Problems:
         """Raise what was found.
 
         Raises:
-            ConfigError: If there is a problem; one line each.
+            ConfigError: If there is a problem; one line each for the first 100, then how many
+                more there are.
         """
-        if self._found:
-            raise ConfigError("\n".join(self.lines()))
+        lines = self.lines()
+        num_more = len(lines) - MOST_SHOWN
+        if num_more > 0:
+            lines[MOST_SHOWN:] = [f"... and {num_more:,} more"]
+        if lines:
+            raise ConfigError("\n".join(lines))
 
 
 def _ordered(found: dict[tuple[Position, str], Problem]) -> list[Problem]:

@@ -210,6 +210,22 @@ def test_a_refusal_by_a_section_is_found_before_anything_is_built(complaints):
     ]
 
 
+def test_of_more_than_100_problems_the_first_100_and_the_number_of_others_are_reported(complaints):
+    unknown = "".join(f"\n    odd_{number}: 1" for number in range(5_000))
+    found = complaints(FILE.replace("  init:\n", f"  init:{unknown}\n", 1))
+    assert len(found) == 101
+    assert "trainer.init.odd_0: " in found[0]
+    assert "trainer.init.odd_99: " in found[99]
+    assert found[100] == "... and 4,900 more"
+
+
+def test_100_problems_are_all_reported(complaints):
+    unknown = "".join(f"\n    odd_{number}: 1" for number in range(100))
+    found = complaints(FILE.replace("  init:\n", f"  init:{unknown}\n", 1))
+    assert len(found) == 100
+    assert "trainer.init.odd_99: " in found[99]
+
+
 def test_an_exception_of_the_users_gets_its_place_as_a_note(check):
     text = SMALLEST.replace("{name: tiny_net, hidden_size: 1}", "{builtins.range: {}}")
     (plan,) = check(text, "eval_all")
