@@ -161,6 +161,7 @@ class OpProfiler(Profiler):
         path = trainer.model_dir / _NAME
         fresh = path.with_name(f".{_NAME}")
         try:
+            fresh.unlink(missing_ok=True)
             profiler.export_chrome_trace(str(fresh))
             fresh.replace(path)
         except (OSError, RuntimeError) as error:  # torch's writer raises the latter

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from modelzoo_trainer.callbacks.step_finding import Batches
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.regular_files import require_regular
 
 FILE_NAME: Final = "skip_batches.json"
 
@@ -28,6 +29,7 @@ def read_batches(path: Path, num_shards: int) -> tuple[Batches, int]:
     Raises:
         ConfigError: If it is there and cannot be read.
     """
+    require_regular(path)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -69,7 +71,8 @@ def write_batches(path: Path, batches: Batches, num_shards: int) -> None:
     content = {"batches": [list(place) for place in batches], "num_shards": num_shards}
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.new")
-    with fresh.open("w", encoding="utf-8") as file:
+    fresh.unlink(missing_ok=True)
+    with fresh.open("x", encoding="utf-8") as file:
         file.write(json.dumps(content) + "\n")
         file.flush()
         os.fsync(file.fileno())

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.regular_files import require_regular
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -185,7 +186,7 @@ def _acquire(folder: str, setting: str) -> bool:
     """Lock a folder for this process; return False where the file system knows no locks.
 
     Raises:
-        ConfigError: If another process has it.
+        ConfigError: If another process has it, or something else than a file is there.
         OSError: If the file cannot be written.
     """
     held = _HELD.get(folder)
@@ -193,6 +194,7 @@ def _acquire(folder: str, setting: str) -> bool:
         held.count += 1
         return True
     path = Path(folder, LOCK_NAME)
+    require_regular(path)
     # Open for reading, it does not keep the disk from becoming read-only.
     descriptor = _open(path, os.O_RDONLY)
     with ExitStack() as stack:
@@ -243,7 +245,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _open(path: Path, access: int) -> int:
-    return os.open(path, access | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    return os.open(path, access | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _note_holder(path: Path) -> None:

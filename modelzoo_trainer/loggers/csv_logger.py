@@ -40,7 +40,8 @@ class CSVLogger(FileLogger):
     State: The number of rows, with step and time of the last one.
 
     Raises:
-        ConfigError: At set-up, if another logger writes that file.
+        ConfigError: At set-up, if another logger writes that file, or it is a named pipe, a socket
+            or, in `model_dir`, a device.
 
     Cost: With a new column the file is written anew.
     """

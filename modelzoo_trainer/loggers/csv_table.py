@@ -103,7 +103,8 @@ class CsvTable:
         self._num_rows, self._last, self._columns = num_rows, last, columns
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self.path.with_name(f".{self.path.name}.new")
-        with fresh.open("w", **_AS_TEXT) as file:
+        fresh.unlink(missing_ok=True)
+        with fresh.open("x", **_AS_TEXT) as file:
             file.write(_lines(columns, [dict(zip(columns, columns, strict=True)), *rows]))
             file.flush()
             os.fsync(file.fileno())

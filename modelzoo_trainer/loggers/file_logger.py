@@ -15,6 +15,7 @@ from modelzoo_trainer.callback import Loader, Metrics, StateDict
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loggers.line_file import put_aside
 from modelzoo_trainer.loggers.logger import Logger
+from modelzoo_trainer.regular_files import require_regular
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -46,7 +47,8 @@ class FileLogger(Logger):
         log: Where messages go.
 
     Raises:
-        ConfigError: At set-up, if another logger writes that file.
+        ConfigError: At set-up, if another logger writes that file, or it is a named pipe, a socket
+            or, in `model_dir`, a device.
     """
 
     def __init__(self, path: Path | None, file_name: str, log: logging.Logger) -> None:
@@ -65,6 +67,7 @@ class FileLogger(Logger):
     @override
     def setup(self, trainer: Trainer) -> None:
         self._path = path = self._given or trainer.model_dir / self._file_name
+        require_regular(path, allow_device=self._given is not None)
         for other in trainer.loggers:
             if other is not self and isinstance(other, FileLogger) and other.is_at(path):
                 raise ConfigError(

@@ -43,7 +43,8 @@ class JsonlLogger(FileLogger):
     State: The length of the file, with a digest of its end.
 
     Raises:
-        ConfigError: At set-up, if another logger writes that file.
+        ConfigError: At set-up, if another logger writes that file, or it is a named pipe, a socket
+            or, in `model_dir`, a device.
     """
 
     def __init__(self, path: Path | None = None) -> None:

@@ -89,8 +89,9 @@ def cut_back(path: Path, step: int) -> None:
     if not path.is_file():  # a pipe or device has no past
         return
     fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
     num_cut = 0
-    with path.open("rb") as lines, fresh.open("wb") as kept:
+    with path.open("rb") as lines, fresh.open("xb") as kept:
         for line in lines:
             found = _step_of(line)
             if found is None or found > step:

@@ -6,6 +6,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from modelzoo_trainer.regular_files import require_regular
+
 
 class ReachedStep:
     """A number in a small file, which outlives the process.
@@ -15,9 +17,13 @@ class ReachedStep:
 
     Args:
         path: The file; made with the first step.
+
+    Raises:
+        ConfigError: If it is a named pipe, a socket or a device.
     """
 
     def __init__(self, path: Path) -> None:
+        require_regular(path)
         self.path = path
         self.step = self._read()
         self._fd: int | None = None

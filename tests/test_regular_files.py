@@ -1,0 +1,94 @@
+"""What is no regular file where a run has its files is refused; nobody waits for its other end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from doubles import tiny_batches
+
+from modelzoo_trainer import ConfigError
+from modelzoo_trainer.callbacks import SpikeDetection
+from modelzoo_trainer.loggers import CSVLogger, JsonlLogger
+from modelzoo_trainer.loggers.line_file import cut_back
+from modelzoo_trainer.loggers.reached_step import ReachedStep
+from modelzoo_trainer.regular_files import require_regular
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+
+
+@pytest.fixture(autouse=True)
+def _impatient() -> Iterator[None]:
+    """Fail a test that waits for the other end of a pipe."""
+
+    def give_up(*_: object) -> None:
+        raise AssertionError("it was waited for")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_pipes_sockets_and_devices_are_told_from_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        for name in ("file", "missing", "."):
+            require_regular(tmp_path / name)
+        require_regular(Path("/dev/null"), allow_device=True)
+        with pytest.raises(ConfigError, match=r"pipe' is a named pipe; .* Remove it"):
+            require_regular(tmp_path / "pipe", allow_device=True)
+        with pytest.raises(ConfigError, match="socket' is a socket"):
+            require_regular(tmp_path / "socket")
+        with pytest.raises(ConfigError, match="/dev/null' is a device"):
+            require_regular(Path("/dev/null"))
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        (".lock", {}),
+        ("metrics.jsonl", {"loggers": [JsonlLogger()]}),
+        ("metrics.csv", {"loggers": [CSVLogger()]}),
+        ("skip_batches.json", {"callbacks": [SpikeDetection()]}),
+    ],
+)
+def test_a_pipe_in_the_place_of_a_runs_file_is_refused_and_not_waited_for(
+    trainer_of, tmp_path, name, parts
+) -> None:
+    (tmp_path / "run").mkdir()
+    os.mkfifo(tmp_path / "run" / name)
+    with pytest.raises(ConfigError, match=f"{name}' is a named pipe"):
+        trainer_of(*parts.pop("callbacks", ()), **parts).fit(tiny_batches(1))
+
+
+def test_a_device_is_refused_in_a_runs_folder_and_taken_where_it_is_named(
+    trainer_of, tmp_path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").symlink_to("/dev/null")
+    with pytest.raises(ConfigError, match=r"metrics.jsonl' is a device"):
+        trainer_of(loggers=[JsonlLogger()])
+    trainer_of(loggers=[JsonlLogger(path=Path("/dev/null"))]).fit(tiny_batches(1))
+
+
+def test_a_pipe_in_the_place_of_a_number_of_a_service_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".wandb-a.step")
+    with pytest.raises(ConfigError, match=r"wandb-a.step' is a named pipe"):
+        ReachedStep(tmp_path / ".wandb-a.step")
+
+
+def test_a_pipe_in_the_place_of_a_file_that_is_being_written_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 1, "time": 1.0}\n{"step": 2, "time": 1.0}\n')
+    os.mkfifo(tmp_path / ".m.jsonl.new")
+    cut_back(path, 1)
+    assert path.read_text() == '{"step": 1, "time": 1.0}\n'
+    assert os.listdir(tmp_path) == ["m.jsonl"]
