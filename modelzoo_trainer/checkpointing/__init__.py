@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     )
     from modelzoo_trainer.checkpointing.draft import Draft
     from modelzoo_trainer.checkpointing.exporting import export, write_weights
-    from modelzoo_trainer.checkpointing.folder import clean, delete, point_latest, probe
+    from modelzoo_trainer.checkpointing.folder import (
+        clean,
+        delete,
+        mend_latest,
+        point_latest,
+        probe,
+    )
     from modelzoo_trainer.checkpointing.listing import (
         CheckpointInfo,
         candidates,
@@ -47,7 +53,7 @@ _HOMES = {
     ),
     "draft": ("Draft",),
     "exporting": ("export", "write_weights"),
-    "folder": ("clean", "delete", "point_latest", "probe"),
+    "folder": ("clean", "delete", "mend_latest", "point_latest", "probe"),
     "listing": ("CheckpointInfo", "candidates", "list_checkpoints", "newest"),
     "manifest": ("FileRecord", "Manifest", "read_manifest"),
     "read": ("load",),
@@ -78,6 +84,7 @@ __all__ = [
     "load",
     "load_into",
     "load_like",
+    "mend_latest",
     "newest",
     "point_latest",
     "probe",

@@ -224,15 +224,12 @@ def _delete(options: argparse.Namespace) -> int:
 
 def _mend_latest(folder: Path) -> None:
     """Have `latest` not point at what is gone."""
-    from modelzoo_trainer.checkpointing import list_checkpoints, point_latest
+    from modelzoo_trainer.checkpointing import list_checkpoints, mend_latest
 
     link = folder / LATEST
     if link.is_symlink() and not link.exists():
         left = list_checkpoints(folder)
-        if left:
-            point_latest(folder, left[-1].path.name)
-        else:
-            link.unlink()
+        mend_latest(folder, left[-1].path.name if left else None)
 
 
 # ---- what they share

@@ -147,6 +147,24 @@ def probe(folder: Path) -> None:
         ) from error
 
 
+def mend_latest(folder: Path, name: str | None) -> None:
+    """Point the link `latest` at a checkpoint if it leads elsewhere, as after a crash.
+
+    Args:
+        folder: The checkpoint's folder.
+        name: The newest checkpoint's name; None = there is none: a link that leads nowhere goes.
+    """
+    link = folder / LATEST
+    try:
+        if name is None:
+            if link.is_symlink() and not link.exists():
+                disk.unlink(link)
+        elif not (link.is_symlink() and os.readlink(link) == name):
+            point_latest(folder, name)
+    except OSError as error:
+        log.debug("%s cannot be corrected: %s", link, error)
+
+
 def point_latest(folder: Path, name: str) -> None:
     """Point the link `latest` at a checkpoint, for people; nothing here ever reads it.
 

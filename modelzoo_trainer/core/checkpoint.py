@@ -105,6 +105,7 @@ class Checkpoint(CoreCallback, Advised):
         self._begun: tuple[Path | None, int | None] = (None, None)
         self._not_fresh: WeakSet[Trainer] = WeakSet()  # that have trained or loaded something
         self._found: tuple[Path, StateDict] | None = None
+        self._damaged: set[Path] = set()
         self.is_own = False
         """Whether the checkpoint that was chosen last is the newest one of this run's folder."""
 
@@ -240,6 +241,7 @@ class Checkpoint(CoreCallback, Advised):
         """Return the newest checkpoint that can be loaded, and its content."""
         root = self.root(trainer)
         damaged = []
+        self._damaged.clear()
         for path in checkpointing.candidates(root, self._pattern()):
             if path in others:
                 continue
@@ -247,6 +249,7 @@ class Checkpoint(CoreCallback, Advised):
                 return path, _content(path, trainer)
             except CheckpointError as error:
                 log.warning("Passed over %s: %s", path, error)
+                self._damaged.add(path)
                 damaged.append(f"  {path.name}: {error}")
         if damaged:
             raise CheckpointError(
@@ -322,12 +325,20 @@ class Checkpoint(CoreCallback, Advised):
         if self._writes(trainer):
             is_locked = self._lock.is_held or self._home(trainer) is None
             prepare(self.root(trainer), trainer, is_locked=is_locked)
+            self._mend_latest(trainer)
         if self.save_initial_checkpoint and self._is_fresh(trainer):
             self._save(trainer, wait=True)
         self._not_fresh.add(trainer)
         self._others = self._others_of(trainer)
         self._saved_step = trainer.global_step
         self.times.start()
+
+    def _mend_latest(self, trainer: Trainer) -> None:
+        """Have the link `latest` lead to the newest checkpoint that is not known to be damaged."""
+        listed = checkpointing.list_checkpoints(self.root(trainer))
+        paths = [info.path for info in listed if self._pattern().fullmatch(info.path.name)]
+        intact = [path for path in paths if path not in self._damaged]
+        checkpointing.mend_latest(self.root(trainer), intact[-1].name if intact else None)
 
     def _others_of(self, trainer: Trainer) -> frozenset[Path]:
         """Return the checkpoints of other runs in the folder: a fit does not go back to them."""

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.core.backend import map_tensors
+from modelzoo_trainer.core.optimizer_facts import bytes_to_come
 from modelzoo_trainer.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -202,8 +203,9 @@ def check_states(trainer: Trainer) -> None:
 
 
 def least_bytes(trainer: Trainer) -> int:
-    """Return what a checkpoint of a trainer takes at least: the optimizer's state may grow."""
+    """Return what a checkpoint takes at least, with the state that the optimizer will have."""
     size = checkpointing.state_bytes(dict(trainer.model.state_dict()))
     if trainer.has_optimizer:
         size += checkpointing.state_bytes(trainer.optimizer.state_dict())
+        size += bytes_to_come(trainer.optimizer)
     return size

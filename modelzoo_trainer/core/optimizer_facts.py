@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from torch import Tensor
@@ -20,6 +20,23 @@ _ADVICE: Final = "or load the model alone with LoadCheckpointStates"
 _MOST: Final = 8  # differences in a message
 _PLAIN: Final = (bool, int, float, str, type(None))
 _KERNELS: Final = ("capturable", "differentiable", "foreach", "fused")  # not what is computed
+# How many tensors as large as the parameter a state has, given its group.
+_NUM_LIKE_PARAMETER: Final[Mapping[str, Callable[[Mapping[str, Any]], int]]] = {
+    "ASGD": lambda group: 1,
+    "Adadelta": lambda group: 2,
+    "Adafactor": lambda group: group.get("beta1") is not None,
+    "Adagrad": lambda group: 1,
+    "Adam": lambda group: 2 + bool(group.get("amsgrad")),
+    "Adamax": lambda group: 2,
+    "Lamb": lambda group: 2,
+    "Lion": lambda group: 1,
+    "Muon": lambda group: 1 if group.get("use_muon", True) else 2,  # AdamW takes the rest
+    "NAdam": lambda group: 2,
+    "RAdam": lambda group: 2,
+    "RMSprop": lambda group: 1 + bool(group.get("momentum")) + bool(group.get("centered")),
+    "Rprop": lambda group: 2,
+    "SGD": lambda group: bool(group.get("momentum")),
+}
 _LIKE_PARAMETER: Final = (  # in the optimizers' states; always as large as the parameter
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg"),
     *("acc_delta", "grad_avg", "sum", "prev", "ax"),
@@ -33,6 +50,24 @@ def settings_of(optimizer: Optimizer) -> Settings:
         {key: value for key, value in group.items() if key in known and is_plain(value)}
         for group in optimizer.param_groups
     ]
+
+
+def bytes_to_come(optimizer: Optimizer) -> int:
+    """Return about how many bytes of state an optimizer adds with its first step.
+
+    Args:
+        optimizer: Of a class that is not known, nor derived from a known one, it is 0.
+    """
+    names = [cls.__name__ for cls in type(optimizer).__mro__]
+    count = next((_NUM_LIKE_PARAMETER[name] for name in names if name in _NUM_LIKE_PARAMETER), None)
+    if count is None:
+        return 0
+    return sum(
+        count(group) * param.nbytes
+        for group in optimizer.param_groups
+        for param in group["params"]
+        if param.requires_grad and not is_lazy(param) and not optimizer.state.get(param)
+    )
 
 
 def is_plain(value: Any) -> bool:

@@ -80,10 +80,71 @@ def test_settings_that_make_no_sense_are_refused(settings, message) -> None:
         Checkpoint(**settings)
 
 
+class Wide(TinyModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = torch.nn.Parameter(torch.zeros(100_000))
+
+
+def test_the_first_look_at_the_free_space_counts_the_state_of_the_optimizer(
+    trainer_of, monkeypatch
+) -> None:
+    free = [1_000_000]  # bytes; the model takes 400,000, and AdamW's state twice as many
+    monkeypatch.setattr(checkpointing, "free_bytes", lambda folder: free[0])
+    settings = {"model": Wide, "optimizer": lambda model: torch.optim.AdamW(model.parameters())}
+    with pytest.raises(ConfigError, match="of free space, and one checkpoint takes at least"):
+        trainer_of(checkpoint=Checkpoint(steps=1), **settings).fit(tiny_batches(1))
+    free[0] = 1_500_000
+    trainer_of(checkpoint=Checkpoint(steps=1), **settings).fit(tiny_batches(1))
+
+
 def test_the_newest_checkpoint_is_pointed_to(trainer_of) -> None:
     trainer = trainer_of(checkpoint=Checkpoint(steps=2))
     trainer.fit(tiny_batches(5))
     assert (trainer.model_dir / "latest").readlink() == Path("checkpoint_5")
+
+
+@pytest.mark.parametrize("stale", ["checkpoint_2", "checkpoint_9", "../elsewhere", None])
+def test_a_link_to_the_newest_checkpoint_that_leads_elsewhere_is_corrected_at_the_next_start(
+    trainer_of, stale
+) -> None:
+    latest = trained(trainer_of, 4)
+    latest.unlink()
+    if stale is not None:
+        latest.symlink_to(stale)
+    assert started_at(trainer_of, latest) == Path("checkpoint_4")
+
+
+def test_a_damaged_checkpoint_is_not_pointed_to_at_the_next_start(trainer_of) -> None:
+    latest = trained(trainer_of, 4)
+    damage(latest.parent / "checkpoint_4")
+    assert started_at(trainer_of, latest) == Path("checkpoint_2")
+
+
+def test_a_link_to_no_checkpoint_at_all_is_removed_at_the_next_start(trainer_of, tmp_path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "latest").symlink_to("checkpoint_4")
+    assert started_at(trainer_of, tmp_path / "run" / "latest") is None
+
+
+def trained(trainer_of: Any, num_steps: int) -> Path:
+    """Return the link in the folder of a run with a checkpoint at every second step."""
+    trainer = trainer_of(checkpoint=Checkpoint(steps=2), max_steps=num_steps)
+    trainer.fit(tiny_batches(num_steps))
+    trainer.close()
+    return trainer.model_dir / "latest"
+
+
+def started_at(trainer_of: Any, latest: Path) -> Path | None:
+    """Return where the link leads when a run in its folder takes its first step."""
+    found = []
+
+    class Look(Callback):
+        def on_train_start(self, trainer, model, train_dataloader, loop, loop_idx):
+            found.append(latest.readlink() if latest.is_symlink() else None)
+
+    trainer_of(Look(), checkpoint=Checkpoint(steps=2), max_steps=6).fit(tiny_batches(6))
+    return found[0]
 
 
 # ---- while training goes on

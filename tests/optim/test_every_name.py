@@ -12,7 +12,8 @@ from torch import nn
 
 from backends.fused import fuse_optimizer
 from backends.host_reads import HostReadGuard
-from modelzoo_trainer import Checkpoint
+from modelzoo_trainer import Checkpoint, checkpointing
+from modelzoo_trainer.core.optimizer_facts import bytes_to_come
 from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS, OptimizerFactory, scheduler_class
 from modelzoo_trainer.optim.decay import ConstantLR, LinearLR
 from modelzoo_trainer.optim.weight_decay import ConstantWD, LinearWD
@@ -245,3 +246,36 @@ def test_a_fused_adam_with_a_loss_scaler_takes_the_same_steps(name, settings):
 def test_a_loss_scaler_changes_nothing(name):
     with_scale, without = scaled_and_plain(name, {}, fuse=False)
     torch.testing.assert_close(with_scale, without, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [*VARIANTS, ("RMSprop", {}), ("Adagrad", {})],
+    ids=lambda value: str(value),
+)
+def test_the_size_of_a_state_is_known_before_the_first_step(name, settings) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32))
+    model[1].weight.requires_grad_(False)
+    optimizer = OptimizerFactory(OPTIMIZERS[name], settings)(model)
+    before = checkpointing.state_bytes(optimizer.state_dict())
+    to_come = bytes_to_come(optimizer)
+    model(torch.randn(3, 64)).sum().backward()
+    optimizer.step()
+    after = checkpointing.state_bytes(optimizer.state_dict())
+    assert before + to_come <= after
+    assert after - before - to_come < 4_000  # small: numbers of steps, rows and columns
+    assert bytes_to_come(optimizer) == 0
+
+
+def test_the_size_of_an_unknown_optimizers_state_is_not_guessed() -> None:
+    class Own(torch.optim.Optimizer):
+        pass
+
+    assert bytes_to_come(Own(nn.Linear(8, 8).parameters(), {})) == 0
+
+
+def test_the_state_to_come_of_an_optimizer_derived_from_a_known_one_is_that_ones() -> None:
+    class Own(torch.optim.AdamW):
+        pass
+
+    assert bytes_to_come(Own(nn.Linear(8, 8, bias=False).parameters())) == 2 * 8 * 8 * 4
