@@ -246,11 +246,26 @@ class Backend(ABC):
         """Wait until every process is here. Collective."""
 
     def broadcast_object(self, value: Any) -> Any:
-        """Return the main process's value. Collective."""
+        """Return the main process's value. Collective.
+
+        Args:
+            value: None, bool, int, float, str, bytes, Path, tensors, NumPy arrays; lists, tuples
+                and dicts of these. No pickle is sent.
+
+        Raises:
+            BackendError: If there are other processes, and something else is in it.
+        """
         return value
 
     def gather_object(self, value: Any) -> list[Any]:
-        """Return the values of all processes, in their order. Collective."""
+        """Return the values of all processes, in their order. Collective.
+
+        Args:
+            value: As in `broadcast_object`.
+
+        Raises:
+            BackendError: As there.
+        """
         return [value]
 
     # ---- model, optimizer, data

@@ -10,6 +10,7 @@ from typing import Final
 from .errors import BackendError
 
 _NEEDED: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _VERBOSITY: Final = "TORCH_CPP_LOG_LEVEL"
 _START: Final = "Start it with `torchrun --nproc-per-node=N run.py ...`."
 
@@ -29,6 +30,7 @@ class Launch:
         host: Where the launcher's store is, or the one of the first process has to be.
         port: Likewise.
         uses_agent_store: Whether the launcher has a store of its own, which outlives processes.
+        is_one_host: Whether all processes are known to be on this host.
     """
 
     rank: int
@@ -41,6 +43,7 @@ class Launch:
     host: str = ""
     port: int = 0
     uses_agent_store: bool = False
+    is_one_host: bool = False
 
 
 def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
@@ -92,6 +95,7 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
         host=host,
         port=port,
         uses_agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        is_one_host=num_local == num if env.get("LOCAL_WORLD_SIZE") else host in _LOOPBACK,
     )
 
 

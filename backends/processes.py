@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -19,8 +20,9 @@ from torch.distributed import ProcessGroup
 from .control import Control, Failure
 from .errors import BackendError
 from .launch import Launch, read_launch
+from .messages import pack, unpack
 from .parallel_settings import TIMEOUT_S
-from .store import open_store, own_connection
+from .store import loopback_interface, open_store, own_connection
 
 STARTUP_TIMEOUT_S: Final = 1800.0
 """For whatever may take long once: start-up, the first step, compilations."""
@@ -110,16 +112,35 @@ class Processes:
         dist.barrier(group=self.talk)
 
     def broadcast_object(self, value: Any) -> Any:
-        """Return the first process's value. Collective."""
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.talk)
-        return box[0]
+        """Return the first process's value. Collective.
+
+        Raises:
+            BackendError: If it is not plain, see `messages.pack`.
+        """
+        content = pack(value) if self.rank == 0 else b""
+        length = torch.tensor(len(content), device="cpu")
+        dist.broadcast(length, src=0, group=self.talk)
+        sent = _as_tensor(content, int(length))
+        dist.broadcast(sent, src=0, group=self.talk)
+        return value if self.rank == 0 else unpack(sent.numpy().tobytes())
 
     def gather_object(self, value: Any) -> list[Any]:
-        """Return everybody's values, in order. Collective."""
-        found: list[Any] = [None] * self.world_size
-        dist.all_gather_object(found, value, group=self.talk)
-        return found
+        """Return everybody's values, in order. Collective.
+
+        Raises:
+            BackendError: If one is not plain, see `messages.pack`.
+        """
+        content = pack(value)
+        length = torch.tensor(len(content), device="cpu")
+        lengths = [torch.zeros_like(length) for _ in range(self.world_size)]
+        dist.all_gather(lengths, length, group=self.talk)
+        own = _as_tensor(content, int(max(lengths)))
+        parts = [torch.empty_like(own) for _ in range(self.world_size)]
+        dist.all_gather(parts, own, group=self.talk)
+        return [
+            unpack(part[:length].numpy().tobytes())
+            for part, length in zip(parts, map(int, lengths), strict=True)
+        ]
 
     def require_same(self, what: str, value: str, *, hint: str) -> None:
         """Check that all processes have the same text. Collective.
@@ -288,6 +309,9 @@ def _adopted() -> Processes | None:
 def _started(launch: Launch) -> Processes:
     for name, value in _NCCL_SETTINGS.items():
         os.environ.setdefault(name, value)
+    interface = loopback_interface() if launch.is_one_host else None
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     store = open_store(launch, timeout_s=STARTUP_TIMEOUT_S)
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     backend = "gloo"
@@ -314,6 +338,11 @@ def _started(launch: Launch) -> Processes:
 
 def _describe(error: BaseException) -> tuple[str, int]:
     return f"{type(error).__name__}: {error}", 1
+
+
+def _as_tensor(content: bytes, length: int) -> torch.Tensor:
+    """Return bytes as a tensor in host memory, with zeros up to a length."""
+    return torch.from_numpy(np.frombuffer(content.ljust(length, b"\0"), np.uint8).copy())
 
 
 def _first_difference(text: str, other: str) -> str:

@@ -24,7 +24,7 @@ _REACH_S: Final = 8.0
 _SHAKE_HANDS_S: Final = 20.0  # in which some answers of a name server may be lost
 _SLOW_S: Final = 1.0
 _PAUSE_S: Final = 0.05
-_ANYWHERE: Final = "0.0.0.0"
+LOOPBACK: Final = "127.0.0.1"
 
 
 def open_store(launch: Launch, *, timeout_s: float) -> Store:
@@ -91,11 +91,16 @@ def _agent(launch: Launch, deadline: float) -> Store:
 def _host(launch: Launch, notice: Store | None) -> TCPStore:
     """Host the store, and announce it."""
     port = launch.port if notice is None else 0
-    address = launch.host if notice is None else _own_address(launch)
+    if launch.is_one_host:
+        address = LOOPBACK
+    else:
+        address = launch.host if notice is None else _own_address(launch)
+    own = address if launch.is_one_host else _only_address(address)
     try:
-        store = TCPStore(address, port, is_master=True, wait_for_workers=False)
-    except RuntimeError as error:
-        if "EADDRINUSE" not in str(error) and "in use" not in str(error):
+        store = _store_at(address, port) if own is None else _store_bound_to(own, address, port)
+    except (RuntimeError, OSError) as error:
+        is_taken = getattr(error, "errno", None) == errno.EADDRINUSE
+        if not (is_taken or "EADDRINUSE" in str(error) or "in use" in str(error)):
             raise
         raise BackendError(
             f"port {port} (MASTER_PORT) is in use on this host, perhaps by another run. Start with "
@@ -104,6 +109,58 @@ def _host(launch: Launch, notice: Store | None) -> TCPStore:
     if notice is not None:
         notice.set(_key(launch), json.dumps([address, store.port]))
     return store
+
+
+def _store_at(address: str, port: int) -> TCPStore:
+    return TCPStore(address, port, is_master=True, wait_for_workers=False)
+
+
+def _store_bound_to(own: str, address: str, port: int) -> TCPStore:
+    """Host a store that listens at one address of this host, not at all of them.
+
+    Args:
+        own: The address in numbers.
+        address: What the others know it by.
+        port: 0 = any that is free.
+    """
+    family = socket.AF_INET6 if ":" in own else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((own, port))
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            return _store_at(address, port)  # behind a gateway: it is not an address of this host
+        listener.listen(socket.SOMAXCONN)
+        port = listener.getsockname()[1]
+        return TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+
+
+def _only_address(host: str) -> str | None:
+    """Return the one address that others can mean by a name; None if it is not known.
+
+    A name of this host may be a loopback address here, and another one elsewhere.
+    """
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return None
+    own = found.pop() if len(found) == 1 else "127.0.0.1"
+    is_for_others = not (own.startswith("127.") or own == "::1" or "%" in own)
+    return own if is_for_others else None
+
+
+def loopback_interface() -> str | None:
+    """Return the name of the interface that only this host reaches; None if it is not known."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if name in ("lo", "lo0")), None)
 
 
 def _own_address(launch: Launch) -> str:
@@ -121,7 +178,7 @@ def _own_address(launch: Launch) -> str:
 
 def _guest(launch: Launch, notice: Store | None, name: str, deadline: float) -> Store | None:
     """Go to the store of the first process; return None if it was not there, or full."""
-    address, port = launch.host, launch.port
+    address, port = LOOPBACK if launch.is_one_host else launch.host, launch.port
     if notice is not None:
         if not notice.check([_key(launch)]):
             return None

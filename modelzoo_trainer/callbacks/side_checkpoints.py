@@ -183,17 +183,17 @@ class SideCheckpoints:
         failure = _failure_of(write) if trainer.backend.is_main else None
         failure = trainer.backend.broadcast_object(failure)
         if failure is not None:
-            raise failure
+            message, is_refusal = failure
+            raise DiskError(message) if is_refusal else CheckpointError(message)
 
     def _state(self, trainer: Trainer, states: tuple[str, ...]) -> dict[str, Any]:
         return state_of(trainer, f"{self._owner}.checkpoint_states", states)
 
 
-def _failure_of(write: Callable[[], object]) -> CheckpointError | None:
-    """Write something; return what went wrong, if anything."""
+def _failure_of(write: Callable[[], object]) -> tuple[str, bool] | None:
+    """Write something; return what went wrong, if anything, and whether it was the disk."""
     try:
         write()
     except CheckpointError as error:
-        kind = DiskError if is_refusal_of_disk(error) else CheckpointError
-        return kind(str(error))
+        return str(error), is_refusal_of_disk(error)
     return None

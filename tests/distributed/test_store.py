@@ -17,6 +17,7 @@ from torch.distributed import TCPStore
 from backends import store as store_module
 from backends.errors import BackendError
 from backends.launch import read_launch
+from backends.processes import join
 from backends.store import open_store
 from tests.distributed.ranks import free_port, run_ranks, try_ranks
 
@@ -148,6 +149,87 @@ def test_where_no_name_server_answers_a_store_is_waited_for(monkeypatch, caplog)
     assert found.get("word") == b"hello"
     [line] = caplog.messages
     assert line.startswith("No name server answers within 0 s who 127.0.0.1 is")
+
+
+# ---- where it listens
+
+
+def _listen_where(rank: int) -> list[str]:
+    """Join the others, and return the addresses that this process listens at."""
+    join().barrier()
+    return _listening()
+
+
+def _listening() -> list[str]:
+    folder = Path("/proc/self/fd")
+    own = {os.readlink(path) for path in folder.iterdir() if path.is_symlink()}
+    found = []
+    for name in ("tcp", "tcp6"):
+        for line in Path("/proc/self/net", name).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                found.append(fields[1].partition(":")[0])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="asks Linux")
+def test_processes_of_one_host_listen_at_its_loopback_address_alone() -> None:
+    for rank, found in enumerate(run_ranks(2, _listen_where)):
+        assert set(found) == {"0100007F"}
+        assert len(found) >= 2 - rank  # the store, and gloo
+
+
+def _listen_without_agent(rank: int, port: int) -> list[str]:
+    os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    return _listen_where(rank)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="asks Linux")
+def test_without_an_agent_they_do_so_too() -> None:
+    assert set(run_ranks(2, _listen_without_agent, free_port())[0]) == {"0100007F"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="asks Linux")
+def test_a_store_for_other_hosts_listens_at_the_address_that_they_know() -> None:
+    before = _listening()
+    store = store_module._store_bound_to("127.0.0.3", "127.0.0.3", 0)
+
+    listening = _listening()
+    guest = TCPStore("127.0.0.3", store.port, is_master=False)
+
+    guest.set("word", "hello")
+    assert sorted(listening) == sorted([*before, "0300007F"])
+    assert store.get("word") == b"hello"
+
+
+def test_an_address_that_this_host_has_not_is_left_to_a_gateway(monkeypatch) -> None:
+    monkeypatch.setattr(store_module, "_store_at", lambda *args: args)
+    assert store_module._store_bound_to("203.0.113.7", "far", 5) == ("far", 5)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "own"),
+    [
+        (["10.0.0.5"], "10.0.0.5"),
+        (["10.0.0.5", "fd00::5"], None),  # others may take either
+        (["127.0.1.1"], None),  # its own name, which others know by another address
+        (["::1"], None),
+        (["fe80::1%eth0"], None),
+        ([], None),
+    ],
+)
+def test_a_store_for_other_hosts_is_bound_where_only_one_address_can_be_meant(
+    monkeypatch, addresses, own
+) -> None:
+    def look_up(host, port):
+        if not addresses:
+            raise socket.gaierror(-2, "Name or service not known")
+        return [(None, kind, 0, "", (address, 0)) for address in addresses for kind in (1, 2)]
+
+    monkeypatch.setattr(store_module.socket, "getaddrinfo", look_up)
+    assert store_module._only_address("first_node") == own
 
 
 def _wait_in_vain(rank: int) -> str:
