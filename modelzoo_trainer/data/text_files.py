@@ -32,7 +32,7 @@ class TextFileProcessor(DataProcessor):
             (`vocab_size: 256`).
         eos_token: The token of that file that ends a document; not set, none.
         cache_dir: Where tokens are kept; not set, `.cache/modelzoo_trainer/tokens` in the home
-            folder.
+            folder. A file there that is damaged is made anew.
         shuffle: Whether the order is random, for `train` another one every pass.
         shuffle_seed: Determines that order.
         num_workers: Processes that load; 0 loads in this one.

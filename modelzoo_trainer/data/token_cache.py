@@ -2,6 +2,7 @@
 
 The file's name is a digest of all that decides its content, so a change makes another file, and
 two runs that make it at once write the same bytes: each to a name of its own, then one rename.
+After the tokens comes a digest of them, which is compared before they are used.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO, Final
 from uuid import uuid4
 
 import numpy as np
+import xxhash
 
 from modelzoo_trainer.data.corpus import Document, Split, split_documents
 from modelzoo_trainer.data.tokenization import Tokenization, Tokens
@@ -21,7 +23,9 @@ from modelzoo_trainer.errors import ConfigError
 
 log = logging.getLogger("modelzoo_trainer.data.token_cache")
 
-_FORMAT: Final = 1  # raise it when the same arguments are to give other bytes
+_FORMAT: Final = 1  # raise it when the same arguments are to give other tokens
+_DIGEST_BYTES: Final = 16
+_READ_BYTES: Final = 1 << 22
 
 
 def default_cache_dir() -> Path:
@@ -37,7 +41,7 @@ def cached_tokens(
     val_fraction: float,
     cache_dir: Path,
 ) -> Path:
-    """Return the file with the tokens of a split; make it if it is not there.
+    """Return the file with the tokens of a split; make it if it is not there, or damaged.
 
     Args:
         documents: Of the whole corpus. If it is only one, the end of it is for validation.
@@ -56,14 +60,18 @@ def cached_tokens(
     if part is None:
         documents = split_documents(documents, split, val_fraction)
     path = cache_dir / f"{_key(documents, tokenization, part)}.npy"
+    dtype = np.min_scalar_type(tokenization.vocab_size - 1)
     if path.is_file():
-        log.info("tokens of split %r: %s", split, path)
-        return path
+        damage = _damage(path, dtype)
+        if damage is None:
+            log.info("tokens of split %r: %s", split, path)
+            return path
+        log.warning("tokens of split %r: %s is damaged (%s)", split, path, damage)
     log.info("tokens of split %r: making %s from %d documents", split, path, len(documents))
     parts = (tokenization.encode(_read(document)) for document in documents)
     if part is not None:
         parts = (_part(whole, *part) for whole in parts)
-    _write(path, parts, np.min_scalar_type(tokenization.vocab_size - 1))
+    _write(path, parts, dtype)
     return path
 
 
@@ -76,6 +84,36 @@ def _key(
         files.append([document.name, status.st_size, status.st_mtime_ns])
     content = json.dumps([_FORMAT, tokenization.identity, files, part])
     return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def _damage(path: Path, dtype: np.dtype[Any]) -> str | None:
+    """Return what is wrong with a file of tokens; None if nothing is.
+
+    One that was written without a digest, by an earlier version, is judged by its size and type.
+    """
+    try:
+        with path.open("rb") as file:
+            np.lib.format.read_magic(file)
+            shape, _, found = np.lib.format.read_array_header_1_0(file)
+            if found != dtype or len(shape) != 1:
+                return f"it holds {found} of shape {shape} instead of a row of {dtype}"
+            num_bytes = shape[0] * dtype.itemsize
+            rest = os.fstat(file.fileno()).st_size - file.tell() - num_bytes
+            if rest not in (0, _DIGEST_BYTES):
+                return f"{abs(rest)} bytes too {'many' if rest > 0 else 'few'}"
+            if rest and _digest_of(file, num_bytes) != file.read():
+                return "the digest of the tokens is another one"
+    except (OSError, ValueError) as error:
+        return f"it cannot be read: {error}"
+    return None
+
+
+def _digest_of(file: BinaryIO, num_bytes: int) -> bytes:
+    digest = xxhash.xxh3_128()
+    while num_bytes and (content := file.read(min(num_bytes, _READ_BYTES))):
+        digest.update(content)
+        num_bytes -= len(content)
+    return digest.digest()
 
 
 def _part(whole: Tokens, split: Split, val_fraction: float) -> Tokens:
@@ -106,10 +144,13 @@ def _write(path: Path, parts: Iterator[Tokens], dtype: np.dtype[Any]) -> None:
     try:
         with file:
             _write_header(file, dtype, 0)
-            num_tokens = 0
+            num_tokens, digest = 0, xxhash.xxh3_128()
             for part in parts:
-                file.write(part.astype(dtype, copy=False).tobytes())
+                content = part.astype(dtype, copy=False).tobytes()
+                file.write(content)
+                digest.update(content)
                 num_tokens += len(part)
+            file.write(digest.digest())
             file.seek(0)
             _write_header(file, dtype, num_tokens)
             file.flush()

@@ -137,3 +137,65 @@ def test_the_default_folder_is_below_home(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Path, "home", lambda: Path("/somewhere"))
 
     assert default_cache_dir() == Path("/somewhere/.cache/modelzoo_trainer/tokens")
+
+
+# ---- damage
+
+
+def truncated(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def extended(content: bytes) -> bytes:
+    return content + b"more"
+
+
+def altered(content: bytes) -> bytes:
+    at = content.index(b"document 3")
+    return content[:at] + b"D" + content[at + 1 :]
+
+
+def of_another_type(content: bytes) -> bytes:
+    return content.replace(b"'|u1'", b"'|i1'")
+
+
+def emptied(content: bytes) -> bytes:
+    return b""
+
+
+@pytest.mark.parametrize("damage", [truncated, extended, altered, of_another_type, emptied])
+def test_a_damaged_file_is_made_anew_and_that_is_logged(corpus: Path, caplog, damage) -> None:
+    path = build(corpus)
+    whole = path.read_bytes()
+    assert damage(whole) != whole
+    path.write_bytes(damage(whole))
+    tokenization = CountingTokenization()
+
+    assert build(corpus, tokenization) == path
+
+    assert path.read_bytes() == whole
+    assert tokenization.num_encoded == 10
+    [record] = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert f"{path} is damaged" in record.message
+
+
+def test_a_whole_file_of_an_earlier_version_which_wrote_no_digest_is_used(corpus: Path) -> None:
+    path = build(corpus)
+    before, tokens = path.read_bytes()[:-16], np.load(path)
+    path.write_bytes(before)
+    tokenization = CountingTokenization()
+
+    assert build(corpus, tokenization) == path
+
+    assert tokenization.num_encoded == 0
+    assert path.read_bytes() == before
+    assert np.load(path, mmap_mode="r").tolist() == tokens.tolist()
+
+
+def test_what_is_no_file_in_the_place_of_one_is_replaced(corpus: Path) -> None:
+    path = build(corpus)
+    whole = path.read_bytes()
+    path.unlink()
+    os.mkfifo(path)
+
+    assert build(corpus).read_bytes() == whole
