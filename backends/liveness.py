@@ -93,8 +93,28 @@ class Identity:
 
 def own_identity() -> Identity:
     """Return the identity of this process."""
-    found = _stat(os.getpid())
-    return Identity(_host(), os.getpid(), None if found is None else found[1])
+    return identity_of(os.getpid())
+
+
+def identity_of(pid: int) -> Identity:
+    """Return the identity of a process of this host."""
+    found = _stat(pid)
+    return Identity(_host(), pid, None if found is None else found[1])
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the parent of a process of this host; None if that is not known."""
+    found = _stat(pid)
+    return None if found is None else int(found[3])
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """Return the environment that a program of this host was started with; empty = not known."""
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape")
+    except OSError:
+        return {}
+    return dict(part.split("=", 1) for part in text.split("\0") if "=" in part)
 
 
 def _host() -> str | None:
@@ -105,11 +125,11 @@ def _host() -> str | None:
         return None
 
 
-def _stat(pid: int) -> tuple[str, str, str] | None:
-    """Return state, time of start, and time at work of a process."""
+def _stat(pid: int) -> tuple[str, str, str, str] | None:
+    """Return state, time of start, time at work, and parent of a process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()  # from the third on; the name may have spaces
-    return fields[0], fields[19], f"{fields[11]} {fields[12]}"
+    return fields[0], fields[19], f"{fields[11]} {fields[12]}", fields[1]

@@ -21,6 +21,7 @@ from .control import Control, Failure
 from .errors import BackendError
 from .launch import Launch, read_launch
 from .messages import pack, unpack
+from .orphans import watch_launcher
 from .parallel_settings import TIMEOUT_S
 from .store import loopback_interface, open_store, own_connection
 
@@ -267,6 +268,7 @@ def join() -> Processes | None:
     Raises:
         BackendError: If the launcher's environment is no good, or the others are not reached.
     """
+    watch_launcher()
     if _JOINED:
         return _JOINED[0]
     if dist.is_available() and dist.is_initialized():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from modelzoo_trainer.config.options import OPTIONS
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.joint_run import Tell, is_joint, run_jointly
+from modelzoo_trainer.joint_run import Tell, end_with_launcher, is_joint, run_jointly
 from modelzoo_trainer.running import DONE, FAILED, Runner, fail, refuse
 from modelzoo_trainer.standard_error import open_missing_streams, say
 from modelzoo_trainer.stopping import INTERRUPTED, StopRequests
@@ -82,6 +82,7 @@ def _run_or_restart(
 ) -> int:
     """Run the file here, together with other processes, or in one that is watched."""
     if not (options.check or options.schema):
+        end_with_launcher()
         if is_joint():
             return _run_jointly(options, names or _shipped_names, runner)
         restarts = _restarts(options)

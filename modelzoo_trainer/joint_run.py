@@ -122,6 +122,14 @@ def is_joint() -> bool:
         raise ConfigError(str(error)) from None
 
 
+def end_with_launcher() -> None:
+    """Have this process end when the launcher that has started it was killed."""
+    if find_spec("backends") is not None:
+        from backends.orphans import watch_launcher
+
+        watch_launcher()
+
+
 def run_jointly(
     act: Callable[[Processes, Tell], int], requests: StopRequests, *, owns_process: bool
 ) -> int:
