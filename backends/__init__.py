@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .peak_rates import device_name, peak_flops
     from .processes import Processes, join, joined
     from .reads import host_value
+    from .restarts import StopRecord
     from .seeds import Stream, step_seed
     from .select import backend_names, make_backend
     from .switches import (
@@ -59,6 +60,7 @@ _HOMES = {
     "peak_rates": ("device_name", "peak_flops"),
     "processes": ("Processes", "join", "joined"),
     "reads": ("host_value",),
+    "restarts": ("StopRecord",),
     "seeds": ("Stream", "step_seed"),
     "select": ("backend_names", "make_backend"),
     "switches": (
@@ -87,6 +89,7 @@ __all__ = [
     "Failure",
     "HostReadError",
     "Processes",
+    "StopRecord",
     "Stream",
     "backend_names",
     "backend_on_paper",

@@ -99,6 +99,52 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """The agent of torchrun that has started this process.
+
+    Args:
+        rank: Of this process.
+        run_id: As in `Launch`.
+        restart_count: How often the agent has started the processes again, after a failure.
+        max_restarts: How often it would.
+        host: Where the agents' store is.
+        port: Likewise.
+        has_store: Whether processes may use that store.
+    """
+
+    rank: int
+    run_id: str
+    restart_count: int
+    max_restarts: int
+    host: str
+    port: int
+    has_store: bool
+
+
+def read_agent(environ: Mapping[str, str] | None = None) -> Agent | None:
+    """Return what torchrun has set in the environment; None if it has not started this process.
+
+    Args:
+        environ: Another environment than the one of this process.
+
+    Raises:
+        BackendError: If a number is not valid.
+    """
+    env = os.environ if environ is None else environ
+    if not env.get("TORCHELASTIC_RUN_ID") or not env.get("MASTER_ADDR"):
+        return None
+    return Agent(
+        rank=_number(env, "RANK", 0),
+        run_id=env["TORCHELASTIC_RUN_ID"],
+        restart_count=_number(env, "TORCHELASTIC_RESTART_COUNT", 0, default=0),
+        max_restarts=_number(env, "TORCHELASTIC_MAX_RESTARTS", 0, default=0),
+        host=env["MASTER_ADDR"],
+        port=_number(env, "MASTER_PORT", 1, 65536),
+        has_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
 def be_quiet() -> None:
     """Have torch not warn, with a stack each, of connections that end with another process.
 

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
 
 from .errors import BackendError
-from .launch import Launch
+from .launch import Agent, Launch
 
 log = logging.getLogger("modelzoo_trainer.backends.store")
 
@@ -45,7 +45,7 @@ def open_store(launch: Launch, *, timeout_s: float) -> Store:
     """
     deadline = time.monotonic() + timeout_s
     name = uuid.uuid4().hex
-    notice = _agent(launch, deadline) if launch.uses_agent_store else None
+    notice = agent_store(launch, deadline) if launch.uses_agent_store else None
     if launch.rank == 0:
         store = _host(launch, notice)
         _take_seat(store, launch, name)
@@ -77,7 +77,7 @@ def _key(launch: Launch) -> str:
     return f"modelzoo_trainer/{launch.run_id}/store"
 
 
-def _agent(launch: Launch, deadline: float) -> Store:
+def agent_store(launch: Launch | Agent, deadline: float) -> Store:
     """Return the launcher's store."""
     store = _connect(launch.host, launch.port, deadline, deadline)
     if store is None:

@@ -14,7 +14,7 @@ from modelzoo_trainer.stopping import Phase, StopRequests, exit_code
 
 if TYPE_CHECKING:
     from modelzoo_trainer.config.plan import TrainerPlan
-    from modelzoo_trainer.core.backend import Processes
+    from modelzoo_trainer.core.backend import Processes, StopRecord
     from modelzoo_trainer.supervisor.child import Child
 
 DONE: Final = 0
@@ -53,9 +53,13 @@ class Runner:
         """Has the signals that no trainer takes."""
         self._child = child
         self._scratch = scratch
+        self._stops: StopRecord | None = None
 
     def run(self, plans: Sequence[TrainerPlan]) -> int:
         """Run the trainers until one ends early, and return the exit code."""
+        stopped = self._stopped_before()
+        if stopped is not None:
+            return exit_code(stopped)
         self._check_plans(plans)
         done = 0 if self._child is None else self._child.order.trainer
         for number, plan in enumerate(plans[done:], done):
@@ -67,6 +71,22 @@ class Runner:
             if code != DONE:
                 return code
         return DONE
+
+    def _stopped_before(self) -> str | None:
+        """Return what stopped the run before torchrun started it again; None if nothing."""
+        from modelzoo_trainer.core.backend import BackendError, StopRecord
+
+        try:
+            self._stops = StopRecord(self.processes)
+        except BackendError as error:
+            raise ConfigError(str(error)) from None
+        stopped = self._stops.find()
+        if stopped is not None and (self.processes is None or self.processes.rank == 0):
+            say(
+                f"The run was stopped ({stopped}), and torchrun has started it again: it ends "
+                f"here. To resume it, start torchrun again."
+            )
+        return stopped
 
     def _check_plans(self, plans: Sequence[TrainerPlan]) -> None:
         """Check that all processes run the same.
@@ -126,6 +146,8 @@ class Runner:
         if interrupted is None:
             return DONE
         self.requests.received = self.requests.received or interrupted
+        if self._stops is not None:
+            self._stops.leave(interrupted)
         return exit_code(interrupted)
 
     def _run_trainer(self, number: int, plan: TrainerPlan, trainer: Any) -> None:
