@@ -38,6 +38,8 @@ trainer:
       hidden_size: 512
       max_position_embeddings: 64
       num_hidden_layers: 8
+      rotary_dim: 64
+      attention_dropout_rate: 0.0
       num_heads: 8
       filter_size: 1408
     optimizer: {AdamW: {learning_rate: 0.0001}}

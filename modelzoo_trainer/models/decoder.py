@@ -48,10 +48,11 @@ class DecoderLayer(nn.Module):
 
     def draw(self, start: DecoderInitializers) -> None:
         """Draw the weights of the projections; set norms and biases to their start."""
-        inputs = (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj)
-        for projection in (*inputs, self.ffn.up_proj, self.ffn.gate_proj):
-            if projection is not None:
-                start.projection(projection.weight)
+        for projection in (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj):
+            start.projection(projection.weight)
+        for widening in (self.ffn.up_proj, self.ffn.gate_proj):
+            if widening is not None:
+                start.ffn_input(widening.weight)
         start.attention_output(self.attention.o_proj.weight)
         start.ffn_output(self.ffn.down_proj.weight)
         for module in self.modules():
@@ -89,6 +90,12 @@ class Decoder(DecoderSettings, nn.Module):
             warnings.warn(
                 f"loss_weight ({self.loss_weight}) has no effect with loss_scaling 'num_tokens', "
                 "which is a mean. Set loss_scaling: batch_size, or loss_weight: 1.0.",
+                stacklevel=3,
+            )
+        if self.output_logits_alpha not in (None, 0, 1) and not self.uses_mup:
+            warnings.warn(
+                f"output_logits_alpha ({self.output_logits_alpha}) has no effect without muP. Set "
+                "mup_base_hidden_size and mup_base_filter_size, or leave it out.",
                 stacklevel=3,
             )
         self._build()

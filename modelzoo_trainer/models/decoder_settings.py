@@ -21,7 +21,7 @@ class DecoderSettings:
         hidden_size: Width of the model; a multiple of `num_heads`.
         max_position_embeddings: Longest sequence.
         position_embedding_type: `learned`, `rotary`, or not set for none.
-        rotary_dim: Dimensions of a head that turn, even; not set, all of them.
+        rotary_dim: Dimensions of a head that turn, even; not set, a quarter of them.
         rope_theta: Base of the rotary wavelengths, > 0.
         pos_scaling_type: How rotary positions are stretched, see `Rotary`.
         pos_scaling_factor: By how much, >= 1.
@@ -34,7 +34,7 @@ class DecoderSettings:
         layer_norm_epsilon: Added to variances, > 0.
         dropout_rate: After attention and feed-forward, before they are added.
         embedding_dropout_rate: Of the embeddings; not set, `dropout_rate`.
-        attention_dropout_rate: Of the attention weights; not set, `dropout_rate`.
+        attention_dropout_rate: Of the attention weights; null, `dropout_rate`.
         num_heads: Number of attention heads.
         attention_type: Products of queries and keys are divided by the root of the head
             dimension if scaled.
@@ -53,14 +53,19 @@ class DecoderSettings:
         initializer: Of all projections.
         output_layer_initializer: Of the projections that are added to the residual; by
             default those of `initializer`, or if that is not set, the default initializer
-            times (2 * layers) ** -0.5.
+            times (2 * layers) ** -0.5. With muP the default initializer, whatever
+            `initializer` is, and always times that.
+        ffn_initializer: Of the inputs of the feed-forward layers; not set, `initializer`.
+        ffn_output_layer_initializer: Of their outputs; not set, as above, with
+            `ffn_initializer` before `initializer`. With muP not set, the default initializer.
         mup_base_hidden_size: Turns muP on, with the next: width of the tuned model.
         mup_base_filter_size: Its `filter_size`.
         embeddings_scale: Factor on the embeddings.
-        scale_qk_dot_by_d: Divide scaled products by the head dimension, not by its root.
+        scale_qk_dot_by_d: Divide scaled products by the head dimension, not by its root; not
+            set, only with muP.
         attention_logits_alpha: Another factor on them.
         scale_output_logits_by_d: In muP divide logits by the width ratio, not by its root.
-        output_logits_alpha: Factor on the logits; not set, 1.
+        output_logits_alpha: In muP a factor on the logits; not set or 0, 1.
         loss_scaling: The loss is the mean over counted tokens, or the sum over the number of
             sequences.
         loss_weight: Factor on the loss with `loss_scaling: batch_size`.
@@ -91,7 +96,7 @@ class DecoderSettings:
     layer_norm_epsilon: float = 1e-5
     dropout_rate: float = 0.1
     embedding_dropout_rate: float | None = None
-    attention_dropout_rate: float | None = None
+    attention_dropout_rate: float | None = 0.1
     num_heads: int = 12
     attention_type: Literal["scaled_dot_product", "dot_product"] = "scaled_dot_product"
     attention_module: Literal["aiayn_attention", "multiquery_attention"] = "aiayn_attention"
@@ -106,10 +111,12 @@ class DecoderSettings:
     embedding_initializer: InitializerSetting | None = None
     initializer: InitializerSetting | None = None
     output_layer_initializer: InitializerSetting | None = None
+    ffn_initializer: InitializerSetting | None = None
+    ffn_output_layer_initializer: InitializerSetting | None = None
     mup_base_hidden_size: float | None = None
     mup_base_filter_size: float | None = None
     embeddings_scale: float = 1.0
-    scale_qk_dot_by_d: bool = False
+    scale_qk_dot_by_d: bool | None = None
     attention_logits_alpha: float = 1.0
     scale_output_logits_by_d: bool = True
     output_logits_alpha: float | None = None
@@ -134,6 +141,16 @@ class DecoderSettings:
             return self.num_heads
         return (self.extra_attention_params or {}).get("num_kv_groups", 1)
 
+    @property
+    def turning_dim(self) -> int:
+        """The number of dimensions of a head that rotary positions turn."""
+        return self.head_dim // 4 if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def uses_mup(self) -> bool:
+        """Whether the weights and signals are scaled as muP asks for."""
+        return self.mup_base_hidden_size is not None
+
     def rotary(self) -> Rotary | None:
         """Return the angles of rotary positions, if positions are rotary."""
         if self.position_embedding_type != "rotary":
@@ -142,7 +159,7 @@ class DecoderSettings:
         if "original_max_position_embeddings" in extra:
             extra["original_length"] = extra.pop("original_max_position_embeddings")
         return Rotary(
-            rotary_dim=self.head_dim if self.rotary_dim is None else self.rotary_dim,
+            rotary_dim=self.turning_dim,
             theta=self.rope_theta,
             scaling_type=self.pos_scaling_type,
             scaling_factor=self.pos_scaling_factor,
@@ -191,11 +208,12 @@ class DecoderSettings:
             )
 
     def _check_positions(self) -> None:
-        rotary_dim = self.head_dim if self.rotary_dim is None else self.rotary_dim
-        fits = 2 <= rotary_dim <= self.head_dim and rotary_dim % 2 == 0
+        dim = self.turning_dim
+        fits = 2 <= dim <= self.head_dim and dim % 2 == 0
         if self.position_embedding_type == "rotary" and not fits:
+            unset = " (a quarter of the head, as it is not set)" if self.rotary_dim is None else ""
             raise ConfigError(
-                f"rotary_dim is {rotary_dim}; it must be even, at least 2 and at most "
+                f"rotary_dim is {dim}{unset}; it must be even, at least 2 and at most "
                 f"{self.head_dim} (hidden_size / num_heads)."
             )
         if self.rope_theta <= 0:

@@ -80,6 +80,11 @@ def truncated_normal(std: float) -> Initializer:
     return Initializer(name="truncated_normal", options=options)
 
 
+def normal(std: float) -> Initializer:
+    """Return the normal distribution around 0."""
+    return Initializer(name="normal", options={"mean": 0.0, "std": std})
+
+
 def read_initializer(argument: str, setting: InitializerSetting) -> Initializer:
     """Return what a setting describes.
 

@@ -13,7 +13,9 @@ from modelzoo_trainer.models.norms import NormType
 class Llama(Decoder):
     """A decoder with the defaults of Llama: rotary positions, RMSNorm, SwiGLU, no biases.
 
-    The arguments are described in `DecoderSettings`. The sizes are those of Llama 2 7B.
+    The arguments are described in `DecoderSettings`. The sizes are those of Llama 2 7B. Published
+    Llamas also have `rotary_dim` equal to the head dimension and `attention_dropout_rate: 0`,
+    which are no defaults here: what a file leaves out there means the same here.
     """
 
     vocab_size: int = 32000

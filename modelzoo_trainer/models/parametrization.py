@@ -8,6 +8,9 @@ of a wide model. With m = hidden_size / mup_base_hidden_size and f the same rati
     output of attention    m ** -0.5 * (2L) ** -0.5   1 / m
     output of feed-forward f ** -0.5 * (2L) ** -0.5   1 / f
     output layer                                                  alpha / m
+
+As in the Model Zoo, muP scales both outputs from the default initializer, not from `initializer`,
+unless they have one of their own: `output_layer_initializer` is that of attention alone then.
 """
 
 from collections.abc import Mapping
@@ -17,6 +20,7 @@ from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.initializers import (
     Initializer,
     InitializerSetting,
+    normal,
     read_initializer,
     truncated_normal,
 )
@@ -41,6 +45,7 @@ class DecoderInitializers:
 
     embedding: Initializer
     projection: Initializer
+    ffn_input: Initializer
     attention_output: Initializer
     ffn_output: Initializer
     lm_head: Initializer
@@ -57,21 +62,26 @@ def make_initializers(settings: DecoderSettings) -> DecoderInitializers:
     def read(argument: str, setting: InitializerSetting | None) -> Initializer | None:
         return None if setting is None else read_initializer(argument, setting)
 
+    embedding = read("embedding_initializer", settings.embedding_initializer)
     projection = read("initializer", settings.initializer)
-    output = read("output_layer_initializer", settings.output_layer_initializer) or projection
+    ffn_input = read("ffn_initializer", settings.ffn_initializer) or projection
+    output = read("output_layer_initializer", settings.output_layer_initializer)
+    ffn_output = read("ffn_output_layer_initializer", settings.ffn_output_layer_initializer)
     depth = (2 * settings.num_hidden_layers) ** -0.5
     width, filter_width = _width_ratio(settings), _filter_ratio(settings)
-    if settings.mup_base_hidden_size is None:  # an initializer that was given is taken as it is
-        output = output or default.scaled(depth)
-    else:
-        output = (output or default).scaled(depth)
-    embedding = read("embedding_initializer", settings.embedding_initializer)
+    if settings.uses_mup:
+        output = (output or default).scaled(depth).scaled(width**-0.5)
+        ffn_output = (ffn_output or default).scaled(depth).scaled(filter_width**-0.5)
+    else:  # an initializer that was given is taken as it is
+        ffn_output = ffn_output or output or ffn_input or default.scaled(depth)
+        output = output or projection or default.scaled(depth)
     return DecoderInitializers(
         embedding=embedding or default,
         projection=(projection or default).scaled(width**-0.5),
-        attention_output=output.scaled(width**-0.5),
-        ffn_output=output.scaled(filter_width**-0.5),
-        lm_head=default,
+        ffn_input=(ffn_input or default).scaled(width**-0.5),
+        attention_output=output,
+        ffn_output=ffn_output,
+        lm_head=normal(settings.initializer_range),
     )
 
 
@@ -79,13 +89,14 @@ def attention_scale(settings: DecoderSettings) -> float:
     """Return the factor on the products of queries and keys."""
     if settings.attention_type == "dot_product":
         return settings.attention_logits_alpha
-    power = -1.0 if settings.scale_qk_dot_by_d else -0.5
+    by_d = settings.scale_qk_dot_by_d
+    power = -1.0 if (settings.uses_mup if by_d is None else by_d) else -0.5
     return settings.attention_logits_alpha * float(settings.head_dim**power)
 
 
 def logits_scale(settings: DecoderSettings) -> float:
-    """Return the factor on the logits."""
-    alpha = 1.0 if settings.output_logits_alpha is None else settings.output_logits_alpha
+    """Return the factor on the logits: 1 without muP."""
+    alpha = (settings.output_logits_alpha or 1.0) if settings.uses_mup else 1.0
     power = 1.0 if settings.scale_output_logits_by_d else 0.5
     return float(alpha / _width_ratio(settings) ** power)
 

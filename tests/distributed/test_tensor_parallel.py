@@ -28,6 +28,7 @@ SETTINGS = {
     "max_position_embeddings": 12,
     "num_hidden_layers": 2,
     "dropout_rate": 0.0,
+    "attention_dropout_rate": 0.0,
     "num_heads": 4,
     "filter_size": 64,
 }

@@ -11,7 +11,7 @@ from modelzoo_trainer.models.decoder_settings import DecoderSettings
 
 def make(**changes: Any) -> Attention:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 24, "num_heads": 4, "dropout_rate": 0.0}
+    sizes = {"hidden_size": 24, "num_heads": 4, "attention_dropout_rate": 0.0}
     return Attention(DecoderSettings(**{**sizes, **changes})).double()
 
 

@@ -29,6 +29,7 @@ def make(kind: type[Decoder] = Gpt2, **changes: Any) -> Decoder:
         "max_position_embeddings": LENGTH,
         "num_hidden_layers": 2,
         "dropout_rate": 0.0,
+        "attention_dropout_rate": 0.0,
         "num_heads": 4,
         "filter_size": 64,
     }

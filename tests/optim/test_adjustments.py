@@ -109,7 +109,7 @@ def test_a_factor_by_hand_may_be_one():
 @pytest.mark.parametrize("swap", [False, True])
 def test_of_two_by_hand_that_of_the_narrower_group_wins(swap):
     given = [("decoder_kernel", 0.25), ("decoder_attention", 0.75)]
-    model = Llama(**SMALL)
+    model = Llama(**SMALL, rotary_dim=4)
     optimizer = OptimizerFactory(
         OPTIMIZERS["SGD"], {"adjust_learning_rate": dict(given[::-1] if swap else given)}
     )(model)

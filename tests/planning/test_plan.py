@@ -29,7 +29,9 @@ trainer:
       vocab_size: 512
       hidden_size: 64
       max_position_embeddings: 16
+      rotary_dim: 16
       num_hidden_layers: 3
+      attention_dropout_rate: 0.0
       num_heads: 4
       filter_size: 128
     optimizer: {{AdamW: {{learning_rate: 0.001}}}}
