@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .errors import BackendError, BackendUnavailable, HostReadError
     from .failures import Failure
     from .fake_processes import backend_on_paper, is_for_real, processes_on_paper
+    from .oom import is_too_large
     from .peak_rates import device_name, peak_flops
     from .processes import Processes, join, joined
     from .reads import host_value
@@ -57,6 +58,7 @@ _HOMES = {
     "errors": ("BackendError", "BackendUnavailable", "HostReadError"),
     "failures": ("Failure",),
     "fake_processes": ("backend_on_paper", "is_for_real", "processes_on_paper"),
+    "oom": ("is_too_large",),
     "peak_rates": ("device_name", "peak_flops"),
     "processes": ("Processes", "join", "joined"),
     "reads": ("host_value",),
@@ -102,6 +104,7 @@ __all__ = [
     "host_value",
     "is_for_real",
     "is_switch",
+    "is_too_large",
     "join",
     "joined",
     "limit_batches",

@@ -16,3 +16,12 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     said = ("can't allocate memory", "RESOURCE_EXHAUSTED")  # the host's words, and XLA's
     return isinstance(error, RuntimeError) and any(words in str(error) for words in said)
+
+
+def is_too_large(error: BaseException) -> bool:
+    """Return whether an error says that a size is more than the host can hold, or count."""
+    if isinstance(error, (MemoryError, OverflowError)):
+        return True
+    said = ("can't allocate memory", "size calculation overflowed", "Overflow when unpacking")
+    kinds = (RuntimeError, TypeError, ValueError)
+    return isinstance(error, kinds) and any(words in str(error) for words in said)

@@ -32,6 +32,7 @@ from modelzoo_trainer.core import (
     Reproducibility,
     RunSchedule,
 )
+from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.core.assembly import checked_callbacks, core_callbacks, named
 from modelzoo_trainer.core.backend import LIMIT_BATCHES, from_environment
 from modelzoo_trainer.core.grad_accum import Weight, weight_of
@@ -127,7 +128,8 @@ class TrainerParts(TrainerValues):
         self, model_dir: str | Path, callbacks: Any, loggers: Any, core: Mapping[str, Any]
     ) -> None:
         super().__init__()
-        self.model_dir = Path(os.path.abspath(model_dir))  # wherever the process goes
+        folder = folder_of("model_dir", model_dir)
+        self.model_dir = Path(os.path.abspath(folder))  # wherever the process goes
         self.callbacks: OrderedDict[str, Any] = CallbacksByName(core_callbacks(core))
         own = checked_callbacks(callbacks)
         installed = [*plugin_callbacks(checked_callbacks), *_limit_of_environment()]

@@ -79,6 +79,36 @@ def test_what_fits_is_loaded_if_the_check_is_not_strict(run, caplog):
     assert "In both, in different shapes, so not loaded: layers.2.bias, layers.2" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("init.model.hidden_sizes=[1000000000000000000]", "trainer.init.model: its sizes are too"),
+        ("init.model.input_size=100000000000000000000", "trainer.init.model: its sizes are too"),
+        (
+            "fit.train_dataloader={data_processor: SyntheticProcessor, batch_size: 4, "
+            "num_samples: 1000000000000000000}",
+            "trainer.fit.train_dataloader: its sizes are too",
+        ),
+        ('init.model_dir="a\\0b"', "model_dir is 'a"),
+        ('init.checkpoint.checkpoint_root="a\\0b"', "checkpoint_root is"),
+        ('init.checkpoint.checkpoint_name="a\\0{step}"', "checkpoint_name is"),
+        ("init.checkpoint.checkpoint_name=.{step}", "checkpoint_name is"),
+        ("init.seed=1.5", "trainer.init.seed: 1.5"),
+        ("init.seed=a", "trainer.init.seed: 'a'"),
+        ("init.seed=4294967296", "trainer.init.seed: 4294967296"),
+        ("fit.train_dataloader.shuffle_seed=100000000000000000000", "shuffle_seed is"),
+    ],
+)
+def test_what_no_machine_can_do_is_refused_in_one_line_with_exit_code_2(
+    run, capsys, change, message
+):
+    assert run("--set", change) == 2
+    said = capsys.readouterr().err
+    assert re.search(message, said)
+    assert "Traceback" not in said
+    assert list(Path("out").glob("*.json*")) == list(Path("out").glob("checkpoint_*")) == []
+
+
 @pytest.mark.parametrize("value", ["", "null", "~"])
 def test_a_length_without_a_number_is_refused(run, capsys, value):
     assert run("--max_steps", value) == 2

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from string import Formatter
 from typing import TYPE_CHECKING, Any, Final
 
 from modelzoo_trainer import checkpointing
+from modelzoo_trainer.checkpointing.folder import name_pattern
 from modelzoo_trainer.core.shared_state import part_of
 from modelzoo_trainer.errors import CheckpointError, ConfigError, suggest
 
@@ -84,9 +84,7 @@ def check_name(where: str, template: str, fields: tuple[str, ...]) -> None:
 
 def is_of_run(trainer: Trainer, name: str) -> bool:
     """Return whether a name is one of those that a run looks for to go on from."""
-    before, after = trainer.checkpoint.checkpoint_name.split("{step}")
-    pattern = rf"{re.escape(before)}\d+{re.escape(after)}(_\d+)?"
-    return re.fullmatch(pattern, name) is not None
+    return name_pattern(trainer.checkpoint.checkpoint_name).fullmatch(name) is not None
 
 
 def check_is_apart(where: str, trainer: Trainer, example: str) -> None:

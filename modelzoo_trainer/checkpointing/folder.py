@@ -8,7 +8,8 @@ import re
 import secrets
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from string import Formatter
+from typing import Any, Final
 
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.manifest import MANIFEST, STATE, is_file_name
@@ -18,6 +19,10 @@ log = logging.getLogger("modelzoo_trainer.checkpointing")
 
 LATEST: Final = "latest"
 _LEFTOVER: Final = re.compile(r"\.(tmp|trash)-.+-[0-9a-f]{8}")
+_MAX_NAME_BYTES: Final = 255  # of a file name, on any common file system
+_MAX_STEP: Final = 2**63 - 1
+_MAX_NUMBER: Final = 9999  # of checkpoints of one step
+_PID_DIGITS: Final = 10
 _WRITER: Final = re.compile(r".*-(\d+)-[0-9a-f]{8}")
 
 
@@ -29,6 +34,45 @@ def hidden_name(kind: str, name: str) -> str:
         name: What it will be, or was.
     """
     return f".{kind}-{name}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def name_problem(template: Any) -> str | None:
+    """Return what makes a name of checkpoints one that is not found again; None = it is found.
+
+    Args:
+        template: With the field `{step}`.
+    """
+    if not isinstance(template, str) or _fields_of(template) != [("step", "", None)]:
+        return "it must be a file name with the field {step} once"
+    if template.startswith("."):
+        return "a name that begins with a dot is hidden, and never looked for"
+    if "/" in template or "\\" in template or not template.isprintable():
+        return "it must have no separators of paths and no characters that cannot be printed"
+    longest = hidden_name("trash", f"{template.format(step=_MAX_STEP)}_{_MAX_NUMBER}")
+    num_bytes = len(longest.encode()) - len(str(os.getpid())) + _PID_DIGITS
+    if num_bytes > _MAX_NAME_BYTES:
+        return f"it is {num_bytes - _MAX_NAME_BYTES} bytes too long for a file system"
+    if name_pattern(template).fullmatch(template.format(step=7)) is None:
+        return "it must have no braces other than those of {step}"
+    return None
+
+
+def name_pattern(template: str) -> re.Pattern[str]:
+    """Return what the names of checkpoints fit, those with a number behind the step among them.
+
+    Args:
+        template: With the field `{step}`.
+    """
+    before, after = template.split("{step}")
+    return re.compile(rf"{re.escape(before)}\d+{re.escape(after)}(_\d+)?")
+
+
+def _fields_of(name: str) -> list[tuple[str | None, str | None, str | None]]:
+    """Return name, format and conversion of each field; none of what is no format at all."""
+    try:
+        return [tuple(part[1:]) for part in Formatter().parse(name) if part[1] is not None]  # type: ignore[misc]  # three parts
+    except ValueError:
+        return []
 
 
 def delete(path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
 from typing import Any
 
+from backends import is_too_large
 from modelzoo_trainer.config.arguments import (
     Check,
     Parameter,
@@ -52,14 +53,21 @@ class Component:
             *injected: What the program gives before the arguments; members get None for it.
 
         Raises:
-            ConfigError: If the class refuses its arguments; with the place in the file. Any other
-                exception is raised as it is, with the place as a note.
+            ConfigError: If the class refuses its arguments, or asks for more memory than there
+                is; with the place in the file. Any other exception is raised as it is, with the
+                place as a note.
         """
         try:
             return self.make(*injected)
         except ConfigError as error:
             raise ConfigError(f"{self.at}: {self.explain(error)}") from error
         except Exception as error:
+            if is_too_large(error):
+                what = str(error).partition("\n")[0] or type(error).__name__
+                raise ConfigError(
+                    f"{self.at}: {self.path}: its sizes are too large for this machine ({what}). "
+                    f"Lower them."
+                ) from error
             error.add_note(f"raised by {self.path} ({self.at})")
             raise
 

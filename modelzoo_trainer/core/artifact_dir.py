@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
@@ -15,6 +16,22 @@ if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 _PATIENCE_S: Final = 10.0
+
+
+def folder_of(argument: str, folder: Any) -> Path:
+    """Return a folder that a user has named, as a path.
+
+    Args:
+        argument: Where it was given, for the message.
+        folder: What was given.
+
+    Raises:
+        ConfigError: If it cannot be a path.
+    """
+    if not isinstance(folder, (str, os.PathLike)) or "\0" in str(folder):
+        shown = str(folder) if isinstance(folder, Path) else folder
+        raise ConfigError(f"{argument} is {shown!r}; it must be a path without NUL characters.")
+    return Path(folder)
 
 
 class ArtifactDir(CoreCallback):

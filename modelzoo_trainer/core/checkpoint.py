@@ -7,7 +7,6 @@ import os
 import re
 from contextlib import ExitStack
 from pathlib import Path
-from string import Formatter
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -16,6 +15,8 @@ from typing_extensions import override
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.advice import Advised, event
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
+from modelzoo_trainer.checkpointing.folder import name_pattern, name_problem
+from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.core.callback_states import load_states
 from modelzoo_trainer.core.checkpoint_saving import (
     Saving,
@@ -55,7 +56,7 @@ class Checkpoint(CoreCallback, Advised):
         disable_strict_checkpoint_loading: Load what fits and leave the rest.
         save_initial_checkpoint: Write one before the first step.
         checkpoint_root: Where they are; None = `model_dir`. One run at a time writes there.
-        checkpoint_name: Their names; holds the field `{step}` once.
+        checkpoint_name: Their names; holds the field `{step}` once, and begins with no dot.
         strict_version: Accepted for the format's sake: one that cannot be read is always refused.
         minutes: Write one at the first step boundary so many minutes after the last; None = none.
         epochs: Write one at the end of every so many passes over the data; None = none.
@@ -66,9 +67,9 @@ class Checkpoint(CoreCallback, Advised):
     are, if they are elsewhere.
 
     Raises:
-        ConfigError: If a number is negative or the name lacks its field; at the start of a fit, if
-            the folder cannot be written, has less space than one checkpoint takes, or another run
-            writes there.
+        ConfigError: If a number is negative, or no checkpoint of the name could be found again;
+            at the start of a fit, if the folder cannot be written, has less space than one
+            checkpoint takes, or another run writes there.
     """
 
     def __init__(  # noqa: PLR0913  # the YAML section's keys
@@ -84,17 +85,20 @@ class Checkpoint(CoreCallback, Advised):
         epochs: int | None = None,
         asynchronous: bool = False,
     ) -> None:
-        if _fields_of(checkpoint_name) != [("step", "", None)] or "/" in checkpoint_name:
+        problem = name_problem(checkpoint_name)
+        if problem is not None:
             raise ConfigError(
-                f"checkpoint.checkpoint_name is {checkpoint_name!r}; it must be a file name with "
-                f"the field {{step}} once, such as 'checkpoint_{{step}}'."
+                f"checkpoint.checkpoint_name is {checkpoint_name!r}; {problem}. Use one such as "
+                f"'checkpoint_{{step}}'."
             )
         self.times = Times(steps, minutes, epochs)
         self.steps = self.times.steps
         self.autoload_last_checkpoint = autoload_last_checkpoint
         self.disable_strict_checkpoint_loading = disable_strict_checkpoint_loading
         self.save_initial_checkpoint = save_initial_checkpoint
-        self.checkpoint_root = None if checkpoint_root is None else Path(checkpoint_root)
+        self.checkpoint_root = (
+            None if checkpoint_root is None else folder_of("checkpoint_root", checkpoint_root)
+        )
         self.checkpoint_name = checkpoint_name
         self.strict_version = strict_version
         self.asynchronous = asynchronous
@@ -133,8 +137,7 @@ class Checkpoint(CoreCallback, Advised):
         return checkpointing.newest(self.root(trainer), self._pattern())
 
     def _pattern(self) -> re.Pattern[str]:
-        before, after = self.checkpoint_name.split("{step}")
-        return re.compile(rf"{re.escape(before)}\d+{re.escape(after)}(_\d+)?")
+        return name_pattern(self.checkpoint_name)
 
     def choose(self, trainer: Trainer, ckpt_path: Any) -> Path | None:
         """Return the checkpoint that an argument stands for.
@@ -498,14 +501,6 @@ def _content(path: Path, trainer: Trainer) -> StateDict:
     if problems:
         raise CheckpointError("; ".join(problems))
     return {}
-
-
-def _fields_of(name: str) -> list[tuple[str | None, str | None, str | None]]:
-    """Return name, format and conversion of each field; none of what is no format at all."""
-    try:
-        return [tuple(part[1:]) for part in Formatter().parse(name) if part[1] is not None]  # type: ignore[misc]  # three parts
-    except ValueError:
-        return []
 
 
 def _by_number(path: Path) -> list[int | str]:

@@ -35,13 +35,11 @@ class Reproducibility(CoreCallback):
     State: `rng`: the seed, and the state of the host's generators, of each process its own.
 
     Raises:
-        ConfigError: If the seed is negative or too large.
+        ConfigError: If the seed is not an integer, negative or too large.
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        if seed is not None and not 0 <= seed < 2**32:
-            raise ConfigError(f"seed is {seed}; it must be in [0, 2**32).")
-        self.seed = seed
+        self.seed = None if seed is None else _checked(seed)
         self._loaded: dict[str, Any] | None = None
 
     @override
@@ -112,6 +110,13 @@ class Reproducibility(CoreCallback):
             num,
             own,
         )
+
+
+def _checked(seed: Any) -> int:
+    is_whole = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
+    if not is_whole or not 0 <= seed < 2**32:
+        raise ConfigError(f"seed is {seed!r}; it must be an integer in [0, 2**32).")
+    return int(seed)
 
 
 def _seed_all(seed: int) -> None:

@@ -43,6 +43,8 @@ class LoadingOptions:
     persistent_workers: bool = False
 
     def __post_init__(self) -> None:
+        if not 0 <= self.shuffle_seed < 2**63:
+            raise ConfigError(f"shuffle_seed is {self.shuffle_seed}; it must be in [0, 2**63).")
         if (self.batch_size is None) == (self.global_batch_size is None):
             given = "neither is" if self.batch_size is None else "both are"
             raise ConfigError(

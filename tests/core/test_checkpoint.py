@@ -22,6 +22,7 @@ from modelzoo_trainer import (
     checkpointing,
 )
 from modelzoo_trainer.checkpointing import disk
+from modelzoo_trainer.checkpointing.folder import hidden_name
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -73,6 +74,20 @@ def test_checkpoints_are_written_when_they_are_due(
         ({"minutes": 0}, r"^checkpoint.minutes is 0; it must be a number > 0"),
         ({"minutes": "5"}, r"^checkpoint.minutes is '5'"),
         ({"checkpoint_name": "x"}, r"^checkpoint.checkpoint_name is 'x'; .* the field {step} once"),
+        ({"checkpoint_name": None}, r"^checkpoint.checkpoint_name is None"),
+        ({"checkpoint_name": ".{step}"}, r"'\.{step}'; .* begins with a dot"),
+        ({"checkpoint_name": "..{step}"}, r"begins with a dot"),
+        ({"checkpoint_name": ".tmp-{step}-deadbeef"}, r"begins with a dot"),
+        ({"checkpoint_name": "../{step}"}, r"begins with a dot"),
+        ({"checkpoint_name": "a/{step}"}, r"'a/{step}'; .* no separators"),
+        ({"checkpoint_name": "a\\{step}"}, r"no separators"),
+        ({"checkpoint_name": "a\0{step}"}, r"'a\\x00{step}'; .* cannot be printed"),
+        ({"checkpoint_name": "a\n{step}"}, r"cannot be printed"),
+        ({"checkpoint_name": "\udc80{step}"}, r"cannot be printed"),
+        ({"checkpoint_name": "{{{step}}}"}, r"no braces other than those of {step}"),
+        ({"checkpoint_name": "x" * 250 + "{step}"}, r"is \d+ bytes too long for a file system"),
+        ({"checkpoint_name": "\u00e9" * 110 + "{step}"}, r"is \d+ bytes too long"),
+        ({"checkpoint_root": "a\0b"}, r"^checkpoint_root is 'a\\x00b'; .* without NUL"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message) -> None:
@@ -96,6 +111,27 @@ def test_the_first_look_at_the_free_space_counts_the_state_of_the_optimizer(
         trainer_of(checkpoint=Checkpoint(steps=1), **settings).fit(tiny_batches(1))
     free[0] = 1_500_000
     trainer_of(checkpoint=Checkpoint(steps=1), **settings).fit(tiny_batches(1))
+
+
+@pytest.mark.parametrize("longest", ["x" * 204, "\u00e9" * 102])
+def test_the_longest_name_that_is_taken_can_be_written_deleted_and_found(
+    trainer_of, tmp_path, longest
+) -> None:
+    with pytest.raises(ConfigError, match="is 1 bytes too long"):
+        Checkpoint(checkpoint_name=longest + "x{step}")
+    name = longest + "{step}"
+    trainer_of(checkpoint=Checkpoint(steps=1, checkpoint_name=name), max_steps=2).fit(
+        tiny_batches(2)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.getpid", lambda: 4_294_967_295)
+        hidden = hidden_name("trash", f"{name.format(step=2**63 - 1)}_9999")
+    assert len(hidden.encode()) == 255
+    again = trainer_of(checkpoint=Checkpoint(steps=1, checkpoint_name=name), max_steps=3)
+    again.fit(tiny_batches(3))
+    assert steps_in(again.model_dir) == [1, 2, 3]
+    checkpointing.delete(again.model_dir / name.format(step=1))
+    assert steps_in(again.model_dir) == [2, 3]
 
 
 def test_the_newest_checkpoint_is_pointed_to(trainer_of) -> None:
