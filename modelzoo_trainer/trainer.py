@@ -147,6 +147,8 @@ class Trainer(AdvisedParts):
                     self._validate_stage(val_dataloaders, loop)
             self.hooks.on_fit_end(self, loop)
             self.drain()
+            if self.schedule.is_finished(self):
+                self.checkpoint.note_finished(self)
 
     def _run_train(self, train_dataloader: Loader, loop: TrainingLoop) -> None:
         loop_idx = self.schedule.loop_idx

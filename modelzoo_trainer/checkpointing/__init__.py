@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         point_latest,
         probe,
     )
+    from modelzoo_trainer.checkpointing.finished import forget_deleted, is_finished, note_finished
     from modelzoo_trainer.checkpointing.listing import (
         CheckpointInfo,
         candidates,
@@ -54,6 +55,7 @@ _HOMES = {
     "draft": ("Draft",),
     "exporting": ("export", "write_weights"),
     "folder": ("clean", "delete", "mend_latest", "point_latest", "probe"),
+    "finished": ("forget_deleted", "is_finished", "note_finished"),
     "listing": ("CheckpointInfo", "candidates", "list_checkpoints", "newest"),
     "manifest": ("FileRecord", "Manifest", "read_manifest"),
     "read": ("load",),
@@ -78,14 +80,17 @@ __all__ = [
     "clean",
     "delete",
     "export",
+    "forget_deleted",
     "free_bytes",
     "holds_weights",
+    "is_finished",
     "list_checkpoints",
     "load",
     "load_into",
     "load_like",
     "mend_latest",
     "newest",
+    "note_finished",
     "point_latest",
     "probe",
     "read_manifest",

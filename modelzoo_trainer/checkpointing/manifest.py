@@ -110,12 +110,18 @@ def read_manifest(path: Path) -> Manifest:
             raise CheckpointError(
                 f"{str(path)!r} has no {MANIFEST}: it was never committed, or is no checkpoint."
             )
-        return parse_manifest(_text_of(file), path)
+        return parse_manifest(text_of(file), path)
     except _PROBLEMS as error:
         raise CheckpointError(f"{str(file)!r} cannot be read: {error!r}.") from None
 
 
-def _text_of(file: Path) -> str:
+def text_of(file: Path) -> str:
+    """Return the content of a small file of ASCII text; nothing else is waited for or followed.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is no plain file, too long, or not ASCII.
+    """
     fd = disk.open_old(file)
     try:
         status = os.fstat(fd)

@@ -105,6 +105,7 @@ class Checkpoint(CoreCallback, Advised):
         self._saving = Saving()
         self._lock = FolderLock("checkpoint_root")
         self._saved_step: int | None = None
+        self._saved_path: Path | None = None
         self._others: frozenset[Path] = frozenset()
         self._begun: tuple[Path | None, int | None] = (None, None)
         self._not_fresh: WeakSet[Trainer] = WeakSet()  # that have trained or loaded something
@@ -329,11 +330,13 @@ class Checkpoint(CoreCallback, Advised):
             is_locked = self._lock.is_held or self._home(trainer) is None
             prepare(self.root(trainer), trainer, is_locked=is_locked)
             self._mend_latest(trainer)
+            checkpointing.forget_deleted(self.root(trainer))
         if self.save_initial_checkpoint and self._is_fresh(trainer):
             self._save(trainer, wait=True)
         self._not_fresh.add(trainer)
         self._others = self._others_of(trainer)
         self._saved_step = trainer.global_step
+        self._saved_path = self._begun[0] if self._begins_here(trainer) else None
         self.times.start()
 
     def _mend_latest(self, trainer: Trainer) -> None:
@@ -342,6 +345,11 @@ class Checkpoint(CoreCallback, Advised):
         paths = [info.path for info in listed if self._pattern().fullmatch(info.path.name)]
         intact = [path for path in paths if path not in self._damaged]
         checkpointing.mend_latest(self.root(trainer), intact[-1].name if intact else None)
+
+    def _begins_here(self, trainer: Trainer) -> bool:
+        """Return whether the state at hand is that of a checkpoint of the folder."""
+        path, step = self._begun
+        return path is not None and step == trainer.global_step and self.is_in_folder(trainer, path)
 
     def _others_of(self, trainer: Trainer) -> frozenset[Path]:
         """Return the checkpoints of other runs in the folder: a fit does not go back to them."""
@@ -401,6 +409,31 @@ class Checkpoint(CoreCallback, Advised):
         if (self.times.is_any or is_preempted) and self._saved_step != trainer.global_step:
             self._save(trainer, wait=True)
 
+    def note_finished(self, trainer: Trainer) -> None:
+        """Note beside the last checkpoint that its fit has finished: it has nothing left to do.
+
+        Done by the main process, when its own part of the fit is over.
+        """
+        path = self._saved_path
+        if not trainer.backend.is_main or path is None or self._saved_step != trainer.global_step:
+            return
+        self._saving.settle()
+        try:
+            checkpointing.note_finished(path)
+        except CheckpointError as error:
+            log.warning("Started again with num_steps, the run will not train on: %s", error)
+
+    def begins_finished(self, trainer: Trainer) -> bool:
+        """Return whether a fit begins with the last checkpoint of one that has finished.
+
+        Cost: A collective, if it begins with a checkpoint of the folder.
+        """
+        if not self._begins_here(trainer):
+            return False
+        path, backend = self._begun[0], trainer.backend
+        assert path is not None  # it begins with one
+        return bool(backend.broadcast_object(backend.is_main and checkpointing.is_finished(path)))
+
     def _save(self, trainer: Trainer, *, wait: bool) -> None:
         if trainer.backend.caps.holds_values:  # a dry run has nothing to save
             trainer.save_checkpoint(wait=wait)
@@ -449,7 +482,7 @@ class Checkpoint(CoreCallback, Advised):
         self._saving.save(
             path, part, trainer.global_step, wait=wait, group=group, facts=facts_of(state)
         )
-        self._saved_step = trainer.global_step
+        self._saved_step, self._saved_path = trainer.global_step, path
         self.times.start()
         return path
 

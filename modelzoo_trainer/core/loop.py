@@ -71,7 +71,8 @@ class TrainingLoop(LoopCallback):
 
     Args:
         num_steps: Train this many more steps; excludes `num_epochs`, goes before `max_steps`. A
-            run that was cut off and is started again takes those that are left.
+            run that was cut off and is started again takes those that are left, one that has
+            finished takes all of them again.
         max_steps: Train until `global_step` is this, steps before a restart counted.
         num_epochs: Train this many passes over the data, those before a restart counted. With
             none of the three: one.

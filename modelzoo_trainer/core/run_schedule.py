@@ -26,8 +26,9 @@ class RunSchedule(CoreCallback):
     and ends where the uninterrupted one does. A checkpoint may lie between a stage and its
     validation: a run that goes on from there begins with that validation.
 
-    State: `schedule`: the step and the epoch at which the fit began, how many stages it has had,
-        the step of the last validation that was done, and how far the one after it has got.
+    State: `schedule`: the step and the epoch at which the fit began, its `num_steps`, how many
+        stages it has had, the step of the last validation that was done, and how far the one after
+        it has got.
     """
 
     def __init__(self) -> None:
@@ -46,6 +47,8 @@ class RunSchedule(CoreCallback):
         """How many dataloaders the validation of the stage at hand is through with."""
         self._has_fitted = False
         self._has_ended_here = False
+        self._num_steps: int | None = None  # of the fit that a checkpoint belongs to
+        self._is_begun = False
 
     @override
     def on_enter_fit(
@@ -64,7 +67,8 @@ class RunSchedule(CoreCallback):
         self._origin = None
         self.loop_idx = self.num_validated = 0
         self._validated = None
-        self._has_ended_here = False
+        self._has_ended_here = self._is_begun = False
+        self._num_steps = None
         self._has_fitted = True
 
     @override
@@ -93,18 +97,38 @@ class RunSchedule(CoreCallback):
                 self.end_step = min(self.end_step, by_epochs)
         self.total_steps = None if math.isinf(self.end_step) else int(self.end_step)
         self._every = self._stage_length(loop, origin_step)
+        self._num_steps = loop.num_steps
+        self._is_begun = True
         if not self.has_steps_left(trainer):
             log.info("Nothing to do: the run is complete at step %d.", trainer.global_step)
 
     def _first_step(self, trainer: Trainer, num_steps: int) -> int:
-        """Return where a fit of so many steps began: a run that was cut off takes the rest."""
+        """Return where a fit of `num_steps` began: one that was cut off takes the rest.
+
+        A checkpoint of an earlier version does not say how many steps its fit was to take: with
+        all of them taken, the fit counts as finished.
+        """
         assert self._origin is not None  # set when a fit starts
-        origin_step = self._origin[0]
-        is_rest = trainer.checkpoint.is_own and trainer.global_step < origin_step + num_steps
-        if not is_rest:
-            self._has_ended_here = trainer.global_step == origin_step + num_steps
-            self._origin = (trainer.global_step, trainer.data.epoch)
-        return self._origin[0]
+        step, origin_step = trainer.global_step, self._origin[0]
+        checkpoint, planned = trainer.checkpoint, self._num_steps
+        is_finished = (
+            checkpoint.is_own
+            and not trainer.autorestart.is_restart  # of a process that failed after its fit
+            and checkpoint.begins_finished(trainer)
+        )
+        num_left = origin_step + num_steps - step
+        is_rest = num_left > 0 or (num_left == 0 and planned == num_steps)
+        if checkpoint.is_own and is_rest and not is_finished:
+            _warn_of_change(planned, num_steps, origin_step, step)
+            return origin_step
+        if is_finished:
+            self._validated = step
+            self.loop_idx = self.num_validated = 0
+        else:
+            ends = (num_steps, planned) if checkpoint.is_own else (num_steps,)
+            self._has_ended_here = step - origin_step in ends
+        self._origin = (step, trainer.data.epoch)
+        return step
 
     def _steps_per_epoch(self, trainer: Trainer, loop: TrainingLoop) -> int | None:
         num = trainer.data.num_batches_per_pass()
@@ -141,6 +165,11 @@ class RunSchedule(CoreCallback):
             and trainer.data.epoch < self.end_epoch
             and not trainer.early_exit.should_exit
         )
+
+    def is_finished(self, trainer: Trainer) -> bool:
+        """Return whether the fit has come to its end, and was not interrupted before."""
+        is_over = trainer.global_step >= self.end_step or trainer.data.epoch >= self.end_epoch
+        return is_over and trainer.interrupted is None
 
     def num_stages_left(self, step: int) -> int | None:
         """Return how many train stages end at a step or later; None = not known.
@@ -194,6 +223,7 @@ class RunSchedule(CoreCallback):
             state_dict["schedule"] = {
                 "origin_step": step,
                 "origin_epoch": epoch,
+                "num_steps": None if self.loop is None else self.loop.num_steps,
                 "loop_idx": self.loop_idx,
                 "validated_step": self._validated,
                 "num_validated": self.num_validated,
@@ -203,7 +233,25 @@ class RunSchedule(CoreCallback):
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         state = state_dict.get("schedule")
         if state is not None and (trainer.is_resuming or not self._has_fitted):
-            self._origin = (state["origin_step"], state["origin_epoch"])
+            origin = (state["origin_step"], state["origin_epoch"])
+            if self._is_begun and origin != self._origin:  # back to what this fit began with
+                self.loop_idx = self.num_validated = 0
+                return
+            self._origin = origin
+            self._num_steps = state.get("num_steps")
             self.loop_idx = state.get("loop_idx", 0)  # one of the first format has neither
             self._validated = state.get("validated_step")
             self.num_validated = state.get("num_validated", 0)
+
+
+def _warn_of_change(planned: int | None, num_steps: int, first: int, step: int) -> None:
+    if planned is not None and planned != num_steps:
+        log.warning(
+            "loop.num_steps is %d, and was %d when the fit that began at step %d was cut off at "
+            "step %d: it now ends at step %d.",
+            num_steps,
+            planned,
+            first,
+            step,
+            first + num_steps,
+        )

@@ -67,6 +67,19 @@ def test_a_run_that_is_cut_off_goes_on_with_the_same_bits(tmp_path, engine) -> N
 
 
 @pytest.mark.slow
+def test_several_processes_know_whether_a_run_of_num_steps_has_finished(tmp_path) -> None:
+    def more(num_steps: int) -> int:
+        given = {"num_steps": num_steps, "epochs": None, "save": 1}
+        found = run_ranks(2, train, tmp_path, GLOBAL_BATCH // 2, given)
+        assert found[0]["step"] == found[1]["step"]
+        return found[0]["step"]
+
+    assert [more(2), more(3)] == [2, 5]
+    (tmp_path / ".finished.json").unlink()  # what a kill before the end would leave
+    assert [more(3), more(1)] == [5, 6]
+
+
+@pytest.mark.slow
 def test_what_one_process_saved_several_go_on_from(tmp_path) -> None:
     whole = run(1, tmp_path / "whole", NUM_STEPS, "FSDP2")
     run(1, tmp_path / "parts", CUT, "FSDP2")

@@ -101,6 +101,7 @@ def make_trainer(model_dir: Path, **options: Any) -> Trainer:
         loop=TrainingLoop(
             num_epochs=options.pop("epochs", 2),
             max_steps=options.pop("max_steps", None),
+            num_steps=options.pop("num_steps", None),
             grad_accum_steps=options.pop("accumulate", 1),
             eval_frequency=options.pop("eval_frequency", 1.0),
         ),

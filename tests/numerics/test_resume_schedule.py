@@ -10,6 +10,7 @@ import torch
 from doubles import History, Interrupted, TinyModel, differing, tiny_batches, weights_of
 
 from modelzoo_trainer import Callback, Checkpoint, StopTraining
+from modelzoo_trainer.errors import RollBack
 
 
 class Crash(Callback):
@@ -38,6 +39,9 @@ class Crash(Callback):
 
     def run_validation(self, trainer, loop_idx, is_last):
         self._count("run_validation")
+
+    def on_fit_end(self, trainer, loop):
+        self._count("on_fit_end")
 
 
 class Diary(Callback):
@@ -126,6 +130,124 @@ def test_a_run_of_so_many_more_steps_takes_the_rest_after_a_crash(trainer_of, tm
     third = trainer_for(trainer_of, tmp_path, "run", **settings)
     third.fit(tiny_batches(50))
     assert third.global_step == 8
+
+
+def fit_more(trainer_of, tmp_path, num_steps, *callbacks, **settings):
+    """Start a run of so many more steps in the same folder, as another process would."""
+    arguments = {"num_epochs": None, "num_steps": num_steps, "eval_frequency": 1.0} | settings
+    trainer = trainer_for(trainer_of, tmp_path, "run", *callbacks, **arguments)
+    trainer.fit(tiny_batches(50), tiny_batches(2))
+    return trainer
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("eval_frequency", [None, 2])
+@pytest.mark.parametrize(("first", "second"), [(2, 3), (3, 3)])
+def test_a_finished_run_of_num_steps_is_followed_by_num_steps_more(
+    trainer_of, tmp_path, first, second, eval_frequency, every
+) -> None:
+    settings = {"eval_frequency": eval_frequency, "checkpoint": Checkpoint(steps=every)}
+    before, after = Diary(), Diary()
+    fit_more(trainer_of, tmp_path, first, before, **settings)
+    trainer = fit_more(trainer_of, tmp_path, second, after, **settings)
+    assert trainer.global_step == first + second
+    validated = [step for step, _, _ in before.lines + after.lines]
+    assert len(set(validated)) == len(validated)  # none twice
+    assert [idx for _, idx, _ in after.lines] == list(range(len(after.lines)))
+
+
+@pytest.mark.parametrize(
+    ("hook", "at"),
+    [
+        ("on_after_save_checkpoint", 4),
+        ("on_train_end", 1),
+        ("on_validate_start", 1),
+        ("on_validate_end", 1),
+        ("run_validation", 1),
+        ("on_fit_end", 1),
+    ],
+)
+def test_a_run_of_num_steps_that_was_cut_off_after_its_last_step_trains_no_further(
+    trainer_of, tmp_path, hook, at
+) -> None:
+    broken, resumed = Diary(), Diary()
+    with pytest.raises(Interrupted):
+        fit_more(trainer_of, tmp_path, 4, broken, Crash(hook, at))
+    assert fit_more(trainer_of, tmp_path, 4, resumed).global_step == 4
+    assert {step for step, _, _ in resumed.lines} == {4}
+    assert fit_more(trainer_of, tmp_path, 4).global_step == 8  # it has finished by now
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_validate_batch_end"])
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_run_of_num_steps_that_was_stopped_at_its_last_step_trains_no_further(
+    trainer_of, tmp_path, hook, every
+) -> None:
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            if hook == "on_train_batch_end" and trainer.global_step == 4:
+                trainer.early_exit.interrupt("SIGTERM")
+
+        def on_validate_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            if hook == "on_validate_batch_end":
+                trainer.early_exit.interrupt("SIGTERM")
+
+    diary = Diary()
+    stopped = fit_more(trainer_of, tmp_path, 4, Stop(), checkpoint=Checkpoint(steps=every))
+    assert (stopped.global_step, stopped.interrupted) == (4, "SIGTERM")
+    assert fit_more(trainer_of, tmp_path, 4, diary).global_step == 4
+    assert diary.lines == [(4, 0, True)]
+    assert fit_more(trainer_of, tmp_path, 3).global_step == 7
+
+
+def test_a_finished_run_of_max_steps_is_followed_by_num_steps_more(trainer_of, tmp_path) -> None:
+    trainer_for(trainer_of, tmp_path, "run", num_epochs=None, max_steps=2).fit(tiny_batches(50))
+    assert fit_more(trainer_of, tmp_path, 3).global_step == 5
+
+
+def test_a_run_that_was_cut_off_says_that_num_steps_is_another(
+    trainer_of, tmp_path, caplog
+) -> None:
+    with pytest.raises(Interrupted):
+        fit_more(trainer_of, tmp_path, 4, Crash("on_after_save_checkpoint", 2))
+    assert fit_more(trainer_of, tmp_path, 6).global_step == 6
+    (said,) = [line for line in caplog.messages if "num_steps" in line]
+    assert all(part in said for part in ("is 6", "was 4", "step 0", "step 2"))
+
+
+@pytest.mark.parametrize(("first", "second", "steps"), [(2, 2, 4), (2, 3, 3)])
+def test_a_checkpoint_that_does_not_know_its_num_steps_is_read_as_before(
+    trainer_of, tmp_path, first, second, steps
+) -> None:
+    class Earlier(Callback):
+        """Makes the checkpoints that versions without the entry wrote."""
+
+        def postprocess_checkpoint(self, trainer, state_dict):
+            del state_dict["schedule"]["num_steps"]
+
+    fit_more(trainer_of, tmp_path, first, Earlier())
+    (tmp_path / "run" / ".finished.json").unlink()
+    assert fit_more(trainer_of, tmp_path, second).global_step == steps
+
+
+def test_going_back_to_where_a_run_of_num_steps_began_does_not_move_its_end(
+    trainer_of, tmp_path
+) -> None:
+    class GoBack(Callback):
+        left = 1
+
+        def on_train_batch_start(self, trainer, model, batch, batch_idx):
+            if trainer.global_step == 2 and self.left:
+                self.left = 0
+                cause = RuntimeError("nowhere to go back to")
+                raise RollBack(
+                    "bad", step=3, batches=[(trainer.data.epoch, batch_idx)], cause=cause
+                )
+
+    fit_more(trainer_of, tmp_path, 2)
+    with pytest.raises(Interrupted):
+        fit_more(trainer_of, tmp_path, 4, GoBack(), Crash("on_after_save_checkpoint", 2))
+    assert fit_more(trainer_of, tmp_path, 4).global_step == 6
 
 
 class Drawing(Callback):

@@ -1,0 +1,88 @@
+"""Which checkpoints are the last of a fit that has finished: a note beside them.
+
+A checkpoint is committed before the validation that follows it, and never changed afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from modelzoo_trainer.checkpointing import disk
+from modelzoo_trainer.checkpointing.draft import write_file
+from modelzoo_trainer.checkpointing.folder import hidden_name
+from modelzoo_trainer.checkpointing.manifest import MANIFEST, record_of, text_of
+from modelzoo_trainer.errors import CheckpointError
+
+FINISHED: Final = ".finished.json"
+
+
+def note_finished(path: Path) -> None:
+    """Note that the fit whose last checkpoint this is has finished.
+
+    Args:
+        path: The checkpoint, committed.
+
+    Raises:
+        CheckpointError: If the disk refuses.
+    """
+    try:
+        noted = {path.name: record_of(path / MANIFEST).xxh3_128}
+        if not noted.items() <= _noted(path.parent).items():
+            _write(path.parent, _existing(path.parent) | noted)
+    except OSError as error:
+        raise CheckpointError(
+            f"{str(path.parent / FINISHED)!r} cannot be written: {error.strerror or error}."
+        ) from error
+
+
+def is_finished(path: Path) -> bool:
+    """Return whether the fit whose last checkpoint this is has finished.
+
+    Args:
+        path: The checkpoint.
+    """
+    digest = _noted(path.parent).get(path.name)
+    return digest is not None and digest == record_of(path / MANIFEST).xxh3_128
+
+
+def forget_deleted(folder: Path) -> None:
+    """Drop the notes on checkpoints that are gone: others may get their names.
+
+    Args:
+        folder: Where the checkpoints are.
+
+    Raises:
+        CheckpointError: If the disk refuses.
+    """
+    existing = _existing(folder)
+    if existing != _noted(folder):
+        try:
+            _write(folder, existing)
+        except OSError as error:
+            raise CheckpointError(
+                f"{str(folder / FINISHED)!r} cannot be written: {error.strerror or error}."
+            ) from error
+
+
+def _existing(folder: Path) -> dict[str, str]:
+    return {name: digest for name, digest in _noted(folder).items() if (folder / name).is_dir()}
+
+
+def _noted(folder: Path) -> dict[str, str]:
+    """Return the digests of manifests by name of their checkpoint; none of a damaged file."""
+    try:
+        noted = json.loads(text_of(folder / FINISHED))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(noted, dict):
+        return {}
+    return {name: digest for name, digest in noted.items() if isinstance(digest, str)}
+
+
+def _write(folder: Path, noted: dict[str, str]) -> None:
+    draft = folder / hidden_name("tmp", FINISHED)
+    write_file(draft, [json.dumps(noted, indent=1).encode("ascii")])
+    disk.rename(draft, folder / FINISHED)
+    disk.sync_folder(folder)
