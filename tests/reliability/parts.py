@@ -127,6 +127,31 @@ class Die(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class EndAt(Callback):
+    """Sends the process a signal between the last step of a run and its end.
+
+    Args:
+        place: "validation" = after the first batch of the last one; "end" = when all is done.
+        last_step: Of the run.
+        number: The signal.
+    """
+
+    def __init__(self, place: str, last_step: int, number: int) -> None:
+        self.place = place
+        self.last_step = last_step
+        self.number = number
+
+    def on_validate_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        self.end_at("validation", trainer.global_step)
+
+    def on_fit_end(self, trainer, loop):
+        self.end_at("end", trainer.global_step)
+
+    def end_at(self, place: str, step: int) -> None:
+        if place == self.place and step == self.last_step:
+            os.kill(os.getpid(), self.number)
+
+
 class Slow(Callback):
     """Sleeps in one of the phases of a run."""
 

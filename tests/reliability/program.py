@@ -6,6 +6,7 @@ PYTHONPATH=.:tests python tests/reliability/program.py FOLDER ['{"accumulate": 3
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Final
 import torch
 from reliability.digests import digest, metrics_digest
 from reliability.lesson import PAUSE_S, Net, Samples
-from reliability.parts import Die, Drop, Ema, Events, FillDisk, Hold, Jitter, Slow, Spoil
+from reliability.parts import Die, Drop, Ema, EndAt, Events, FillDisk, Hold, Jitter, Slow, Spoil
 from torch.utils.data import DataLoader, TensorDataset
 
 from modelzoo_trainer import Checkpoint, Trainer, TrainingLoop
@@ -39,6 +40,7 @@ class Plan:
         beside: Where `events.txt` and `result.json` are written; None = the folder's parent.
         root: Of the checkpoints; None = the folder.
         steps: Of the whole run.
+        length: How the loop is told so: "max_steps" or "num_steps".
         samples: Of the training data, in batches of four.
         dropout: In the model.
         augment: Change each sample by numbers of python's, numpy's and torch's generators;
@@ -55,6 +57,8 @@ class Plan:
         fault: What a loading worker does at a sample: "kill", "raise" or "hang".
         timeout_s: Of the loader.
         die_at: Step at whose boundary the process kills itself, after its checkpoint.
+        end_in: Where, after its last step, the process ends itself: "validation" or "end".
+        end_by: The number of the signal by which it does.
         save_after_batch: Write a checkpoint after this many forwards and kill the process.
         drop: Entry of the checkpoint that is left out when it is loaded, "a/b/c".
         slow: Where it sleeps, to be found there by a signal: "data", "step", "validation", "save".
@@ -68,6 +72,7 @@ class Plan:
     beside: str | None = None
     root: str | None = None
     steps: int = 48
+    length: str = "max_steps"
     samples: int = 94
     dropout: bool = True
     augment: bool = True
@@ -83,6 +88,8 @@ class Plan:
     fault: str | None = None
     timeout_s: float = 0
     die_at: int | None = None
+    end_in: str | None = None
+    end_by: int = signal.SIGKILL
     save_after_batch: int | None = None
     drop: str | None = None
     slow: str | None = None
@@ -106,6 +113,7 @@ def trainer_of(plan: Plan) -> Trainer:
     callbacks += [] if plan.keep is None else [KeepNCheckpoints(plan.keep)]
     callbacks += [] if plan.drop is None else [Drop(plan.drop)]
     callbacks += [] if plan.slow is None else [Slow(plan.slow)]
+    callbacks += [] if plan.end_in is None else [EndAt(plan.end_in, plan.steps, plan.end_by)]
     callbacks += [] if plan.hold_at is None else [Hold(plan.hold_at, plan.place / GO)]
     if plan.full_from is not None:
         callbacks.append(FillDisk(plan.full_from, plan.full_to))
@@ -117,9 +125,9 @@ def trainer_of(plan: Plan) -> Trainer:
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.02),
         schedulers=lambda optimizer: LinearLR(optimizer, 0.02, 0.0, plan.steps),
         loop=TrainingLoop(
-            max_steps=plan.steps,
             grad_accum_steps=plan.accumulate,
             eval_frequency=5 if plan.validate else None,
+            **{plan.length: plan.steps},
         ),
         checkpoint=Checkpoint(steps=plan.every, checkpoint_root=plan.root, **later),
         callbacks=[*callbacks, Die(plan.die_at, plan.save_after_batch)],

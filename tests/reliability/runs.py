@@ -124,6 +124,10 @@ class Run:
         path = self.place / RESULT
         return json.loads(path.read_text(encoding="ascii")) if path.exists() else None
 
+    def num_ended_by(self, code: int) -> int:
+        """Return how many of its processes ended with a code."""
+        return sum(ended.code == code for ended in self.ends)
+
     @property
     def num_batches(self) -> int:
         """How many batches have been trained on, those that were repeated counted once."""

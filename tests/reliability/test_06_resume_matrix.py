@@ -1,13 +1,15 @@
-"""Killed at step k and resumed, three times and more, for every k: equal to the bit."""
+"""Killed at step k, in the last validation and at the end, and resumed each time: equal bits."""
 
 from __future__ import annotations
 
 import random
+import signal
 
 import pytest
 from reliability.runs import Run, Runs
 
-KILLED = -9
+KILLED = -signal.SIGKILL
+STOPPED = 143
 STEPS = 48
 FACTORS = {
     "dropout": (False, True),
@@ -18,6 +20,7 @@ FACTORS = {
     "ema": (False, True),
     "asynchronous": (False, True),
     "every": (1, 4),
+    "length": ("max_steps", "num_steps"),
 }
 # Plackett and Burman's design: every two factors meet in all four ways within twelve runs.
 _FIRST = "++-+++---+-"
@@ -33,10 +36,17 @@ def plan_of(row: str) -> dict:
 
 
 def chained(runs: Runs, plan: dict, kills: list[int]) -> Run:
-    """Return a run that was killed at these steps, one after the other, and then went on."""
+    """Return a run that was killed at these steps, one after the other, and then went on.
+
+    After its last step it is stopped and killed in its last validation, and killed at its end.
+    """
     run = runs.new(**plan)
     for step in kills:
         assert run.once(die_at=step).code == KILLED
+    if plan["validate"]:
+        assert run.once(end_in="validation", end_by=signal.SIGTERM).code == STOPPED
+        assert run.once(end_in="validation").code == KILLED
+    assert run.once(end_in="end").code == KILLED
     assert run.once().code == 0
     return run
 
@@ -49,15 +59,17 @@ def chain(first: int) -> list[int]:
 
 def check(runs: Runs, count, plan: dict, chains: list[list[int]]) -> None:
     unbroken = runs.unbroken(**plan)
-    kills = compared = 0
+    kills = stops = compared = 0
     unequal = []
     for steps in chains:
         run = chained(runs, plan, steps)
-        kills += len(steps)
+        kills += run.num_ended_by(KILLED)
+        stops += run.num_ended_by(STOPPED)
         compared += run.num_compared()
         assert run.differing(unbroken) == [], f"{plan}, killed at {steps}"
         unequal += [(steps, name) for name in run.unequal(unbroken)]
-    count(combinations=1, kills=kills, batches_compared=compared, unequal=len(unequal))
+    count(combinations=1, chains=len(chains), kills=kills, stops=stops)
+    count(batches_compared=compared, unequal=len(unequal))
     assert unequal == [], plan
 
 
