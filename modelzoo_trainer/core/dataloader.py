@@ -325,10 +325,15 @@ class DataLoaderCallback(CoreCallback):
             ConfigError: If the pass has no batch.
         """
         if not any(idx >= self.batch_idx for idx in self._passed_over_here()):
-            raise ConfigError(feed.explain_empty(self.num_batches))
+            raise ConfigError(self.explain_empty())
         trainer.hooks.on_train_epoch_end(trainer, self.epoch)
         self.end_epoch()
         return NOTHING
+
+    def explain_empty(self) -> str:
+        """Return why a pass has no batch."""
+        assert self._feed is not None  # there for the length of a fit
+        return self._feed.explain_empty(self.num_batches)
 
     # ---- state
 
