@@ -115,8 +115,13 @@ class Trainer(AdvisedParts):
         """Train, and validate as the loop says.
 
         Args:
-            train_dataloader: An iterable of batches, or a callable that returns one.
-            val_dataloader: One or several likewise; None = no validation.
+            train_dataloader: An iterable of batches, such as a DataLoader or a list, or a callable
+                that returns one.
+            val_dataloader: One or several likewise; None = no validation. A list whose elements
+                are tensors, tuples, mappings, or lists of tensors is one dataloader, a list of
+                batches; one with a DataLoader, a callable or another iterable is several. What may
+                be either, a list of lists of tuples, is refused: write
+                `[lambda: first, lambda: second]` for several lists of batches.
             ckpt_path: Start from this checkpoint; left out = from the newest one of `model_dir`
                 if this trainer has not trained yet; None = from the weights as they are.
 
@@ -134,7 +139,9 @@ class Trainer(AdvisedParts):
             with self.early_exit.honouring_stops():
                 self.hooks.on_fit_start(self, train_dataloader, val_dataloader, loop)
                 self.early_exit.heed(self)
-            val_dataloaders = self.number_val_dataloaders(as_loaders(val_dataloader))
+            val_dataloaders = self.number_val_dataloaders(
+                as_loaders(val_dataloader, "val_dataloader")
+            )
             with self.early_exit.honouring_stops():
                 self._end_owed_epoch()
             if self.schedule.owes_validation(self):
@@ -373,7 +380,7 @@ class Trainer(AdvisedParts):
         """Validate several checkpoints over several dataloaders, then run validations of one's own.
 
         Args:
-            val_dataloaders: One or several.
+            val_dataloaders: One or several, as in `fit`.
             ckpt_paths: One or several paths or globs; otherwise as in `fit`.
             loop: None = the trainer's own.
 
@@ -382,7 +389,7 @@ class Trainer(AdvisedParts):
             CheckpointError: If a checkpoint cannot be used.
         """
         paths = self.backend.broadcast_object(self.checkpoint.expand(ckpt_paths))
-        loaders = self.number_val_dataloaders(as_loaders(val_dataloaders))
+        loaders = self.number_val_dataloaders(as_loaders(val_dataloaders, "val_dataloaders"))
         self._validate_all(loaders, paths, self._validation_loop(loop), None, True)
 
     def _validate_stage(self, val_dataloaders: list[Loader], loop: TrainingLoop) -> None:

@@ -172,3 +172,16 @@ def test_classes_that_a_module_only_imports_are_not_its_own(run, tmp_path, monke
     assert run(*one, "--set", "init.callbacks=[{Clash: {b: 2}}, {clash: {a: 2}}]") == 0
     kept = Path("out/logs/latest/params.yaml").read_text()
     assert "and the --import options below" in kept
+
+
+@pytest.mark.parametrize("method", ["", "    def create_dataloader(self):\n        return self\n"])
+def test_a_data_set_named_in_a_file_is_refused(run, tmp_path, monkeypatch, capsys, method):
+    Path(f"rows_{len(method)}.py").write_text(
+        "import torch\n\n"
+        "class Rows(torch.utils.data.Dataset):\n"
+        "    def __getitem__(self, index): return torch.ones(64), torch.tensor(1)\n" + method
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    loader = f"fit.train_dataloader={{data_processor: rows_{len(method)}.Rows}}"
+    assert run("--set", loader) != 0
+    assert "train_dataloader got the data set Rows" in capsys.readouterr().err

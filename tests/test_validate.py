@@ -158,6 +158,47 @@ def test_a_list_of_batches_is_one_dataloader(trainer_of) -> None:
     assert recorder.count("on_validate_batch_end") == 3
 
 
+PAIR = (torch.zeros(4, 3), torch.zeros(4, 1))
+
+
+def num_validations(trainer_of, val_dataloader) -> int:
+    recorder = Recorder()
+    trainer_of(recorder).fit(tiny_batches(1), val_dataloader)
+    return recorder.count("on_validate_start")
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("batch", [PAIR, list(PAIR)])
+def test_a_list_of_pairs_of_tensors_is_one_dataloader(trainer_of, kind, batch) -> None:
+    assert num_validations(trainer_of, kind([batch, batch])) == 1
+
+
+@pytest.mark.parametrize("outer", [list, tuple])
+@pytest.mark.parametrize(
+    "inner", [[PAIR, PAIR], [list(PAIR)], [{"x": PAIR[0]}], []], ids=["tuple", "list", "dict", "0"]
+)
+def test_a_list_of_lists_of_batches_is_refused_as_it_may_be_one_dataloader(
+    trainer_of, outer, inner
+) -> None:
+    recorder = Recorder()
+    trainer = trainer_of(recorder)
+    both = r"lambda: batches for one, \[lambda: first, lambda: second\] for several"
+    with pytest.raises(ConfigError, match=rf"^val_dataloader got a (list|tuple) .*{both}"):
+        trainer.fit(tiny_batches(1), outer([inner, inner]))
+    assert recorder.count("on_train_start") == 0
+    with pytest.raises(ConfigError, match=r"^val_dataloaders got a (list|tuple) "):
+        trainer.validate_all(outer([inner, inner]))
+
+
+def test_both_meanings_of_a_list_of_lists_can_be_written(trainer_of) -> None:
+    assert num_validations(trainer_of, [lambda: [PAIR], lambda: [PAIR, PAIR]]) == 2
+    assert num_validations(trainer_of, lambda: [list(PAIR), list(PAIR)]) == 1
+
+
+def test_a_list_of_batches_beside_another_dataloader_is_a_dataloader(trainer_of) -> None:
+    assert num_validations(trainer_of, [lambda: [PAIR], [PAIR, PAIR]]) == 2
+
+
 def test_validate_all_goes_through_every_dataloader_and_then_through_ones_own(trainer_of) -> None:
     recorder = Recorder()
     trainer_of(recorder).validate_all(tiny_batches(1))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from modelzoo_trainer.callback import Batch, Loader
 from modelzoo_trainer.core.shared_batches import SharedItems, parts_of
@@ -24,37 +24,83 @@ def resolve_loader(loader: Loader, name: str) -> Iterable[Batch]:
         name: The argument's name, for the message.
 
     Raises:
-        ConfigError: If it is neither.
+        ConfigError: If it is neither, or yields samples.
     """
     made = loader
     if isinstance(loader, type) or (callable(loader) and not hasattr(loader, "__iter__")):
         made = loader()
+    _require_batches(made, name)
+    return made  # type: ignore[no-any-return]  # checked above
+
+
+def _require_batches(made: Any, name: str) -> None:
+    if _holds_samples(made):
+        raise ConfigError(
+            f"{name} got the data set {type(made).__name__}, which yields samples, not batches. "
+            f"Wrap it: torch.utils.data.DataLoader(data_set, batch_size=...)."
+        )
+    if isinstance(made, (Mapping, str)):
+        raise ConfigError(
+            f"{name} got a {type(made).__name__}, which is no sequence of batches. Pass a "
+            f"DataLoader, or a list of batches."
+        )
     if not hasattr(made, "__iter__") and not hasattr(made, "__getitem__"):
         raise ConfigError(
             f"{name} got {made!r}, which cannot be iterated. Pass a DataLoader, another iterable "
             f"of batches, or a callable that returns one."
         )
-    return made  # type: ignore[no-any-return]  # checked above
 
 
-def as_loaders(loaders: Loader | None) -> list[Loader]:
+def _holds_samples(made: Any) -> bool:
+    """Return whether it is a data set with indices, torch's or one made for torch's loaders."""
+    if isinstance(made, IterableDataset):
+        return False  # it may yield whole batches
+    return isinstance(made, Dataset) or hasattr(made, "__getitems__")
+
+
+def as_loaders(loaders: Loader | None, name: str) -> list[Loader]:
     """Return the dataloaders of an argument that takes one or several.
 
-    A list is several dataloaders if all its elements are: DataLoaders, callables, or iterables
-    that are not themselves batches (tensors, tuples, lists, mappings). Otherwise it is one
+    A list or tuple is several dataloaders if one of its elements cannot be a batch: a DataLoader,
+    a callable, or another iterable that is no tensor, tuple, list or mapping. Otherwise it is one
     dataloader, a list of batches.
+
+    Args:
+        loaders: The argument.
+        name: Its name, for messages.
+
+    Raises:
+        ConfigError: If one yields samples, or if it may be one or several: a list of lists of
+            tuples, lists or mappings.
     """
     if loaders is None:
         return []
-    if isinstance(loaders, (list, tuple)) and loaders and all(map(_is_loader, loaders)):
-        return list(loaders)
-    return [loaders]
+    found = [loaders]
+    if isinstance(loaders, (list, tuple)):
+        if any(map(_is_loader, loaders)):
+            found = list(loaders)
+        elif any(map(_may_be_loader, loaders)):
+            raise ConfigError(
+                f"{name} got a {type(loaders).__name__} of lists of tuples, lists or mappings: one "
+                f"dataloader whose batches are lists, or several lists of batches. Write "
+                f"lambda: batches for one, [lambda: first, lambda: second] for several."
+            )
+    for loader in found:
+        if not callable(loader):  # what it returns is seen when it is called
+            _require_batches(loader, name)
+    return found
 
 
 def _is_loader(item: Any) -> bool:
-    if isinstance(item, (Tensor, tuple, list, dict, str)):
+    if isinstance(item, (Tensor, tuple, list, Mapping, str)):
         return False
-    return callable(item) or hasattr(item, "__iter__")
+    return callable(item) or hasattr(item, "__iter__") or _holds_samples(item)
+
+
+def _may_be_loader(item: Any) -> bool:
+    """Return whether it may be a list of batches, where it is expected to be a batch."""
+    is_list = isinstance(item, list)
+    return is_list and all(isinstance(part, (tuple, list, Mapping)) for part in item)
 
 
 def exact_length(loader: Iterable[Batch]) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from doubles import Recorder, Scale, constant_batches, tiny_batches
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from modelzoo_trainer import Callback, ConfigError
 
@@ -140,6 +140,81 @@ def test_an_empty_dataloader_is_refused(trainer_of, empty) -> None:
         ConfigError, match=r"^train_dataloader yields no batch\. Check the data, th"
     ):
         trainer_of(max_steps=2).fit(empty)
+
+
+def undersized() -> DataLoader:
+    return DataLoader(TensorDataset(torch.ones(3)), batch_size=4, drop_last=True)
+
+
+@pytest.mark.parametrize("length", [{"num_epochs": 2}, {"num_epochs": 2, "max_steps": 3}, {}])
+@pytest.mark.parametrize("empty", [[], nothing, undersized], ids=["list", "function", "drop_last"])
+def test_an_empty_dataloader_is_refused_by_a_run_of_epochs(trainer_of, empty, length) -> None:
+    loop = {"num_epochs": None} | length
+    with pytest.raises(ConfigError, match=r"^train_dataloader yields no batch\."):
+        trainer_of(**loop).fit(empty)
+
+
+class Samples(Dataset):
+    """A data set with indices."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index >= 4:
+            raise IndexError
+        return torch.ones(1, 1)
+
+    def __len__(self) -> int:
+        return 4
+
+
+class Rows:
+    """What torch's loaders take for a data set without its being one."""
+
+    def __iter__(self):
+        return iter([torch.ones(1, 1)] * 4)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(1, 1)
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        return [torch.ones(1, 1) for _ in indices]
+
+
+DATA_SETS = [Samples(), Subset(Samples(), [0, 1]), Rows(), Samples, lambda: Samples()]
+
+
+@pytest.mark.parametrize("data_set", DATA_SETS)
+def test_a_data_set_given_as_a_dataloader_is_refused(trainer_of, data_set) -> None:
+    kinds = r"(Samples|Subset|Rows)"
+    with pytest.raises(ConfigError, match=rf"^train_dataloader got .*{kinds}.*DataLoader\("):
+        trainer_of(model=Scale).fit(data_set)
+    with pytest.raises(ConfigError, match=rf"^val_dataloader got .*{kinds}.*DataLoader\("):
+        trainer_of(model=Scale).validate(data_set)
+    with pytest.raises(ConfigError, match=rf"^val_dataloader got .*{kinds}.*DataLoader\("):
+        trainer_of(model=Scale).fit(constant_batches(1), data_set)
+
+
+@pytest.mark.parametrize("wrap", [list, tuple, lambda found: found[0]])
+def test_a_data_set_for_validation_is_refused_before_the_first_step(trainer_of, wrap) -> None:
+    recorder = Recorder()
+    with pytest.raises(ConfigError, match=r"^val_dataloader got the data set Samples"):
+        trainer_of(recorder, model=Scale).fit(constant_batches(1), wrap([Samples()]))
+    assert recorder.count("on_train_start") == 0
+
+
+def test_an_iterable_data_set_that_yields_batches_is_a_dataloader(trainer_of) -> None:
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(constant_batches(1, 2, 3))
+
+    trainer = trainer_of(model=Scale)
+    trainer.fit(Stream())
+    assert trainer.global_step == 3
+
+
+@pytest.mark.parametrize("given", [{"x": [1]}, "train.csv"])
+def test_what_is_no_sequence_of_batches_is_refused(trainer_of, given) -> None:
+    with pytest.raises(ConfigError, match=r"^train_dataloader got a (dict|str)"):
+        trainer_of(model=Scale).fit(given)
 
 
 def test_a_torch_dataloader_that_drops_all_is_refused(trainer_of) -> None:
