@@ -83,7 +83,7 @@ class TrainerValues:
         return self.global_step
 
     def log_metrics(self, **metrics: Any) -> None:
-        """Log metrics by name; see `log_metrics_dict`."""
+        """Log metrics by name: off log steps nothing is logged; see `log_metrics_dict`."""
         self.log_metrics_dict(metrics)
 
     def remove_logger_destination(self, name: str) -> None:
@@ -98,8 +98,11 @@ class TrainerValues:
     ) -> None:
         """Log metrics: to all loggers, and to `on_metrics`.
 
-        Inside the batches of a loop only log steps are logged. Names get the prefix of the name
-        scopes that are open.
+        While training only log steps are logged, every `log_steps` of `Logging` and the last one:
+        what is given at another step, or in `on_train_epoch_end` after one, is dropped.
+        `trainer.is_log_step` says whether it will be. In `on_train_end` and `on_fit_end` all is
+        logged; in a validation every `log_steps` batches and the last one count. Names get the
+        prefix of the name scopes that are open.
 
         Args:
             metrics: Names and values; tensors are read later, without waiting.

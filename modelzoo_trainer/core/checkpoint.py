@@ -43,11 +43,11 @@ log = logging.getLogger("modelzoo_trainer.checkpoint")
 class Checkpoint(CoreCallback, Advised):
     """Writes checkpoints at step boundaries, and finds the newest intact one.
 
-    With any of `steps`, `minutes` and `epochs` one is also written where a run ends, for whatever
-    reason; without, only if it was interrupted by something else than Ctrl-C. One that cannot be
-    written (a full disk, a folder that became read-only) does not end the training: it is reported,
-    the earlier ones stay, and the next is tried when it is due; only the one at the end must
-    succeed.
+    With any of `steps`, `minutes`, `epochs` and `save_final_checkpoint` one is also written where a
+    run ends, for whatever reason. With none of them, as in `Checkpoint()`, none is written, unless
+    the run was interrupted by something else than Ctrl-C. One that cannot be written (a full disk,
+    a folder that became read-only) does not end the training: it is reported, the earlier ones
+    stay, and the next is tried when it is due; only the one at the end must succeed.
 
     Args:
         steps: Write one every so many steps; None or 0 = none.
@@ -62,14 +62,16 @@ class Checkpoint(CoreCallback, Advised):
         epochs: Write one at the end of every so many passes over the data; None = none.
         asynchronous: Go on training while a checkpoint is written, from a copy of the state in
             host memory. At most one is under way.
+        save_final_checkpoint: Write one where a run ends, also without `steps`, `minutes` and
+            `epochs`: only at the end.
 
     State: `callbacks`, what the callbacks' `state_dict` methods return; `model_dir`, whose they
     are, if they are elsewhere.
 
     Raises:
-        ConfigError: If a number is negative, or no checkpoint of the name could be found again;
-            at the start of a fit, if the folder cannot be written, has less space than one
-            checkpoint takes, or another run writes there.
+        ConfigError: If a number is negative, no checkpoint of the name could be found again, or
+            `save_final_checkpoint` is no bool; at the start of a fit, if the folder cannot be
+            written, has less space than one checkpoint takes, or another run writes there.
     """
 
     def __init__(  # noqa: PLR0913  # the YAML section's keys
@@ -84,6 +86,7 @@ class Checkpoint(CoreCallback, Advised):
         minutes: float | None = None,
         epochs: int | None = None,
         asynchronous: bool = False,
+        save_final_checkpoint: bool = False,
     ) -> None:
         problem = name_problem(checkpoint_name)
         if problem is not None:
@@ -91,11 +94,17 @@ class Checkpoint(CoreCallback, Advised):
                 f"checkpoint.checkpoint_name is {checkpoint_name!r}; {problem}. Use one such as "
                 f"'checkpoint_{{step}}'."
             )
+        if not isinstance(save_final_checkpoint, bool):
+            raise ConfigError(
+                f"checkpoint.save_final_checkpoint is {save_final_checkpoint!r}; it must be True "
+                f"or False."
+            )
         self.times = Times(steps, minutes, epochs)
         self.steps = self.times.steps
         self.autoload_last_checkpoint = autoload_last_checkpoint
         self.disable_strict_checkpoint_loading = disable_strict_checkpoint_loading
         self.save_initial_checkpoint = save_initial_checkpoint
+        self.save_final_checkpoint = save_final_checkpoint
         self.checkpoint_root = (
             None if checkpoint_root is None else folder_of("checkpoint_root", checkpoint_root)
         )
@@ -319,7 +328,7 @@ class Checkpoint(CoreCallback, Advised):
 
     def _writes(self, trainer: Trainer) -> bool:
         """Return whether this process is sure to write checkpoints in a fit."""
-        saves = self.times.is_any or self.save_initial_checkpoint
+        saves = self.saves_at_end or self.save_initial_checkpoint
         return saves and trainer.backend.caps.holds_values and trainer.backend.is_main
 
     @override
@@ -360,6 +369,11 @@ class Checkpoint(CoreCallback, Advised):
         return frozenset(
             path for path in found if path.resolve() != begun or step != trainer.global_step
         )
+
+    @property
+    def saves_at_end(self) -> bool:
+        """Whether a checkpoint is written where a run ends, for whatever reason."""
+        return self.times.is_any or self.save_final_checkpoint
 
     def ask(self) -> None:
         """Have a checkpoint written at the next step boundary: all processes are told so."""
@@ -406,7 +420,7 @@ class Checkpoint(CoreCallback, Advised):
     def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
         self.finish(trainer)
         is_preempted = trainer.interrupted not in (None, "SIGINT")
-        if (self.times.is_any or is_preempted) and self._saved_step != trainer.global_step:
+        if (self.saves_at_end or is_preempted) and self._saved_step != trainer.global_step:
             self._save(trainer, wait=True)
 
     def note_finished(self, trainer: Trainer) -> None:

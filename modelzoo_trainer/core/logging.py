@@ -40,7 +40,8 @@ class Logging(CoreCallback):
     """Decides which steps are logged; collects their metrics; hands them to the loggers.
 
     The metrics of a step are collected until its boundary, read from the device at once, and
-    delivered as one mapping: to each logger's `log_metrics`, then to the hook `on_metrics`.
+    delivered as one mapping: to each logger's `log_metrics`, then to the hook `on_metrics`. Of the
+    other steps nothing is kept: what `trainer.log_metrics` is given in them is dropped.
 
     A logger that fails to take or to write metrics is told once a fit, and training goes on; only
     an error of this package's own, such as `StopTraining` or `BackendError`, is meant and goes
@@ -50,7 +51,8 @@ class Logging(CoreCallback):
     standard error if the program has set up no logging of its own.
 
     Args:
-        log_steps: Log every so many steps, and the last one of the run; 0 = only the last one.
+        log_steps: Log every so many steps, and the last one of the run, whatever its number;
+            0 = only the last one.
         log_level: Least level of the messages.
         wsc_log_level: Accepted for the format's sake; without meaning on this hardware.
         enable_act_frequency: Likewise.

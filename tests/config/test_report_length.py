@@ -213,6 +213,8 @@ def test_what_is_validated_is_told(told, sections, text):
     [
         ("", "", "none"),
         ("save_initial_checkpoint: true", "", "the initial one alone (no steps)"),
+        ("save_final_checkpoint: true", "", "at the end"),
+        ("steps: 0", "", "none"),
         ("steps: 5", "", "2, at steps 5, 10"),
         ("steps: 5", "KeepNCheckpoints: {n: 2}", "2, at steps 5, 10; the newest 2 are kept"),
         ("steps: 5", "KeepNCheckpoints: {n: 1}", "2, at steps 5, 10; only the newest is kept"),

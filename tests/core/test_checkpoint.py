@@ -53,6 +53,9 @@ def damage(checkpoint: Path) -> None:
         ({"steps": 4, "epochs": 1}, [4, 5, 8, 10]),
         ({"steps": 0}, []),
         ({}, []),
+        ({"save_final_checkpoint": True}, [10]),
+        ({"steps": 0, "save_final_checkpoint": True}, [10]),
+        ({"steps": 5, "save_final_checkpoint": True}, [5, 10]),
     ],
 )
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -73,6 +76,9 @@ def test_checkpoints_are_written_when_they_are_due(
         ({"epochs": 0}, r"^checkpoint.epochs is 0; it must be a whole number > 0"),
         ({"minutes": 0}, r"^checkpoint.minutes is 0; it must be a number > 0"),
         ({"minutes": "5"}, r"^checkpoint.minutes is '5'"),
+        ({"save_final_checkpoint": "no"}, r"^checkpoint.save_final_checkpoint is 'no'; it must be"),
+        ({"save_final_checkpoint": 1}, r"^checkpoint.save_final_checkpoint is 1"),
+        ({"save_final_checkpoint": None}, r"^checkpoint.save_final_checkpoint is None"),
         ({"checkpoint_name": "x"}, r"^checkpoint.checkpoint_name is 'x'; .* the field {step} once"),
         ({"checkpoint_name": None}, r"^checkpoint.checkpoint_name is None"),
         ({"checkpoint_name": ".{step}"}, r"'\.{step}'; .* begins with a dot"),

@@ -113,6 +113,32 @@ def test_a_name_scope_is_closed_by_an_exception(trainer_of) -> None:
     assert trainer.name_scope_path == ""
 
 
+def test_what_is_given_off_log_steps_is_dropped_and_at_the_end_of_training_logged(
+    trainer_of,
+) -> None:
+    class Steps(Callback):
+        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            trainer.log_metrics(at=trainer.global_step)
+
+        def on_train_epoch_end(self, trainer, epoch):
+            trainer.log_metrics(epoch=epoch)
+
+        def on_train_end(self, trainer, model, loop, loop_idx):
+            trainer.log_metrics(stage=loop_idx)
+
+        def on_fit_end(self, trainer, loop):
+            trainer.log_metrics(fit=1)
+
+    history = History()
+    logging = Logging(log_steps=2)
+    trainer = trainer_of(Steps(), loggers=history, logging=logging, num_epochs=2)
+    trainer.fit(tiny_batches(3))
+    assert [value for _, value in history.of("at")] == [2, 4, 6]
+    assert history.of("epoch") == [(6, 1)]  # the first one ended with step 3
+    assert history.of("stage") == [(6, 0)]
+    assert history.of("fit") == [(6, 1)]
+
+
 def test_metrics_outside_of_batches_are_always_logged(trainer_of) -> None:
     class Logs(Callback):
         def on_train_start(self, trainer, model, train_dataloader, loop, loop_idx):

@@ -151,7 +151,7 @@ class RunLength:
         """Where checkpoints are written; None if there are none but perhaps the initial one."""
         first = 0 if self.has_initial_checkpoint else None
         times = self.checkpoint.times
-        return Positions(every=times.steps, first=first) if times.is_any else None
+        return Positions(every=times.steps, first=first) if self.checkpoint.saves_at_end else None
 
     @property
     def has_initial_checkpoint(self) -> bool:
