@@ -48,6 +48,7 @@ class AdvisedParts(TrainerParts, AdvisedMethods):
         model_dir: Where everything is written.
         callbacks: The user's, and pairs.
         loggers: Those that receive metrics.
+        check_loss: Whether to add `CheckLoss()` where nobody else acts on a bad loss.
         core: The arguments of the core callbacks, by name.
 
     Raises:
@@ -62,12 +63,18 @@ class AdvisedParts(TrainerParts, AdvisedMethods):
             return super().__new__(cls, *args, **kwargs)
 
     def __init__(
-        self, model_dir: str | Path, callbacks: Any, loggers: Any, core: Mapping[str, Any]
+        self,
+        model_dir: str | Path,
+        callbacks: Any,
+        loggers: Any,
+        *,
+        check_loss: bool,
+        core: Mapping[str, Any],
     ) -> None:
         pairs, others = parted(callbacks)
         self._pairs = [(event, function) for event, function in pairs]  # of its own, for removal
         self._placed: list[Pair] = []
-        super().__init__(model_dir, others, loggers, core)
+        super().__init__(model_dir, others, loggers, check_loss=check_loss, core=core)
 
     @override
     def rebuild_hooks(self) -> None:

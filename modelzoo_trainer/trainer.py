@@ -58,6 +58,8 @@ class Trainer(AdvisedParts):
         loggers: Receive metrics; called after `callbacks`.
         seed: Seeds everything; None = whatever torch was seeded with.
         autorestart: Restarts of the command line; None = none.
+        check_loss: Add `CheckLoss()` after `callbacks`, unless there is a `CheckLoss` or a
+            `TerminateOnNaN`. False = a NaN or infinite loss does not stop the run.
 
     Raises:
         ConfigError: If something does not fit.
@@ -82,11 +84,13 @@ class Trainer(AdvisedParts):
         loggers: Iterable[Logger] | Logger = (),
         seed: int | None = None,
         autorestart: AutoRestart | None = None,
+        check_loss: bool = True,
     ) -> None:
         super().__init__(
             model_dir,
             callbacks,
             loggers,
+            check_loss=check_loss,
             core={
                 "device": device,
                 "backend": backend,

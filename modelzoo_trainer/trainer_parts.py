@@ -37,6 +37,7 @@ from modelzoo_trainer.core.assembly import checked_callbacks, core_callbacks, na
 from modelzoo_trainer.core.backend import LIMIT_BATCHES, from_environment
 from modelzoo_trainer.core.grad_accum import Weight, weight_of
 from modelzoo_trainer.core.passes import Pass
+from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.global_callbacks import global_callbacks, watch_global_callbacks
 from modelzoo_trainer.hook_table import HookTable
 from modelzoo_trainer.hooks import note_origin
@@ -101,6 +102,7 @@ class TrainerParts(TrainerValues):
         model_dir: Where everything is written.
         callbacks: The user's.
         loggers: Those that receive metrics.
+        check_loss: Whether to add `CheckLoss()` where nobody else acts on a bad loss.
         core: The arguments of the core callbacks, by name.
     """
 
@@ -125,14 +127,23 @@ class TrainerParts(TrainerValues):
     """Most samples of a validation batch that go through the model at once; None = all."""
 
     def __init__(
-        self, model_dir: str | Path, callbacks: Any, loggers: Any, core: Mapping[str, Any]
+        self,
+        model_dir: str | Path,
+        callbacks: Any,
+        loggers: Any,
+        *,
+        check_loss: bool,
+        core: Mapping[str, Any],
     ) -> None:
         super().__init__()
         folder = folder_of("model_dir", model_dir)
         self.model_dir = Path(os.path.abspath(folder))  # wherever the process goes
         self.callbacks: OrderedDict[str, Any] = CallbacksByName(core_callbacks(core))
         own = checked_callbacks(callbacks)
+        self._default_check = _make_default_check(check_loss)
         installed = [*plugin_callbacks(checked_callbacks), *_limit_of_environment()]
+        if self._default_check is not None:
+            installed.insert(0, self._default_check)
         own += [callback for callback in installed if not any(callback is cb for cb in own)]
         self._user = [callback for callback in own if not isinstance(callback, Logger)]
         self.loggers: list[Logger] = [callback for callback in own if isinstance(callback, Logger)]
@@ -201,14 +212,27 @@ class TrainerParts(TrainerValues):
         """Make the hook table anew: core, user's, loggers, global, the model's own."""
         core = list(self.callbacks.values())[: self._num_core]
         self.callbacks = CallbacksByName(list(self.callbacks.items())[: self._num_core])
-        self.callbacks.update(named([*self._user, *self.loggers]))
-        everybody = [*core, *self._user, *self.loggers, *global_callbacks()]
+        user = self._without_second_check()
+        self.callbacks.update(named([*user, *self.loggers]))
+        everybody = [*core, *user, *self.loggers, *global_callbacks()]
         known = set(map(id, everybody))
         everybody += [own for own in self._model_hooks if id(own.__wrapped__) not in known]
         unique = {id(callback): callback for callback in everybody}.values()
         self.log_hooks = HookTable(unique)
         self.quiet_hooks = HookTable(unique, is_log_step=False)
         self.hooks = self.log_hooks
+
+    def _without_second_check(self) -> list[Any]:
+        """Return the user's callbacks; the default `CheckLoss` only if nobody else does its job."""
+        default = self._default_check
+        if default is None:
+            return self._user
+        from modelzoo_trainer.callbacks import CheckLoss, TerminateOnNaN
+
+        others = [callback for callback in self._user if callback is not default]
+        given = (*others, *global_callbacks())
+        is_given = any(isinstance(callback, (CheckLoss, TerminateOnNaN)) for callback in given)
+        return others if is_given else self._user
 
     def _include_model_hooks(self) -> None:
         """Have the hooks called that the model itself defines: last, if it is no callback."""
@@ -291,14 +315,29 @@ class TrainerParts(TrainerValues):
         raise ValueError(f"{callback!r} is not a callback of this trainer.")
 
     def stateful_callbacks(self) -> list[tuple[str, Any]]:
-        """Return those with state of their own, with their names in a checkpoint."""
-        core = set(map(id, list(self.callbacks.values())[: self._num_core]))
-        own = [callback for callback in self.all_callbacks if id(callback) not in core]
+        """Return those with state of their own, with their names in a checkpoint.
+
+        The default `CheckLoss` is not among them: its state decides nothing, and checkpoints are
+        the same with and without it.
+        """
+        left_out = set(map(id, list(self.callbacks.values())[: self._num_core]))
+        left_out.add(id(self._default_check))
+        own = [callback for callback in self.all_callbacks if id(callback) not in left_out]
         return [
             (name, callback)
             for name, callback in named(own).items()
             if hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict")
         ]
+
+    @property
+    def stateless_names(self) -> list[str]:
+        """Names whose state a checkpoint may have, though this run saves none: the default check.
+
+        A run from a file saves that of its `CheckLoss`.
+        """
+        default = self._default_check
+        is_active = any(callback is default for callback in self.all_callbacks)
+        return [type(default).__name__] if is_active else []
 
     # ---- where the run is
 
@@ -373,6 +412,25 @@ class TrainerParts(TrainerValues):
     def __del__(self) -> None:
         if "hooks" in self.__dict__:
             self.close()
+
+
+def _make_default_check(check_loss: bool) -> Any:
+    """Return a `CheckLoss`, or None if it is not wanted.
+
+    Raises:
+        ConfigError: If `check_loss` is not a bool.
+    """
+    if not isinstance(check_loss, bool):
+        raise ConfigError(
+            f"check_loss is {check_loss!r}; it must be True or False. Pass a CheckLoss with "
+            f"settings in callbacks."
+        )
+    if not check_loss:
+        return None
+    # All callbacks are imported with it, which takes as long as the trainer.
+    from modelzoo_trainer.callbacks import CheckLoss
+
+    return CheckLoss()
 
 
 def _limit_of_environment() -> list[Any]:

@@ -176,8 +176,11 @@ class CheckLoss(Callback):
     ) -> None:
         if self._guard is not None:
             return
-        loss = outputs["loss"]
-        if trainer.backend.reads_at_once and math.isfinite(value := loss.item()):
+        loss = outputs.get("loss")
+        if not isinstance(loss, Tensor):  # of a training step of the user's own
+            return
+        is_at_hand = trainer.backend.reads_at_once and loss.ndim == 0
+        if is_at_hand and math.isfinite(value := loss.item()):
             self._last_train = (value, trainer.global_step)
         else:
             trainer.read((loss,), partial(self._check_train, trainer))

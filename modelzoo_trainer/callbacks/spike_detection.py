@@ -52,7 +52,7 @@ class SpikeDetection(StepLosses):
         exclude_batches_path: The file, if its name ends with .json; else its folder. None =
             `skip_batches.json` in `model_dir`.
         finite_only: Whether NaN and infinity are spikes, also in the beginning. If not, NaN is
-            none; neither is ever in the mean.
+            none, and the default `CheckLoss` ends the run; neither is ever in the mean.
 
     State: The losses of the mean, the last one, the number of steps, and the batches of the last.
 

@@ -78,7 +78,8 @@ class TrainerPlan:
                 arguments[key] = built
             else:
                 arguments[key] = value.build() if isinstance(value, Component) else value
-        return self.trainer(**arguments)
+        # A file has CheckLoss by default as well, and says itself whether it goes.
+        return self.trainer(**arguments, check_loss=False)
 
     def _tell_config(self, callbacks: list[Any]) -> None:
         """Give what the file says, without its secrets, to those that want it."""

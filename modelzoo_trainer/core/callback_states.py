@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,7 +14,12 @@ log = logging.getLogger("modelzoo_trainer.checkpoint")
 
 
 def load_states(
-    trainer: Trainer, states: Mapping[str, Any], *, strict: bool, is_foreign: bool = False
+    trainer: Trainer,
+    states: Mapping[str, Any],
+    *,
+    strict: bool,
+    is_foreign: bool = False,
+    ignored: Collection[str] = (),
 ) -> None:
     """Hand the states of a checkpoint to the callbacks whose names they have.
 
@@ -23,11 +28,12 @@ def load_states(
         states: By name.
         strict: Warn of callbacks without a state, too.
         is_foreign: The checkpoint is another run's: leave out states that are of that run.
+        ignored: Names of states that nobody has to take.
     """
     known = dict(trainer.stateful_callbacks())
     _warn_of_numbers(states, known)
     for name in states:
-        if name not in known:
+        if name not in known and name not in ignored:
             log.warning("The checkpoint has state of %s, which is not part of this run.", name)
     for name, callback in known.items():
         if name in states:

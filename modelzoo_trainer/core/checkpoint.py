@@ -473,6 +473,7 @@ class Checkpoint(CoreCallback, Advised):
             state_dict.get("callbacks", {}),
             strict=strict,
             is_foreign=path is not None and not self.is_in_folder(trainer, path),
+            ignored=trainer.stateless_names,
         )
         self._not_fresh.add(trainer)  # a state that was loaded in part is none
 

@@ -2,8 +2,15 @@ import pytest
 import torch
 from torch import nn
 
-from modelzoo_trainer import Callback, TrainingLoop
-from modelzoo_trainer.callbacks import CheckLoss
+from modelzoo_trainer import (
+    Callback,
+    Checkpoint,
+    ConfigError,
+    Trainer,
+    TrainingLoop,
+    register_global_callback,
+)
+from modelzoo_trainer.callbacks import CheckLoss, TerminateOnNaN
 
 
 class Spoil(Callback):
@@ -80,3 +87,130 @@ def test_a_second_fit_knows_nothing_of_the_first(make, batches):
     with pytest.raises(FloatingPointError, match="No loss before"):
         trainer.fit(batches)
     assert torch.is_tensor(trainer.model.head.weight)
+
+
+# ---- by default
+
+
+@pytest.mark.parametrize("device", ["cpu", "fake"])
+def test_a_nan_loss_ends_a_python_run_that_names_no_check(make, batches, device):
+    with pytest.raises(FloatingPointError, match="loss is nan at global_step 3"):
+        make(Spoil(3, float("nan")), device=device, max_steps=10).fit(batches)
+
+
+def test_a_validation_alone_is_checked_by_default(make, batches):
+    trainer = make(Spoil(0, float("nan"), in_validation=True))
+    with pytest.raises(FloatingPointError, match="validate_0/loss is nan"):
+        trainer.validate(batches)
+
+
+def test_without_the_default_check_a_nan_loss_does_not_stop_the_run(make, batches):
+    trainer = make(Spoil(2, float("nan")), check_loss=False, max_steps=3)
+    trainer.fit(batches)
+    assert (trainer.global_step, trainer.get_callback(CheckLoss)) == (3, None)
+
+
+@pytest.mark.parametrize("wrong", [None, "skip", CheckLoss])
+def test_another_value_of_the_default_check_is_refused(make, wrong):
+    with pytest.raises(ConfigError, match=r"^check_loss is .*True or False\. Pass a CheckLoss"):
+        make(check_loss=wrong)
+
+
+def test_the_default_comes_after_the_users_callbacks(make):
+    trainer = make(Spoil(3, 1.0))
+    assert [*trainer.callbacks][-3:] == ["Spoil", "CheckLoss", "History"]
+
+
+class Own(CheckLoss):
+    """A check of the user's own."""
+
+
+@pytest.mark.parametrize("given", [CheckLoss("skip"), Own(), TerminateOnNaN()])
+def test_a_check_of_the_users_takes_the_place_of_the_default(make, given):
+    trainer = make(given)
+    assert trainer.get_callbacks((CheckLoss, TerminateOnNaN)) == [given]
+
+
+def test_a_global_check_takes_the_place_of_the_default_while_it_is_registered(make):
+    trainer, check = make(), CheckLoss()
+    [default] = trainer.get_callbacks(CheckLoss)
+    handle = register_global_callback(check)
+    assert trainer.get_callbacks(CheckLoss) == [check]
+    handle.remove()
+    assert trainer.get_callbacks(CheckLoss) == [default]
+
+
+def test_a_check_that_is_added_later_takes_the_place_of_the_default(make):
+    trainer, check = make(), CheckLoss("skip")
+    added = trainer.add_callback(check)
+    assert trainer.get_callbacks(CheckLoss) == [check]
+    added.remove()
+    [default] = trainer.get_callbacks(CheckLoss)
+    trainer.remove_callback(default)
+    assert trainer.get_callbacks(CheckLoss) == []
+
+
+def test_a_subclass_of_the_trainer_has_the_default_too(tmp_path, net):
+    class Mine(Trainer):
+        def __init__(self, **settings):
+            super().__init__(device="cpu", **settings)
+
+    with Mine(model=net, model_dir=tmp_path / "mine") as trainer:
+        assert trainer.get_callback(CheckLoss) is not None
+
+
+@pytest.mark.parametrize("steps", [[False, True], [True, False], [True, True]])
+def test_a_checkpoint_is_resumed_with_and_without_the_default_without_a_warning(
+    make, batches, caplog, steps
+):
+    for number, has_check in enumerate(steps, 1):
+        trainer = make(checkpoint=Checkpoint(steps=1), max_steps=number, check_loss=has_check)
+        trainer.fit(batches)
+        assert trainer.global_step == number
+        trainer.close()
+    assert [one.getMessage() for one in caplog.records if one.levelname == "WARNING"] == []
+
+
+def test_the_state_of_a_files_check_is_not_missed_by_the_default(make, batches, caplog):
+    settings = {"checkpoint": Checkpoint(steps=1)}
+    with make(CheckLoss(), max_steps=1, **settings) as first:
+        first.fit(batches)
+    with make(max_steps=2, **settings) as trainer:
+        trainer.fit(batches)
+    assert trainer.global_step == 2
+    assert "CheckLoss" not in caplog.text
+
+
+def test_a_training_step_that_returns_no_loss_is_not_checked(tmp_path, net, batches):
+    class Own(Trainer):
+        def training_step(self, batch):
+            super().training_step(batch)
+            return {}
+
+    settings = {"model": net, "optimizer": lambda model: torch.optim.SGD(model.parameters())}
+    with Own(device="cpu", model_dir=tmp_path / "own", **settings) as trainer:
+        trainer.fit(batches)
+    assert trainer.global_step == len(batches)
+
+
+def test_a_loss_of_several_numbers_is_checked_by_each(tmp_path, batches):
+    class Several(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, batch):
+            return {"loss": self.weight * torch.tensor([1.0, self.factor])}
+
+    class Summed(Trainer):
+        def backward(self, outputs, batch):
+            outputs["loss"].sum().backward()
+
+    model = Several()
+    settings = {"optimizer": lambda model: torch.optim.SGD(model.parameters())}
+    with Summed(device="cpu", model=model, model_dir=tmp_path / "own", **settings) as trainer:
+        model.factor = 1.0
+        trainer.fit(batches)
+        model.factor = float("nan")
+        with pytest.raises(FloatingPointError, match="loss is nan"):
+            trainer.fit(batches)

@@ -34,7 +34,9 @@ class Places(Callback):
 
 def run(make, batches, losses, *others, device="cpu", steps=None, **settings):
     spikes = SpikeDetection(**settings)
-    trainer = make(Losses(*losses), spikes, *others, device=device, max_steps=steps or len(losses))
+    callbacks = (Losses(*losses), spikes, *others)
+    steps = steps or len(losses)
+    trainer = make(*callbacks, device=device, max_steps=steps, check_loss=spikes.finite_only)
     trainer.fit(batches[: len(losses)])
     return trainer
 

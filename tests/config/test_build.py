@@ -127,9 +127,15 @@ def test_a_named_logger_takes_the_place_of_the_default(check):
     assert logger.kwargs == {"summary_dir": Path("logs")}
 
 
+def test_a_file_alone_says_whether_there_is_a_check_of_the_loss(check):
+    text = FILE.replace("CheckLoss", "EarlyStopping")
+    assert built(check)["check_loss"] is False
+    assert built(check, text=text)["check_loss"] is False
+
+
 def test_what_is_not_in_the_file_is_left_to_the_trainer(check):
     arguments = built(check, "eval_all", SMALLEST)
-    assert sorted(arguments) == ["callbacks", "loggers", "model"]
+    assert sorted(arguments) == ["callbacks", "check_loss", "loggers", "model"]
 
 
 @pytest.mark.parametrize("mode", ["eval", "eval_all"])
