@@ -135,20 +135,22 @@ class Runner:
         finally:
             self.requests.set_phase(Phase.ENDING)
             trainer.close()
-        return self._code(trainer.interrupted)
+        return self._code(trainer)
 
     def _say_notes(self, plan: TrainerPlan) -> None:
         if self.processes is None or self.processes.rank == 0:
             for note in plan.notes:
                 say(f"note: {note}")
 
-    def _code(self, interrupted: str | None) -> int:
-        if interrupted is None:
+    def _code(self, trainer: Any) -> int:
+        """Return the exit code of a trainer; a signal that came too late for it ends the next."""
+        stopped_by = trainer.interrupted or trainer.late_signal
+        self.requests.received = self.requests.received or stopped_by
+        if trainer.interrupted is None:
             return DONE
-        self.requests.received = self.requests.received or interrupted
         if self._stops is not None:
-            self._stops.leave(interrupted)
-        return exit_code(interrupted)
+            self._stops.leave(trainer.interrupted)
+        return exit_code(trainer.interrupted)
 
     def _run_trainer(self, number: int, plan: TrainerPlan, trainer: Any) -> None:
         if self._child is not None:
@@ -164,6 +166,7 @@ class Runner:
             return Phase.STARTING if is_before_fit else Phase.RUNNING
 
         self.requests.set_phase(phase)
+        trainer.raise_on_interrupt = False  # it is an exit code here
         begin = time.perf_counter()
         plan.run(trainer)
         self.requests.set_phase(Phase.ENDING)

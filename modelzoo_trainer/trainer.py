@@ -118,6 +118,10 @@ class Trainer(AdvisedParts):
     ) -> None:
         """Train, and validate as the loop says.
 
+        A signal ends the run in order: end hooks are called and the final checkpoint is written.
+        Then Ctrl-C and SIGTERM, which are for the whole program, are raised, so that nothing after
+        this call runs unasked; set `raise_on_interrupt` to False to have it return instead.
+
         Args:
             train_dataloader: An iterable of batches, such as a DataLoader or a list, or a callable
                 that returns one.
@@ -130,6 +134,8 @@ class Trainer(AdvisedParts):
                 if this trainer has not trained yet; None = from the weights as they are.
 
         Raises:
+            KeyboardInterrupt: After Ctrl-C, when the run has ended in order.
+            SystemExit: After SIGTERM likewise, with exit code 143.
             ConfigError: If there is no optimizer, the loop is none for training, or a dataloader
                 cannot be used.
             CheckpointError: If the checkpoint cannot be used.
@@ -160,6 +166,7 @@ class Trainer(AdvisedParts):
             self.drain()
             if self.schedule.is_finished(self):
                 self.checkpoint.note_finished(self)
+        self.interruptions.conclude(self)
 
     def _run_train(self, train_dataloader: Loader, loop: TrainingLoop) -> None:
         loop_idx = self.schedule.loop_idx

@@ -36,6 +36,7 @@ from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.core.assembly import checked_callbacks, core_callbacks, named
 from modelzoo_trainer.core.backend import LIMIT_BATCHES, from_environment
 from modelzoo_trainer.core.grad_accum import Weight, weight_of
+from modelzoo_trainer.core.interrupt import Interrupt
 from modelzoo_trainer.core.passes import Pass
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.global_callbacks import global_callbacks, watch_global_callbacks
@@ -114,6 +115,13 @@ class TrainerParts(TrainerValues):
     optimizer: Optimizer
     schedulers: list[Any]
     interrupted: str | None = None
+    """What ended the last fit before its time: a signal's name such as "SIGINT", "stop file",
+    "max_time"; None = nothing. Set by EarlyExit."""
+    late_signal: str | None = None
+    """The signal that came when the last fit was about to end anyway. Set by Interrupt."""
+    raise_on_interrupt: bool = True
+    """Whether `fit`, once it has ended in order, raises KeyboardInterrupt after Ctrl-C and
+    SystemExit after SIGTERM. If not it returns, and `interrupted` tells."""
     is_fitting: bool = False
     """Whether a fit is under way, its validations included."""
     is_resuming: bool = False
@@ -182,6 +190,7 @@ class TrainerParts(TrainerValues):
         self.schedule: RunSchedule = core["run_schedule"]
         self.checkpoint: Checkpoint = core["checkpoint"]
         self.early_exit: EarlyExit = core["early_exit"]
+        self.interruptions: Interrupt = core["interrupt"]
         self.autorestart: AutoRestart = core["autorestart"]
 
     if not TYPE_CHECKING:  # else a checker would accept any attribute name

@@ -59,6 +59,7 @@ class QuickTrainer:
     error: BaseException | None = None
     error_at_build: BaseException | None = None
     interrupted: str | None = None
+    late_signal: str | None = None
 
     def __init__(self, *, model_dir="model_dir", **arguments):
         if self.error_at_build is not None:
@@ -83,7 +84,7 @@ def trainer(monkeypatch):
     """Return a trainer class that the test may prepare."""
     monkeypatch.setattr(QuickTrainer, "built", [])
     yield QuickTrainer
-    for name in ("error", "error_at_build", "interrupted"):
+    for name in ("error", "error_at_build", "interrupted", "late_signal"):
         setattr(QuickTrainer, name, None)
 
 
@@ -261,6 +262,15 @@ def test_trainers_of_a_list_run_one_after_another_until_one_ends_early(run, trai
     trainer.interrupted = "SIGTERM"
     assert run("--set", "trainer[0].init.model_dir=c", text=text) == 143
     assert [str(made.model_dir) for made in trainer.built] == ["a", "b", "c"]
+
+
+def test_a_signal_that_comes_too_late_for_a_trainer_ends_the_list_before_the_next(run, trainer):
+    one = FILE.replace("trainer:\n", "").replace("\n", "\n    ")
+    text = ("trainer:\n" + f"  - trainer:\n    {one}\n" * 2).replace("    \n", "\n")
+    trainer.late_signal = "SIGINT"
+    assert run(text=text) == 130
+    assert len(trainer.built) == 1
+    assert run("--model_dir", "alone") == 0  # what was asked for is complete
 
 
 def test_classes_of_an_imported_module_are_named_without_their_path(run, tmp_path, monkeypatch):

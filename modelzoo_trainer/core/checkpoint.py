@@ -115,6 +115,7 @@ class Checkpoint(CoreCallback, Advised):
         self._lock = FolderLock("checkpoint_root")
         self._saved_step: int | None = None
         self._saved_path: Path | None = None
+        self._written: tuple[Path, int] | None = None
         self._others: frozenset[Path] = frozenset()
         self._begun: tuple[Path | None, int | None] = (None, None)
         self._not_fresh: WeakSet[Trainer] = WeakSet()  # that have trained or loaded something
@@ -319,7 +320,7 @@ class Checkpoint(CoreCallback, Advised):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        self._saved_step = None
+        self._saved_step = self._written = None
         if self._writes(trainer) and self._home(trainer) is not None:
             stack.callback(self._lock.release)
             self._lock.take(self.root(trainer))
@@ -407,7 +408,7 @@ class Checkpoint(CoreCallback, Advised):
         """Report a checkpoint that the disk has refused; anything else is a mistake, and raised."""
         if not is_refusal_of_disk(error):
             raise error
-        self._saved_step = None
+        self._saved_step = self._written = None
         self.times.start()
         if trainer.backend.is_main:  # of several processes each has the same error
             log.error(
@@ -447,6 +448,24 @@ class Checkpoint(CoreCallback, Advised):
         path, backend = self._begun[0], trainer.backend
         assert path is not None  # it begins with one
         return bool(backend.broadcast_object(backend.is_main and checkpointing.is_finished(path)))
+
+    def saved_by_fit(self, trainer: Trainer, *, is_new: bool) -> str:
+        """Return what the fit that has just ended has saved, as a part of a sentence.
+
+        Args:
+            trainer: The trainer.
+            is_new: Whether it has taken a step.
+        """
+        if self._written is not None and self._written[1] == trainer.global_step:
+            return f"saved {self._written[0]}"
+        if not is_new:
+            return "no step was taken, there is nothing new to save"
+        if not trainer.backend.caps.holds_values:
+            return "a dry run saves nothing"
+        hint = "to have one written at the end set checkpoint.steps (Checkpoint(steps=...))"
+        if self._written is not None:
+            return f"what came after {self._written[0]} was not saved; {hint}"
+        return f"nothing was saved, no checkpoint is configured; {hint}"
 
     def _save(self, trainer: Trainer, *, wait: bool) -> None:
         if trainer.backend.caps.holds_values:  # a dry run has nothing to save
@@ -498,6 +517,7 @@ class Checkpoint(CoreCallback, Advised):
             path, part, trainer.global_step, wait=wait, group=group, facts=facts_of(state)
         )
         self._saved_step, self._saved_path = trainer.global_step, path
+        self._written = path, trainer.global_step
         self.times.start()
         return path
 

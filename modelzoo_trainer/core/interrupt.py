@@ -35,10 +35,14 @@ class Interrupt(CoreCallback):
     """Turns what interrupts a fit into an orderly end, by `trainer.early_exit`.
 
     That is SIGINT, SIGTERM and SIGUSR1; a file `stop` in `model_dir`, which is removed when it
-    has been heeded; and the end of the loop's `max_time`, which counts from the start of the fit,
-    or that of the first attempt at it if a supervisor has started the run again.
-    A second Ctrl-C ends the fit at once. Handlers of signals are there for the fit only, and only
-    in the main thread.
+    has been heeded, or comes too late for that; and the end of the loop's `max_time`, which counts
+    from the start of the fit, or that of the first attempt at it if a supervisor has started the
+    run again. A second Ctrl-C ends the fit at once. Handlers of signals are there for the fit only,
+    and only in the main thread.
+
+    When the fit has ended, one warning says what stopped it, at which step, and what was saved.
+    Ctrl-C and SIGTERM ask the program to end and are raised then; the others ask for the end of
+    this run alone, and `fit` returns. See `trainer.raise_on_interrupt`.
     """
 
     def __init__(self) -> None:
@@ -58,7 +62,7 @@ class Interrupt(CoreCallback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        self._received = None
+        self._received = trainer.late_signal = None
         self._early_exit = trainer.early_exit
         self._speaks = trainer.backend.is_main
         self._stop_file = trainer.model_dir / STOP_FILE
@@ -87,6 +91,38 @@ class Interrupt(CoreCallback):
                 "loop.max_time was over before a step was taken: started again, the run will end "
                 "here again. Give it more time than a validation takes."
             )
+
+    def conclude(self, trainer: Trainer) -> None:
+        """Report what stopped a fit that has ended in order, and raise what is for the program.
+
+        Args:
+            trainer: Whose fit it was.
+
+        Raises:
+            KeyboardInterrupt: After SIGINT.
+            SystemExit: After SIGTERM.
+        """
+        if trainer.backend.is_main and os.path.lexists(self._stop_file):
+            _remove(self._stop_file)
+            log.warning(
+                "Removed %s, which came too late to stop this run: the next one is not stopped.",
+                self._stop_file,
+            )
+        if trainer.interrupted is None and trainer.backend.world_size == 1:
+            trainer.late_signal = self._received  # of several processes the next fit hears it
+        name = trainer.interrupted or trainer.late_signal
+        if name is None:
+            return
+        message = f"The run was stopped by {name} at global_step {trainer.global_step}"
+        if trainer.interrupted is None:
+            message = f"{name} came after the last step of the run, {trainer.global_step}"
+        if trainer.backend.is_main:
+            is_new = trainer.global_step != self._first_step
+            log.warning("%s: %s.", message, trainer.checkpoint.saved_by_fit(trainer, is_new=is_new))
+        if trainer.raise_on_interrupt and name == "SIGINT":
+            raise KeyboardInterrupt(message)
+        if trainer.raise_on_interrupt and name == "SIGTERM":
+            raise SystemExit(128 + signal.SIGTERM)  # as shells say it
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name

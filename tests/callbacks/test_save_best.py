@@ -452,7 +452,7 @@ def test_an_interrupted_run_keeps_its_last_weights(run):
     class Interrupt(Callback):
         def on_step_boundary(self, trainer):
             if trainer.global_step == 3:
-                trainer.early_exit.interrupt("SIGTERM")
+                trainer.early_exit.interrupt("SIGUSR1")
 
     weights = Weights()
     trainer = run([3.0, 1.0, 2.0, 2.0], SaveBest("score", load_best=True), weights, Interrupt())

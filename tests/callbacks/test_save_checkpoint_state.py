@@ -171,7 +171,7 @@ def test_an_interrupted_run_is_not_at_its_very_last(make, batches):
     class Interrupt(Callback):
         def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
             if trainer.global_step == 3:
-                trainer.early_exit.interrupt("SIGTERM")
+                trainer.early_exit.interrupt("SIGUSR1")
 
     trainer = make(Interrupt(), SaveCheckpointState(2), checkpoint=Checkpoint(steps=2))
     trainer.fit(batches)

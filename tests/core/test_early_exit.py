@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import signal
 import time
 from typing import Any
@@ -149,6 +150,7 @@ def test_a_validation_alone_can_be_stopped(trainer_of) -> None:
 def test_a_signal_ends_the_run_at_the_boundary(trainer_of, number) -> None:
     signalling, recorder = Signalling(number), Recorder()
     trainer = trainer_of(signalling, recorder)
+    trainer.raise_on_interrupt = False
     trainer.fit(tiny_batches(5), tiny_batches(1))
     assert trainer.global_step == 1
     assert trainer.interrupted == number.name
@@ -164,6 +166,7 @@ def test_a_preempted_run_leaves_a_checkpoint_though_none_was_asked_for(
     trainer_of, number, found
 ) -> None:
     trainer = trainer_of(Signalling(number))
+    trainer.raise_on_interrupt = False
     trainer.fit(tiny_batches(5))
     assert trainer.interrupted == number.name
     assert (trainer.model_dir / "checkpoint_1").exists() == found
@@ -171,7 +174,8 @@ def test_a_preempted_run_leaves_a_checkpoint_though_none_was_asked_for(
 
 def test_a_second_sigterm_changes_nothing(trainer_of) -> None:
     trainer = trainer_of(Signalling(signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1))
-    trainer.fit(tiny_batches(5))
+    with pytest.raises(SystemExit):
+        trainer.fit(tiny_batches(5))
     assert (trainer.interrupted, trainer.global_step) == ("SIGTERM", 1)
 
 
@@ -182,10 +186,89 @@ def test_a_signal_while_a_fit_begins_ends_it_before_the_first_step(trainer_of) -
 
     recorder = Recorder()
     trainer = trainer_of(Early(), recorder)
-    trainer.fit(tiny_batches(5))
+    with pytest.raises(SystemExit):
+        trainer.fit(tiny_batches(5))
     assert (trainer.interrupted, trainer.global_step) == ("SIGTERM", 0)
     assert recorder.count("on_train_start") == 0
     assert recorder.count("on_fit_end") == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "code"),
+    [(signal.SIGINT, KeyboardInterrupt, None), (signal.SIGTERM, SystemExit, 143)],
+)
+def test_a_signal_for_the_program_is_raised_when_the_fit_has_ended_in_order(
+    trainer_of, number, error, code
+) -> None:
+    before = signal.getsignal(number)
+    recorder = Recorder()
+    trainer = trainer_of(Signalling(number), recorder, checkpoint=Checkpoint(steps=100))
+    with pytest.raises(error) as raised:
+        trainer.fit(tiny_batches(5))
+    assert getattr(raised.value, "code", None) == code
+    assert recorder.names[-1] == "on_fit_end"
+    assert recorder.count("on_fit_exception") == recorder.count("on_train_exception") == 0
+    assert (trainer.model_dir / "checkpoint_1").is_dir()
+    assert signal.getsignal(number) == before
+    assert not trainer.is_fitting
+
+
+def test_a_sweep_does_not_go_on_after_ctrl_c(trainer_of, tmp_path) -> None:
+    trained = []
+
+    def sweep():
+        for number in range(3):
+            trainer = trainer_of(Signalling(signal.SIGINT), model_dir=tmp_path / str(number))
+            trained.append(number)
+            trainer.fit(tiny_batches(3))
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep()
+    assert trained == [0]
+
+
+def test_ctrl_c_after_the_last_step_is_raised_as_well(trainer_of, caplog) -> None:
+    class Late(Callback):
+        def on_fit_end(self, trainer, loop):
+            signal.raise_signal(signal.SIGINT)
+
+    trainer = trainer_of(Late(), checkpoint=Checkpoint(steps=100))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(tiny_batches(2))
+    assert (trainer.interrupted, trainer.late_signal) == (None, "SIGINT")
+    assert "SIGINT came after the last step" in caplog.text
+    assert (trainer.model_dir / "checkpoint_2").is_dir()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_fit_returns_after_a_signal_where_that_is_asked_for(trainer_of, number) -> None:
+    trainer = trainer_of(Signalling(number))
+    trainer.raise_on_interrupt = False
+    trainer.fit(tiny_batches(3))
+    assert trainer.interrupted == number.name
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"checkpoint": Checkpoint(steps=100)}, "saved {folder}/checkpoint_1."),
+        ({}, "nothing was saved, no checkpoint is configured; .*checkpoint.steps"),
+        (
+            {"checkpoint": Checkpoint(save_initial_checkpoint=True)},
+            "what came after {folder}/checkpoint_0 was not saved",
+        ),
+    ],
+    ids=["saved", "not configured", "before"],
+)
+def test_one_warning_says_what_was_stopped_where_and_what_was_saved(
+    trainer_of, caplog, settings, found
+) -> None:
+    trainer = trainer_of(Signalling(signal.SIGINT), **settings)
+    with pytest.raises(KeyboardInterrupt, match="stopped by SIGINT at global_step 1"):
+        trainer.fit(tiny_batches(5))
+    [line] = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert line.startswith("The run was stopped by SIGINT at global_step 1: ")
+    assert re.search(found.format(folder=re.escape(str(trainer.model_dir))), line)
 
 
 # ---- stop file, time limit, StopTraining
@@ -201,6 +284,32 @@ def test_a_stop_file_ends_the_run_and_is_removed(trainer_of) -> None:
     assert (trainer.interrupted, trainer.global_step) == ("stop file", 1)
     assert not (trainer.model_dir / "stop").exists()
     assert (trainer.model_dir / "checkpoint_1").exists()
+
+
+@pytest.mark.parametrize("hook", ["on_validate_end", "on_after_save_checkpoint", "on_fit_end"])
+def test_a_stop_file_that_comes_too_late_stops_no_later_run(trainer_of, caplog, hook) -> None:
+    def touch(self, trainer, *rest):
+        (trainer.model_dir / "stop").touch()
+
+    touch.__signature__ = inspect.signature(getattr(Callback, hook))
+    settings = {"max_steps": 2, "checkpoint": Checkpoint(steps=100)}
+    trainer = trainer_of(type("Touch", (Callback,), {hook: touch})(), **settings)
+    trainer.fit(tiny_batches(5), tiny_batches(1))
+    assert (trainer.interrupted, trainer.global_step) == (None, 2)
+    assert not (trainer.model_dir / "stop").exists()
+    assert f"Removed {trainer.model_dir / 'stop'}, which came too late" in caplog.text
+
+
+def test_a_stop_file_beside_a_run_that_fails_stops_the_next_attempt(trainer_of) -> None:
+    class Fail(Callback):
+        def on_fit_end(self, trainer, loop):
+            (trainer.model_dir / "stop").touch()
+            raise RuntimeError("disk")
+
+    trainer = trainer_of(Fail())
+    with pytest.raises(RuntimeError, match="disk"):
+        trainer.fit(tiny_batches(2))
+    assert (trainer.model_dir / "stop").exists()
 
 
 def test_a_run_whose_time_is_over_ends_at_the_boundary(trainer_of) -> None:
@@ -320,7 +429,8 @@ def test_stop_training_in_a_validation_alone_ends_it(trainer_of) -> None:
 
 def test_a_signal_leaves_a_checkpoint(trainer_of) -> None:
     trainer = trainer_of(Signalling(signal.SIGINT), checkpoint=Checkpoint(steps=100))
-    trainer.fit(tiny_batches(5))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(tiny_batches(5))
     assert (trainer.model_dir / "checkpoint_1").exists()
 
 
@@ -340,7 +450,8 @@ def test_the_handlers_of_signals_are_those_from_before_after_a_run(trainer_of) -
         def on_fit_start(self, trainer, train_dataloader, val_dataloader, loop):
             during.extend([signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)])
 
-    trainer_of(Looking(), Signalling(signal.SIGINT)).fit(tiny_batches(2))
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of(Looking(), Signalling(signal.SIGINT)).fit(tiny_batches(2))
     after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert after == before
     assert not set(map(str, during)) & set(map(str, before))
@@ -355,7 +466,8 @@ def test_the_handlers_are_restored_after_an_exception(trainer_of) -> None:
 
 def test_a_run_after_a_signal_is_not_interrupted(trainer_of) -> None:
     trainer = trainer_of(Signalling(signal.SIGINT, batch_idx=2))
-    trainer.fit(tiny_batches(3))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(tiny_batches(3))
     assert trainer.interrupted == "SIGINT"
     trainer.remove_callback(trainer.get_callback(Signalling))
     trainer.fit(tiny_batches(3))

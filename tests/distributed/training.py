@@ -126,6 +126,7 @@ def train(rank: int, model_dir: Path, batch_size: int, options: dict[str, Any]) 
     trainer = make_trainer(model_dir, **options)
     if micro is not None:
         trainer.split_train_batches(micro)
+    trainer.raise_on_interrupt = False
     trainer.fit(loader(batch_size, num), loader(batch_size, 11, shuffle=False))
     weights = trainer.backend.host_state(dict(trainer.model.named_parameters()))
     return {

@@ -108,7 +108,7 @@ def test_the_last_validation_is_not_lost(trainer_of, tmp_path, settings) -> None
 def test_a_stop_within_a_validation_logs_no_part_of_it(trainer_of, tmp_path) -> None:
     class Stop(Callback):
         def on_validate_batch_end(self, trainer, model, outputs, batch, batch_idx):
-            trainer.early_exit.interrupt("SIGTERM")
+            trainer.early_exit.interrupt("SIGUSR1")
 
     history, resumed = History(), History()
     trainer = trainer_for(trainer_of, tmp_path, "run", Stop(), loggers=history)

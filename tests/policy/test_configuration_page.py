@@ -47,9 +47,10 @@ def test_the_table_of_stops_has_the_codes_of_the_program(root):
     told = {
         reason: int(row[-1])
         for row in rows
-        for reason in re.findall(r'"(.+?)"', row[2] if len(row) == 4 else "")
+        for reason in re.findall(r'"(.+?)"', row[2] if len(row) == 5 else "")
     }
-    assert told == {reason: exit_code(reason) for reason in ("SIGINT", "stop file", "max_time")}
+    reasons = ("SIGINT", "SIGTERM", "SIGUSR1", "stop file", "max_time")
+    assert told == {reason: exit_code(reason) for reason in reasons}
 
 
 def test_the_commands_of_checkpoints_exist(root):

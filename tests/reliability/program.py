@@ -160,6 +160,7 @@ def run(plan: Plan) -> int:
     """Train to the end, or until somebody stops it, and return the exit code."""
     torch.set_num_threads(1)
     with trainer_of(plan) as trainer:
+        trainer.raise_on_interrupt = False
         trainer.fit(*loaders_of(plan))
         if trainer.interrupted is not None:
             return INTERRUPTED.get(trainer.interrupted, PREEMPTED)

@@ -41,6 +41,7 @@ if rank == 1:
 else:
     plan = Plan(folder=str(folder / "run"), every=1000, validate=False)
     trainer = trainer_of(plan)
+    trainer.raise_on_interrupt = False
     with Collective():
         trainer.fit(*loaders_of(plan))
     sys.exit({"SIGTERM": 143, "SIGUSR1": 143, "SIGINT": 130}[trainer.interrupted])
