@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DONE: Final = 0
 FAILED: Final = 1
 WRONG_USE: Final = 2
+_CKPT_KEYS: Final = {"validate": "ckpt_path", "validate_all": "ckpt_paths"}
 
 
 class Runner:
@@ -67,6 +68,8 @@ class Runner:
                 return exit_code(self.requests.received)
             if self._scratch is not None:
                 plan.init["model_dir"] = str(self._scratch / str(number))
+                if plan.method in _CKPT_KEYS:  # any weights will do
+                    plan.call.setdefault(_CKPT_KEYS[plan.method], None)
             code = self._run(number, plan)
             if code != DONE:
                 return code

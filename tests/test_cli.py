@@ -31,6 +31,7 @@ trainer:
     loop: {max_steps: 3}
   validate:
     val_dataloader: {data_processor: Numbers, batch_size: 2}
+    ckpt_path: null
 """
 
 

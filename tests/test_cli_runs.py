@@ -69,6 +69,30 @@ def test_no_checkpoint_at_all_is_refused(run, capsys):
     assert re.search(r"there is no checkpoint in '.*out' to validate\.", capsys.readouterr().err)
 
 
+def test_a_validation_without_weights_is_refused_unless_null_is_given(run, capsys):
+    assert run("--mode", "eval") == 2
+    said = capsys.readouterr().err
+    assert re.search(r"no weights to validate: .* no checkpoint in '.*out'", said)
+    assert "--checkpoint_path" in said
+    assert run("--mode", "eval", "--check") == 0
+    assert "nothing: no checkpoint in model_dir" in capsys.readouterr().out
+    assert run("--mode", "eval", "--set", "validate.ckpt_path=null") == 0
+    assert len(validations()) == 1
+
+
+def test_a_validation_without_autoload_is_refused_unless_a_checkpoint_is_named(run, capsys):
+    assert run() == 0
+    no_autoload = ("--mode", "eval", "--set", "init.checkpoint.autoload_last_checkpoint=false")
+    assert run(*no_autoload) == 2
+    assert "autoload_last_checkpoint is false" in capsys.readouterr().err
+    assert run(*no_autoload, "--checkpoint_path", "out/checkpoint_2") == 0
+
+
+@pytest.mark.parametrize("mode", ["eval", "eval_all"])
+def test_graphs_of_a_validation_are_compiled_without_a_checkpoint(run, mode):
+    assert run("--mode", mode, "--compile-only") == 0
+
+
 def test_what_fits_is_loaded_if_the_check_is_not_strict(run, caplog):
     assert run() == 0
     other = ["--model_dir", "other", "--checkpoint_path", "out/checkpoint_4"]

@@ -95,12 +95,14 @@ class TrainerPlan:
             trainer: As `build` returned it.
 
         Raises:
-            ConfigError: If all checkpoints are to be validated, and there is none.
+            ConfigError: If the checkpoints to validate are not named, and there is none.
         """
         assert self.method is not None  # a file that is only checked is not run
         call = {key: _dataloaders(value) for key, value in self.call.items()}
         if self.method == "validate_all" and "ckpt_paths" not in call:
             call["ckpt_paths"] = trainer.checkpoint.all_of(trainer)
+        if self.method == "validate" and "ckpt_path" not in call:
+            trainer.checkpoint.require_any(trainer)
         getattr(trainer, self.method)(**call)
 
 

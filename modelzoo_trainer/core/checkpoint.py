@@ -147,6 +147,14 @@ class Checkpoint(CoreCallback, Advised):
         """Return the newest checkpoint of the folder: highest step, then latest attempt."""
         return checkpointing.newest(self.root(trainer), self._pattern())
 
+    def is_any_in(self, root: Path) -> bool:
+        """Return whether a folder has checkpoints by their names, intact or not.
+
+        Raises:
+            CheckpointError: If the folder cannot be listed.
+        """
+        return bool(checkpointing.candidates(root, self._pattern()))
+
     def _pattern(self) -> re.Pattern[str]:
         return name_pattern(self.checkpoint_name)
 
@@ -291,6 +299,29 @@ class Checkpoint(CoreCallback, Advised):
                 f"with ckpt_paths, or write ckpt_paths: null for the weights as they are."
             )
         return found
+
+    def require_any(self, trainer: Trainer) -> None:
+        """Make sure that a validation for which no checkpoint is named has one to load.
+
+        Args:
+            trainer: Whose folder it is; one that has loaded something already needs none.
+
+        Raises:
+            ConfigError: If it would validate the weights as they are made.
+        """
+        if not self._is_fresh(trainer) or not trainer.backend.caps.holds_values:
+            return
+        why = "checkpoint.autoload_last_checkpoint is false"
+        is_any = False
+        if self.autoload_last_checkpoint:
+            why = f"there is no checkpoint in {str(self.root(trainer))!r}"
+            is_any = trainer.backend.is_main and self.is_any_in(self.root(trainer))
+        if not trainer.backend.broadcast_object(is_any):
+            raise ConfigError(
+                f"there are no weights to validate: ckpt_path is not given, and {why}. Pass "
+                f"--checkpoint_path, or set validate.ckpt_path in the file; null validates the "
+                f"weights as they are made, untrained."
+            )
 
     def expand(self, ckpt_paths: Any) -> list[Any]:
         """Return the checkpoints of an argument that takes one or several paths or globs.

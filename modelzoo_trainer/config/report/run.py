@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Final
 
 from modelzoo_trainer.config.plan import TrainerPlan
 from modelzoo_trainer.config.report.length import RunLength
 from modelzoo_trainer.config.report.values import LABEL, argument_lines, plain, row, show
+from modelzoo_trainer.core import Checkpoint
+from modelzoo_trainer.errors import CheckpointError
 
 _MODES: Final = {
     "train": "train, without validation (fit)",
@@ -37,10 +40,10 @@ def run_lines(plan: TrainerPlan) -> list[str]:
         lines += row("model_dir", f"{show(plain(folder))}{mark}")
     seed = init.get("seed")
     lines += row("seed", "none (default)" if seed is None else str(seed))
-    return lines + (row("start", _start(plan)) if plan.method is not None else [])
+    return lines + (row("start", _start(plan, folder)) if plan.method is not None else [])
 
 
-def _start(plan: TrainerPlan) -> str:
+def _start(plan: TrainerPlan, model_dir: str | Path | None) -> str:
     key = "ckpt_paths" if plan.method == "validate_all" else "ckpt_path"
     given = plan.call.get(key, ...)
     if given is None:
@@ -52,6 +55,19 @@ def _start(plan: TrainerPlan) -> str:
     folder = "model_dir" if root is None else show(plain(root))
     if plan.method == "validate_all":
         return f"each checkpoint of {folder}"
+    if plan.method == "validate" and (why := _lack(checkpoint, root or model_dir, folder)):
+        return f"nothing: {why}, so a run without {key} is refused"
     if not checkpoint.autoload_last_checkpoint:
         return "the weights as they are made (autoload_last_checkpoint: false)"
     return f"the newest checkpoint of {folder}, if there is one"
+
+
+def _lack(checkpoint: Checkpoint, place: str | Path | None, shown: str) -> str | None:
+    """Return why there are no weights to validate, or None if there seem to be some."""
+    if not checkpoint.autoload_last_checkpoint:
+        return "autoload_last_checkpoint is false"
+    try:
+        is_lacking = place is not None and not checkpoint.is_any_in(Path(place))
+    except CheckpointError as error:
+        return str(error).rstrip(".")
+    return f"no checkpoint in {shown}" if is_lacking else None
