@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
 import sys
@@ -32,6 +33,19 @@ _MODE: Final = "train_and_eval"
 _MODES: Final = ("train", _MODE, "eval", "eval_all")
 _ALIASES: Final = {"device": ("--target_device",), "model_dir": ("-o",)}
 _UNUSED: Final = ("checkpoint=null", "loggers=[]", "autorestart=null")  # by --compile-only
+_MEANT: Final = {
+    "epochs": "--num_epochs",
+    "max_epochs": "--num_epochs",
+    "steps": "--max_steps",
+    "output_dir": "--model_dir",
+    "config": "--params",
+    "resume": "the same command: a run resumes by itself, or name a --checkpoint_path",
+    "seed": "--set init.seed=N",
+    "lr": "--set init.optimizer.ClassName.lr=VALUE, with the optimizer of the file",
+    "learning_rate": "--set init.optimizer.ClassName.lr=VALUE, with the optimizer of the file",
+    "batch_size": "--set fit.train_dataloader.batch_size=N",
+}
+"""What other programs call it, and what it is here."""
 _SUPERVISED: Final = "--supervised"
 _EPILOG: Final = """\
 exit codes:
@@ -94,13 +108,23 @@ def _run_or_restart(
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
-    options = parser.parse_args(argv)
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(unknown[0])}")
     options.check = options.check or options.explain_hooks
     if options.params is None and not options.schema:
         parser.error("the following arguments are required: -p/--params")
     if not options.plan and (options.world_size is not None or options.memory is not None):
         parser.error("--world-size and --memory belong to --plan; torchrun starts the processes")
     return options
+
+
+def _hint(word: str) -> str:
+    """Return what an unknown option may have been meant as."""
+    name = word.partition("=")[0].lstrip("-").replace("-", "_")
+    known = {option.name: f"--{option.name}" for option in OPTIONS} | _MEANT
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    return f". Use {known[near[0]]}" if near and word.startswith("-") else ""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -422,3 +422,21 @@ def test_a_package_that_is_gone_is_named():
 def test_the_sibling_is_found_where_it_belongs():
     require_sibling("backends")
     assert Path(cli.__file__).parents[1] == ROOT
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("--epochs", "--num_epochs"),
+        ("--steps", "--max_steps"),
+        ("--lr", "--set init.optimizer.ClassName.lr="),
+        ("--batch-size", "--set fit.train_dataloader.batch_size=N"),
+        ("--model-dir", "--model_dir"),
+        ("--max-step", "--max_steps"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_what_it_is_called_here(run, capsys, option, meant):
+    with pytest.raises(SystemExit) as ended:
+        run(option, "3")
+    assert ended.value.code == 2
+    assert f"unrecognized arguments: {option} 3. Use {meant}" in capsys.readouterr().err
