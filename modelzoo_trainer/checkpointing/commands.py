@@ -195,7 +195,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from modelzoo_trainer.checkpointing.exporting import TargetError, export
+    from modelzoo_trainer.checkpointing.exporting import TargetError, export, tied_in
 
     _check_is_folder(options.path)
     try:
@@ -203,6 +203,11 @@ def _export(options: argparse.Namespace) -> int:
     except TargetError as error:
         raise _WrongUse(str(error)) from None
     _complain(f"left out, for it is no tensor: {name}" for name in rest)
+    _complain(
+        f"tied weights are stored once: {name} is {kept} (safetensors.torch.load_model(model, "
+        f"file) ties them again; load_state_dict needs strict=False)"
+        for name, kept in tied_in(options.file).items()
+    )
     _say([f"{options.file}: {readable(options.file.stat().st_size)}"])
     return DONE
 

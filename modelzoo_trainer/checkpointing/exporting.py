@@ -58,6 +58,18 @@ def export(path: Path, file: Path, *, force: bool = False) -> list[str]:
     return _write(read_part(path, MODEL), file, f"the model of {str(path)!r}", force=force)
 
 
+def tied_in(file: Path) -> dict[str, str]:
+    """Return the tied weights that a file does not store: their names, and under which they are.
+
+    Args:
+        file: One that `export` has written.
+    """
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(LENGTH_BYTES), "little")
+        metadata = json.loads(opened.read(length))[METADATA]
+    return {name: kept for name, kept in metadata.items() if name != "format"}
+
+
 def write_weights(state: Mapping[str, Any], file: Path, *, force: bool = False) -> list[str]:
     """Write a model's state to one safetensors file, as `export` does with that of a checkpoint.
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from modelzoo_trainer import CheckpointError, checkpointing
 from modelzoo_trainer.checkpointing import disk
+from modelzoo_trainer.checkpointing.commands import main
 from modelzoo_trainer.checkpointing.compare import compare
 from modelzoo_trainer.checkpointing.distributed import save_sharded
 from modelzoo_trainer.checkpointing.exporting import export, read_part
@@ -204,3 +205,10 @@ def test_a_state_in_memory_replaces_no_file_and_leaves_none_if_refused(tmp_path)
     checkpointing.write_weights({"a": torch.ones(1)}, file)
     with pytest.raises(CheckpointError, match="exists"):
         checkpointing.write_weights({"a": torch.ones(2)}, file)
+
+
+def test_the_command_says_which_tied_weights_are_stored_once(path, tmp_path, capsys):
+    assert main(["export", str(path), str(tmp_path / "model.safetensors")]) == 0
+    said = capsys.readouterr().err
+    assert "output.weight is embedding.weight" in said
+    assert "safetensors.torch.load_model" in said
