@@ -526,6 +526,8 @@ class Checkpoint(CoreCallback, Advised):
             ignored=trainer.stateless_names,
         )
         self._not_fresh.add(trainer)  # a state that was loaded in part is none
+        if path is not None:
+            log.info("Loaded checkpoint %s.", path)
 
     @event("save")
     def write(self, trainer: Trainer, state: StateDict, *, wait: bool) -> Path:
@@ -583,7 +585,6 @@ class Checkpoint(CoreCallback, Advised):
             state = {"model": checkpointing.read_weights(path)}
         else:
             state = checkpointing.load(path)
-        log.info("Loaded checkpoint %s.", path)
         self._begun = path.resolve(), state.get("global_step")
         return state
 

@@ -602,3 +602,17 @@ def test_one_object_serves_two_trainers_one_after_the_other(trainer_of, tmp_path
         trainer.fit(tiny_batches(10))
         trainer.close()
         assert recorder.names.count("on_train_batch_start") == max_steps - begin
+
+
+def test_a_checkpoint_is_said_to_be_loaded_when_it_is(trainer_of, caplog) -> None:
+    caplog.set_level("INFO", "modelzoo_trainer")
+    trainer = trainer_of(checkpoint=Checkpoint(steps=2), max_steps=2)
+    trainer.fit(tiny_batches(2))
+    path = trainer.model_dir / "checkpoint_2"
+    trainer.load_checkpoint(path)
+    assert f"Loaded checkpoint {path}." in caplog.text
+    caplog.clear()
+    trainer.model.head = torch.nn.Linear(4, 7)
+    with pytest.raises(CheckpointError):
+        trainer.load_checkpoint(path)
+    assert "Loaded checkpoint" not in caplog.text
