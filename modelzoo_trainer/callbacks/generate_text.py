@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from contextlib import ExitStack
 from pathlib import Path
@@ -40,8 +41,9 @@ class GenerateText(Callback):
         tokenizer_file_path: Of the `tokenizers` library; None = tokens are bytes.
 
     Raises:
-        ConfigError: If an argument is out of range; at set-up, if the model has no `generate` or
-            the tokenizer cannot be had.
+        ConfigError: If an argument is out of range; at set-up, if the model has no `generate` that
+            takes what it is called with, its vocabulary lacks a token of the prompt, or the
+            tokenizer cannot be had.
     """
 
     def __init__(
@@ -76,6 +78,30 @@ class GenerateText(Callback):
             )
         if self._tokenizer_file_path is not None:
             self._tokenizer = _load_tokenizer(Path(self._tokenizer_file_path).expanduser())
+        self._check_call(trainer.model)
+
+    def _check_call(self, model: Any) -> None:
+        """Refuse now what `generate` would refuse at the end of the run."""
+        kind = type(model).__name__
+        try:
+            inspect.signature(model.generate).bind(None, self._max_new_tokens, **self._options())
+        except TypeError as error:
+            raise ConfigError(
+                f"GenerateText: {kind}.generate cannot be called with (input_ids, max_new_tokens, "
+                f"temperature=, top_k=, generator=): {error}. Let it take these, or leave the "
+                f"callback out."
+            ) from None
+        size = getattr(model, "vocab_size", None)
+        largest = max(self._encode())
+        if isinstance(size, int) and largest >= size:
+            raise ConfigError(
+                f"GenerateText.prompt has the token {largest}, and the vocab_size of {kind} is "
+                f"{size}. Give the tokenizer of the data (tokenizer_file_path), or another prompt."
+            )
+
+    def _options(self, generator: torch.Generator | None = None) -> dict[str, Any]:
+        """Return the keywords that `generate` is called with."""
+        return {"temperature": self._temperature, "top_k": self._top_k, "generator": generator}
 
     @override
     def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
@@ -111,9 +137,7 @@ class GenerateText(Callback):
             tokens: Tensor = model.generate(
                 prompt,
                 self._max_new_tokens,
-                temperature=self._temperature,
-                top_k=self._top_k,
-                generator=torch.Generator(device).manual_seed(self._seed),
+                **self._options(torch.Generator(device).manual_seed(self._seed)),
             )
         return tokens[0]
 

@@ -114,3 +114,21 @@ def test_a_tokenizer_that_is_not_there_is_refused_at_set_up(make):
 def test_a_value_out_of_range_is_refused(wrong):
     with pytest.raises(ConfigError, match=f"{next(iter(wrong))} is .*; it must be at least"):
         GenerateText("a", **wrong)
+
+
+def test_a_generate_with_other_arguments_is_refused_at_set_up(make):
+    class Other(Counter):
+        def generate(self, input_ids, length):
+            raise AssertionError
+
+    with pytest.raises(ConfigError, match=r"Other\.generate cannot be called with .*temperature"):
+        make(GenerateText("a"), model=Other)
+
+
+def test_a_prompt_beyond_the_vocabulary_is_refused_at_set_up(make):
+    class Small(Counter):
+        vocab_size = 98
+
+    make(GenerateText("a"), model=Small)
+    with pytest.raises(ConfigError, match=r"has the token 98, and the vocab_size of Small is 98"):
+        make(GenerateText("b"), model=Small)
