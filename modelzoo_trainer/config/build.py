@@ -217,7 +217,8 @@ class _Checking:
             if is_needed:
                 path = self._place.path_of(key)
                 what = f"missing; mode {self._mode} needs it."
-                self._problems.add(self._place.key_at, path, what)
+                at = self._place.key_at if place is None else place.key_at
+                self._problems.add(at, path, what)
             return {}
         checks = {"fit": self._fit, "validate": self._validate, "validate_all": self._validate_all}
         return checks[key](place)

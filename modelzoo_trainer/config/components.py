@@ -25,6 +25,7 @@ from modelzoo_trainer.config.positions import (
     Sequence,
     describe,
     is_null,
+    option_in,
 )
 from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.errors import ConfigError, suggest
@@ -172,7 +173,8 @@ def named(place: Place, one: str, problems: Problems) -> tuple[Any, Place] | Non
     if len(node.entries) != 1:
         keys = ", ".join(repr(key) for key in node.entries) or "no key"
         hint = " Indent the arguments below the name." if is_null_first(node) else ""
-        problems.add(node.at, place.path, f"got {keys}; {form}, with one key.{hint}")
+        at = option_in(node) or node.at
+        problems.add(at, place.path, f"got {keys}; {form}, with one key.{hint}")
         return None
     return next(place.pairs())
 

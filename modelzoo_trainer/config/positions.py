@@ -70,6 +70,12 @@ def is_null(node: Node | None) -> bool:
     return node is None or (isinstance(node, Scalar) and node.value is None)
 
 
+def option_in(node: Node) -> Position | None:
+    """Return the option of the command line that has set a key of a mapping, or None."""
+    entries = node.entries.values() if isinstance(node, Mapping) else ()
+    return next((entry.key_at for entry in entries if not entry.key_at.line), None)
+
+
 def to_plain(node: Node) -> Any:
     """Return dictionaries, lists and values; nothing is shared, whatever the file's aliases."""
     match node:

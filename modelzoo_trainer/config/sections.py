@@ -18,7 +18,7 @@ from modelzoo_trainer.config.components import (
     named,
 )
 from modelzoo_trainer.config.names import Names, NameTable, Unshipped
-from modelzoo_trainer.config.positions import Mapping, Place, describe, is_null
+from modelzoo_trainer.config.positions import Mapping, Place, describe, is_null, option_in
 from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.errors import ConfigError
 
@@ -136,7 +136,8 @@ def _try_build(
     except ValueError as error:  # a `ConfigError`, or one of torch's in a shipped class
         _, _, name = component.path.rpartition(".")
         inner = _named_in(str(error), name, place)
-        problems.add((inner or place).key_at, "", component.explain(error))
+        at = inner.key_at if inner is not None else option_in(place.node) or place.key_at
+        problems.add(at, "", component.explain(error))
         return
     for text in getattr(made, "notes", ()):
         problems.note(place.key_at, component.path, text)

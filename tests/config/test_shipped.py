@@ -10,6 +10,7 @@ from modelzoo_trainer.config.annotations import expected
 from modelzoo_trainer.config.arguments import schema_of
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_text
+from modelzoo_trainer.config.overrides import apply_overrides, parse_override
 from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
@@ -256,3 +257,20 @@ def test_schedules_that_do_not_fit_together_are_refused(shipped, schedulers, par
     (line,) = str(caught.value).splitlines()
     assert message[5:] in line
     assert line.startswith("params.yaml:5:")
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        (["init.loop.num_steps=3", "init.loop.num_epochs=2"], "trainer.init.loop: num_steps (3)"),
+        (["init.optimizer.SGD.lr=1"], "trainer.init.optimizer: got 'AdamW', 'SGD'"),
+        (["init.model.hidden_sizes=null"], "trainer.init.model: hidden layers are not given"),
+        (["fit=null"], "trainer.fit: missing"),
+    ],
+)
+def test_what_an_option_has_made_wrong_is_reported_at_the_option(shipped, changes, path):
+    text = FILE % "loop: {max_steps: 3}"
+    root = apply_overrides(read_text(text, "params.yaml"), [*map(parse_override, changes)])
+    with pytest.raises(ConfigError) as caught:
+        check_config(root, shipped)
+    assert str(caught.value).startswith(f"--set {changes[0]}: {path}")
