@@ -63,7 +63,8 @@ def flag_problem(key: str, value: Any, others: Iterable[str] = ()) -> str | None
 
 
 _SIZES: Final = (
-    "is {!r}; expected a whole number > 0, 'auto', 'explore', a mapping with explore, or null."
+    "is {!r}; expected a whole number > 0, 'auto', 'explore', a mapping with explore, or None "
+    "(null)."
 )
 
 

@@ -97,7 +97,7 @@ class CheckLoss(Callback):
         if spike_window is not None and spike_window < 8:
             raise ConfigError(
                 f"CheckLoss.spike_window is {spike_window}; fewer than 8 losses do not say what is "
-                f"usual. Use more, or null for no spikes."
+                f"usual. Use more, or None (null) for no spikes."
             )
         is_number = isinstance(spike_threshold, (int, float))
         if not is_number or isinstance(spike_threshold, bool) or not 0 < spike_threshold < math.inf:

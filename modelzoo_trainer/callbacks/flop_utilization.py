@@ -58,7 +58,7 @@ class FlopUtilization(TrainingProfiler):
         if peak_flops is not None and not (is_number and 0 < peak_flops < math.inf):
             raise ConfigError(
                 f"FlopUtilization.peak_flops is {peak_flops!r}; it must be a number of operations "
-                f"a second > 0, or null."
+                f"a second > 0, or None (null)."
             )
         self.peak_flops = peak_flops
         self._peak: float | None = None

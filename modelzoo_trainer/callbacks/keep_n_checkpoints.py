@@ -34,7 +34,9 @@ class KeepNCheckpoints(Callback):
 
     def __init__(self, n: int | None = None) -> None:
         if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
-            raise ConfigError(f"n is {n!r}; it must be a whole number > 0, or null to keep all.")
+            raise ConfigError(
+                f"n is {n!r}; it must be a whole number > 0, or None (null) to keep all."
+            )
         self._n = n
         self._kept: list[str] = []
         self._written: set[str] = set()

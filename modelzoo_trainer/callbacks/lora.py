@@ -71,7 +71,7 @@ class LoraConfig:
         ):
             raise ConfigError(
                 f"Lora.lora_params.target_modules is {names!r}; it must be a list of names of "
-                f"classes or modules, or null."
+                f"classes or modules, or None (null)."
             )
 
 

@@ -81,7 +81,8 @@ class ModelEma(ValidationCallback):
             raise ConfigError(f"ModelEma.decay is {decay!r}; it must be a number in [0, 1).")
         if dtype not in (None, *get_args(Dtype)):
             raise ConfigError(
-                f"ModelEma.dtype is {dtype!r}; it must be one of {', '.join(_DTYPES)}, or null."
+                f"ModelEma.dtype is {dtype!r}; it must be one of {', '.join(_DTYPES)}, or None "
+                f"(null)."
             )
         require_count("ModelEma.every_n_vals", every_n_vals)
         if not isinstance(name_scope, str) or not name_scope or name_scope.strip("/") != name_scope:

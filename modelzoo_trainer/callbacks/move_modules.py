@@ -41,7 +41,7 @@ class MoveModulesToDevice(Callback):
         ):
             raise ConfigError(
                 f"MoveModulesToDevice.modules is {modules!r}; it must be a list of names such as "
-                f"'teacher', or null for all."
+                f"'teacher', or None (null) for all."
             )
         self.modules = modules
 

@@ -88,7 +88,7 @@ class SpikeDetection(StepLosses):
         if not isinstance(exclude_batches_path, (str, Path, type(None))):
             raise ConfigError(
                 f"SpikeDetection.exclude_batches_path is {exclude_batches_path!r}; it must be a "
-                f"path, or null."
+                f"path, or None (null)."
             )
         self.mode = mode
         self.window = window
@@ -258,4 +258,6 @@ class SpikeDetection(StepLosses):
 def _require_distance(name: str, value: Any) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if value is not None and not (is_number and 0 <= value < math.inf):
-        raise ConfigError(f"SpikeDetection.{name} is {value!r}; it must be a number >= 0, or null.")
+        raise ConfigError(
+            f"SpikeDetection.{name} is {value!r}; it must be a number >= 0, or None (null)."
+        )

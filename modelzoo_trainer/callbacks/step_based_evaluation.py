@@ -77,7 +77,7 @@ class StepBasedEvaluation(Callback):
             raise ConfigError(
                 f"StepBasedEvaluation.every_n_steps is {self.every_n_steps}, and "
                 f"loop.eval_frequency is {frequency}: it must be a multiple of that, or 1.0 (at "
-                f"the end only), or null."
+                f"the end only), or None (null)."
             )
         return frequency
 

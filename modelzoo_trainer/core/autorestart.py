@@ -75,7 +75,7 @@ class AutoRestart(CoreCallback):
         if max_num_restarts is not None and not _is_count(max_num_restarts, least=0):
             raise ConfigError(
                 f"autorestart.max_num_restarts is {max_num_restarts!r}; it must be a whole number "
-                f">= 0, or null."
+                f">= 0, or None (null)."
             )
         if not _is_count(min_num_csx, least=1):
             raise ConfigError(
@@ -84,7 +84,8 @@ class AutoRestart(CoreCallback):
         for name, value in (("hang_timeout", hang_timeout), ("startup_timeout", startup_timeout)):
             if value is not None and not _is_seconds(value):
                 raise ConfigError(
-                    f"autorestart.{name} is {value!r}; it must be a number of seconds > 0, or null."
+                    f"autorestart.{name} is {value!r}; it must be a number of seconds > 0, or "
+                    f"None (null)."
                 )
         self.max_num_restarts = max_num_restarts or 0
         self.hang_timeout = hang_timeout

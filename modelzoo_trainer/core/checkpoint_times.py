@@ -29,15 +29,17 @@ class Times:
         self, steps: int | None = None, minutes: float | None = None, epochs: int | None = None
     ) -> None:
         if steps is not None and not _is_count(steps):
-            raise ConfigError(f"checkpoint.steps is {steps!r}; it must be a whole number or null.")
+            raise ConfigError(
+                f"checkpoint.steps is {steps!r}; it must be a whole number or None (null)."
+            )
         if epochs is not None and not (_is_count(epochs) and epochs):
             raise ConfigError(
-                f"checkpoint.epochs is {epochs!r}; it must be a whole number > 0, or null."
+                f"checkpoint.epochs is {epochs!r}; it must be a whole number > 0, or None (null)."
             )
         is_number = isinstance(minutes, (int, float)) and not isinstance(minutes, bool)
         if minutes is not None and not (is_number and 0 < minutes < math.inf):
             raise ConfigError(
-                f"checkpoint.minutes is {minutes!r}; it must be a number > 0, or null."
+                f"checkpoint.minutes is {minutes!r}; it must be a number > 0, or None (null)."
             )
         self.steps = steps or None
         self.epochs = epochs

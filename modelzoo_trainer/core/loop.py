@@ -176,5 +176,5 @@ def _check_frequency(value: int | float | None) -> None:
     if not is_number or not value > 0 or (isinstance(value, float) and value > 1):
         raise ConfigError(
             f"loop.eval_frequency is {value!r}; it must be a whole number of steps, a fraction "
-            f"of the run in (0.0, 1.0], or null."
+            f"of the run in (0.0, 1.0], or None (null)."
         )

@@ -49,8 +49,8 @@ class Scheduler(ABC):
         self.param_group_tags = _as_tuple(param_group_tags)
         if self.param_group_tags == ():
             raise ConfigError(
-                f"{self._name}.param_group_tags is empty; it must have a tag, or be null for all "
-                f"parameter groups."
+                f"{self._name}.param_group_tags is empty; it must have a tag, or be None "
+                f"(null) for all parameter groups."
             )
         self.last_step = first_step
         self._seen: list[Group] | None = None

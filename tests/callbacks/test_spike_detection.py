@@ -107,9 +107,15 @@ def test_the_mean_is_of_the_last_few(make, batches):
         ({"window": 0}, r"SpikeDetection\.window is 0; it must be a whole number > 0\."),
         ({"warmup": -1}, r"SpikeDetection\.warmup is -1; it must be a whole number >= 0\."),
         ({"warmup": True}, r"SpikeDetection\.warmup is True"),
-        ({"atol": -1.0}, r"SpikeDetection\.atol is -1\.0; it must be a number >= 0, or null\."),
+        (
+            {"atol": -1.0},
+            r"SpikeDetection\.atol is -1\.0; it must be a number >= 0, or None \(null\)\.",
+        ),
         ({"rtol": math.nan}, r"SpikeDetection\.rtol is nan"),
-        ({"exclude_batches_path": 3}, r"exclude_batches_path is 3; it must be a path, or null\."),
+        (
+            {"exclude_batches_path": 3},
+            r"exclude_batches_path is 3; it must be a path, or None \(null\)\.",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, message):

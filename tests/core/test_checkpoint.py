@@ -70,7 +70,7 @@ def test_checkpoints_are_written_when_they_are_due(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"steps": -1}, r"^checkpoint.steps is -1; it must be a whole number or null"),
+        ({"steps": -1}, r"^checkpoint.steps is -1; it must be a whole number or None \(null\)"),
         ({"steps": True}, r"^checkpoint.steps is True"),
         ({"steps": 1.5}, r"^checkpoint.steps is 1.5"),
         ({"epochs": 0}, r"^checkpoint.epochs is 0; it must be a whole number > 0"),
