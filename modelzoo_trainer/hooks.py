@@ -16,6 +16,16 @@ _F = TypeVar("_F", bound=HookFn)
 # pairs: 'on_train_batch_edn' 0.94, 'on_fit_strat' 0.92; a different event such as
 # 'on_test_start' (0.81 of 'on_train_start') stays free.
 NEAR_MISS: Final = 0.9
+# Words that other libraries have in the names of their hooks, and ours for the same.
+_OUR_WORDS: Final = {
+    "begin": "start",
+    "complete": "end",
+    "completed": "end",
+    "finish": "end",
+    "finished": "end",
+    "post": "after",
+    "pre": "before",
+}
 # Methods with other beginnings are the callback's own and are never taken for a misspelt hook.
 _HOOKLIKE: Final = ("on_", "pre", "post", "run_val")
 
@@ -98,8 +108,20 @@ def near_miss(name: str) -> str | None:
     """Return the declared hook that `name` seems to be a misspelling of, or None."""
     if name in HOOKS or not name.startswith(_HOOKLIKE):
         return None
-    near = difflib.get_close_matches(name, HOOKS, n=1, cutoff=NEAR_MISS)
+    return nearest(name, HOOKS)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return which of some names another is a misspelling of, or says in other words; or None."""
+    names = list(known)
+    words = _in_our_words(name)
+    same = [other for other in names if _in_our_words(other) == words]
+    near = same or difflib.get_close_matches(name, names, n=1, cutoff=NEAR_MISS)
     return near[0] if near else None
+
+
+def _in_our_words(name: str) -> list[str]:
+    return [_OUR_WORDS.get(word, word) for word in name.split("_")]
 
 
 def check_listener(owner: str, methods: Mapping[str, Any]) -> None:

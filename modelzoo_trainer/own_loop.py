@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
@@ -16,7 +15,7 @@ from modelzoo_trainer.core.assembly import named
 from modelzoo_trainer.core.callback_states import load_states
 from modelzoo_trainer.errors import HookError, StopTraining, suggest
 from modelzoo_trainer.global_callbacks import global_callbacks, watch_global_callbacks
-from modelzoo_trainer.hooks import HOOKS, NEAR_MISS
+from modelzoo_trainer.hooks import HOOKS, nearest
 from modelzoo_trainer.keyword_calls import KeywordCall, listener_of
 from modelzoo_trainer.model_hooks import ModelHooks, unwrapped
 from modelzoo_trainer.plugins import plugin_callbacks
@@ -209,11 +208,9 @@ class Hooks:
         for name in dir(type(callback)) if events else ():
             if name in events or name in HOOKS or name.startswith("_"):
                 continue
-            near = difflib.get_close_matches(name, events, n=1, cutoff=NEAR_MISS)
-            if near:
-                raise HookError(
-                    f"{kind}.{name} is no event of this loop. Did you mean {near[0]!r}?"
-                )
+            near = nearest(name, events)
+            if near is not None:
+                raise HookError(f"{kind}.{name} is no event of this loop. Did you mean {near!r}?")
 
     def _listeners_of(self, name: str) -> tuple[KeywordCall, ...]:
         if self.events is not None and name not in self.events:

@@ -410,6 +410,11 @@ def test_a_near_miss_of_a_declared_hook_is_refused(trainer_of) -> None:
         trainer_of().call("on_fit_strat")
 
 
+def test_a_call_of_a_declared_hook_in_other_words_is_refused(trainer_of) -> None:
+    with pytest.raises(HookError, match=r"on_train_step_finish.*'on_train_step_end'"):
+        trainer_of().call("on_train_step_finish")
+
+
 def test_a_hook_that_a_third_party_declares_is_called(trainer_of) -> None:
     before = dict(HOOKS)
     paths = []

@@ -121,6 +121,36 @@ def test_a_misspelt_hook_is_refused_with_a_suggestion() -> None:
                 pass
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("on_train_step_finish", "on_train_step_end"),
+        ("on_train_epoch_complete", "on_train_epoch_end"),
+        ("on_train_begin", "on_train_start"),
+        ("on_validate_batch_begin", "on_validate_batch_start"),
+        ("on_post_backward", "on_after_backward"),
+        ("on_pre_optimizer_step", "on_before_optimizer_step"),
+    ],
+)
+def test_a_hook_in_other_words_is_refused_with_a_suggestion(given: str, meant: str) -> None:
+    def method(self, trainer):
+        pass
+
+    with pytest.raises(HookError, match=rf"Mine\.{given} is not a hook.*'{meant}'"):
+        type("Mine", (Callback,), {given: method})
+    with pytest.raises(HookError, match=rf"Duck\.{given} is not a hook.*'{meant}'"):
+        check_callback(type("Duck", (), {given: method})())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["on_my_eval_start", "on_eval_batch_end", "on_test_begin", "on_export_finish", "pre_process"],
+)
+def test_a_hook_of_ones_own_is_not_taken_for_a_declared_one(name: str) -> None:
+    kind = type("Mine", (Callback,), {name: lambda self: None})
+    check_callback(kind())
+
+
 def test_a_hook_with_too_few_parameters_is_refused() -> None:
     with pytest.raises(
         HookError,

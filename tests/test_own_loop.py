@@ -195,6 +195,15 @@ def test_a_misspelt_call_is_refused_where_the_events_are_told() -> None:
     Hooks(events="on_epoch_end").call("on_epoch_end")  # one name is a list of one
 
 
+def test_an_event_of_the_loop_in_other_words_is_refused() -> None:
+    class Mine:
+        def on_step_finish(self):
+            pass
+
+    with pytest.raises(HookError, match=r"Mine\.on_step_finish.*'on_step_end'"):
+        Hooks(Mine(), events=["on_step_end"])
+
+
 def test_a_misspelt_method_is_refused_where_the_events_are_told() -> None:
     class Misspelt:
         def on_epoch_edn(self) -> None: ...
