@@ -17,6 +17,7 @@ from modelzoo_trainer.advice import Advised, event
 from modelzoo_trainer.callback import CoreCallback, Loader, Outputs, StateDict
 from modelzoo_trainer.checkpointing.parameter_names import bare_names, uncompiled
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
+from modelzoo_trainer.models.freezing import set_training_mode
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -83,7 +84,7 @@ class ModelCallback(CoreCallback, Advised):
         loop: Any,
         loop_idx: int,
     ) -> None:
-        model.train()
+        set_training_mode(model)
 
     @override
     def on_enter_validate(

@@ -19,6 +19,7 @@ from torch.nn import (
 from modelzoo_trainer.errors import ConfigError
 
 _BATCH_NORMS: Final = (BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm)
+_STAYS_EVAL: Final = "_stays_in_evaluation_mode"  # of a module: whether training leaves its mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +53,6 @@ class ModelFreezer:
     no parameter is none. Parameters of the model itself are a group in front. Indices include both
     ends; those below 0 count from the last group.
 
-    Frozen modules that are to stay in evaluation mode have to be put there after `model.train()`,
-    which a trainer calls before each train stage.
-
     Args:
         model: Its parameters are those that its optimizer has, or is to have.
         freeze_batch_norms: Freeze parameters of batch normalization, too: their statistics go on in
@@ -81,29 +79,25 @@ class ModelFreezer:
     def freeze(
         self, from_index: int = 0, to_index: int = -2, set_modules_as_eval: bool = False
     ) -> None:
-        """Freeze groups: all but the last, unless told otherwise.
+        """Freeze groups, in either direction: all but the last, unless told otherwise.
 
         Args:
-            from_index: The first.
-            to_index: The last.
-            set_modules_as_eval: Put what is frozen into evaluation mode as well.
+            from_index: One end.
+            to_index: The other end.
+            set_modules_as_eval: Put what is frozen into evaluation mode as well; it stays there
+                when a trainer trains the model, until `unfreeze` puts it into training mode.
 
         Raises:
-            ConfigError: If there is no such group, or the last comes before the first.
+            ConfigError: If there is no such group.
         """
-        first, last = self._index("from_index", from_index), self._index("to_index", to_index)
-        if first > last:
-            raise ConfigError(
-                f"freeze: from_index ({from_index}) is group {first}, which comes after to_index "
-                f"({to_index}), group {last}, of {len(self._groups)}."
-            )
-        for module in self._modules(first, last):
+        for module in self._modules(*self._ends(from_index, to_index)):
             if isinstance(module, _BATCH_NORMS) and not self.freeze_batch_norms:
                 continue
             for param in module.parameters(recurse=False):
                 param.requires_grad_(False)
             if set_modules_as_eval:
                 module.training = False
+                vars(module)[_STAYS_EVAL] = True
 
     def unfreeze(
         self, from_index: int = -1, to_index: int = 0, set_modules_as_training: bool = True
@@ -122,8 +116,7 @@ class ModelFreezer:
         Raises:
             ConfigError: If there is no such group.
         """
-        ends = self._index("from_index", from_index), self._index("to_index", to_index)
-        first, last = min(ends), max(ends)
+        first, last = self._ends(from_index, to_index)
         thawed: dict[str, list[Parameter]] = {}
         for group in self._groups[first : last + 1]:
             frozen = [param for param in group.parameters if not param.requires_grad]
@@ -134,11 +127,17 @@ class ModelFreezer:
         if set_modules_as_training:
             for module in self._modules(first, last):
                 module.training = True
+                vars(module).pop(_STAYS_EVAL, None)
         return thawed
 
     def _modules(self, first: int, last: int) -> Iterator[Module]:
         for group in self._groups[first : last + 1]:
             yield from group.modules
+
+    def _ends(self, from_index: int, to_index: int) -> tuple[int, int]:
+        """Return the first and the last group, whichever of them was given first."""
+        ends = self._index("from_index", from_index), self._index("to_index", to_index)
+        return min(ends), max(ends)
 
     def _index(self, name: str, given: int) -> int:
         num = len(self._groups)
@@ -149,6 +148,14 @@ class ModelFreezer:
                 f"{-num} to {num - 1}."
             )
         return given % num
+
+
+def set_training_mode(model: Module) -> None:
+    """Put a model into training mode, without the modules that were frozen in evaluation mode."""
+    model.train()
+    for module in model.modules():
+        if vars(module).get(_STAYS_EVAL, False):
+            module.training = False
 
 
 def _groups_of(model: Module) -> Iterator[LayerGroup]:

@@ -345,6 +345,33 @@ def test_pa_50_unfreezing_returns_what_became_trainable(is_training) -> None:
     assert model.stem.training == is_training
 
 
+@pytest.mark.parametrize("is_training", [True, False])
+def test_pa_50_groups_frozen_as_eval_stay_in_evaluation_mode_in_a_fit(
+    trainer_of, is_training
+) -> None:
+    class Modes(Callback):
+        def __init__(self):
+            self.seen = []
+
+        def on_train_step_end(self, trainer, model, outputs, batch):
+            self.seen.append((model.stem.training, model.body[1].training, model.head.training))
+
+    modes, model = Modes(), Grouped()
+    freezer = ModelFreezer(model, freeze_batch_norms=True)
+    freezer.freeze(1, 1, set_modules_as_eval=True)
+    statistics = model.body[1].running_mean.clone()
+    trainer = trainer_of(
+        modes, model=model, optimizer=sgd(model), max_steps=2, num_epochs=None, eval_frequency=1
+    )
+    trainer.fit(tiny_batches(2), tiny_batches(1))
+    assert modes.seen == [(True, False, True)] * 2
+    assert torch.equal(model.body[1].running_mean, statistics)
+    freezer.unfreeze(set_modules_as_training=is_training)
+    trainer.loop.max_steps = 3
+    trainer.fit(tiny_batches(2), ckpt_path=None)
+    assert modes.seen[2] == (True, is_training, True)
+
+
 def test_pa_50_frozen_groups_are_trained_when_they_thaw(trainer_of) -> None:
     class Thaw(Callback):
         def setup(self, trainer):
