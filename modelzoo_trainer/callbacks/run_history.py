@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Callback, Loader, Metrics
+from modelzoo_trainer.callback import Loader, Metrics
+from modelzoo_trainer.callbacks.epoch_loss import EpochLoss
 from modelzoo_trainer.core.loop import require_count
 from modelzoo_trainer.errors import suggest
 
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
 _Series = deque[tuple[int, float]]
 
 
-class RunHistory(Callback):
+class RunHistory(EpochLoss):
     """Keeps the last values of every metric that is a number, to be asked for at any time.
 
     A run that resumes, or goes back to a checkpoint, has the values up to there. Asking changes
     nothing: a name that was never logged does not appear by being asked for.
+
+    At the end of each epoch it logs `train_loss_epoch` to everybody, whatever `log_steps` is.
 
     Args:
         max_values: How many values of a metric to keep, > 0; the oldest go first.
@@ -34,7 +37,11 @@ class RunHistory(Callback):
             checkpoint of the run goes on with its own in any case.
         reset_on_validate: Whether a validation outside `fit` does so, too.
 
-    State: All of it: 16 bytes a value.
+    Metrics:
+        train_loss_epoch: The mean of `loss` over the samples of the epoch (over `num_items` if the
+            model's output has it) and over all processes. Batches without a known size count alike.
+
+    State: All of it: 16 bytes a value; within an epoch, `epoch_loss`: the mean so far.
 
     Raises:
         ConfigError: If a number is not positive.
@@ -49,6 +56,7 @@ class RunHistory(Callback):
         reset_on_fit: bool = True,
         reset_on_validate: bool = False,
     ) -> None:
+        super().__init__()
         require_count("RunHistory.max_values", max_values, most=1_000_000_000)
         require_count("RunHistory.max_metrics", max_metrics)
         self.max_values = max_values
@@ -142,6 +150,7 @@ class RunHistory(Callback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
+        super().on_enter_fit(trainer, stack, train_dataloader, val_dataloader, loop)
         if self.reset_on_fit:
             self.reset()
 
@@ -154,6 +163,7 @@ class RunHistory(Callback):
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, epoch: int) -> None:
+        super().on_train_epoch_end(trainer, epoch)
         self._epoch += 1
 
     @override

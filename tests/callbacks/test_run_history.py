@@ -3,6 +3,8 @@
 import math
 
 import pytest
+import torch
+from doubles import Scale
 
 from modelzoo_trainer import Callback, Checkpoint, ConfigError, TrainingLoop, checkpointing
 from modelzoo_trainer.callbacks.run_history import RunHistory
@@ -81,6 +83,10 @@ def test_old_values_and_late_names_go():
 def test_a_bound_that_is_not_positive_is_refused(name):
     with pytest.raises(ConfigError, match=f"RunHistory.{name} is 0"):
         RunHistory(**{name: 0})
+
+
+def still(model):
+    return torch.optim.SGD(model.parameters(), lr=0.0)
 
 
 # ---- a run
@@ -175,3 +181,72 @@ def test_a_run_that_begins_with_anothers_checkpoint_has_a_history_of_its_own(
     other = make(own, model_dir=tmp_path / "other")
     other.fit(batches, ckpt_path=first.model_dir / "checkpoint_2")
     assert own.get_metric_steps("loss") == [3, 4]
+
+
+# ---- the loss of an epoch
+
+
+def unequal(*values):
+    """Return batches for `Scale`: of four samples, the last of one."""
+    sizes = [4] * (len(values) - 1) + [1]
+    return [torch.full((num,), value) for num, value in zip(sizes, values, strict=True)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "fake"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_loss_of_an_epoch_is_weighted_by_samples(make, history, device, accumulate):
+    own = RunHistory()
+    loop = TrainingLoop(num_epochs=2, grad_accum_steps=accumulate)
+    settings = {"model": Scale, "optimizer": still, "device": device, "log_steps": 0}
+    make(own, RunHistory(), loop=loop, **settings).fit(unequal(1.0, 2.0, 12.0))
+    steps = [3, 6] if accumulate == 1 else [2, 4]
+    mean = pytest.approx((4 * 1 + 4 * 2 + 12) / 9)
+    assert history.of("train_loss_epoch") == [(step, mean) for step in steps]
+    assert own.get_metric_values("train_loss_epoch") == [mean, mean]
+    assert own.get_metric_steps("train_loss_epoch") == steps
+
+
+def test_an_epoch_that_was_not_completed_has_no_loss(make):
+    own = RunHistory(reset_on_fit=False)
+    trainer = make(own, model=Scale, optimizer=still, loop=TrainingLoop(num_steps=2))
+    trainer.fit(unequal(1.0, 2.0, 12.0))
+    assert "train_loss_epoch" not in own.get_metric_names()
+    trainer.loop.num_steps = 3
+    trainer.fit(unequal(1.0, 3.0, 12.0), ckpt_path=None)
+    assert own.get_metric_values("train_loss_epoch") == [pytest.approx((4 + 12 + 12) / 9)]
+
+
+def test_batches_of_unknown_size_count_alike_in_the_loss_of_an_epoch(make):
+    own = RunHistory()
+
+    class OfText(Scale):
+        def forward(self, batch):
+            return self.weight * float(len(batch[0]))
+
+    loop = TrainingLoop(num_epochs=1)
+    make(own, model=OfText, optimizer=still, loop=loop).fit([["a"], ["abc"]])
+    assert own.get_metric_values("train_loss_epoch") == [2.0]
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 4])
+def test_the_loss_of_an_epoch_is_whole_in_a_run_that_resumes(make, tmp_path, num):
+    class Cut(Callback):
+        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            if trainer.data.num_batches == num:
+                trainer.save_checkpoint()
+                raise KeyError("cut")
+
+    def fit(folder, *callbacks):
+        own = RunHistory()
+        loop = TrainingLoop(num_epochs=1, grad_accum_steps=3)
+        settings = {"model": Scale, "model_dir": tmp_path / folder}
+        trainer = make(own, *callbacks, loop=loop, **settings)
+        if callbacks:
+            with pytest.raises(KeyError):
+                trainer.fit(unequal(1.0, 2.0, 5.0, 7.0, 12.0))
+        else:
+            trainer.fit(unequal(1.0, 2.0, 5.0, 7.0, 12.0))
+        return own.get_metric_values("train_loss_epoch")
+
+    assert fit("cut", Cut()) == []
+    assert fit("cut") == fit("whole")

@@ -228,6 +228,18 @@ def test_pa_06_a_loss_that_is_rewritten_changes_the_update(trainer_of, factor, w
     assert trainer.model.weight.item() == pytest.approx(weight)
 
 
+def test_pa_06_the_recorded_loss_is_the_new_one_and_the_old_one_can_be_logged(trainer_of) -> None:
+    class LogBoth(Callback):
+        def on_before_backward(self, trainer, model, outputs):
+            trainer.log_metrics(model_loss=outputs["loss"].detach())
+            outputs["loss"] = outputs["loss"] * 0.5
+
+    history = RunHistory()
+    trainer_of(LogBoth(), history, model=Scale).fit(constant_batches(2))
+    names = ("loss", "train_loss_epoch", "model_loss")
+    assert [history.get_latest_metric(name) for name in names] == [1.0, 1.0, 2.0]
+
+
 def test_pa_07_hooks_are_called_with_what_they_declare(trainer_of) -> None:
     got: dict[str, Any] = {}
     trainer = trainer_of(Recorder(got.setdefault))

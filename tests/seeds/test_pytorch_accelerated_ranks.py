@@ -11,6 +11,8 @@ from doubles import History, Scale, make_trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
+from modelzoo_trainer import Callback, Checkpoint
+from modelzoo_trainer.callbacks.run_history import RunHistory
 from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -34,13 +36,33 @@ def loader(*values: float, size: int = 2) -> Any:
 
 def _run(folder: Path, model: Any, train: Any, val: Any) -> dict[str, Any]:
     history = History()
-    with make_trainer(folder, model=model, loggers=history) as trainer:
+    with make_trainer(folder, RunHistory(), model=model, loggers=history) as trainer:
         trainer.fit(train, val)
         return {
             "weight": trainer.model.weight.item(),
             "loss": history.of("loss"),
             "val": history.of("validate_0/loss"),
+            "epoch": history.of("train_loss_epoch"),
         }
+
+
+class StopAt(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_boundary(self, trainer):
+        if trainer.global_step == self.step:
+            trainer.early_exit.stop("the test says so")
+
+
+def _resumed(folder: Path, train: Any) -> Any:
+    """Return the loss of an epoch that was cut after its first step."""
+    history = History()
+    for callbacks in ([RunHistory(), StopAt(1)], [RunHistory()]):
+        settings = {"model": Scale, "loggers": history, "checkpoint": Checkpoint(steps=1)}
+        with make_trainer(folder, *callbacks, **settings) as trainer:
+            trainer.fit(train)
+    return history.of("train_loss_epoch")
 
 
 def _everything(rank: int, folder: Path) -> dict[str, Any]:
@@ -49,6 +71,7 @@ def _everything(rank: int, folder: Path) -> dict[str, Any]:
         "samples": _run(folder / "samples", Scale, samples, loader(1, 2, 3, 4, 5)),
         "tokens": _run(folder / "tokens", Tokens, loader(1, 2, 1, 0, 4, 0, 0, 0, size=4), single),
     }
+    found["resumed"] = _resumed(folder / "resumed", samples)
     with make_trainer(folder / "last", model=Scale) as trainer:
         backend = trainer.backend
         found["gathered"] = [
@@ -75,6 +98,8 @@ def test_pa_37_losses_are_averaged_over_processes(found) -> None:
     first = found[0]["samples"]
     assert first["loss"] == [(1, pytest.approx(2.5)), (2, pytest.approx(5 * 0.75))]
     assert first["val"] == [(2, pytest.approx(3 * 0.25))]
+    assert first["epoch"] == [(2, pytest.approx((4 * 2.5 + 5 * 0.75) / 5))]
+    assert found[0]["resumed"] == first["epoch"]
 
 
 def test_pa_39_tokens_count_alike_in_all_processes(found) -> None:

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from modelzoo_trainer import Callback, Checkpoint, ConfigError, MixedPrecision, checkpointing
 from modelzoo_trainer.callbacks.load_checkpoint_states import LoadCheckpointStates
+from modelzoo_trainer.callbacks.run_history import RunHistory
 from modelzoo_trainer.callbacks.save_checkpoint_state import SaveCheckpointState
 from modelzoo_trainer.models.freezing import ModelFreezer
 from modelzoo_trainer.optim.composed import SequentialLR
@@ -38,14 +39,15 @@ def weight_of(trainer: Any) -> float:
 
 
 def test_pa_37_losses_are_averaged_over_samples(trainer_of) -> None:
-    history = History()
+    history, own = History(), RunHistory()
     batches = [torch.full((4,), 1.0), torch.full((4,), 2.0), torch.full((1,), 12.0)]
-    trainer = trainer_of(model=Scale, loggers=history, grad_accum_steps=3)
+    trainer = trainer_of(own, model=Scale, loggers=history, grad_accum_steps=3)
     trainer.validate(batches)
     trainer.fit(batches)
     mean = (4 * 1 + 4 * 2 + 12) / 9
     assert [value for _, value in history.of("validate_0/loss")] == [pytest.approx(mean)]
     assert [value for _, value in history.of("loss")] == [pytest.approx(mean)]
+    assert own.get_latest_metric("train_loss_epoch") == pytest.approx(mean)
     assert weight_of(trainer) == pytest.approx(1 - 0.1 * mean)
 
 
