@@ -63,6 +63,17 @@ class MetricWatch:
         """What helps with the name; "" if the metric has come, or none has."""
         return suggest(self.metric, self._others) if self._others else ""
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether the metric has not come in this fit."""
+        return self._others is not None
+
+    @property
+    def advice(self) -> str:
+        """All names that have come, and the nearest one."""
+        near = self.hint if self.hint.startswith("Did") else ""
+        return f"{near} Logged: {', '.join(sorted(self._others or ())) or 'nothing'}.".strip()
+
     def warn_if_missing(self) -> None:
         """Say once that the metric has not come though others have: its name may be misspelt."""
         if self.hint and not self._has_warned:

@@ -54,8 +54,9 @@ class SaveBest(Callback):
             list, or a text with commas; "all" = everything.
         checkpoint_name: Their names; holds the field `{step}` once.
         load_best: Whether the model has the best weights when a fit has ended, unless it was
-            interrupted. The run's own last checkpoint has those of the last step, from which a run
-            goes on; callbacks behind this one see the best.
+            interrupted. A fit in which the metric never came ends with an error. The run's own last
+            checkpoint has those of the last step, from which a run goes on; callbacks behind this
+            one see the best.
         reset_on_fit: Whether each fit begins anew and leaves what earlier ones have kept; False =
             goes on from the one before. A fit that resumes from a checkpoint of the run goes on in
             any case.
@@ -64,7 +65,8 @@ class SaveBest(Callback):
         a mark by which the run's own ones are known.
 
     Raises:
-        ConfigError: If an argument does not fit; when the metric arrives, if it is no number.
+        ConfigError: If an argument does not fit; when the metric arrives, if it is no number; at
+            the end of a fit, if it never came and `load_best` asks for its weights.
     """
 
     state_is_of_run = True
@@ -94,6 +96,7 @@ class SaveBest(Callback):
         self._best = BestCheckpoints(k, mode, checkpoint_name)
         self._arrived: tuple[float, int] | None = None
         self._is_told = False
+        self._has_validated = False
 
     @property
     def metric(self) -> str:
@@ -121,6 +124,7 @@ class SaveBest(Callback):
         loop: Any,
     ) -> None:
         self._watch.begin()
+        self._has_validated = False
         self._warn_of_averages(trainer)
         if self.reset_on_fit:
             self._best.forget()
@@ -158,6 +162,10 @@ class SaveBest(Callback):
         trainer.drain()  # what validations have logged
         self._watch.warn_if_missing()
         self._use(trainer)
+
+    @override
+    def on_validate_end(self, trainer: Trainer, model: Module, loop: Any) -> None:
+        self._has_validated = self._has_validated or trainer.val_is_complete
 
     @override
     def on_step_boundary(self, trainer: Trainer) -> None:
@@ -228,6 +236,7 @@ class SaveBest(Callback):
     def _load(self, trainer: Trainer) -> None:
         """Give the model the best weights, if there are any."""
         if not self._best.entries:
+            self._require_metric(trainer)
             log.warning("SaveBest: there are no best weights to load; the model has the last ones.")
             return
         entry = self._best.entries[0]
@@ -238,6 +247,15 @@ class SaveBest(Callback):
         log.info(
             "The model has the weights of step %d, the best by %s.", entry["step"], self.metric
         )
+
+    def _require_metric(self, trainer: Trainer) -> None:
+        """Raise a `ConfigError` if the metric never came, though the fit had time for it."""
+        if self._watch.is_missing and (self._has_validated or not trainer.early_exit.should_exit):
+            raise ConfigError(
+                f"SaveBest.metric: {self.metric!r} was never logged in this fit, so load_best has "
+                f"no weights to load; the model has those of step {trainer.global_step}. "
+                f"{self._watch.advice}"
+            )
 
     def _state(self, trainer: Trainer, value: float) -> dict[str, Any]:
         """Return what is to be saved, in which this value is still to be used."""

@@ -1,6 +1,7 @@
 """The best checkpoints: which, when, and what is deleted for them."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -459,9 +460,39 @@ def test_an_interrupted_run_keeps_its_last_weights(run):
     assert torch.equal(trainer.model.head.weight, weights.at[3])
 
 
-def test_without_a_best_one_that_is_said(make, batches, caplog):
-    make(SaveBest("nothing", load_best=True)).fit(batches)
+def test_without_a_finite_value_that_is_said(run, caplog):
+    run([math.nan, math.nan], SaveBest("score", load_best=True))
     assert "there are no best weights to load; the model has the last ones" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("metric", "advice"),
+    [
+        ("validate_0/los", r"Did you mean 'validate_0/loss'\? Logged: loss, validate_0/loss"),
+        ("accuracy", r"step 4\. Logged: loss, validate_0/loss"),
+    ],
+)
+def test_a_metric_that_never_comes_is_an_error_if_its_weights_are_to_be_loaded(
+    make, batches, metric, advice
+):
+    trainer = make(SaveBest(metric, load_best=True), checkpoint=Checkpoint(steps=9))
+    with pytest.raises(ConfigError, match=rf"{metric}' was never logged .*{advice}"):
+        trainer.fit(batches, batches[:1])
+    assert names(trainer.model_dir) == ["checkpoint_4"]  # nothing is lost
+
+
+@pytest.mark.parametrize(("step", "is_error"), [(1, False), (3, True)])
+def test_it_is_none_in_a_fit_that_was_stopped_before_it_could_come(make, batches, step, is_error):
+    class Stop(Callback):
+        def on_step_boundary(self, trainer):
+            if trainer.global_step == step:
+                trainer.early_exit.stop("enough")
+
+    loop = TrainingLoop(max_steps=4, eval_frequency=2)
+    trainer = make(SaveBest("nothing", load_best=True), Stop(), loop=loop)
+    with pytest.raises(ConfigError) if is_error else nullcontext():
+        trainer.fit(batches, batches[:1])
+    assert trainer.global_step == step
 
 
 def test_loading_without_saving_the_weights_is_refused():
