@@ -26,8 +26,9 @@ class LimitBatches(Callback):
     The run's length, its schedules and its progress know of it. A run that resumes has to have the
     same limit or a larger one than the pass at hand has got to. Of several limits the least counts.
 
-    It is a callback of a trainer; or all trainers have it inside `with LimitBatches(4):`; or of a
-    process, by the environment variable MODELZOO_LIMIT_BATCHES ("none" or empty = no limit).
+    It is a callback of a trainer; or all trainers have it inside `with LimitBatches(4):`, and those
+    made there keep it; or all of a process, by the environment variable MODELZOO_LIMIT_BATCHES
+    ("none" or empty = no limit).
 
     Args:
         num_batches: Batches of a pass, of all processes together, > 0.
@@ -39,6 +40,12 @@ class LimitBatches(Callback):
     def __init__(self, num_batches: int) -> None:
         require_count("LimitBatches.num_batches", num_batches)
         self.num_batches = num_batches
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        is_own = any(known is self for known in trainer.callbacks.values())
+        if id(self) in self._entered and not is_own:  # made inside `with`: it stays
+            trainer.add_callback(self)
 
     @override
     def on_enter_fit(

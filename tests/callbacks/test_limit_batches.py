@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from modelzoo_trainer import Callback, Checkpoint, ConfigError, TrainingLoop
+from modelzoo_trainer import (
+    Callback,
+    Checkpoint,
+    ConfigError,
+    TrainingLoop,
+    register_global_callback,
+)
 from modelzoo_trainer.callbacks.limit_batches import LimitBatches
 from modelzoo_trainer.callbacks.limit_eval_steps import LimitEvalSteps
 
@@ -102,6 +108,24 @@ def test_all_trainers_have_it_inside_with(make, batches):
     assert (trainer.global_step, inner.global_step) == (3, 3)
     trainer.fit(batches, ckpt_path=None)
     assert trainer.global_step == 13
+
+
+def test_a_trainer_made_inside_with_keeps_the_limit(make, batches):
+    with LimitBatches(3) as limit:
+        inner = make(loop=TrainingLoop(num_epochs=1))
+    inner.fit(batches)
+    assert inner.global_step == 3
+    inner.remove_callback(limit)
+    inner.fit(batches, ckpt_path=None)
+    assert inner.global_step == 13
+
+
+def test_a_global_limit_ends_with_its_handle(make, batches):
+    handle = register_global_callback(LimitBatches(3))
+    trainer = make(loop=TrainingLoop(num_epochs=1))
+    handle.remove()
+    trainer.fit(batches)
+    assert trainer.global_step == 10
 
 
 # ---- by the environment
