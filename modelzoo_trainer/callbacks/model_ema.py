@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Loader, StateDict, ValidationCallback
+from modelzoo_trainer.callbacks.step_based_evaluation import StepBasedEvaluation
 from modelzoo_trainer.callbacks.step_guard import StepGuard
 from modelzoo_trainer.callbacks.weight_average import WeightAverage
 from modelzoo_trainer.core.loop import require_count
@@ -48,7 +49,8 @@ class ModelEma(ValidationCallback):
         warmup: Let the decay rise: min(decay, (1 + n) / (10 + n)) after n steps.
         average_buffers: False = buffers as the model has them.
         dtype: Of the average; None = as the parameter, float32 where that is a half type.
-        validate: Validate the averaged weights, too, after each validation of the weights.
+        validate: Validate the averaged weights, too, after each validation of the weights; not
+            after those that `StepBasedEvaluation` adds.
         every_n_vals: At every n-th validation of a run only, > 0, and the last one.
         name_scope: The prefix of the metrics of these validations.
 
@@ -255,6 +257,9 @@ class ModelEma(ValidationCallback):
     def run_validation(self, trainer: Trainer, loop_idx: int | None, is_last: bool) -> None:
         is_wanted = self.validates and self.is_due(loop_idx, is_last)
         if not is_wanted or self._average is None or self._val is None:
+            return
+        added = trainer.get_callback(StepBasedEvaluation)
+        if added is not None and added.is_intermediate(trainer):
             return
         val_dataloaders, loop = self._val
         with self.swap():

@@ -26,7 +26,8 @@ class StepBasedEvaluation(Callback):
     that resumes takes up one that was cut short. Those that the loop does not have by itself are
     told apart by a name scope: `validate_0/intermediate/loss`. The last one of a fit, and those
     that `loop.eval_frequency` asks for, keep their names. `LimitEvalSteps` makes the added ones
-    shorter. Callbacks that run validations of their own count them as well.
+    shorter. Callbacks that run validations of their own count them as well, with their
+    `every_n_vals`; but `ModelEma` validates averages after the loop's own validations only.
 
     Args:
         every_n_steps: How many optimizer steps lie between two of them, > 0. If

@@ -5,6 +5,7 @@ import torch
 
 from modelzoo_trainer import Callback, Checkpoint, ConfigError, TrainingLoop
 from modelzoo_trainer.callbacks.limit_eval_steps import LimitEvalSteps
+from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.callbacks.step_based_evaluation import StepBasedEvaluation
 
 INTERMEDIATE = "validate_0/intermediate/loss"
@@ -61,6 +62,14 @@ def test_those_that_the_loop_has_keep_their_names(make, batches, history):
     assert steps(history, INTERMEDIATE) == [2, 6]
     assert steps(history, "validate_0/loss") == [4, 7]
     assert loop.eval_frequency == 4
+
+
+def test_averages_are_validated_with_those_of_the_loop_alone(make, batches, history):
+    loop = TrainingLoop(max_steps=7, eval_frequency=4)
+    make(StepBasedEvaluation(2), ModelEma(0.9), loop=loop).fit(batches, batches[:1])
+    assert steps(history, INTERMEDIATE) == [2, 6]
+    assert steps(history, "ema/validate_0/loss") == [4, 7]
+    assert not history.of("ema/validate_0/intermediate/loss")
 
 
 def test_a_name_scope_is_ones_own_or_none(make, batches, history):
