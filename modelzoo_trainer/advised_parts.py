@@ -13,7 +13,10 @@ from modelzoo_trainer.advice import (
     INIT,
     AdvisedMethods,
     Pair,
+    canonical,
+    class_pairs,
     is_pair,
+    pair_of,
     split_pair,
     unknown_event,
 )
@@ -42,7 +45,8 @@ class AdvisedParts(TrainerParts, AdvisedMethods):
     """Everything of a trainer but the sequence; takes pairs such as `("post-forward", f)`.
 
     A pair is for an event of the trainer or of its core callbacks; if several have it, for all.
-    Functions are called in the order of the trainer's `callbacks`, then those added, then global.
+    Functions are called in the order of the classes, of the trainer's `callbacks`, then those
+    added, then global. One of a class whose event the trainer does not have is for its parts.
 
     Args:
         model_dir: Where everything is written.
@@ -72,9 +76,24 @@ class AdvisedParts(TrainerParts, AdvisedMethods):
         core: Mapping[str, Any],
     ) -> None:
         pairs, others = parted(callbacks)
-        self._pairs = [(event, function) for event, function in pairs]  # of its own, for removal
+        of_classes = [pair for pair in class_pairs(type(self)) if not self._is_own(pair)]
+        self._pairs = [pair_of(self, pair) for pair in of_classes]
+        self._pairs += [(event, function) for event, function in pairs]  # of its own, for removal
         self._placed: list[Pair] = []
         super().__init__(model_dir, others, loggers, check_loss=check_loss, core=core)
+
+    @override
+    @classmethod
+    def own_pairs(cls) -> tuple[Pair, ...]:
+        return tuple(pair for pair in class_pairs(cls) if cls._is_own(pair))
+
+    @classmethod
+    def _is_own(cls, pair: Pair) -> bool:
+        """Return whether a function is for the trainer itself, and not for its core callbacks."""
+        if not is_pair(pair):
+            return True  # which is refused there
+        _, _, name = canonical(pair[0]).partition("-")
+        return name in (INIT, *cls.events())
 
     @override
     def rebuild_hooks(self) -> None:

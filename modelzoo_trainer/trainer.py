@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from modelzoo_trainer.advice import event
+from modelzoo_trainer.advice import begin, end, event
 from modelzoo_trainer.advised_parts import AdvisedParts
 from modelzoo_trainer.callback import Batch, Loader, Outputs
 from modelzoo_trainer.core import (
@@ -200,6 +200,7 @@ class Trainer(AdvisedParts):
     def _train_batch(self) -> None:
         data = self.data
         if data.begins_epoch:
+            begin(self, "_epoch")
             self.hooks.on_train_epoch_start(self, data.epoch)
         batch = data.next_batch(self)
         if batch is NOTHING:
@@ -216,8 +217,13 @@ class Trainer(AdvisedParts):
                 self.early_exit.check(self)
         if data.is_last:
             self.hooks.on_train_epoch_end(self, data.epoch)
+            end(self, "_epoch")
             data.end_epoch()
             self.early_exit.heed(self)
+
+    @event("epoch")
+    def _epoch(self) -> None:
+        """Stand for an epoch, which is no call: validations may lie within it."""
 
     @event("step")
     def training_step(self, batch: Batch) -> Outputs:
@@ -511,6 +517,7 @@ class Trainer(AdvisedParts):
             self.reproducibility.restore(self)
             self.data.owes_epoch_end = False
             self.hooks.on_train_epoch_end(self, self.data.epoch - 1)
+            end(self, "_epoch")
 
     def roll_back(self, found: RollBack) -> None:
         """Go back to the newest intact checkpoint from before a bad step, and past its data.

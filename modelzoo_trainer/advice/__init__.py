@@ -10,8 +10,16 @@ place of the method of its class; one that has none costs nothing. The construct
 """
 
 from modelzoo_trainer.advice.blocks import Advised, AdvisedMethods, FunctionHandle, FunctionList
-from modelzoo_trainer.advice.classes import event
-from modelzoo_trainer.advice.functions import INIT, Pair, is_pair, split_pair, unknown_event
+from modelzoo_trainer.advice.classes import class_pairs, event, pair_of
+from modelzoo_trainer.advice.functions import (
+    INIT,
+    Pair,
+    canonical,
+    is_pair,
+    split_pair,
+    unknown_event,
+)
+from modelzoo_trainer.advice.methods import begin, end
 
 __all__ = [
     "INIT",
@@ -20,8 +28,13 @@ __all__ = [
     "FunctionHandle",
     "FunctionList",
     "Pair",
+    "begin",
+    "canonical",
+    "class_pairs",
+    "end",
     "event",
     "is_pair",
+    "pair_of",
     "split_pair",
     "unknown_event",
 ]

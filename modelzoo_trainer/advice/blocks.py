@@ -71,13 +71,18 @@ class AdvisedMethods:
             raise TypeError(f"{cls.__name__}() takes no arguments")
         made: Callable[..., Self] = super().__new__
         self = made(cls) if made is object.__new__ else made(cls, *args, **kwargs)
-        pairs = class_pairs(cls)
+        pairs = self.own_pairs()
         if pairs:
             functions = [self.checked(pair) for pair in pairs]
             install(self, [known for known in functions if known.method.event != INIT])
             if any(known.method.event == INIT for known in functions):
                 _prepare_init(cls)
         return self
+
+    @classmethod
+    def own_pairs(cls) -> tuple[Pair, ...]:
+        """Return the functions of the classes that are for the object itself: all."""
+        return class_pairs(cls)
 
     @classmethod
     def events(cls) -> tuple[str, ...]:
@@ -271,7 +276,7 @@ def _prepare_init(cls: type[AdvisedMethods]) -> None:
         if type(self) is not cls:  # a part of the constructor of a subclass
             plain(self, *args, **kwargs)
             return
-        known = [self.checked(pair) for pair in class_pairs(cls)]
+        known = [self.checked(pair) for pair in cls.own_pairs()]
         mine = [function for function in known if function.method.event == INIT]
         pre = [function for function in mine if isinstance(function, PreFunction)]
         post = [function for function in mine if isinstance(function, PostFunction)]

@@ -14,6 +14,7 @@ from modelzoo_trainer.advice.functions import (
     Pair,
     called,
     canonical,
+    note_call,
 )
 from modelzoo_trainer.errors import ConfigError
 
@@ -128,6 +129,29 @@ def class_pairs(cls: type) -> tuple[Pair, ...]:
             found += [pair for pair in given if pair not in inherited]
         found += _methods_of(base)
     return tuple(found)
+
+
+def pair_of(owner: object, pair: Pair) -> Pair:
+    """Return a pair of an object's class for another object that has its event.
+
+    A method of the class gets the object that it belongs to, and not the other one.
+
+    Args:
+        owner: The object.
+        pair: One of `class_pairs`.
+    """
+    event, function = pair
+    methods = (method for base in type(owner).__mro__ for _, method in _methods_of(base))
+    if not any(function is method for method in methods):
+        return event, function
+
+    @wraps(function)
+    def call(other: object, *args: Any, **kwargs: Any) -> Any:
+        result = function(owner, *args, **kwargs)
+        note_call(owner, getattr(function, "__chained__", None))
+        return result
+
+    return event, call
 
 
 def _methods_of(cls: type) -> list[Pair]:

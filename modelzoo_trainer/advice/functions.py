@@ -172,8 +172,7 @@ class Function:
 
     def note(self, owner: object) -> None:
         """Note that the chain at hand has called this function, if it is a method of the object."""
-        if self.chained is not None:
-            _CALLED.set(_CALLED.get() | {(id(owner), self.chained)})
+        note_call(owner, self.chained)
 
     def none_instead_of(self, what: str) -> ValueError:
         """Return the error for a function that seems to have forgotten its `return`."""
@@ -294,6 +293,17 @@ def name_of(function: AnyFunction) -> str:
 def _admits_none(parameter: inspect.Parameter) -> bool:
     said = str(parameter.annotation)
     return parameter.default in (None, ...) or "None" in said or "Optional" in said
+
+
+def note_call(owner: object, chained: object | None) -> None:
+    """Note that the chain at hand has called a method-style function of an object.
+
+    Args:
+        owner: The object.
+        chained: What the function is known by; None = it is no method of the object.
+    """
+    if chained is not None:
+        _CALLED.set(_CALLED.get() | {(id(owner), chained)})
 
 
 def called() -> ContextVar[frozenset[tuple[int, object]]]:

@@ -113,6 +113,25 @@ class AdvisedMethod:
             self._inside.discard(thread)
 
 
+def begin(owner: Owner, attribute: str) -> None:
+    """Call the functions before an event that is no call of its method, but a time.
+
+    Args:
+        owner: The object.
+        attribute: The method's name; it takes nothing.
+    """
+    advised = vars(owner).get(attribute)
+    if isinstance(advised, AdvisedMethod):
+        before(owner, advised.pre, {})
+
+
+def end(owner: Owner, attribute: str) -> None:
+    """Call the functions after an event that is no call of its method, but a time."""
+    advised = vars(owner).get(attribute)
+    if isinstance(advised, AdvisedMethod):
+        after(owner, advised.post, None)
+
+
 def before(owner: Owner, functions: Iterable[PreFunction], arguments: dict[str, Any]) -> None:
     """Call the functions before a method, in order; they rewrite the arguments.
 

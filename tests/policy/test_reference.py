@@ -116,6 +116,7 @@ RUNS: dict[str, Any] = {
     "NormTensorListener": lambda: callbacks.NormTensorListener("size", ["*.bias.grad"]),
     "ModelEma": lambda: callbacks.ModelEma(0.9),
     "RateProfiler": lambda: callbacks.RateProfiler(),
+    "RunHistory": lambda: callbacks.RunHistory(),
     "TerminateOnNaN": lambda: callbacks.TerminateOnNaN(),
     "SummaryTensorListener": lambda: callbacks.SummaryTensorListener("seen", ["*.bias.grad"]),
 }

@@ -343,6 +343,14 @@ def test_at_25_appending_to_the_list_of_an_object() -> None:
     assert (mine.one(0), other.one(0), Block().one(0), Later().one(0)) == (1, 0, 0, 0)
 
 
+def test_at_25_a_pair_is_added_to_a_trainer(trainer_of) -> None:
+    order: list[str] = []
+    trainer = trainer_of()
+    trainer.add_callback(("pre-step", noting(order, "step")))
+    trainer.fit(tiny_batches(1))
+    assert order == ["step"]
+
+
 def test_at_26_adding_at_run_time() -> None:
     mine = Block()
     handle = mine.add_function("pre-one", lambda self, x: x + 1)
@@ -422,6 +430,7 @@ def test_at_29_exceptions_go_through() -> None:
 # What each event of a trainer and its parts takes, and whether it has a result.
 OF_A_TRAINER = {
     "fit": ("train_dataloader, val_dataloader, ckpt_path", False),
+    "epoch": ("", False),
     "step": ("batch", True),
     "forward": ("batch", True),
     "loss": ("outputs, batch", True),
@@ -478,6 +487,79 @@ def test_at_30_events_of_a_trainer_and_its_parts(trainer_of) -> None:
     assert set(Trainer.events()) - set(names) == {"train", "evaluate", "checkpoint"}  # second names
     assert seen.count("pre-step") == seen.count("post-optimizer-step") == 2
     assert seen.count("post-save") == 2
+
+
+def test_at_30_epochs_with_the_inheritance_of_the_seeds_example(trainer_of, tmp_path) -> None:
+    order: list[str] = []
+
+    class Parent(Trainer):
+        def post_epoch_callback(self):
+            order.append(f"parent {self.data.epoch}")
+
+    class Child(Parent):
+        callbacks = [
+            ("pre-epoch", noting(order, "before")),
+            ("pre-train", noting(order, "train")),
+            ("post-epoch", noting(order, "child's list")),
+        ]
+
+        def post_epoch_callback(self):
+            order.append("child")
+
+    loop = TrainingLoop(num_epochs=2, eval_frequency=2)  # a validation within each epoch
+    settings = {"device": "cpu", "model_dir": tmp_path, "model": TinyModel, "optimizer": sgd}
+    with Child(loop=loop, **settings) as trainer:
+        trainer.fit(tiny_batches(3), tiny_batches(1))
+    each = ["before", "parent {}", "child's list", "child"]
+    assert order == ["train", *(word.format(epoch) for epoch in range(2) for word in each)]
+
+
+def test_at_30_an_epoch_that_was_over_at_a_restart_ends_once(trainer_of) -> None:
+    order: list[str] = []
+    pairs = ("pre-epoch", noting(order, "pre")), ("post-epoch", noting(order, "post"))
+    settings = {"checkpoint": Checkpoint(steps=1), "num_epochs": 2}
+    with pytest.raises(Interrupted):
+        trainer_of(*pairs, Crash(2), **settings).fit(tiny_batches(2))
+    trainer_of(*pairs, **settings).fit(tiny_batches(2))
+    assert order == ["pre", "post", "pre", "post"]
+
+
+def test_at_30_functions_of_a_trainer_class_reach_its_parts(tmp_path) -> None:
+    order: list[Any] = []
+
+    def listed(self, model):
+        order.append(("list", type(self).__name__))
+        return model
+
+    class Parent(Trainer):
+        callbacks = [("post-create-model", listed)]
+
+        def post_create_model_callback(self, model):
+            order.append(("parent", self))
+            model.head.bias.data.fill_(7.0)
+            return model
+
+        def pre_create_optimizer_callback(self, model):
+            order.append(("optimizer", self))
+            return model
+
+    class Child(Parent):
+        def post_create_model_callback(self, model):
+            order.append(("child", self))
+            return super().post_create_model_callback(model)
+
+    settings = {"device": "cpu", "model_dir": tmp_path, "model": TinyModel, "optimizer": sgd}
+    with Child(callbacks=[("post-create-model", listed)], **settings) as trainer:
+        own = [(what, trainer) for what in ("parent", "child")]
+        listed_once = ("list", "ModelCallback")
+        assert order == [listed_once, *own, listed_once, ("optimizer", trainer)]
+        assert trainer.model.head.bias.item() == 7.0
+
+    class Wrong(Trainer):
+        callbacks = [("pre-create-modle", listed)]
+
+    with pytest.raises(ConfigError, match=r"'create-modle'.*'pre-create-model'"):
+        Wrong(**settings)
 
 
 def test_at_30_second_names_of_events(trainer_of) -> None:
