@@ -7,7 +7,8 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -73,7 +74,10 @@ def main(argv: Sequence[str] | None = None, *, names: MakeNames | None = None) -
     options = _parse(argv)
     words = sys.argv if argv is None else ["modelzoo-trainer", *argv]
     try:
-        with StopRequests(owns_process=argv is None) as requests:
+        with (
+            _modules_of_the_user(options.params),
+            StopRequests(owns_process=argv is None) as requests,
+        ):
             if options.supervised is not None:
                 return _run_as_child(options, names or _shipped_names, words, requests)
             if options.plan:
@@ -86,6 +90,24 @@ def main(argv: Sequence[str] | None = None, *, names: MakeNames | None = None) -
         return refuse(str(error))
     except KeyboardInterrupt:  # also while it leaves the block
         return INTERRUPTED
+
+
+@contextmanager
+def _modules_of_the_user(params: Path | None) -> Iterator[None]:
+    """Have modules beside the file and in the working folder found inside, after all others."""
+    folders = [str(Path(__file__).resolve().parents[1])]  # first: a user's `backends` must not win
+    with suppress(OSError):  # the working folder is gone
+        folders += [] if params is None else [os.path.dirname(os.path.abspath(params))]
+        folders.append(str(Path.cwd()))
+    known = {os.path.realpath(entry or os.curdir) for entry in sys.path}
+    added = [folder for folder in dict.fromkeys(folders) if os.path.realpath(folder) not in known]
+    sys.path += added
+    try:
+        yield
+    finally:
+        for folder in added:
+            with suppress(ValueError):  # somebody has taken it out
+                sys.path.remove(folder)
 
 
 def _run_or_restart(
@@ -178,7 +200,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MODULE",
         action="append",
         default=[],
-        help="a module whose classes the file names without their path; may be repeated",
+        help="a module whose classes the file names without their path; installed, beside the file "
+        "or in the working folder; may be repeated",
     )
     parser.add_argument(
         "--set",

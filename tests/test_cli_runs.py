@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from modelzoo_trainer.cli import main
 
+ROOT = Path(__file__).resolve().parents[1]
 FILE = """\
 trainer:
   init:
@@ -209,3 +212,62 @@ def test_a_data_set_named_in_a_file_is_refused(run, tmp_path, monkeypatch, capsy
     loader = f"fit.train_dataloader={{data_processor: rows_{len(method)}.Rows}}"
     assert run("--set", loader) != 0
     assert "train_dataloader got the data set Rows" in capsys.readouterr().err
+
+
+# ---- modules of the user's, without PYTHONPATH
+
+MINE = """\
+import sys
+from modelzoo_trainer import Callback
+
+PATH = list(sys.path)
+
+class Mine{0}(Callback):
+    pass
+"""
+
+
+@pytest.fixture
+def own_modules(run, monkeypatch):
+    """A file in a folder, a module beside it, one in the working folder, and a trap."""
+    folder = Path("recipes")
+    folder.mkdir()
+    Path("params.yaml").rename(folder / "params.yaml")
+    (folder / "zoo_beside.py").write_text(MINE.format("Beside"))
+    Path("zoo_here.py").write_text(MINE.format("Here"))
+    Path("backends.py").write_text("raise RuntimeError('not this one')")
+    options = ["--params", "recipes/params.yaml", "--check", "--import", "zoo_beside"]
+    yield [*options, "--set", "init.callbacks=[{MineBeside: {}}, {zoo_here.MineHere: {}}]"]
+    for name in ("zoo_beside", "zoo_here"):
+        sys.modules.pop(name, None)
+
+
+def test_modules_beside_the_file_and_in_the_working_folder_are_found_last(own_modules, capsys):
+    before = list(sys.path)
+    assert main(own_modules) == 0
+    assert "MineBeside" in capsys.readouterr().out
+    path = sys.modules["zoo_beside"].PATH
+    assert path == [*before, str(Path("recipes").resolve()), str(Path.cwd())]
+    assert str(ROOT) in before
+    assert sys.path == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["run.py", "console script"])
+def test_programs_find_modules_of_the_user_and_no_backends_of_theirs(own_modules, program):
+    script = "import sys; from modelzoo_trainer.cli import main; sys.exit(main())"
+    words = {"run.py": [str(ROOT / "run.py")], "console script": ["-P", "-c", script]}[program]
+    done = subprocess.run(
+        [sys.executable, *words, *own_modules], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "MineBeside" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_module_finds_modules_of_the_user(own_modules):
+    Path("backends.py").unlink()  # python -m begins with the working folder
+    words = ["-m", "modelzoo_trainer", *own_modules]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "MineBeside" in done.stdout
