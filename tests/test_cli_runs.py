@@ -271,3 +271,10 @@ def test_the_module_finds_modules_of_the_user(own_modules):
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "MineBeside" in done.stdout
+
+
+def test_whole_numbers_in_other_forms_are_integers_in_the_runs_own_file(run):
+    assert run("--set", "init.loop.max_steps=0.2e1", "--set", "init.logging.log_steps=1_0") == 0
+    kept = Path("out/logs/latest/params.yaml").read_text()
+    assert re.search(r"max_steps: 2$", kept, re.MULTILINE)
+    assert re.search(r"log_steps: 10$", kept, re.MULTILINE)

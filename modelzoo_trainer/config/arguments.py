@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -191,12 +191,19 @@ def check_value(place: Place, parameter: Parameter, problems: Problems) -> Any:
     if parameter.adapter is None:
         return plain
     try:
-        # JSON's rules are those of a file: a text is a path or an enumeration's value, a list is
-        # a tuple, an integer is a float; and strict otherwise.
-        return parameter.adapter.validate_json(json.dumps(plain), strict=True)
+        return _converted(parameter.adapter, plain)
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
-        found = [_locate(place, detail) for detail in details]
+    whole = _whole_numbers(place, details)
+    if whole:
+        try:
+            converted = _converted(parameter.adapter, to_plain(place.node, whole))
+        except ValidationError as error:
+            details = error.errors(include_url=False, include_input=False)
+        else:
+            problems.whole_numbers |= whole
+            return converted
+    found = [_locate(place, detail) for detail in details]
     depth = max(len(inner.path) for inner, _, _ in found)
     deepest = [detail for detail in found if len(detail[0].path) == depth]
     where, kind, message = next((d for d in deepest if not _is_of_type(d[1])), deepest[0])
@@ -211,6 +218,27 @@ def check_value(place: Place, parameter: Parameter, problems: Problems) -> Any:
         text = f"{given} does not fit: {message}."
     problems.add(where.node.at, where.path, text)
     return None
+
+
+def _converted(adapter: TypeAdapter[Any], plain: Any) -> Any:
+    """Return a value as the adapter has it.
+
+    JSON's rules are those of a file: a text is a path or an enumeration's value, a list is a tuple,
+    an integer is a float; and strict otherwise.
+    """
+    return adapter.validate_json(json.dumps(plain), strict=True)
+
+
+def _whole_numbers(place: Place, details: Iterable[ErrorDetails]) -> dict[int, int]:
+    """Return what scalars such as `1e3` and `1_000` mean where an integer was expected."""
+    found = {}
+    for detail in details:
+        node = place.inside(detail["loc"]).node
+        if detail["type"] == "int_type" and isinstance(node, Scalar):
+            number = scalars.whole_number(node.plain)
+            if number is not None:
+                found[id(node)] = number
+    return found
 
 
 def _is_of_type(kind: str) -> bool:

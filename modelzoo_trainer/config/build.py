@@ -131,7 +131,7 @@ class _Checking:
             defaults=defaults,
             mode=self._mode,
             call={} if self._method is None else calls.get(self._method, {}),
-            resolved={"trainer": to_plain(self._place.node)},
+            resolved={"trainer": to_plain(self._place.node, self._problems.whole_numbers)},
             notes=self._problems.notes,
         )
 

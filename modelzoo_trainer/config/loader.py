@@ -197,7 +197,7 @@ class _Reading:
             return Scalar(None, at)
         if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
             self._problems.add(at, "", "the text holds half of a surrogate pair.")
-        return Scalar(value, at)
+        return Scalar(value, at, "" if raw.style else raw.value)
 
     def _mapping(self, raw: yaml.MappingNode, at: Position) -> tuple[Node, int]:
         own: dict[object, Entry] = {}

@@ -31,6 +31,8 @@ class Scalar:
 
     value: bool | int | float | str | None
     at: Position
+    plain: str = ""
+    """As it was written without quotes; "" if it was not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,15 +78,21 @@ def option_in(node: Node) -> Position | None:
     return next((entry.key_at for entry in entries if not entry.key_at.line), None)
 
 
-def to_plain(node: Node) -> Any:
-    """Return dictionaries, lists and values; nothing is shared, whatever the file's aliases."""
+def to_plain(node: Node, instead: dict[int, Any] | None = None) -> Any:
+    """Return dictionaries, lists and values; nothing is shared, whatever the file's aliases.
+
+    Args:
+        node: What was read.
+        instead: Values in place of those of scalars, by `id`.
+    """
     match node:
         case Scalar():
-            return node.value
+            return (instead or {}).get(id(node), node.value)
         case Sequence():
-            return [to_plain(item) for item in node.items]
+            return [to_plain(item, instead) for item in node.items]
         case Mapping():
-            return {key: to_plain(entry.node) for key, entry in node.entries.items()}
+            entries = node.entries.items()
+            return {key: to_plain(entry.node, instead) for key, entry in entries}
 
 
 def describe(node: Node) -> str:

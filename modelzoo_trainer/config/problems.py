@@ -52,6 +52,8 @@ class Problems:
         self.for_a_run = for_a_run
         self._found: dict[tuple[Position, str], Problem] = {}
         self._noted: dict[tuple[Position, str], Problem] = {}
+        self.whole_numbers: dict[int, int] = {}
+        """What scalars such as `1e3` and `1_000` were taken for, by their `id`: no problems."""
         self.num_added = 0
         """How often a problem was added, the same one at the same place counted each time."""
 

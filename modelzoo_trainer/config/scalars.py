@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Final
 
 TAG: Final = "tag:yaml.org,2002:"
@@ -15,6 +16,8 @@ _FLOAT: Final = re.compile(
     r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))"
 )
 _KINDS: Final = (("null", _NULL), ("bool", _BOOL), ("int", _INT), ("float", _FLOAT))
+
+GROUPED: Final = r"[-+]?[0-9]+(_[0-9]+)+"  # text in YAML 1.2, a number where one is expected
 
 MAX_DIGITS: Final = 300  # more than any float has; longer ones take quadratic time to read
 
@@ -52,6 +55,25 @@ def value_of(kind: str, text: str) -> bool | int | float | str | None:
     if kind == "bool":
         return text.lower() == "true"
     return _int(text) if kind == "int" else _float(text)
+
+
+def whole_number(text: str) -> int | None:
+    """Return the integer that a plain scalar such as `1e3` or `1_000` means where one is expected.
+
+    Args:
+        text: A plain scalar.
+
+    Returns:
+        None if it means none: `1.5e0`, or a number that is no integer without an exponent (`1.0`).
+    """
+    if len(text) > MAX_DIGITS:
+        return None
+    if re.fullmatch(GROUPED, text):
+        return int(text.replace("_", ""))
+    if kind_of(text) != "float" or "e" not in text.lower():
+        return None
+    number = Decimal(text)
+    return int(number) if number == number.to_integral_value() else None
 
 
 def _int(text: str) -> int:

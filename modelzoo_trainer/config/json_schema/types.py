@@ -12,6 +12,8 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from modelzoo_trainer.config.scalars import GROUPED
+
 JsonSchema: TypeAlias = dict[str, Any]
 
 NOT_GIVEN: Final = object()
@@ -36,6 +38,10 @@ class _Generator(GenerateJsonSchema):
         self, schema: CoreSchema, error_info: str
     ) -> JsonSchemaValue:
         return {}  # a check by a function: only that function knows what fits
+
+    def int_schema(self, schema: core_schema.IntSchema) -> JsonSchemaValue:
+        found = super().int_schema(schema)
+        return {**found, "type": ["integer", "string"], "pattern": f"^{GROUPED}$"}
 
     def union_schema(self, schema: core_schema.UnionSchema) -> JsonSchemaValue:
         return _pruned(super().union_schema(schema))
