@@ -120,6 +120,104 @@ def test_a_commit_says_whether_there_are_changes(tmp_path, monkeypatch):
     assert git_commit() == f"{clean} with uncommitted changes"
 
 
+def _repository(folder, monkeypatch):
+    """Make a repository with two commits in the current folder; return what calls git there."""
+
+    def git(*words):
+        name = ("-c", "user.name=a", "-c", "user.email=a@b")
+        done = subprocess.run(("git", *name, *words), check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(folder.parent))
+    git("init", "-q")
+    (folder / ".gitattributes").write_text("file filter=own diff=own\n")
+    (folder / "file").write_text("1")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    return git
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("core.fsmonitor", "core.pager", "core.sshCommand", "diff.external", "diff.own.command"),
+        *("diff.own.textconv", "filter.own.clean", "filter.own.process", "pager.status"),
+    ],
+)
+def test_git_runs_no_program_that_the_configuration_of_its_folder_names(key, tmp_path, monkeypatch):
+    git = _repository(tmp_path, monkeypatch)
+    git("config", key, f"touch {tmp_path}/ran #")
+    (tmp_path / "file").write_text("2")
+    assert "with uncommitted changes" in git_commit()
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["own", "a=b"])
+def test_a_filter_of_the_folder_is_named_but_not_run(name, tmp_path, monkeypatch):
+    git = _repository(tmp_path, monkeypatch)
+    (tmp_path / ".git/info/attributes").write_text(f"file filter={name}\n")
+    with (tmp_path / ".git/config").open("a") as config:
+        config.write(f'[filter "{name}"]\nclean = touch {tmp_path}/ran; cat\nrequired = true\n')
+    commit = git("rev-parse", "HEAD")
+    (tmp_path / "file").touch()
+    assert (
+        git_commit()
+        == {
+            "own": commit,
+            "a=b": f"{commit} (not compared with the files: git filter 'filter.a=b')",
+        }[name]
+    )
+    assert not (tmp_path / "ran").exists()
+
+
+def test_git_runs_no_hook(tmp_path, monkeypatch):
+    _repository(tmp_path, monkeypatch)
+    for name in ("post-index-change", "fsmonitor-watchman"):
+        hook = tmp_path / ".git/hooks" / name
+        hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+        hook.chmod(0o755)
+    (tmp_path / "file").touch()
+    assert re.fullmatch("[0-9a-f]{40}", git_commit())
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "url", ["ext::sh -c '>&2 touch ran'", "ssh://host.invalid/x", "file:///nowhere"]
+)
+def test_git_does_not_fetch_what_a_partial_clone_lacks(url, tmp_path, monkeypatch):
+    git = _repository(tmp_path, monkeypatch)
+    program = f"touch {tmp_path}/ran #"
+    git("config", "core.repositoryFormatVersion", "1")
+    git("config", "extensions.partialClone", "origin")
+    git("config", "remote.origin.promisor", "true")
+    git("config", "remote.origin.url", url)
+    git("config", "remote.origin.uploadpack", program)
+    git("config", "core.sshCommand", program)
+    for transport in ("ext", "ssh", "file"):
+        git("config", f"protocol.{transport}.allow", "always")
+    tree = git("rev-parse", "HEAD^{tree}")
+    (tmp_path / ".git/objects" / tree[:2] / tree[2:]).unlink()
+    git_commit()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_git_runs_nothing_inside_a_submodule(tmp_path, monkeypatch):
+    git = _repository(tmp_path, monkeypatch)
+    (tmp_path / "inner").mkdir()
+    git("-C", "inner", "init", "-q")
+    (tmp_path / "inner/file").write_text("1")
+    git("-C", "inner", "add", ".")
+    git("-C", "inner", "commit", "-qm", "one")
+    git("add", "inner")
+    git("commit", "-qm", "two")
+    git("-C", "inner", "config", "filter.x.clean", f"touch {tmp_path}/ran; cat")
+    (tmp_path / "inner/.git/info/attributes").write_text("file filter=x\n")
+    (tmp_path / "inner/file").write_text("2")
+    assert re.fullmatch("[0-9a-f]{40}", git_commit())
+    assert not (tmp_path / "ran").exists()
+
+
 def test_without_git_there_is_no_commit(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert git_commit() == "none"
