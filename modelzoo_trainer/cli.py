@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -19,6 +18,7 @@ from modelzoo_trainer.config.options import OPTIONS
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.joint_run import Tell, end_with_launcher, is_joint, run_jointly
 from modelzoo_trainer.running import DONE, FAILED, Runner, fail, refuse
+from modelzoo_trainer.sibling import require_sibling
 from modelzoo_trainer.standard_error import open_missing_streams, say
 from modelzoo_trainer.stopping import INTERRUPTED, StopRequests
 
@@ -72,6 +72,10 @@ def main(argv: Sequence[str] | None = None, *, names: MakeNames | None = None) -
     if argv is None:
         open_missing_streams()
     options = _parse(argv)
+    try:
+        require_sibling("backends")
+    except ImportError as error:
+        return refuse(str(error))
     words = sys.argv if argv is None else ["modelzoo-trainer", *argv]
     try:
         with (
@@ -224,10 +228,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace, names: MakeNames, runner: Runner) -> int:
-    try:
-        require_sibling("backends")
-    except ImportError as error:
-        return refuse(str(error))
     if options.schema:
         return _print_schema(options, names)
     if options.check:
@@ -392,29 +392,3 @@ def _plans(
 
 def _given(options: argparse.Namespace) -> dict[str, str | None]:
     return {option.name: getattr(options, option.name) for option in OPTIONS}
-
-
-def require_sibling(name: str) -> None:
-    """Check, without importing it, that the top-level package `name` lies beside this one.
-
-    Args:
-        name: Of a package of this distribution.
-
-    Raises:
-        ImportError: If it is missing, or another folder or package shadows it.
-    """
-    here = Path(__file__).resolve().parents[1]
-    spec = find_spec(name)
-    origin = spec.origin if spec is not None else None
-    found = Path(origin).resolve().parents[1] if origin is not None else None
-    if found == here:
-        return
-    if found is None:
-        raise ImportError(
-            f"package {name!r} is not beside modelzoo_trainer in {here}. It is part of "
-            f"modelzoo-trainer: reinstall that (the PyPI project called {name!r} is unrelated)."
-        )
-    raise ImportError(
-        f"package {name!r} was found in {found}, but modelzoo-trainer's own lies in {here}. "
-        f"Something earlier on sys.path shadows it: start from another folder, or with python -P."
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from modelzoo_trainer.errors import ConfigError
@@ -111,8 +110,6 @@ def is_joint() -> bool:
     Raises:
         ConfigError: If what it says does not fit together.
     """
-    if find_spec("backends") is None:
-        return False  # what is missing is told when the run begins
     from backends.errors import BackendError
     from backends.launch import read_launch
 

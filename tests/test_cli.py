@@ -15,8 +15,7 @@ from typing import ClassVar
 import pytest
 
 from backends import BackendUnavailable
-from modelzoo_trainer import cli
-from modelzoo_trainer.cli import main, require_sibling
+from modelzoo_trainer.cli import main
 from modelzoo_trainer.config.loader import read_file
 from modelzoo_trainer.config.names import Names, NameTable
 from modelzoo_trainer.config.positions import to_plain
@@ -400,28 +399,6 @@ def test_an_error_in_a_real_run_is_1_with_the_users_traceback(real_run):
     assert "Traceback" in err
     assert "zoo_net.py" in err
     assert "ZeroDivisionError: in the model" in err
-
-
-def test_a_foreign_package_called_backends_is_found_out(tmp_path, monkeypatch, run, capfd):
-    (tmp_path / "backends").mkdir()
-    (tmp_path / "backends" / "__init__.py").write_text("raise SystemExit('it was run')\n")
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.delitem(sys.modules, "backends")
-    assert run() == 2
-    assert capfd.readouterr().err == (
-        f"package 'backends' was found in {tmp_path}, but modelzoo-trainer's own lies in {ROOT}. "
-        "Something earlier on sys.path shadows it: start from another folder, or with python -P.\n"
-    )
-
-
-def test_a_package_that_is_gone_is_named():
-    with pytest.raises(ImportError, match="package 'zoo_gone' is not beside modelzoo_trainer in"):
-        require_sibling("zoo_gone")
-
-
-def test_the_sibling_is_found_where_it_belongs():
-    require_sibling("backends")
-    assert Path(cli.__file__).parents[1] == ROOT
 
 
 @pytest.mark.parametrize(

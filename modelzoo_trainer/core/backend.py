@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from backends import (
+from modelzoo_trainer.callback import CoreCallback
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.sibling import require_sibling
+
+require_sibling("backends")
+from backends import (  # noqa: E402  # a shadowing module is refused first
     LIMIT_BATCHES,
     NOTIFICATION_ENDPOINT,
     NOTIFICATION_MAILFROM,
@@ -42,8 +47,6 @@ from backends import (
     switch_names,
     switch_problem,
 )
-from modelzoo_trainer.callback import CoreCallback
-from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
