@@ -263,6 +263,7 @@ def _compile(
 
 def _plan(options: argparse.Namespace, names: MakeNames) -> int:
     """Print what the run would take, and change nothing."""
+    from modelzoo_trainer.config.secrets import hide_in_text
     from modelzoo_trainer.planning.command import plan_on_paper
 
     given = list(options.changes)
@@ -272,7 +273,7 @@ def _plan(options: argparse.Namespace, names: MakeNames) -> int:
         return _plans(options, names, for_a_run=False)
 
     fits, text = plan_on_paper(load, options.world_size, options.memory)
-    code = _print(text)
+    code = _print(hide_in_text(text))
     return code if fits else FAILED
 
 
@@ -337,6 +338,7 @@ def _print_schema(options: argparse.Namespace, names: MakeNames) -> int:
 
 def _print_report(options: argparse.Namespace, plans: Sequence[TrainerPlan]) -> int:
     from modelzoo_trainer.config.report import hook_order, report
+    from modelzoo_trainer.config.secrets import hide_in_text
 
     texts = [f"{options.params} is right. Nothing was built."]
     for number, plan in enumerate(plans, 1):
@@ -345,7 +347,7 @@ def _print_report(options: argparse.Namespace, plans: Sequence[TrainerPlan]) -> 
         texts.append(report(plan))
         if options.explain_hooks:
             texts.append(hook_order(plan))
-    return _print("\n\n".join(texts))
+    return _print(hide_in_text("\n\n".join(texts)))
 
 
 def _print(text: str) -> int:

@@ -8,8 +8,9 @@ from modelzoo_trainer.config.components import Component, check_keys, check_list
 from modelzoo_trainer.config.device import check_device
 from modelzoo_trainer.config.names import Names
 from modelzoo_trainer.config.plan import MODES, TrainerPlan
-from modelzoo_trainer.config.positions import Node, Place, Sequence, is_null, to_plain
+from modelzoo_trainer.config.positions import Node, Place, Scalar, Sequence, is_null, to_plain
 from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.secrets import HIDDEN, hiding, stands_for_secret
 from modelzoo_trainer.config.sections import (
     OPTIONAL_PATH,
     OPTIONAL_TEXT,
@@ -65,7 +66,9 @@ def check_config(
             problems together, one line each.
     """
     problems = Problems() if problems is None else problems
+    problems.hide = hiding(to_plain(root))
     place = Place.root(root)
+    _check_hidden(place, problems)
     check_keys(place, ("trainer",), ("trainer",), problems)
     plans = [
         _Checking(trainer, names, mode, problems.of_one_trainer(), is_first=not number).plan()
@@ -73,6 +76,17 @@ def check_config(
     ]
     problems.raise_if_any()
     return plans
+
+
+def _check_hidden(place: Place, problems: Problems) -> None:
+    """Refuse to run with what a kept file has in the place of a secret."""
+    for _, inner in place.pairs():
+        _check_hidden(inner, problems)
+    for inner in place.items():
+        _check_hidden(inner, problems)
+    if isinstance(place.node, Scalar) and stands_for_secret(place.node.value):
+        what = f"has {HIDDEN} in the place of a secret. Write it there, or give it with --set."
+        problems.add_to_run(place.node.at, place.path, what)
 
 
 def _trainers(place: Place | None, problems: Problems) -> list[Place]:

@@ -28,6 +28,7 @@ from modelzoo_trainer.config.positions import (
     option_in,
 )
 from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.secrets import hiding
 from modelzoo_trainer.errors import ConfigError, suggest
 
 
@@ -85,13 +86,16 @@ class Component:
     def explain(self, error: ValueError) -> str:
         """Return the message of `error` with the path in front, what both name said once.
 
+        Secrets among the arguments are hidden.
+
         Args:
             error: What the class raised.
         """
         parent, _, name = self.path.rpartition(".")
-        if str(error).startswith((f"{name}:", f"{name}.", f"{name} ")):
-            return f"{parent}.{error}"
-        return f"{self.path}: {error}"
+        text = hiding(self.arguments)(str(error))
+        if text.startswith((f"{name}:", f"{name}.", f"{name} ")):
+            return f"{parent}.{text}"
+        return f"{self.path}: {text}"
 
 
 def _built(value: Any, injected: tuple[None, ...]) -> Any:

@@ -18,6 +18,7 @@ from modelzoo_trainer.config.positions import (
     is_null,
 )
 from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.secrets import hide_in_command
 from modelzoo_trainer.errors import ConfigError
 
 _STEP: Final = re.compile(
@@ -60,7 +61,7 @@ def parse_override(text: str) -> Override:
     Raises:
         ConfigError: If it is not of that form.
     """
-    source = f"--set {text}"
+    source = " ".join(hide_in_command(["--set", text]))
     problems = Problems()
     at = Position(source)
     steps: list[str | Item] = []

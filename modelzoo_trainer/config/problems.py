@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final
 
 from modelzoo_trainer.config.positions import Position
+from modelzoo_trainer.config.secrets import hide_in_text
 from modelzoo_trainer.errors import ConfigError
 
 _LONGEST: Final = 300  # characters of a path that are shown
@@ -54,6 +56,8 @@ class Problems:
         self._noted: dict[tuple[Position, str], Problem] = {}
         self.whole_numbers: dict[int, int] = {}
         """What scalars such as `1e3` and `1_000` were taken for, by their `id`: no problems."""
+        self.hide: Callable[[str], str] = hide_in_text
+        """Hides the secrets of the file in what is said about it."""
         self.num_added = 0
         """How often a problem was added, the same one at the same place counted each time."""
 
@@ -96,16 +100,18 @@ class Problems:
         other = Problems(for_a_run=self.for_a_run)
         other._found = self._found
         other._noted = dict(self._noted)
+        other.hide = self.hide
         return other
 
     @property
     def notes(self) -> tuple[Problem, ...]:
         """What was noted, by line."""
-        return tuple(_ordered(self._noted))
+        noted = _ordered(self._noted)
+        return tuple(replace(problem, message=self.hide(problem.message)) for problem in noted)
 
     def lines(self) -> list[str]:
         """Return a line for each problem: those of files by line, then the command line's."""
-        return [str(problem) for problem in _ordered(self._found)]
+        return [self.hide(str(problem)) for problem in _ordered(self._found)]
 
     def raise_if_any(self) -> None:
         """Raise what was found.

@@ -13,7 +13,7 @@ from typing import Final
 
 from modelzoo_trainer.config.plan import TrainerPlan
 from modelzoo_trainer.config.resolved import to_yaml
-from modelzoo_trainer.config.secrets import hide_in_command, without_secrets
+from modelzoo_trainer.config.secrets import hide_in_command, left_out, without_secrets
 
 _PACKAGES: Final = ("modelzoo-trainer", "torch", "numpy")
 _PATIENCE: Final = 5  # seconds for git, whose folder may lie on a network
@@ -29,7 +29,7 @@ _GIT: Final = (
 def describe_run(plan: TrainerPlan, command: Sequence[str]) -> str:
     """Return the configuration that is run, as YAML with its origin in comments.
 
-    The text is a configuration itself. Secrets are left out.
+    The text is a configuration itself. Secrets are left out, and named in the comments.
 
     Args:
         plan: What is run.
@@ -42,6 +42,10 @@ def describe_run(plan: TrainerPlan, command: Sequence[str]) -> str:
         f"command: {shlex.join(hide_in_command(command))}",
         f"versions: {_versions()}",
         f"git commit: {git_commit()}",
+        *(
+            f"left out as a secret, to be given again: {path}"
+            for path, _ in left_out(plan.resolved)
+        ),
         *(f"note: {str(note).splitlines()[0]}" for note in plan.notes),
     ]
     comments = "".join(f"# {' '.join(line.split())}\n" for line in head)

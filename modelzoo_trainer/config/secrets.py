@@ -1,41 +1,206 @@
-"""Which settings are secrets: they are neither printed nor written."""
+"""Which settings are secrets, by their names and by the form of their values.
+
+One rule for all that is printed, written, saved or sent: what `--check` and `--plan` print, the
+kept `params.yaml`, checkpoints, loggers, the command line as it is noted, and messages.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 HIDDEN: Final = "***"
 
-# At the end of a key: `hub_token`, `api-key`; not `pad_token_id`, `max_tokens` or `eos_token`.
-_SECRET: Final = re.compile(
-    r"(?:^|[._-])(?:passwords?|passwd|pwd|passphrase|secrets?|credentials|authorization"
-    r"|(?:api|access|secret|private|wandb)[_-]?keys?"
-    r"|(?:api|auth|access|bearer|bot|hub|hf|refresh|secret|session)[_-]?tokens?)$"
-    r"|(?:^|\.)token$"
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_BETWEEN: Final = re.compile(r"[^a-z0-9]+")
+_STEP: Final = re.compile(r"[.\[\]\"]+")
+
+_PASSWORDS: Final = _words("password passwords passwd pwd passphrase passcode pass")
+_WORDS: Final = _words(
+    "accesskey accesstoken apikey apikeys authorization authtoken bearer connectionstring connstr "
+    "cookie cookies cred credential credentials creds csrftoken jwt passcode passphrase passwd "
+    "password passwords privatekey pwd sas secret secretkey secrets sessionid webhook "
+    "webhooks"
 )
-_CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_KEYS: Final = re.compile(r"(?<![\w-])([\w-]+)[\"']?\s*:")
+"""Telling by themselves, as the last part of a key."""
+_PAIRS: Final = frozenset(
+    {("connection", "string"), ("conn", "string"), ("conn", "str")}
+    | {("sas", last) for last in ("url", "uri")}
+    | {("webhook", last) for last in ("url", "urls", "uri", "address", "endpoint")}
+)
+_FORMATS: Final = _words("b64 base64 hex json pem string value")
+"""May follow: `private_key_pem`."""
+_OF_TOKENS: Final = _words(
+    "access api app auth aws azure bearer bot client csrf deploy discord gcp git github gitlab hf "
+    "hub huggingface jwt login mlflow npm oauth private pypi refresh registry sas secret "
+    "security service session slack telegram wandb webhook"
+)
+_OF_KEYS: Final = _words(
+    "access account admin aes api auth decryption deploy encryption gpg hmac license master pgp "
+    "private rsa secret signing ssh ssl subscription tls wandb"
+)
+_OF_PASS: Final = _words(
+    "admin api auth database db email ftp http login mail mongo mysql pg postgres proxy redis root "
+    "server service smtp ssh user"
+)
+_OF_AUTH: Final = _words("api basic docker http https proxy registry smtp")
+_OF_PAT: Final = _words("ado azure bitbucket databricks devops git github gitlab")
+_OF_TEXT: Final = _words(
+    "added additional append audio begin blank bos class cls count document drop end eos extra fim "
+    "first image img input last mask max memory min new next num number oov output pad patch per "
+    "prefix prepend prompt public sep separator sink sos source special start stop suffix target "
+    "text total type unk video vocab word"
+)
+"""Say that tokens are those of a text, and that keys are those of a mapping."""
+_FLAGS: Final = _words("ask check has hide is max min no num require show use with")
+_SCHEMES: Final = _words("anonymous basic bearer default digest iam kerberos none oauth")
+_OF_PATTERNS: Final = re.compile(r"[][*?(){}|\\^$\s]")
+_TEXT_TOKEN: Final = re.compile(r"<.*>|\[.*\]", re.DOTALL)
+_RANDOM: Final = re.compile(r"(?=(?:[^0-9]*[0-9]+[A-Za-z]+){3})[\w+=-]{16,}", re.ASCII)
+
 # A user with a password, which may have an @ itself; or alone, as that may be a token.
 _LOGIN: Final = re.compile(r"(?<=://)(?:[^/\s:@]*:[^/\s]+|[^/?#\s]+)(?=@)")
+_PARAMETER: Final = re.compile(r"(?<=[?&;#])(?P<name>[\w.%~-]+)=(?P<value>[^&#;\s\"']+)")
+_OF_ADDRESSES: Final = frozenset({"key", "sig", "signature", "x-amz-signature", "x-goog-signature"})
+_ASSIGNED: Final = re.compile(
+    r"(?P<name>(?:^|(?<=[;,\s]))(?:password|passwd|pwd|accountkey|sharedaccesskey"
+    r"|sharedaccesssignature)\s*=\s*)[^;,\s]+",
+    re.IGNORECASE,
+)
+_HEADER: Final = re.compile(
+    r"(?P<name>\b(?:bearer|basic)\s+)(?=[\w.~+/=-]*[0-9])[\w.~+/=-]{12,}", re.IGNORECASE
+)
+_WEBHOOK: Final = re.compile(
+    r"(?P<name>https://(?:hooks\.slack\.com/[a-z]+|discord(?:app)?\.com/api/webhooks"
+    r"|[\w-]+\.webhook\.office\.com)/)[^\s\"']+"
+)
+_PRIVATE_KEY: Final = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
+# Forms that those who issue them document.
+_ISSUED: Final = re.compile(
+    r"(?<![\w-])(?:gh[opsur]_[A-Za-z0-9]{36,}|github_pat_\w{22,}|glpat-[\w-]{20,}"
+    r"|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}|hf_[A-Za-z0-9]{30,}|npm_[A-Za-z0-9]{36}|pypi-[\w-]{50,}"
+    r"|sk-(?:ant-|proj-|svcacct-)[\w-]{20,}|[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"
+    r"|sk-[A-Za-z0-9]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{35}|dapi[0-9a-f]{32}"
+    r"|SG\.[\w-]{16,}\.[\w-]{16,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*)(?![\w-])",
+    re.ASCII,
+)
+_STANDS_FOR: Final = re.compile(
+    r"\A\*\*\*\Z|://\*\*\*@|[?&;#=]\s*\*\*\*|://\S*/\*\*\*|\b(?:bearer|basic)\s+\*\*\*",
+    re.IGNORECASE,
+)
+_KEYS: Final = re.compile(r"(?<![\w-])([\w.-]+)[\"']?\s*:")
+_PARTS: Final = re.compile(r"[\[\]{},\s]+")
 _CHANGE: Final = re.compile(r"(?P<path>[^=]+)=")
+_SHORT: Final = 4  # characters; without quotes they could be part of anything
+_LONGEST_QUOTED: Final = 57  # characters of a longer text that a message quotes
 
 
 def is_secret(key: object, value: object = "") -> bool:
-    """Return whether the value of a key is a secret: what is no number under a telling name.
+    """Return whether the value of a key is a secret: a text, or a list or mapping with one.
 
     Args:
-        key: As the file writes it.
-        value: Its value; null, true and false are none either.
+        key: As the file writes it; of a dotted one the last name counts. Its parts are told apart
+            by case and by what is neither letter nor digit.
+        value: Null is none, and a number is one only under a key such as `password`.
     """
-    if not isinstance(key, str) or value is None or isinstance(value, int | float):
+    if not isinstance(key, str):
         return False
-    return _SECRET.search(_CAMEL.sub("_", key).lower()) is not None
+    name = _CAMEL.sub("_", key.rpartition(".")[2]).lower()
+    parts = [part for part in _BETWEEN.split(name) if part]
+    while parts:
+        if _is_telling(parts, value):
+            return _holds_text(value) or (_holds_number(value) and _is_password(parts))
+        if parts.pop() not in _FORMATS:
+            break
+    return False
+
+
+def _is_telling(parts: list[str], value: object) -> bool:
+    """Return whether a key that ends with these parts names a secret."""
+    *others, last = parts
+    before = others[-1] if others else ""
+    match last:
+        case "token" | "tokens":
+            if not others:
+                return not all(_TEXT_TOKEN.fullmatch(text) for text in _texts(value))
+            return before in _OF_TOKENS or (
+                _OF_TEXT.isdisjoint(others)
+                and (not _OF_TOKENS.isdisjoint(others) or _is_random(value))
+            )
+        case "key" | "keys":
+            is_other = not others or not _OF_TEXT.isdisjoint(others)
+            return before in _OF_KEYS or (not is_other and _is_random(value))
+        case "pass":
+            return not others or before in _OF_PASS
+        case "pat":
+            is_pattern = any(_OF_PATTERNS.search(text) for text in _texts(value))
+            return (not others or before in _OF_PAT) and not is_pattern
+        case "auth":
+            is_scheme = isinstance(value, str) and value.lower() in _SCHEMES
+            return (not others or before in _OF_AUTH) and not is_scheme
+    return last in _WORDS or (before, last) in _PAIRS
+
+
+def _is_password(parts: list[str]) -> bool:
+    return parts[-1] in _PASSWORDS and parts[0] not in _FLAGS
+
+
+def _is_random(value: object) -> bool:
+    return any(_RANDOM.fullmatch(text) for text in _texts(value))
+
+
+def _leaves(value: object) -> Iterator[object]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _texts(value: object) -> list[str]:
+    return [leaf for leaf in _leaves(value) if isinstance(leaf, str)] or [""]
+
+
+def _holds_text(value: object) -> bool:
+    return any(leaf is not None and not isinstance(leaf, int | float) for leaf in _leaves(value))
+
+
+def _holds_number(value: object) -> bool:
+    return any(isinstance(leaf, int | float) for leaf in _leaves(value))
+
+
+def hide_in_text(text: str) -> str:
+    """Return a text without what has the form of a secret: logins in addresses, issued tokens.
+
+    Args:
+        text: A value, or a message with values.
+    """
+    if _PRIVATE_KEY.search(text):
+        return HIDDEN
+    text = _LOGIN.sub(HIDDEN, text)
+    if "://" in text:
+        text = _PARAMETER.sub(_hidden_parameter, text)
+    for form in (_WEBHOOK, _ASSIGNED, _HEADER):
+        text = form.sub(lambda found: found["name"] + HIDDEN, text)
+    return _ISSUED.sub(HIDDEN, text)
+
+
+def _hidden_parameter(found: re.Match[str]) -> str:
+    name, value = found["name"], found["value"]
+    hide = name.lower() in _OF_ADDRESSES or is_secret(name, value)
+    return f"{name}={HIDDEN if hide else value}"
 
 
 def without_secrets(plain: Any) -> Any:
-    """Return a copy of plain values: without keys of secrets, and with logins in addresses hidden.
+    """Return a copy of plain values: without keys of secrets, and with those in texts hidden.
 
     Args:
         plain: Dictionaries, lists and values.
@@ -46,26 +211,83 @@ def without_secrets(plain: Any) -> Any:
         }
     if isinstance(plain, list):
         return [without_secrets(item) for item in plain]
-    return _LOGIN.sub(HIDDEN, plain) if isinstance(plain, str) else plain
+    return hide_in_text(plain) if isinstance(plain, str) else plain
+
+
+def left_out(plain: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield path and value of what `without_secrets` leaves out, or hides in a text.
+
+    Args:
+        plain: Dictionaries, lists and values.
+        path: Theirs.
+    """
+    if isinstance(plain, dict):
+        for key, value in plain.items():
+            inner = f"{path}.{key}" if path else str(key)
+            if is_secret(key, value):
+                yield inner, value
+            else:
+                yield from left_out(value, inner)
+    elif isinstance(plain, list):
+        for idx, item in enumerate(plain):
+            yield from left_out(item, f"{path}[{idx}]")
+    elif isinstance(plain, str) and hide_in_text(plain) != plain:
+        yield path, plain
+
+
+def stands_for_secret(value: object) -> bool:
+    """Return whether a value is what `without_secrets` leaves in the place of one.
+
+    Args:
+        value: As a file gives it.
+    """
+    return isinstance(value, str) and _STANDS_FOR.search(value) is not None
+
+
+def hiding(plain: Any) -> Callable[[str], str]:
+    """Return what hides the secrets of a file in a message about it.
+
+    Args:
+        plain: The file.
+    """
+    secrets = [str(leaf) for _, value in left_out(plain) for leaf in _leaves(value)]
+    shown = {form for one in secrets for form in _quoted(one)}
+    known = "|".join(re.escape(one) for one in sorted(shown, key=len, reverse=True))
+    pattern = re.compile(rf"(?<!\w)(?:{known})(?!\w)") if known else None
+
+    def hide(text: str) -> str:
+        return hide_in_text(text if pattern is None else pattern.sub(HIDDEN, text))
+
+    return hide
+
+
+def _quoted(secret: str) -> Iterator[str]:
+    """Yield how a message may have it: whole or the beginning, and if it is short in quotes."""
+    for text in (secret, secret[:_LONGEST_QUOTED]):
+        if len(text) < _SHORT:
+            yield repr(text)
+        else:
+            yield from (text, repr(text)[1:-1])
 
 
 def hide_in_command(words: Iterable[str]) -> list[str]:
-    """Return the words of a command with secrets, and logins in addresses, hidden.
+    """Return the words of a command with secrets hidden.
 
     Args:
         words: Such as `--set`, `init.loggers[WandbLogger].api_key=...`.
     """
-    shown = []
-    for word in words:
-        change = _CHANGE.match(word)
-        if change is None:
-            shown.append(_LOGIN.sub(HIDDEN, word))
-            continue
-        path, value = change["path"], word[change.end() :]
-        if path == "--set":
-            shown.append(f"--set={hide_in_command([value])[0]}")
-            continue
-        inner = any(is_secret(name) for name in _KEYS.findall(value))
-        hide = inner or is_secret(path.rpartition(".")[2].strip('"'))
-        shown.append(f"{path}={HIDDEN}" if hide else _LOGIN.sub(HIDDEN, word))
-    return shown
+    return [_hide_in_word(word) for word in words]
+
+
+def _hide_in_word(word: str) -> str:
+    change = _CHANGE.match(word)
+    if change is None:
+        return hide_in_text(word)
+    path, value = change["path"], word[change.end() :]
+    if path == "--set":
+        return f"--set={_hide_in_word(value)}"
+    parts = [part.strip("\"'") for part in _PARTS.split(value) if part]
+    names = (*_STEP.split(path), *_KEYS.findall(value))
+    if any(is_secret(name, parts) for name in names) or hide_in_text(value) == HIDDEN:
+        return f"{path}={HIDDEN}"
+    return hide_in_text(word)

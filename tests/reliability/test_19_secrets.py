@@ -11,10 +11,22 @@ TRUE = [
     *("password", "api_key", "apiKey", "hub_token", "hf_token", "auth_token", "access_token"),
     *("secret", "client_secret", "secret_key", "private_key", "credentials", "authorization"),
     *("wandb_key", "db_passwd", "passphrase", "bearer_token", "session-token", "refreshToken"),
+    *("github_token", "signing_key", "private_key_pem", "credentials_json", "connection_string"),
+    *("passcode", "pass", "pat", "sas", "cookie", "auth", "tokens", "webhook", "webhook_url"),
 ]
 LOOK_ALIKES = [
     *("pad_token_id", "max_tokens", "eos_token", "use_cls_token", "num_memory_tokens", "key"),
     *("tokenizer", "token_type", "key_value_heads", "passes", "secretary", "num_keys", "monkey"),
+    *(
+        "pass_through",
+        "path",
+        "pattern",
+        "compass",
+        "bypass",
+        "author",
+        "key_dim",
+        "token_type_ids",
+    ),
 ]
 VALUE = "sk-4f9a8c1e2b7d6053"
 FILE = """\

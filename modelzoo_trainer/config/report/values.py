@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from modelzoo_trainer.config.components import Component
 from modelzoo_trainer.config.scalars import kind_of
-from modelzoo_trainer.config.secrets import HIDDEN, is_secret
+from modelzoo_trainer.config.secrets import HIDDEN, hide_in_text, is_secret
 
 WIDTH: Final = 100
 LABEL: Final = 15  # characters of the first column of a table, with the colon and a space
@@ -66,7 +66,9 @@ def plain(value: Any, key: object = "") -> Any:
         return [plain(inner) for inner in value]
     if isinstance(value, Enum):
         return plain(value.value)
-    return str(value) if isinstance(value, PurePath) else value
+    if isinstance(value, PurePath):
+        value = str(value)
+    return hide_in_text(value) if isinstance(value, str) else value
 
 
 def show(value: Any) -> str:
