@@ -11,8 +11,14 @@ from typing import Any, Final
 import torch
 
 from modelzoo_trainer import callbacks, core, loggers
-from modelzoo_trainer.callback import CoreCallback
 from modelzoo_trainer.config.components import Component
+from modelzoo_trainer.config.fitting import (
+    fitting_callback,
+    fitting_model,
+    fitting_optimizer,
+    fitting_processor,
+    fitting_scheduler,
+)
 from modelzoo_trainer.config.names import Names, NameTable
 from modelzoo_trainer.config.optimizers import with_groups
 from modelzoo_trainer.config.published import published_names, published_schema
@@ -25,7 +31,6 @@ from modelzoo_trainer.core.backend import (
 )
 from modelzoo_trainer.data.registry import PROCESSORS, processor_class
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.hooks import HOOKS
 from modelzoo_trainer.models.registry import MODELS, model_class
 from modelzoo_trainer.optim import (
     OPTIMIZERS,
@@ -50,24 +55,26 @@ def shipped_names(modules: Iterable[ModuleType] = ()) -> Names:
     own = tuple(modules)
     return Names(
         trainer=Trainer,
-        models=_with_published("model", tuple(MODELS), model_class, own),
+        models=_with_published("model", tuple(MODELS), model_class, own, fitting_model),
         optimizers=NameTable(
             kind="optimizer",
             names=tuple(OPTIMIZERS),
             load=optimizer_class,
             modules=own,
-            adapt=with_groups,
+            adapt=lambda target: with_groups(fitting_optimizer(target)),
         ),
         schedulers=NameTable(
             kind="scheduler",
             names=tuple(SCHEDULERS),
             load=scheduler_class,
             modules=own,
-            adapt=with_optimizer,
+            adapt=lambda target: with_optimizer(fitting_scheduler(target)),
         ),
         callbacks=_exported("callback", callbacks, own),
         loggers=_exported("logger", loggers, own),
-        processors=_with_published("data processor", tuple(PROCESSORS), processor_class, own),
+        processors=_with_published(
+            "data processor", tuple(PROCESSORS), processor_class, own, fitting_processor
+        ),
         sections={
             "precision": core.MixedPrecision,
             "loop": core.TrainingLoop,
@@ -183,21 +190,6 @@ def _try_checkpoint(ckpt_path: str) -> list[str]:
     return [] if Path(ckpt_path).exists() else [f"there is no checkpoint {ckpt_path!r}."]
 
 
-def _callback_class(cls: Any) -> Any:
-    """Return a class of the user's that can be a callback, one with hooks; or a function.
-
-    Raises:
-        ConfigError: If it has none, or is a part of the trainer.
-    """
-    if not isinstance(cls, type):
-        return cls
-    if issubclass(cls, (CoreCallback, Trainer)):
-        raise ConfigError(f"{cls.__name__} is a part of the trainer, no callback to be added.")
-    if not any(callable(getattr(cls, hook, None)) for hook in HOOKS):
-        raise ConfigError(f"{cls.__name__} is not a callback: it has no hook such as on_fit_start.")
-    return cls
-
-
 def _is_of_torch(component: Component) -> bool:
     return str(component.target.__module__).startswith("torch.optim.")
 
@@ -213,7 +205,7 @@ def _exported(kind: str, package: Any, modules: tuple[ModuleType, ...]) -> NameT
     def load(name: str) -> Any:
         return getattr(package, name)
 
-    return _with_published(kind, tuple(classes), load, modules, adapt=_callback_class)
+    return _with_published(kind, tuple(classes), load, modules, fitting_callback)
 
 
 def _with_published(
@@ -221,7 +213,7 @@ def _with_published(
     names: tuple[str, ...],
     load: Callable[[str], Any],
     modules: tuple[ModuleType, ...],
-    adapt: Callable[[Any], Any] = lambda target: target,
+    adapt: Callable[[Any], Any],
 ) -> NameTable:
     """Return the table of what is shipped; what is published besides is known by its schema."""
     return NameTable(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +20,8 @@ def function_at(
         given: A function, `package.module.name`, or None, which is returned.
 
     Raises:
-        ConfigError: If there is no such module or function. What goes wrong inside the module is
-            raised as it is.
+        ConfigError: If there is no such module or function, or it is of Python's standard library
+            and not of `math`. What goes wrong inside the module is raised as it is.
     """
     if given is None or callable(given):
         return given
@@ -41,4 +42,21 @@ def function_at(
         raise ConfigError(
             f"{where}: {module_name} has no function {name!r}. {suggest(name, known)}"
         )
+    if is_of_standard_library(function) and getattr(function, "__module__", None) != "math":
+        raise ConfigError(
+            f"{where}: {given} is of Python's standard library. Write a function of your own that "
+            f"takes the step."
+        )
     return function  # type: ignore[no-any-return]  # what it takes and returns shows when called
+
+
+def is_of_standard_library(target: Any) -> bool:
+    """Return whether a class, function or other object is of Python itself.
+
+    Args:
+        target: Of an object that is none of both, the class counts.
+    """
+    module = getattr(target, "__module__", None)
+    if not isinstance(module, str):
+        module = type(target).__module__
+    return module.partition(".")[0] in sys.stdlib_module_names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
@@ -234,6 +235,11 @@ def test_a_run_that_validates_only_has_no_schedules(names):
     assert schedule_lines(plan) == []
 
 
-def test_a_function_of_the_users_is_not_called(told):
-    lines = told("LambdaLR: {initial_learning_rate: 1, lr_lambda: sys.exit}")
+def never(step):
+    raise AssertionError("it was called")
+
+
+def test_a_function_of_the_users_is_not_called(told, monkeypatch):
+    monkeypatch.setitem(sys.modules, "my_factors", sys.modules[__name__])
+    lines = told("LambdaLR: {initial_learning_rate: 1, lr_lambda: my_factors.never}")
     assert any("value known only when it runs" in line for line in lines)
