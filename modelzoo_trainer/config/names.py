@@ -34,6 +34,10 @@ def _no_names(kind: str) -> tuple[str, ...]:
     return ()
 
 
+def _no_fields(name: str) -> dict[str, Any]:
+    return {}
+
+
 def _nothing_published(kind: str, name: str) -> Schema | None:
     return None
 
@@ -219,6 +223,8 @@ class Names:
         try_processor: Checks the arguments of a data processor; returns what this machine lacks
             for it, sentences.
         try_checkpoint: Returns what this machine lacks for a checkpoint's path, sentences.
+        published_fields: Returns what the format knows of a shipped model, by key
+            (`published.Field`), whether or not this package supports it.
         default_callbacks: Makes those that are added unless named.
         default_loggers: Makes those that are added unless named.
     """
@@ -239,6 +245,7 @@ class Names:
     try_callback: Callable[[Any], object] = _no_trial
     try_processor: Callable[[Any], Iterable[str]] = _nothing_lacks
     try_checkpoint: Callable[[str], Iterable[str]] = _nothing_lacks
+    published_fields: Callable[[str], Mapping[str, Any]] = _no_fields
     default_callbacks: Callable[[], Iterable[Any]] = field(default=tuple)
     default_loggers: Callable[[], Iterable[Any]] = field(default=tuple)
 

@@ -3,12 +3,15 @@
 `published.json` has a class a line: its fields, on top of those of the class or field set that it
 is `like`. A type is `int`, `float`, `str`, `bool`, `list`, `dict` or `any`, or several with `|`
 between them; then `!` if it is required, and `?` if null fits. In an `open` class any other key
-passes: not all of its fields are known, or it takes whatever it is given.
+passes: not all of its fields are known, or it takes whatever it is given. Of the shipped models it
+has all fields, with those that are `inert`: they do nothing in the original either, or not in
+training.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import cache, reduce
 from importlib.resources import files
 from operator import or_
@@ -22,6 +25,7 @@ _SECTIONS: Final = {
     "callback": "callbacks",
     "logger": "loggers",
 }
+_SHIPPED: Final = "shipped models"
 _FIELD_SETS: Final = "field sets"
 _TYPES: Final[dict[str, Any]] = {
     "int": int,
@@ -31,6 +35,19 @@ _TYPES: Final[dict[str, Any]] = {
     "list": list,
     "dict": dict,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a published class.
+
+    Args:
+        parameter: Its name and type.
+        is_inert: Whether it does nothing in the original either.
+    """
+
+    parameter: Parameter
+    is_inert: bool
 
 
 def published_schema(kind: str, name: str) -> Schema | None:
@@ -52,6 +69,28 @@ def published_names(kind: str) -> tuple[str, ...]:
         kind: As in `published_schema`.
     """
     return tuple(_tables()[_SECTIONS[kind]]) if kind in _SECTIONS else ()
+
+
+def published_fields(name: str) -> dict[str, Field]:
+    """Return what the format knows of a shipped model, whether or not this package supports it.
+
+    Args:
+        name: In any case; there is nothing of a model that is not shipped.
+    """
+    name = name.lower()
+    if name not in _tables()[_SHIPPED]:
+        return {}
+    inert = _inert(name)
+    return {
+        key: Field(_parameter(key, kind), key in inert)
+        for key, kind in _fields(_SHIPPED, name).items()
+    }
+
+
+def _inert(name: str) -> list[str]:
+    entry = _tables()[_SHIPPED].get(name, {})
+    found: list[str] = entry["inert"] if "inert" in entry else _inert(entry["like"])
+    return found
 
 
 @cache

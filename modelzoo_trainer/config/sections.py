@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pydantic import Field
 
+from modelzoo_trainer.config.arguments import check_value, schema_of
 from modelzoo_trainer.config.components import (
     Component,
     add_lack,
@@ -18,12 +20,20 @@ from modelzoo_trainer.config.components import (
     named,
 )
 from modelzoo_trainer.config.names import Names, NameTable, Unshipped
-from modelzoo_trainer.config.positions import Mapping, Place, describe, is_null, option_in
+from modelzoo_trainer.config.positions import (
+    Mapping,
+    Place,
+    Scalar,
+    describe,
+    is_null,
+    option_in,
+)
 from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.errors import ConfigError
 
 OPTIONAL_TEXT: Final = str | None
 OPTIONAL_PATH: Final = Path | None
+_OLDER_NAMES: Final = {"LlamaModel": "llama"}
 SEED: Final = Annotated[int, Field(ge=0, lt=2**32)] | None
 
 
@@ -55,10 +65,50 @@ def _model(place: Place, names: Names, problems: Problems) -> Component | None:
             add_lack(place, "name", "it says which model", problems, problems.add_to_run)
             return None
         return check_component(place, names.models, problems)
+    name = _today_s(name, problems)
     target = _named_class(name, names.models, problems)
     if target is None:
         return None
-    return check_call(target, place, problems, ignored=("name", "model_name"))
+    others = (
+        () if isinstance(target, Unshipped) else _check_others(place, name, target, names, problems)
+    )
+    return check_call(target, place, problems, ignored=("name", "model_name", *others))
+
+
+def _today_s(name: Place, problems: Problems) -> Place:
+    """Return the place of a model's name, an older one replaced by today's."""
+    value = name.node.value if isinstance(name.node, Scalar) else None
+    today = _OLDER_NAMES.get(value) if isinstance(value, str) else None
+    if today is None:
+        return name
+    problems.note(name.node.at, name.path, f"{value} is the older name of {today}.")
+    return replace(name, node=Scalar(today, name.node.at))
+
+
+def _check_others(
+    place: Place, name: Place, target: Any, names: Names, problems: Problems
+) -> list[str]:
+    """Return the keys that the format knows of a shipped model, and this package does not.
+
+    They are no mistakes: what is inert, or switched off, is left out, the others cannot run here.
+    """
+    assert isinstance(name.node, Scalar)  # it has led to a class
+    own = schema_of(target).parameters
+    fields = {
+        key: one
+        for key, one in names.published_fields(str(name.node.value)).items()
+        if key not in own
+    }
+    for key, inner in place.pairs():
+        if key not in fields:
+            continue
+        value = check_value(inner, fields[key].parameter, problems)
+        if fields[key].is_inert:
+            problems.note(inner.key_at, inner.path, "has no effect: nor has it in the original.")
+        elif value:  # 0, false, null or empty: switched off
+            what = f"known in the format, but not supported by {name.node.value} here. "
+            problems.add_to_run(inner.key_at, inner.path, what + "Leave it out to run without it.")
+    return list(fields)
 
 
 def check_dataloader(place: Place, names: Names, problems: Problems) -> Component | None:

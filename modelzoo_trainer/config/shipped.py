@@ -21,7 +21,7 @@ from modelzoo_trainer.config.fitting import (
 )
 from modelzoo_trainer.config.names import Names, NameTable
 from modelzoo_trainer.config.optimizers import with_groups
-from modelzoo_trainer.config.published import published_names, published_schema
+from modelzoo_trainer.config.published import published_fields, published_names, published_schema
 from modelzoo_trainer.config.torch_schedulers import with_optimizer
 from modelzoo_trainer.core.backend import (
     BackendError,
@@ -90,6 +90,7 @@ def shipped_names(modules: Iterable[ModuleType] = ()) -> Names:
         try_callback=_try_callback,
         try_processor=_try_processor,
         try_checkpoint=_try_checkpoint,
+        published_fields=published_fields,
         default_callbacks=callbacks.default_callbacks,
         default_loggers=loggers.default_loggers,
     )

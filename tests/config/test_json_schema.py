@@ -278,6 +278,13 @@ def test_a_misspelt_key_is_refused_wherever_it_is(shipped, path):
     assert accepted == []
 
 
+def test_a_key_of_the_format_that_is_not_supported_fits(shipped):
+    given = {"name": "llama", "attention_sliding_window_length": 8192, "moe": {"top_k": 2}}
+    assert complaints(shipped, {"trainer": {"init": {"model": given}}}) == []
+    given["attention_sliding_windw_length"] = 8192
+    assert complaints(shipped, {"trainer": {"init": {"model": given}}})
+
+
 @pytest.mark.corpus
 def test_the_published_configurations_fit(shipped):
     paths = [path for path in sorted(CORPUS.rglob("*.yaml")) if path.name != NAMELESS]

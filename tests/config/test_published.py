@@ -6,13 +6,16 @@ import pytest
 from corpus_here import CORPUS
 
 from modelzoo_trainer import callbacks, loggers
-from modelzoo_trainer.config.arguments import check_arguments
+from modelzoo_trainer.config.arguments import check_arguments, schema_of
+from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_file, read_text
 from modelzoo_trainer.config.positions import Mapping, Place, Scalar
 from modelzoo_trainer.config.problems import Problems
-from modelzoo_trainer.config.published import published_names, published_schema
+from modelzoo_trainer.config.published import published_fields, published_names, published_schema
+from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.data.registry import PROCESSORS
-from modelzoo_trainer.models.registry import MODELS
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.models.registry import MODELS, model_class
 
 SHIPPED = {
     "model": tuple(MODELS),
@@ -268,3 +271,216 @@ def test_nearly_all_keys_of_the_published_configurations_belong_to_closed_classe
             counted[kind] += len(place.node.entries) if isinstance(place.node, Mapping) else 0
     print(f"\nkeys in closed classes: {dict(num_closed)}, in open ones: {dict(num_open)}")  # noqa: T201
     assert num_closed.total() > 0.95 * (num_closed.total() + num_open.total())
+
+
+MODEL_KEYS = {
+    "gpt3 gpt2": """
+        attention_dropout_rate dropout_rate embedding_initializer initializer filter_size
+        output_layer_initializer embeddings_scale hidden_size loss_scaling loss_weight
+        max_position_embeddings mup_base_hidden_size mup_base_filter_size output_logits_alpha
+        scale_qk_dot_by_d nonlinearity num_heads num_hidden_layers position_embedding_type
+        share_embedding_weights use_projection_bias_in_attention use_ffn_bias_in_attention
+        use_ffn_bias use_bias_in_output vocab_size attention_type layer_norm_epsilon norm_type
+        embd_pdrop ffn_initializer ffn_output_layer_initializer alibi_trainable_slopes
+        num_relative_attention_buckets initializer_range compute_eval_metrics lr_adjustment_groups
+    """,
+    "llama mistral": """
+        attention_module extra_attention_params attention_sliding_window_length
+        attention_sink_tokens embedding_layer_norm embedding_dropout_rate pos_scaling_type
+        pos_scaling_factor pos_scaling_extra_args rope_theta rotary_dim attention_inner_dim
+        attention_chunk_size attention_vertical_column_spacing attention_vertical_column_width
+        attention_qk_norm_layer attention_qk_norm_eps use_sink_token loop_dim dtype
+        use_experimental_flex_api boundary_casting fold_rope_consts attention_kernel start_token
+        stop_sequences max_tokens temperature top_k top_p position_embedding_offset
+    """,
+    "mixtral gpt3": "moe moe_params output_logits_scale embeddings_scale scale_qk_dot_by_d",
+    "gemma2 llama": """
+        attention_logit_softcapping final_logit_softcapping attention_logits_alpha
+        sliding_window_every_other_decoder_layer norm_first_sandwich
+        sliding_window_every_other_decoder_layer_pattern
+    """,
+    "jais btlm bloom starcoder santacoder gpt2": """
+        attention_softmax_fp32 boundary_casting scale_qk_dot_by_layer_idx attention_kernel
+    """,
+    "gptj falcon gpt-neox": """
+        residual_dropout_rate use_untied_layer_norm attention_logits_alpha rotary_dim use_ffn_bias
+        attention_sink_tokens attention_sliding_window_length attention_initializer initializer
+    """,
+    "dpo": "dpo compute_eval_metrics policy_model",
+    "bert esm2": """
+        encoder_nonlinearity pooler_nonlinearity mlm_loss_weight disable_nsp num_segments
+        mask_padding_in_positional_embed mlm_nonlinearity label_smoothing use_final_layer_norm
+        pad_token_id share_embedding_weights embedding_layer_norm rotary_dim norm_first
+    """,
+    "esm2": "token_dropout mask_token_id",
+    "bert/classifier": "num_labels problem_type task_dropout compute_eval_metrics",
+    "bert/token_classifier": """
+        num_classes encoder_output_dropout_rate include_padding_in_loss label_vocab_file
+    """,
+    "bert/extractive_summarization": "loss_weight use_cls_bias vocab_file max_position_embeddings",
+    "dpr": """
+        q_encoder ctx_encoder encoder use_biencoder pooler_type softmax_temperature
+        mutual_information compute_eval_metrics
+    """,
+    "t5 transformer": """
+        src_vocab_size extra_ids d_model d_kv d_ff lm_loss_weight mup_base_d_model mup_base_d_ff
+        mup_base_d_kv embeddings_alpha encoder_attention_logits_alpha output_logits_alpha
+        decoder_attention_logits_alpha scale_encoder_qk_dot_by_d scale_decoder_qk_dot_by_d
+        scale_output_logits_by_d relu_dropout_rate use_ffn_bias use_pre_encoder_decoder_dropout
+        use_transformer_initialization use_pre_encoder_decoder_layer_norm mlm_loss_scaling
+        use_dropout_outside_residual_path decoder_nonlinearity tie_encoder_decoder use_cache
+    """,
+    "vision_transformer": """
+        image_size patch_size use_conv_patchified_embedding use_dinov2_classifier freeze
+        layerscale_value use_post_embed_layer_norm use_encoder_pooler_layer extra_attention_params
+        stochastic_depth_drop_prob interpolate_position_embedding use_masked_patches
+    """,
+    "dit": """
+        patch_size label_dropout_rate num_diffusion_steps schedule_name vae reverse_process
+        beta_start beta_end use_conv_transpose_unpatchify var_loss encoder_nonlinearity
+    """,
+    "dino generic_image_encoders": "image_model_trunks heads losses copy_init_weights ema freeze",
+    "llava": """
+        image_model text_model projector image_feature_select_layer_idx image_feature_select_mode
+        image_start_idx freeze loss_scaling loss_weight
+    """,
+    "multimodal_simple": "image_model_list text_model output_list loss_weight freeze",
+}
+"""Keys of `model` that published files set, or that the classes document; names of models first."""
+WORKERS = "num_workers prefetch_factor persistent_workers batch_size shuffle shuffle_seed data_dir"
+DATA_KEYS = {
+    "GptHDF5MapDataProcessor BertHDF5DataProcessor LlavaHDF5MapDataProcessor": f"""
+        {WORKERS} use_worker_cache mixture data_subset num_samples drop_last pad_last sort_files
+        max_sequence_length use_vsl dataset_map_fn
+    """,
+    "GptHDF5MapDataProcessor": "vocab_size repeat data_transforms",
+    "GptHDF5DataProcessor": f"""
+        {WORKERS} shuffle_buffer drop_last use_vsl features_list max_sequence_length vocab_size
+        repeat use_multiple_workers
+    """,
+    "BertCSVDynamicMaskDataProcessor": f"""
+        {WORKERS} vocab_file max_sequence_length max_predictions_per_seq do_lower masked_lm_prob
+        disable_nsp dynamic_mlm_scale buckets mask_whole_word oov_token mask_token
+        document_separator_token exclude_from_masking gather_mlm_labels labels_pad_id input_pad_id
+        attn_mask_pad_id segment_pad_id drop_last shuffle_buffer
+    """,
+    "BertCSVDataProcessor": f"""
+        {WORKERS} disable_nsp vocab_size vocab_file whole_word_masking max_predictions_per_seq
+        do_lower masked_lm_prob max_sequence_length max_position_embeddings buckets
+    """,
+    "DinoImageDataProcessor": """
+        batch_size shuffle shuffle_seed num_workers prefetch_factor dataset ssl_transform
+    """,
+    "DiffusionLatentImageNet1KProcessor": f"""
+        {WORKERS} num_classes split num_diffusion_steps image_channels use_worker_cache latent_size
+        label_dropout_rate latent_channels vae_scaling_factor schedule_name
+    """,
+    "LlavaHDF5MapDataProcessor MultimodalSimpleHDF5MapDataProcessor": f"""
+        {WORKERS} img_data_dir image_data_size transforms drop_last
+    """,
+    "MultimodalSimpleHDF5MapDataProcessor": "max_num_img num_patches",
+    "T5DynamicDataProcessor TransformerDynamicDataProcessor": """
+        src_vocab_file src_data_dir extra_ids src_max_sequence_length tgt_max_sequence_length
+        shuffle_buffer do_lower pack_sequences num_documents_to_concatenate labels_pad_id
+        input_pad_id dynamic_loss_weight drop_last buckets oov_token
+    """,
+    "ImageNet1KProcessor": f"""
+        {WORKERS} image_size split transforms use_worker_cache num_classes sampler noaugment
+        ra_sampler_num_repeat mixup_alpha cutmix_alpha drop_last
+    """,
+    "MNLIDataProcessor SST2DataProcessor": f"""
+        {WORKERS} is_training vocab_file max_sequence_length do_lower
+    """,
+    "BertSumCSVDataProcessor": f"{WORKERS} max_sequence_length max_cls_tokens",
+    "BertTokenClassifierDataProcessor": f"""
+        {WORKERS} vocab_file max_sequence_length label_vocab_file include_padding_in_loss
+    """,
+    "DpoHDF5DataProcessor DPRHDF5DataProcessor": f"{WORKERS} shuffle_buffer",
+    "MNISTDataProcessor": """
+        data_dir batch_size drop_last_batch drop_last to_float16 shuffle split num_workers
+        use_fake_data fake_data_seed
+    """,
+}
+
+
+def known_keys(kind, name):
+    """Return the keys that the configuration knows of a class."""
+    schema = published_schema(kind, name)
+    if schema is not None:
+        return schema.parameters.keys()
+    return {*published_fields(name), *schema_of(model_class(name)).parameters}
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "keys"),
+    [("model", *one) for one in MODEL_KEYS.items()]
+    + [("data processor", *one) for one in DATA_KEYS.items()],
+)
+def test_every_key_of_the_format_is_known(kind, names, keys):
+    lacks = {name: set(keys.split()) - known_keys(kind, name) for name in names.split()}
+    assert [keys for keys in lacks.values() if keys] == []
+
+
+LLAMA = """\
+trainer:
+  init:
+    device: cpu
+    model: {name: llama, hidden_size: 8, num_heads: 2, num_hidden_layers: 1, %s}
+  validate:
+    val_dataloader: {data_processor: DigitsProcessor, split: val, batch_size: 90}
+"""
+
+
+def llama(more, **options):
+    problems = Problems(**options)
+    (plan,) = check_config(read_text(LLAMA % more, "p.yaml"), shipped_names(), None, problems)
+    return [str(note) for note in plan.notes]
+
+
+SINKS = "attention_sliding_window_length: 8192, attention_sink_tokens: 512"
+
+
+def test_a_key_that_is_not_supported_is_known_to_a_check_and_refused_by_name_in_a_run():
+    window, sinks = llama(SINKS, for_a_run=False)
+    assert window.startswith("p.yaml:4:78: trainer.init.model.attention_sliding_window_length: ")
+    assert "not supported by llama" in window
+    assert "attention_sink_tokens: has no effect" in sinks
+    with pytest.raises(ConfigError) as caught:
+        llama(SINKS)
+    (line,) = str(caught.value).splitlines()
+    assert "attention_sliding_window_length: known in the format, but not supported" in line
+
+
+@pytest.mark.parametrize(
+    "off",
+    [
+        *("attention_sliding_window_length: null", "norm_first_sandwich: false"),
+        *("memory_tokens: {}", "cross_attention_layers: []", "position_embedding_offset: 0"),
+    ],
+)
+def test_a_key_that_is_not_supported_runs_where_it_is_switched_off(off):
+    assert llama(off) == []
+
+
+def test_a_key_that_is_not_supported_has_its_type_and_its_suggestion():
+    with pytest.raises(ConfigError) as caught:
+        llama("attention_sliding_window_length: wide, attention_sink_tokns: 3")
+    first, second = str(caught.value).splitlines()
+    assert "attention_sliding_window_length: 'wide' does not fit; expected an integer" in first
+    assert "Did you mean 'attention_sink_tokens'?" in second
+
+
+def test_what_is_inert_is_a_field_that_is_not_supported():
+    fields = published_fields("llama")
+    own = schema_of(model_class("llama")).parameters
+    inert = {key for key, one in fields.items() if one.is_inert}
+    assert inert
+    assert inert & own.keys() == set()
+    assert own.keys() <= fields.keys()
+
+
+def test_an_older_name_of_a_model_is_known():
+    text = (LLAMA % "vocab_size: 9").replace("llama", "LlamaModel")
+    (plan,) = check_config(read_text(text, "p.yaml"), shipped_names(), None)
+    assert plan.init["model"].target is model_class("llama")
+    assert [note.message for note in plan.notes] == ["LlamaModel is the older name of llama."]

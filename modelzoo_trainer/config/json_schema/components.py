@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -17,6 +17,8 @@ from modelzoo_trainer.errors import ConfigError
 FREE: Final = "free"
 """The definition of arguments about which nothing is known."""
 
+_INERT: Final = "Has no effect."
+_UNSUPPORTED: Final = "Known in the format, but not supported here."
 _DOTTED: Final = r"^[^.]+(\.[^.]+)+$"
 _SPECIAL: Final = re.compile(r"[\\^$.|?*+()\[\]{}]")
 
@@ -79,6 +81,7 @@ class Definitions:
         nested: Mapping[str, JsonSchema] | None = None,
         ignored: Collection[str] = (),
         removable: Collection[Any] | None = None,
+        published: Callable[[str], Mapping[str, Any]] = lambda name: {},
     ) -> dict[str, JsonSchema]:
         """Return references to the definitions of all classes of a kind, by name.
 
@@ -89,6 +92,7 @@ class Definitions:
             ignored: Keys that are not arguments.
             removable: The classes for which null may stand; None = those without a required
                 argument.
+            published: Returns what the format knows of a class beyond what it takes here.
         """
         return {
             name: self._of_class(
@@ -98,6 +102,7 @@ class Definitions:
                 nested=nested or {},
                 ignored=ignored,
                 is_optional=None if removable is None else target in removable,
+                published=published(name),
             )
             for name, target in _classes_of(table).items()
         }
@@ -117,6 +122,7 @@ class Definitions:
         nested: Mapping[str, JsonSchema] | None = None,
         ignored: Collection[str] = (),
         is_optional: bool | None = None,
+        published: Mapping[str, Any] | None = None,
     ) -> JsonSchema:
         """Return the schema of the arguments of one class.
 
@@ -126,6 +132,7 @@ class Definitions:
             nested: As there.
             ignored: As there.
             is_optional: Whether null may stand for all arguments; None = if none is required.
+            published: What the format knows of the class, by key (`published.Field`).
         """
         schema = schema_of(target, num_injected)
         texts, defaults = argument_texts(target), _defaults_of(target)
@@ -137,6 +144,9 @@ class Definitions:
             elif name not in ignored:
                 default = defaults.get(name, NOT_GIVEN)
                 properties[name] = self._types.of(parameter.adapter, text, default)
+        for name, field in (published or {}).items():
+            text = _INERT if field.is_inert else _UNSUPPORTED
+            properties.setdefault(name, {"description": text})
         required = [name for name, one in schema.parameters.items() if one.is_required]
         text = summary(target)
         return {

@@ -150,7 +150,9 @@ class _Format:
 
     def _model(self) -> JsonSchema:
         table = self._names.models
-        classes = self._definitions.of_table(table, ignored=_MODEL_KEYS)
+        classes = self._definitions.of_table(
+            table, ignored=_MODEL_KEYS, published=self._names.published_fields
+        )
         # In the other form a class is the only key, and its arguments have no key for its name.
         unnamed = {"properties": dict.fromkeys(_MODEL_KEYS, False)}
         alone = component_schema(table, {name: ref | unnamed for name, ref in classes.items()})
