@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 import yaml
+from corpus_here import CORPUS
 
 from modelzoo_trainer.cli import main
 from modelzoo_trainer.config.arguments import schema_of
@@ -25,9 +23,6 @@ from modelzoo_trainer.config.secrets import (
 )
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
-
-CORPUS = Path(os.environ.get("MODELZOO_CORPUS") or "/nonexistent")
-
 
 SECRETS = """
     github_token signing_key private_key_pem credentials_json connection_string passcode pass pat
@@ -137,7 +132,7 @@ def test_no_argument_of_what_is_shipped_or_published_is_a_secret():
     assert hidden == set()
 
 
-@pytest.mark.skipif(not CORPUS.is_dir(), reason="MODELZOO_CORPUS names no folder")
+@pytest.mark.corpus
 def test_nothing_in_the_published_configurations_is_hidden():
     paths = sorted(CORPUS.rglob("*.yaml"))
     plain = {str(path): to_plain(read_text(path.read_text(), str(path))) for path in paths}
