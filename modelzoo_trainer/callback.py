@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar, overload
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias, TypeVar, overload
 
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 from modelzoo_trainer.advice import is_pair, split_pair
 from modelzoo_trainer.errors import HookError
 from modelzoo_trainer.global_callbacks import GlobalHandle, add_global
-from modelzoo_trainer.hooks import HOOKS, Phase, check_listener, hook, register_hooks
+from modelzoo_trainer.hooks import HOOKS, Phase, check_listener, hook, near_miss, register_hooks
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -56,6 +57,9 @@ class Callback:
 
     It is given back only by checkpoints in the folder that the run writes its own to.
     """
+
+    needs_trainer: bool = False
+    """Whether it would do nothing in a loop of one's own: `Hooks` refuses it."""
 
     _hooks_checked: ClassVar[bool] = True
     _entered: ClassVar[dict[int, list[GlobalHandle]]] = {}
@@ -537,7 +541,8 @@ def check_callback(callback: Any, where: str = "callbacks") -> None:
 
     Raises:
         HookError: If it is a class, a hook was set on a `Callback` instance, a hook's name or
-            parameters do not fit, or an object of another kind has no hook at all.
+            parameters do not fit, or an object of another kind has neither a hook nor a method that
+            may be an event of the user's own.
     """
     kind = type(callback).__name__
     if isinstance(callback, type):
@@ -553,6 +558,17 @@ def check_callback(callback: Any, where: str = "callbacks") -> None:
         check_listener(kind, vars(base))
     names = [name for name in dir(callback) if not name.startswith("_")]
     if not any(name in HOOKS or name.startswith("on_") for name in names):
+        _check_own_events(callback, kind, where)
+
+
+def _check_own_events(callback: Any, kind: str, where: str) -> None:
+    """Check an object without a hook: its methods may be events of the user's own."""
+    own = [] if where == "loggers" else _own_methods(callback)
+    for name in own:
+        meant = f"on_{name}" if f"on_{name}" in HOOKS else near_miss(f"on_{name}")
+        if meant is not None:
+            raise HookError(f"{kind}.{name} is not a hook. Did you mean {meant!r}?")
+    if not own:
         advice = (
             "Pass instances of loggers, such as modelzoo_trainer.loggers.TensorBoardLogger()."
             if where == "loggers"
@@ -560,3 +576,22 @@ def check_callback(callback: Any, where: str = "callbacks") -> None:
             "on_train_batch_end."
         )
         raise HookError(f"{where} got {callback!r} of type {kind}, which has no hook. {advice}")
+
+
+_METHODS: Final = (FunctionType, staticmethod, classmethod)
+
+
+def _own_methods(callback: Any) -> list[str]:
+    """Return what may be events of the user's own: public methods of classes that are no library's.
+
+    What is built in or torch's, such as an optimizer, was not meant as a callback.
+    """
+    bases = type(callback).__mro__[:-1]
+    if any(base.__module__.partition(".")[0] in ("builtins", "torch") for base in bases):
+        return []
+    return [
+        name
+        for base in bases
+        for name, value in vars(base).items()
+        if not name.startswith("_") and isinstance(value, _METHODS)
+    ]

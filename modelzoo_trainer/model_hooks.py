@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import logging
 from types import FunctionType
 from typing import Any, Final
 
@@ -13,6 +14,9 @@ from modelzoo_trainer.hooks import HookFn, check_listener
 
 _INNER: Final = ("_orig_mod", "_fsdp_wrapped_module")  # where torch's wrappers keep the model
 _PREFIX: Final = "on_"
+_LIGHTNING: Final = ("training_step", "configure_optimizers")
+
+log = logging.getLogger("modelzoo_trainer.model")
 
 
 class ModelHooks:
@@ -45,6 +49,7 @@ def model_hooks(model: Module) -> ModelHooks | None:
             hook passes.
     """
     kind = type(unwrapped(model))
+    _warn_of_steps(kind)
     names = [name for name in dir(kind) if name.startswith(_PREFIX)]
     methods = {
         name: getattr(kind, name)
@@ -55,6 +60,18 @@ def model_hooks(model: Module) -> ModelHooks | None:
         return None
     check_listener(kind.__name__, methods)
     return ModelHooks(model)
+
+
+def _warn_of_steps(kind: type) -> None:
+    """Say that the steps of a LightningModule, or of what looks like one, are not called."""
+    if all(callable(getattr(kind, name, None)) for name in _LIGHTNING):
+        log.warning(
+            "%s.%s are not called, as this is no LightningModule's trainer: a step calls the "
+            "model's forward with the batch, which returns the loss (or Trainer.compute_loss "
+            "does), and updates with Trainer(optimizer=..., schedulers=...).",
+            kind.__name__,
+            " and ".join(_LIGHTNING),
+        )
 
 
 def is_placeholder(kind: type, name: str) -> bool:

@@ -49,7 +49,8 @@ class Hooks:
         use_global: Whether those registered by `register_global_callback` take part.
 
     Raises:
-        HookError: If a callback is a class or one of a trainer's core, or misspells an event.
+        HookError: If a callback is a class, one of a trainer's core or one that needs a trainer
+            (`SpikeDetection`, `CheckLoss`), or misspells an event.
 
     Example:
         >>> class Losses:
@@ -200,6 +201,11 @@ class Hooks:
                 )
             if isinstance(callback, CoreCallback):
                 raise HookError(f"Hooks got a {kind}, which does its work in a Trainer alone.")
+            if isinstance(callback, Callback) and callback.needs_trainer:
+                raise HookError(
+                    f"Hooks got a {kind}, which would do nothing in a loop of one's own: it needs "
+                    f"the steps of a Trainer. Pass it to Trainer(callbacks=...)."
+                )
             self._check_names(callback, kind)
         return callbacks
 

@@ -22,6 +22,8 @@ class StepLosses(Callback):
     Cost: No host read; with several processes a reduction of two numbers a step.
     """
 
+    needs_trainer = True
+
     def __init__(self) -> None:
         self.drop_batches()
 

@@ -274,6 +274,48 @@ def test_fb_21_on_after_optimizer_step(trainer_of) -> None:
     assert (trainer.model.num, trainer.global_step) == (3, 3)
 
 
+def test_fb_13_a_trainer_takes_an_object_with_an_event_of_its_own_alone(trainer_of) -> None:
+    class Verify:
+        def verify_train_batch(self, batch):
+            got.append(batch)
+
+    class Forgotten:
+        def train_batch_end(self, trainer, model, outputs, batch, batch_idx): ...
+
+    got: list[Any] = []
+    trainer_of(Verify()).call("verify_train_batch", batch=3, batch_idx=0)
+    assert got == [3]
+    with pytest.raises(HookError, match=r"Forgotten\.train_batch_end.*'on_train_batch_end'"):
+        trainer_of(Forgotten())
+    with pytest.raises(HookError, match="which has no hook"):
+        trainer_of(torch.optim.SGD(Scale().parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("has_steps", [True, False])
+def test_fb_18_the_steps_of_a_lightning_module_are_not_called_and_that_is_said(
+    trainer_of, caplog, has_steps
+) -> None:
+    class Lit(Scale):
+        if has_steps:
+
+            def training_step(self, batch, batch_idx):
+                raise AssertionError("never called")
+
+            def configure_optimizers(self):
+                raise AssertionError("never called")
+
+    trainer_of(model=Lit).fit(constant_batches(1))
+    told = "Lit.training_step and configure_optimizers are not called"
+    assert (told in caplog.text) == has_steps
+
+
+def test_fb_22_spike_detection_is_refused_without_a_trainer() -> None:
+    from modelzoo_trainer.callbacks.spike_detection import SpikeDetection
+
+    with pytest.raises(HookError, match=r"Hooks got a SpikeDetection.*Trainer"):
+        Hooks(SpikeDetection())
+
+
 def test_fb_22_spike_detection(trainer_of, tmp_path) -> None:
     from modelzoo_trainer import TrainingSpike
     from modelzoo_trainer.callbacks.spike_detection import SpikeDetection
