@@ -121,10 +121,9 @@ def is_joint() -> bool:
 
 def end_with_launcher() -> None:
     """Have this process end when the launcher that has started it was killed."""
-    if find_spec("backends") is not None:
-        from backends.orphans import watch_launcher
+    from backends.orphans import watch_launcher
 
-        watch_launcher()
+    watch_launcher()
 
 
 def run_jointly(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from modelzoo_trainer.checkpointing.draft import Draft
     from modelzoo_trainer.checkpointing.exporting import export, write_weights
+    from modelzoo_trainer.checkpointing.finished import forget_deleted, is_finished, note_finished
     from modelzoo_trainer.checkpointing.folder import (
         clean,
         delete,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
         point_latest,
         probe,
     )
-    from modelzoo_trainer.checkpointing.finished import forget_deleted, is_finished, note_finished
     from modelzoo_trainer.checkpointing.listing import (
         CheckpointInfo,
         candidates,

@@ -7,7 +7,6 @@ from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
 from typing import Any
 
-from backends import is_too_large
 from modelzoo_trainer.config.arguments import (
     Check,
     Parameter,
@@ -29,6 +28,7 @@ from modelzoo_trainer.config.positions import (
 )
 from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.config.secrets import hiding
+from modelzoo_trainer.core.backend import is_too_large
 from modelzoo_trainer.errors import ConfigError, suggest
 
 
