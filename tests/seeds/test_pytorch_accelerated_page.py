@@ -67,7 +67,7 @@ def test_what_it_names_of_a_trainer_is_there(trainer_of) -> None:
     trainer = trainer_of()
     names = {name for heading in HEADINGS for name in names_in(heading)}
     found = {name for name in names if name.startswith("trainer.")}
-    assert len(found) == 10
+    assert len(found) == 11
     for name in found:
         attrgetter(name.removeprefix("trainer."))(trainer)  # raises, if it is not there
 
