@@ -501,9 +501,10 @@ class Trainer(AdvisedParts):
         if path is None:
             return
         state = self.checkpoint.read(self, path)
-        self.autorestart.loaded(self, state)
-        self.hooks.preprocess_checkpoint(self, state)
-        self.hooks.on_load_checkpoint(self, state)
+        with self.checkpoint.restoring(self):
+            self.autorestart.loaded(self, state)
+            self.hooks.preprocess_checkpoint(self, state)
+            self.hooks.on_load_checkpoint(self, state)
 
     def _resume(self, ckpt_path: CkptPath) -> None:
         self.is_resuming = True

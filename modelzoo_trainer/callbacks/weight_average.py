@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from modelzoo_trainer.checkpointing.parameter_names import uncompiled
+from modelzoo_trainer.core.restoring import whole_number
 
 Part = Callable[[Tensor], Tensor]
 Get = Callable[[], Tensor]
@@ -221,6 +222,8 @@ class WeightAverage:
             fit: Returns tensors of a checkpoint in the form that is copied into one's own.
         """
         num = state["num_updates"]
+        if not isinstance(num, Tensor):
+            num = whole_number(state, "num_updates")
         self.num_updates = num.to(self._own[0].device) if isinstance(num, Tensor) else num
         found = {
             name: state["average"][name] for name in self._averages if name in state["average"]

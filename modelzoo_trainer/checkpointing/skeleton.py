@@ -219,6 +219,8 @@ def _decode(value: Json, tensors: Tensors) -> Any:
     if isinstance(value, list):
         return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):
+        if isinstance(value, int) and abs(value) >= _MAX_INT:
+            raise ValueError("it has a number that this program writes in another way")
         return value
     if _TAG in value:
         return _DECODERS[value[_TAG]](value, tensors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -25,6 +25,7 @@ from modelzoo_trainer.core.checkpoint_saving import (
     was_written_before,
 )
 from modelzoo_trainer.core.checkpoint_times import Times
+from modelzoo_trainer.core.restoring import parts_of, restoring
 from modelzoo_trainer.core.run_lock import FolderLock
 from modelzoo_trainer.core.shared_state import like_of, part_of
 from modelzoo_trainer.errors import (
@@ -528,6 +529,11 @@ class Checkpoint(CoreCallback, Advised):
         self._not_fresh.add(trainer)  # a state that was loaded in part is none
         if path is not None:
             log.info("Loaded checkpoint %s.", path)
+
+    def restoring(self, trainer: Trainer) -> AbstractContextManager[None]:
+        """Return the boundary around what is restored from the checkpoint that was read last."""
+        path = self._begun[0]
+        return restoring(path, parts_of(trainer.callbacks, trainer.stateful_callbacks()))
 
     @event("save")
     def write(self, trainer: Trainer, state: StateDict, *, wait: bool) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from modelzoo_trainer.core.backend import Backend, Stream
+from modelzoo_trainer.core.restoring import whole_number
 from modelzoo_trainer.data.generators import mixed
 
 
@@ -94,19 +95,20 @@ class Position:
             state: What `state` has returned, perhaps of another number of processes.
             index: Which part of the data this process reads.
         """
-        num_shards, per_batch = state.get("num_shards", 1), state.get("per_batch", 1)
-        batch_idx = state["batch_idx"]
+        num_shards = whole_number(state, "num_shards", 1)
+        per_batch = whole_number(state, "per_batch", 1)
+        batch_idx = whole_number(state, "batch_idx")
         return cls(
-            epoch=state["epoch"],
+            epoch=whole_number(state, "epoch"),
             batch_idx=batch_idx,
-            num_batches=state["num_batches"],
-            parts=state.get("parts", 0),
+            num_batches=whole_number(state, "num_batches"),
+            parts=whole_number(state, "parts", 0),
             loader=state.get(_key_of_loader(num_shards, index)),
             numbering=Numbering(
                 num_shards=num_shards,
                 per_batch=per_batch,
-                size=state.get("draw_size"),
-                first=state.get("offset", batch_idx * per_batch) - batch_idx * per_batch,
+                size=whole_number(state, "draw_size", None),
+                first=whole_number(state, "offset", batch_idx * per_batch) - batch_idx * per_batch,
             ),
         )
 

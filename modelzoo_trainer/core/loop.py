@@ -10,6 +10,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Outputs, StateDict
+from modelzoo_trainer.core.restoring import whole_number
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class LoopCallback(CoreCallback):
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        trainer.global_step = state_dict.get("global_step", trainer.global_step)
+        trainer.global_step = whole_number(state_dict, "global_step", trainer.global_step)
 
 
 class ValidationLoop(LoopCallback):

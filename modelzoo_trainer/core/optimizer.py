@@ -25,6 +25,7 @@ from modelzoo_trainer.core.optimizer_facts import (
     settings_of,
 )
 from modelzoo_trainer.core.optimizer_parameters import check_parameters, warn_of_parameters
+from modelzoo_trainer.core.restoring import check_optimizer, check_steps, group_kinds
 from modelzoo_trainer.core.scheduler_settings import scheduled_keys
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 
@@ -169,6 +170,8 @@ class OptimizerCallback(CoreCallback, Advised):
             check_names(names, before)
         settings = state.pop(_SETTINGS, None)
         check_shapes(trainer.optimizer, state, names)
+        check_steps(state)
+        before_load = group_kinds(trainer.optimizer)
         try:
             trainer.optimizer.load_state_dict(state)
         except ValueError as error:
@@ -177,6 +180,7 @@ class OptimizerCallback(CoreCallback, Advised):
                 f"with LoadCheckpointStates, or use the optimizer and parameter groups that it "
                 f"was made with."
             ) from None
+        check_optimizer(trainer.optimizer, before_load)
         self._held = settings
         if settings is not None:
             self._tell(changes(self._given, settings, scheduled_keys(trainer.schedulers)))

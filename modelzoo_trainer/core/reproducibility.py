@@ -12,6 +12,7 @@ import torch
 from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
+from modelzoo_trainer.core.restoring import whole_number
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,11 +88,14 @@ class Reproducibility(CoreCallback):
     def restore(self, trainer: Trainer) -> None:
         """Give the host's generators the state that was loaded, if there is one; once."""
         state, self._loaded = self._loaded, None
-        if state is None:
-            return
+        if state is not None:
+            with trainer.checkpoint.restoring(trainer):
+                self._restore(trainer, state)
+
+    def _restore(self, trainer: Trainer, state: dict[str, Any]) -> None:
         if self.seed is None:
-            trainer.backend.seed = state["seed"]
-        elif self.seed != state["seed"]:
+            trainer.backend.seed = whole_number(state, "seed")
+        elif self.seed != whole_number(state, "seed"):
             log.warning(
                 "The checkpoint was made with seed %d and this run has %d: it does not go on as "
                 "that one would have.",
@@ -99,7 +103,7 @@ class Reproducibility(CoreCallback):
                 self.seed,
             )
             return
-        num, own = state.get("world_size", 1), trainer.backend.world_size
+        num, own = whole_number(state, "world_size", 1), trainer.backend.world_size
         if num == own:
             trainer.backend.set_rng_state(state[_key_of(trainer.backend)])
             return

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.core.loop import TrainingLoop
+from modelzoo_trainer.core.restoring import whole_number
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -235,15 +236,15 @@ class RunSchedule(CoreCallback):
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         state = state_dict.get("schedule")
         if state is not None and (trainer.is_resuming or not self._has_fitted):
-            origin = (state["origin_step"], state["origin_epoch"])
+            origin = (whole_number(state, "origin_step"), whole_number(state, "origin_epoch"))
             if self._is_begun and origin != self._origin:  # back to what this fit began with
                 self.loop_idx = self.num_validated = 0
                 return
             self._origin = origin
-            self._num_steps = state.get("num_steps")
-            self.loop_idx = state.get("loop_idx", 0)  # one of the first format has neither
-            self._validated = state.get("validated_step")
-            self.num_validated = state.get("num_validated", 0)
+            self._num_steps = whole_number(state, "num_steps", None)
+            self.loop_idx = whole_number(state, "loop_idx", 0)  # the first format has neither
+            self._validated = whole_number(state, "validated_step", None)
+            self.num_validated = whole_number(state, "num_validated", 0)
 
 
 def _warn_of_change(planned: int | None, num_steps: int, first: int, step: int) -> None:

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.advice import Advised, event
 from modelzoo_trainer.callback import CoreCallback, StateDict
+from modelzoo_trainer.core.restoring import check_kinds, kinds
 from modelzoo_trainer.core.scheduler_settings import (
     Beginning,
     Settings,
@@ -139,7 +140,10 @@ class SchedulersCallback(CoreCallback, Advised):
             if replays and isinstance(scheduler, LRScheduler):
                 replayed.append(state)
             else:
-                scheduler.load_state_dict(like_own(scheduler.state_dict(), state))
+                own = scheduler.state_dict()
+                before = kinds(own)
+                scheduler.load_state_dict(like_own(own, state))
+                check_kinds(scheduler, before, scheduler.state_dict())
         if beginning is not None:
             if replays:
                 beginning.go_to(replayed)
