@@ -275,9 +275,12 @@ def logged(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+KEPT = (".finished.json", ".lock")  # hidden files that belong to a folder of checkpoints
+
+
 def unfinished(folder: Path) -> list[str]:
     """Return what a save has begun and not finished."""
-    return sorted(path.name for path in folder.glob(".*") if path.name != ".lock")
+    return sorted(path.name for path in folder.glob(".*") if path.name not in KEPT)
 
 
 # ---- the processes of this host
