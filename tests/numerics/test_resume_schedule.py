@@ -136,6 +136,7 @@ def fit_more(trainer_of, tmp_path, num_steps, *callbacks, **settings):
     """Start a run of so many more steps in the same folder, as another process would."""
     arguments = {"num_epochs": None, "num_steps": num_steps, "eval_frequency": 1.0} | settings
     trainer = trainer_for(trainer_of, tmp_path, "run", *callbacks, **arguments)
+    trainer.raise_on_interrupt = False
     trainer.fit(tiny_batches(50), tiny_batches(2))
     return trainer
 
