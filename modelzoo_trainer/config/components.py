@@ -64,8 +64,6 @@ class Component:
         except ConfigError as error:
             raise ConfigError(f"{self.at}: {self.explain(error)}") from error
         except Exception as error:
-            from modelzoo_trainer.core.backend import is_too_large  # imports torch
-
             if is_too_large(error):
                 what = str(error).partition("\n")[0] or type(error).__name__
                 raise ConfigError(
