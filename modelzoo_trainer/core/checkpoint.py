@@ -494,7 +494,7 @@ class Checkpoint(CoreCallback, Advised):
             return "no step was taken, there is nothing new to save"
         if not trainer.backend.caps.holds_values:
             return "a dry run saves nothing"
-        hint = "to have one written at the end set checkpoint.steps (Checkpoint(steps=...))"
+        hint = "for one at the end set checkpoint.steps or checkpoint.save_final_checkpoint"
         if self._written is not None:
             return f"what came after {self._written[0]} was not saved; {hint}"
         return f"nothing was saved, no checkpoint is configured; {hint}"
