@@ -28,7 +28,6 @@ from modelzoo_trainer.config.positions import (
 )
 from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.config.secrets import hiding
-from modelzoo_trainer.core.backend import is_too_large
 from modelzoo_trainer.errors import ConfigError, suggest
 
 
@@ -64,6 +63,8 @@ class Component:
         except ConfigError as error:
             raise ConfigError(f"{self.at}: {self.explain(error)}") from error
         except Exception as error:
+            from modelzoo_trainer.core.backend import is_too_large  # imports torch
+
             if is_too_large(error):
                 what = str(error).partition("\n")[0] or type(error).__name__
                 raise ConfigError(
