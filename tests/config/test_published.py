@@ -425,7 +425,7 @@ LLAMA = """\
 trainer:
   init:
     device: cpu
-    model: {name: llama, hidden_size: 8, num_heads: 2, num_hidden_layers: 1, %s}
+    model: {name: llama, hidden_size: 16, num_heads: 2, num_hidden_layers: 1, %s}
   validate:
     val_dataloader: {data_processor: DigitsProcessor, split: val, batch_size: 90}
 """
@@ -442,7 +442,7 @@ SINKS = "attention_sliding_window_length: 8192, attention_sink_tokens: 512"
 
 def test_a_key_that_is_not_supported_is_known_to_a_check_and_refused_by_name_in_a_run():
     window, sinks = llama(SINKS, for_a_run=False)
-    assert window.startswith("p.yaml:4:78: trainer.init.model.attention_sliding_window_length: ")
+    assert window.startswith("p.yaml:4:79: trainer.init.model.attention_sliding_window_length: ")
     assert "not supported by llama" in window
     assert "attention_sink_tokens: has no effect" in sinks
     with pytest.raises(ConfigError) as caught:
