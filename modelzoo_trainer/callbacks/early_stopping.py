@@ -45,7 +45,7 @@ class EarlyStopping(Callback):
     State: The best value, its step, and the number of values since.
 
     Raises:
-        ConfigError: If an argument does not fit; when the metric arrives, if it is no number.
+        ConfigError: If an argument does not fit; when the metric arrives, if it is not a number.
     """
 
     state_is_of_run = True

@@ -65,7 +65,7 @@ class SaveBest(Callback):
         a mark by which the run's own ones are known.
 
     Raises:
-        ConfigError: If an argument does not fit; when the metric arrives, if it is no number; at
+        ConfigError: If an argument does not fit; when the metric arrives, if it is not a number; at
             the end of a fit, if it never came and `load_best` asks for its weights.
     """
 

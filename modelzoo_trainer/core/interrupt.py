@@ -35,7 +35,7 @@ class Interrupt(CoreCallback):
     """Turns what interrupts a fit into an orderly end, by `trainer.early_exit`.
 
     That is SIGINT, SIGTERM and SIGUSR1; a file `stop` in `model_dir`, which is removed when it
-    has been heeded, or comes too late for that; and the end of the loop's `max_time`, which counts
+    has been seen, or comes too late for that; and the end of the loop's `max_time`, which counts
     from the start of the fit, or that of the first attempt at it if a supervisor has started the
     run again. A second Ctrl-C ends the fit at once. Handlers of signals are there for the fit only,
     and only in the main thread.

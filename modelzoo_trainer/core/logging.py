@@ -51,7 +51,7 @@ class Logging(CoreCallback):
     standard error if the program has set up no logging of its own.
 
     Args:
-        log_steps: Log every so many steps, and the last one of the run, whatever its number;
+        log_steps: Log on every n-th step, and the last one of the run, whatever its number;
             0 = only the last one.
         log_level: Least level of the messages.
         wsc_log_level: Accepted for the format's sake; without meaning on this hardware.

@@ -76,9 +76,9 @@ needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 @pytest.mark.parametrize(
     ("how", "between"),
     [
-        ("heeds", ()),
+        ("stops", ()),
         ("deaf", ()),
-        ("heeds", ("sh", "-c", '"$@"; true', "sh")),  # a script that torchrun has started
+        ("stops", ("sh", "-c", '"$@"; true', "sh")),  # a script that torchrun has started
     ],
 )
 def test_a_process_ends_soon_after_its_torchrun_was_killed(
@@ -94,7 +94,7 @@ def test_a_process_ends_soon_after_its_torchrun_was_killed(
 @needs_proc
 def test_a_process_that_was_not_started_by_torchrun_outlives_its_parent(tmp_path, families) -> None:
     without = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}  # Slurm, a script
-    family = Family(tmp_path, without, "heeds", 0.0)
+    family = Family(tmp_path, without, "stops", 0.0)
     families.append(family)
     family.kill_launcher()
     with pytest.raises(AssertionError, match="in vain"):
