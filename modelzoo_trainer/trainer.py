@@ -58,8 +58,9 @@ class Trainer(AdvisedParts):
         loggers: Receive metrics; called after `callbacks`.
         seed: Seeds everything; None = whatever torch was seeded with.
         autorestart: Restarts of the command line; None = none.
-        check_loss: Add `CheckLoss()` after `callbacks`, unless there is a `CheckLoss` or a
-            `TerminateOnNaN`. False = a NaN or infinite loss does not stop the run.
+        check_loss: Add `CheckLoss()` after `callbacks`, unless there is a `CheckLoss`, a
+            `TerminateOnNaN` or a `SpikeDetection` with `finite_only`. False = a NaN or infinite
+            loss does not stop the run.
 
     Raises:
         ConfigError: If something does not fit.

@@ -236,11 +236,15 @@ class TrainerParts(TrainerValues):
         default = self._default_check
         if default is None:
             return self._user
-        from modelzoo_trainer.callbacks import CheckLoss, TerminateOnNaN
+        from modelzoo_trainer.callbacks import CheckLoss, SpikeDetection, TerminateOnNaN
+
+        def does_its_job(callback: Any) -> bool:
+            if isinstance(callback, SpikeDetection):
+                return callback.finite_only
+            return isinstance(callback, (CheckLoss, TerminateOnNaN))
 
         others = [callback for callback in self._user if callback is not default]
-        given = (*others, *global_callbacks())
-        is_given = any(isinstance(callback, (CheckLoss, TerminateOnNaN)) for callback in given)
+        is_given = any(map(does_its_job, (*others, *global_callbacks())))
         return others if is_given else self._user
 
     def _include_model_hooks(self) -> None:

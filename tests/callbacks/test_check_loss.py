@@ -10,7 +10,7 @@ from modelzoo_trainer import (
     TrainingLoop,
     register_global_callback,
 )
-from modelzoo_trainer.callbacks import CheckLoss, TerminateOnNaN
+from modelzoo_trainer.callbacks import CheckLoss, SpikeDetection, TerminateOnNaN
 
 
 class Spoil(Callback):
@@ -129,6 +129,12 @@ class Own(CheckLoss):
 def test_a_check_of_the_users_takes_the_place_of_the_default(make, given):
     trainer = make(given)
     assert trainer.get_callbacks((CheckLoss, TerminateOnNaN)) == [given]
+
+
+@pytest.mark.parametrize(("finite_only", "num_checks"), [(True, 0), (False, 1)])
+def test_a_spike_detection_that_finds_such_losses_takes_its_place(make, finite_only, num_checks):
+    trainer = make(SpikeDetection(finite_only=finite_only))
+    assert len(trainer.get_callbacks(CheckLoss)) == num_checks
 
 
 def test_a_global_check_takes_the_place_of_the_default_while_it_is_registered(make):
