@@ -39,55 +39,6 @@ def fitting_callback(target: Any) -> Any:
     return target
 
 
-def fitting_model(target: Any) -> Any:
-    """Return a subclass of torch's `Module`, or a function that may return one.
-
-    Args:
-        target: What the path leads to.
-
-    Raises:
-        ConfigError: If it is neither.
-    """
-    return _fitting(target, "model", "torch.nn.Module is no base of it", _is_model)
-
-
-def fitting_optimizer(target: Any) -> Any:
-    """Return a subclass of torch's `Optimizer`, or a function that may return one.
-
-    Args:
-        target: What the path leads to.
-
-    Raises:
-        ConfigError: If it is neither.
-    """
-    return _fitting(target, "optimizer", "torch's Optimizer is no base of it", _is_optimizer)
-
-
-def fitting_scheduler(target: Any) -> Any:
-    """Return a class with a step, or a function that may return an object of one.
-
-    Args:
-        target: What the path leads to.
-
-    Raises:
-        ConfigError: If it is neither.
-    """
-    return _fitting(target, "scheduler", "it has no step that sets a rate", _is_scheduler)
-
-
-def fitting_processor(target: Any) -> Any:
-    """Return a class with batches or with `create_dataloader`, or a function that may return them.
-
-    Args:
-        target: What the path leads to.
-
-    Raises:
-        ConfigError: If it is neither.
-    """
-    lack = "it has no create_dataloader, and is no iterable of batches"
-    return _fitting(target, "data processor", lack, _is_processor)
-
-
 def _is_model(cls: type) -> bool:
     return issubclass(cls, nn.Module)
 
@@ -104,7 +55,29 @@ def _is_processor(cls: type) -> bool:
     return any(hasattr(cls, name) for name in ("create_dataloader", "__iter__", "__getitem__"))
 
 
-def _fitting(target: Any, kind: str, lack: str, fits: Callable[[type], bool]) -> Any:
+_RULES: dict[str, tuple[Callable[[type], bool], str]] = {
+    "model": (_is_model, "torch.nn.Module is no base of it"),
+    "optimizer": (_is_optimizer, "torch's Optimizer is no base of it"),
+    "scheduler": (_is_scheduler, "it has no step that sets a rate"),
+    "data processor": (
+        _is_processor,
+        "it has no create_dataloader, and is no iterable of batches",
+    ),
+}
+"""What a class of each kind is, and what one that is not lacks."""
+
+
+def fitting(kind: str, target: Any) -> Any:
+    """Return a class of a kind, or a function that may return an object of one.
+
+    Args:
+        kind: A key of the rules: "model", "optimizer", "scheduler" or "data processor".
+        target: What the path leads to.
+
+    Raises:
+        ConfigError: If it is neither.
+    """
+    fits, lack = _RULES[kind]
     if isinstance(target, type):
         if is_of_standard_library(target) or not fits(target):
             raise ConfigError(f"{target.__name__} is not {_one(kind)}: {lack}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -12,13 +13,7 @@ import torch
 
 from modelzoo_trainer import callbacks, core, loggers
 from modelzoo_trainer.config.components import Component
-from modelzoo_trainer.config.fitting import (
-    fitting_callback,
-    fitting_model,
-    fitting_optimizer,
-    fitting_processor,
-    fitting_scheduler,
-)
+from modelzoo_trainer.config.fitting import fitting, fitting_callback
 from modelzoo_trainer.config.names import Names, NameTable
 from modelzoo_trainer.config.optimizers import with_groups
 from modelzoo_trainer.config.published import published_fields, published_names, published_schema
@@ -55,25 +50,29 @@ def shipped_names(modules: Iterable[ModuleType] = ()) -> Names:
     own = tuple(modules)
     return Names(
         trainer=Trainer,
-        models=_with_published("model", tuple(MODELS), model_class, own, fitting_model),
+        models=_with_published("model", tuple(MODELS), model_class, own, partial(fitting, "model")),
         optimizers=NameTable(
             kind="optimizer",
             names=tuple(OPTIMIZERS),
             load=optimizer_class,
             modules=own,
-            adapt=lambda target: with_groups(fitting_optimizer(target)),
+            adapt=lambda target: with_groups(fitting("optimizer", target)),
         ),
         schedulers=NameTable(
             kind="scheduler",
             names=tuple(SCHEDULERS),
             load=scheduler_class,
             modules=own,
-            adapt=lambda target: with_optimizer(fitting_scheduler(target)),
+            adapt=lambda target: with_optimizer(fitting("scheduler", target)),
         ),
         callbacks=_exported("callback", callbacks, own),
         loggers=_exported("logger", loggers, own),
         processors=_with_published(
-            "data processor", tuple(PROCESSORS), processor_class, own, fitting_processor
+            "data processor",
+            tuple(PROCESSORS),
+            processor_class,
+            own,
+            partial(fitting, "data processor"),
         ),
         sections={
             "precision": core.MixedPrecision,

@@ -114,9 +114,8 @@ class Checkpoint(CoreCallback, Advised):
         self.asynchronous = asynchronous
         self._saving = Saving()
         self._lock = FolderLock("checkpoint_root")
-        self._saved_step: int | None = None
-        self._saved_path: Path | None = None
-        self._written: tuple[Path, int] | None = None
+        self._saved: tuple[Path | None, int] | None = None  # path, step
+        self._has_written = False  # in this fit
         self._others: frozenset[Path] = frozenset()
         self._begun: tuple[Path | None, int | None] = (None, None)
         self._not_fresh: WeakSet[Trainer] = WeakSet()  # that have trained or loaded something
@@ -352,7 +351,7 @@ class Checkpoint(CoreCallback, Advised):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        self._saved_step = self._written = None
+        self._saved, self._has_written = None, False
         if self._writes(trainer) and self._home(trainer) is not None:
             stack.callback(self._lock.release)
             self._lock.take(self.root(trainer))
@@ -377,8 +376,9 @@ class Checkpoint(CoreCallback, Advised):
             self._save(trainer, wait=True)
         self._not_fresh.add(trainer)
         self._others = self._others_of(trainer)
-        self._saved_step = trainer.global_step
-        self._saved_path = self._begun[0] if self._begins_here(trainer) else None
+        if not self._has_written:
+            begun = self._begun[0] if self._begins_here(trainer) else None
+            self._saved = begun, trainer.global_step
         self.times.start()
 
     def _mend_latest(self, trainer: Trainer) -> None:
@@ -440,7 +440,7 @@ class Checkpoint(CoreCallback, Advised):
         """Report a checkpoint that the disk has refused; anything else is a mistake, and raised."""
         if not is_refusal_of_disk(error):
             raise error
-        self._saved_step = self._written = None
+        self._saved, self._has_written = None, False
         self.times.start()
         if trainer.backend.is_main:  # of several processes each has the same error
             log.error(
@@ -453,16 +453,20 @@ class Checkpoint(CoreCallback, Advised):
     def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
         self.finish(trainer)
         is_preempted = trainer.interrupted not in (None, "SIGINT")
-        if (self.saves_at_end or is_preempted) and self._saved_step != trainer.global_step:
+        if (self.saves_at_end or is_preempted) and not self._is_saved(trainer):
             self._save(trainer, wait=True)
+
+    def _is_saved(self, trainer: Trainer) -> bool:
+        """Return whether nothing has changed since the last checkpoint, or since the fit began."""
+        return self._saved is not None and self._saved[1] == trainer.global_step
 
     def note_finished(self, trainer: Trainer) -> None:
         """Note beside the last checkpoint that its fit has finished: it has nothing left to do.
 
         Done by the main process, when its own part of the fit is over.
         """
-        path = self._saved_path
-        if not trainer.backend.is_main or path is None or self._saved_step != trainer.global_step:
+        path = self._saved[0] if self._saved is not None and self._is_saved(trainer) else None
+        if not trainer.backend.is_main or path is None:
             return
         self._saving.settle()
         try:
@@ -488,15 +492,16 @@ class Checkpoint(CoreCallback, Advised):
             trainer: The trainer.
             is_new: Whether it has taken a step.
         """
-        if self._written is not None and self._written[1] == trainer.global_step:
-            return f"saved {self._written[0]}"
+        path = self._saved[0] if self._saved is not None and self._has_written else None
+        if path is not None and self._is_saved(trainer):
+            return f"saved {path}"
         if not is_new:
             return "no step was taken, there is nothing new to save"
         if not trainer.backend.caps.holds_values:
             return "a dry run saves nothing"
         hint = "for one at the end set checkpoint.steps or checkpoint.save_final_checkpoint"
-        if self._written is not None:
-            return f"what came after {self._written[0]} was not saved; {hint}"
+        if path is not None:
+            return f"what came after {path} was not saved; {hint}"
         return f"nothing was saved, no checkpoint is configured; {hint}"
 
     def _save(self, trainer: Trainer, *, wait: bool) -> None:
@@ -555,8 +560,7 @@ class Checkpoint(CoreCallback, Advised):
         self._saving.save(
             path, part, trainer.global_step, wait=wait, group=group, facts=facts_of(state)
         )
-        self._saved_step, self._saved_path = trainer.global_step, path
-        self._written = path, trainer.global_step
+        self._saved, self._has_written = (path, trainer.global_step), True
         self.times.start()
         return path
 
