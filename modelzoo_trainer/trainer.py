@@ -142,7 +142,7 @@ class Trainer(AdvisedParts):
             CheckpointError: If the checkpoint cannot be used.
         """
         loop = self._training_loop()
-        with ExitStack() as stack, self.on_exception("fit"):
+        with self.interruptions.ending(self), ExitStack() as stack, self.on_exception("fit"):
             stack.callback(setattr, self, "is_fitting", False)
             self.is_fitting = True
             self.hooks.on_enter_fit(self, stack, train_dataloader, val_dataloader, loop)
@@ -165,9 +165,8 @@ class Trainer(AdvisedParts):
                     self._validate_stage(val_dataloaders, loop)
             self.hooks.on_fit_end(self, loop)
             self.drain()
-            if self.schedule.is_finished(self):
+            if self.schedule.is_finished(self) and not self.interruptions.will_raise(self):
                 self.checkpoint.note_finished(self)
-        self.interruptions.conclude(self)
 
     def _run_train(self, train_dataloader: Loader, loop: TrainingLoop) -> None:
         loop_idx = self.schedule.loop_idx
@@ -373,7 +372,10 @@ class Trainer(AdvisedParts):
             batch_idx = batches.num_yielded
             batch = next(batches, None)
             if batches.num_yielded == 0:
-                raise ConfigError("val_dataloader yields no batch. Check the data and the split.")
+                raise ConfigError(
+                    "val_dataloader yields no batch. Check the data and the split; if it can be "
+                    "iterated only once, pass a callable that makes it anew."
+                )
             self.logging.gate_validation(self, batch_idx, is_last=batches.is_last)
             self.call(loop.on_batch_start_hook, self.model, batch, batch_idx)
             outputs = self.validation_step(batch, loop, batch_idx)

@@ -7,7 +7,7 @@ import logging
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
@@ -80,6 +80,8 @@ class CallbackHandle:
 class CallbacksByName(OrderedDict[str, Any]):
     """A trainer's callbacks by name, in order; it changes by the trainer's methods alone."""
 
+    is_complete = False
+
     if not TYPE_CHECKING:  # else a checker would accept any attribute name
 
         def __getattr__(self, name: str) -> Any:
@@ -94,6 +96,18 @@ class CallbacksByName(OrderedDict[str, Any]):
                     "trainer.remove_callback(callback)."
                 )
             return super().__getattribute__(name)  # raises what it should
+
+    def __setitem__(self, name: str, callback: Any) -> None:
+        """Refuse a callback that would never be called.
+
+        Raises:
+            TypeError: If the table is complete.
+        """
+        if self.is_complete:
+            raise TypeError(
+                f"trainer.callbacks[{name!r}] cannot be set. Use trainer.add_callback(callback)."
+            )
+        super().__setitem__(name, callback)
 
 
 class TrainerParts(TrainerValues):
@@ -126,6 +140,9 @@ class TrainerParts(TrainerValues):
     """Whether a fit is under way, its validations included."""
     is_resuming: bool = False
     """Whether a fit is loading what it goes on from: at its start, or rolling back."""
+    unsaved_attributes: Collection[str] = ()
+    """Names of attributes of a subclass whose state is not to be in checkpoints, such as that of a
+    large teacher that never changes."""
     metadata: list[dict[str, Any]] | None = None
     """What the checkpoint that was loaded says of its run. Set by ModelZooParamsMetadata."""
     val_is_complete: bool = True
@@ -155,8 +172,10 @@ class TrainerParts(TrainerValues):
         own += [callback for callback in installed if not any(callback is cb for cb in own)]
         self._user = [callback for callback in own if not isinstance(callback, Logger)]
         self.loggers: list[Logger] = [callback for callback in own if isinstance(callback, Logger)]
-        others = checked_callbacks(loggers, "loggers")
-        self.loggers += [cb for cb in others if not any(cb is known for known in self.loggers)]
+        for other in checked_callbacks(loggers, "loggers"):
+            group: list[Any] = self.loggers if isinstance(other, Logger) else self._user
+            if not any(other is known for known in group):
+                group.append(other)
         self._model_hooks: list[ModelHooks] = []
         self.val_pass: Pass | None = None
         self._is_closed = False
@@ -220,9 +239,11 @@ class TrainerParts(TrainerValues):
     def rebuild_hooks(self) -> None:
         """Make the hook table anew: core, user's, loggers, global, the model's own."""
         core = list(self.callbacks.values())[: self._num_core]
-        self.callbacks = CallbacksByName(list(self.callbacks.items())[: self._num_core])
         user = self._without_second_check()
-        self.callbacks.update(named([*user, *self.loggers]))
+        by_name = list(self.callbacks.items())[: self._num_core]
+        by_name += named([*user, *self.loggers]).items()
+        self.callbacks = callbacks = CallbacksByName(by_name)
+        callbacks.is_complete = True
         everybody = [*core, *user, *self.loggers, *global_callbacks()]
         known = set(map(id, everybody))
         everybody += [own for own in self._model_hooks if id(own.__wrapped__) not in known]

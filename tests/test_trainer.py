@@ -388,6 +388,41 @@ def test_an_argument_without_a_name_is_refused_with_its_likely_name(args, advice
         Trainer(*args)
 
 
+def test_a_subclass_whose_constructor_is_decorated_takes_arguments_without_names() -> None:
+    def decorated(function):
+        def called(*args, **kwargs):
+            return function(*args, **kwargs)
+
+        return called
+
+    class Own(Trainer):
+        @decorated
+        def __init__(self, model):
+            super().__init__(model=model, device="cpu")
+
+    model = TinyModel()
+    assert Own(model).model is model
+
+
+def test_a_callback_that_is_set_by_name_is_refused(trainer_of) -> None:
+    trainer = trainer_of()
+    with pytest.raises(TypeError, match=r"Use trainer\.add_callback\(callback\)"):
+        trainer.callbacks["mine"] = Callback()
+
+
+def test_a_callback_among_the_loggers_is_called(trainer_of) -> None:
+    seen = []
+
+    class Mine(Callback):
+        def on_metrics(self, trainer, metrics, step):
+            seen.append(step)
+
+    trainer = trainer_of(loggers=[Mine()])
+    trainer.fit(tiny_batches(2))
+    assert seen == [1, 2]
+    assert trainer.loggers == []
+
+
 @pytest.mark.parametrize(
     ("given", "advice"),
     [

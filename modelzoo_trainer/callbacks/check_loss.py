@@ -176,8 +176,8 @@ class CheckLoss(Callback):
     ) -> None:
         if self._guard is not None:
             return
-        loss = outputs.get("loss")
-        if not isinstance(loss, Tensor):  # of a training step of the user's own
+        loss = _loss_in(outputs)
+        if loss is None:
             return
         is_at_hand = trainer.backend.reads_at_once and loss.ndim == 0
         if is_at_hand and math.isfinite(value := loss.item()):
@@ -189,8 +189,8 @@ class CheckLoss(Callback):
     def on_validate_step_end(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
     ) -> None:
-        loss = outputs.get("loss")
-        if isinstance(loss, Tensor):
+        loss = _loss_in(outputs)
+        if loss is not None:
             trainer.read((loss,), partial(self._check_val, trainer))
 
     def _check_train(self, trainer: Trainer, values: list[Any]) -> None:
@@ -288,6 +288,14 @@ class CheckLoss(Callback):
 
 def _pair(value: Any) -> tuple[float, int] | None:
     return None if value is None else (value[0], value[1])
+
+
+def _loss_in(outputs: Any) -> Tensor | None:
+    """Return the loss in what a step returned: with a `training_step` of the user's, anything."""
+    if isinstance(outputs, Mapping):
+        loss = outputs.get("loss")
+        return loss if isinstance(loss, Tensor) else None
+    return outputs if isinstance(outputs, Tensor) and outputs.numel() == 1 else None
 
 
 def _number(value: Any) -> float:

@@ -35,10 +35,11 @@ _WATCHED_STEPS: Final = 10  # a hook on all optimizers costs some microseconds a
 class AttributeStates(CoreCallback):
     """Saves what a subclass of the trainer trains besides: a second optimizer, a discriminator.
 
-    That is each optimizer, scheduler and module with trainable parameters that is an attribute of
-    the trainer, and each optimizer and scheduler that is one of a module in its model; or that is
-    in a list, tuple or dict there. They are found by name when a checkpoint is written or loaded,
-    so a run that is to be resumed makes them in its constructor. An optimizer that takes a step
+    That is each optimizer, scheduler and module that is an attribute of the trainer, if it is not
+    a part of the model nor one of `trainer.unsaved_attributes`, and each optimizer and scheduler
+    that is one of a module in its model; or that is in a list, tuple or dict there. They are found
+    by name when a checkpoint is written or loaded, so a run that is to be resumed makes them in its
+    constructor. An optimizer that takes a step
     within `training_step` and is none of these is reported once, from the first steps of a fit.
 
     State: `attributes`, if there are any: by name the class and the state dict.
@@ -128,29 +129,33 @@ def parts_beside(trainer: Trainer) -> dict[str, Any]:
     seen = set(map(id, known))
     modules = {"model": trainer.model} | _modules_of(trainer, seen)
     found: dict[str, Any] = {name: part for name, part in modules.items() if name != "model"}
-    owners: list[tuple[str, Any]] = [("", trainer)]
+    items = list(_saved_items(trainer))
     for prefix, module in modules.items():
-        named = module.named_modules(prefix=prefix)
-        owners += [(f"{uncompiled(name)}.", part) for name, part in named]
-    for prefix, owner in owners:
-        for name, part in _items_of(owner, prefix):
-            if isinstance(part, _KINDS) and id(part) not in seen:
-                seen.add(id(part))
-                found[name] = part
+        for name, part in module.named_modules(prefix=prefix):
+            items += _items_of(part, f"{uncompiled(name)}.")
+    for name, part in items:
+        if isinstance(part, _KINDS) and id(part) not in seen:
+            seen.add(id(part))
+            found[name] = part
     return found
 
 
 def _modules_of(trainer: Trainer, known: set[int]) -> dict[str, Module]:
-    """Return by name the modules that have something to train which is not the model's."""
-    params = {id(param) for param in trainer.model.parameters()}
+    """Return by name the modules that have a parameter or buffer which is not the model's."""
+    tensors = set(map(id, _tensors_of(trainer.model)))
     found: dict[str, Module] = {}
-    for name, part in _items_of(trainer, ""):
+    for name, part in _saved_items(trainer):
         if isinstance(part, Module) and id(part) not in known:
-            own = {id(param) for param in part.parameters() if param.requires_grad}
-            if not own <= params:
-                params |= own
+            own = set(map(id, _tensors_of(part)))
+            if not own <= tensors:
+                tensors |= own
                 found[name] = part
     return found
+
+
+def _tensors_of(module: Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
 
 
 def parameters_beside(trainer: Trainer) -> tuple[list[Tensor], list[Tensor]]:
@@ -174,6 +179,15 @@ def like_of_attributes(trainer: Trainer) -> dict[str, Any]:
         for name, part in parts_beside(trainer).items()
         if isinstance(part, (Module, Optimizer))
     }
+
+
+def _saved_items(trainer: Trainer) -> Iterator[tuple[str, Any]]:
+    unsaved = trainer.unsaved_attributes
+    return (
+        (name, value)
+        for name, value in _items_of(trainer, "")
+        if name.partition(".")[0] not in unsaved
+    )
 
 
 def _items_of(owner: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -217,9 +231,18 @@ def _judge(trainer: Trainer, optimizer: Optimizer) -> None:
         return
     if any(optimizer is part for _, one in trainer.stateful_callbacks() for part in _values(one)):
         return
-    own = {id(param) for param in _parameters_of(trainer.optimizer)}
-    params = _parameters_of(optimizer)
-    if own.issuperset(map(id, params)):  # a part of how the trainer's own one takes its step
+    outer, params = trainer.optimizer, _parameters_of(optimizer)
+    if {id(param) for param in _parameters_of(outer)}.issuperset(map(id, params)):
+        saves_more = type(outer).state_dict is not Optimizer.state_dict
+        if not saves_more and not optimizer.state.keys() <= outer.state.keys():
+            log.warning(
+                "The state of %s, which takes steps for %s, is not in the state_dict of that: a "
+                "resumed run will not reproduce this one. Give %s a state_dict and a "
+                "load_state_dict that have it.",
+                type(optimizer).__name__,
+                type(outer).__name__,
+                type(outer).__name__,
+            )
         return
     log.warning(
         "%s took a step within training_step, and is no attribute of the trainer or its model: its "

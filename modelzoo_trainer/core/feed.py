@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from modelzoo_trainer.callback import Batch, Loader
 from modelzoo_trainer.core.backend import Backend
@@ -60,6 +60,13 @@ class Feed:
         self._name = name
         self._given = given
         self._source: Source | None = None
+        if isinstance(self.loader, IterableDataset):
+            log.warning(
+                "%s got the IterableDataset %s itself: each of its items is taken for a batch. If "
+                "they are samples, wrap it: torch.utils.data.DataLoader(data_set, batch_size=...).",
+                name,
+                type(self.loader).__name__,
+            )
         self._split = self._split_of_loader()
         self._warn_of_own_sampler()
 
@@ -227,7 +234,7 @@ class Feed:
 
     def explain_empty(self, num_batches: int) -> str:
         """Return why there is no batch, after so many forward passes."""
-        if num_batches and exact_length(self.loader) is None:
+        if num_batches and self._given is self.loader and exact_length(self.loader) is None:
             return (
                 f"train_dataloader gave {num_batches} batches and cannot be iterated again. "
                 f"Pass a callable that makes it anew for each pass."

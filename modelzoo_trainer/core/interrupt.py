@@ -8,7 +8,8 @@ import os
 import signal
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +28,8 @@ log = logging.getLogger("modelzoo_trainer.interrupt")
 STOP_FILE: Final = "stop"
 _NAMES: Final = ("SIGINT", "SIGTERM", "SIGUSR1")  # not every system has the last
 _SIGNALS: Final = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+_RAISED: Final = ("SIGINT", "SIGTERM")  # they are for the program, not for the run alone
+_SIGTERM_CODE: Final = 128 + signal.SIGTERM  # as in a shell
 _TIME_IS_UP: Final = "max_time"
 _INTERVAL_S: Final = 1.0  # between two looks at the clock's limit and the stop file
 
@@ -62,7 +65,7 @@ class Interrupt(CoreCallback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        self._received = trainer.late_signal = None
+        trainer.late_signal = None
         self._early_exit = trainer.early_exit
         self._speaks = trainer.backend.is_main
         self._stop_file = trainer.model_dir / STOP_FILE
@@ -108,8 +111,7 @@ class Interrupt(CoreCallback):
                 "Removed %s, which came too late to stop this run: the next one is not stopped.",
                 self._stop_file,
             )
-        if trainer.interrupted is None and trainer.backend.world_size == 1:
-            trainer.late_signal = self._received  # of several processes the next fit hears it
+        trainer.late_signal = self._late_signal(trainer)
         name = trainer.interrupted or trainer.late_signal
         if name is None:
             return
@@ -122,7 +124,40 @@ class Interrupt(CoreCallback):
         if trainer.raise_on_interrupt and name == "SIGINT":
             raise KeyboardInterrupt(message)
         if trainer.raise_on_interrupt and name == "SIGTERM":
-            raise SystemExit(128 + signal.SIGTERM)  # as shells say it
+            raise SystemExit(_SIGTERM_CODE)
+
+    def _late_signal(self, trainer: Trainer) -> str | None:
+        """Return the signal that no step boundary has seen."""
+        if trainer.interrupted is not None or trainer.backend.world_size > 1:
+            return None  # of several processes the next fit hears it
+        return self._received
+
+    def will_raise(self, trainer: Trainer) -> bool:
+        """Return whether the program ends with this fit, so that its command is to be run again."""
+        name = trainer.interrupted or self._late_signal(trainer)
+        return trainer.raise_on_interrupt and name in _RAISED
+
+    @contextmanager
+    def ending(self, trainer: Trainer) -> Iterator[None]:
+        """Around a fit: `conclude` it, also if it has failed after a signal.
+
+        Raises:
+            KeyboardInterrupt: After SIGINT; from the error, if there is one.
+            SystemExit: After SIGTERM; the error is logged, as Python prints none with it.
+        """
+        self._received = None
+        try:
+            yield
+        except Exception as error:
+            name = self._received
+            if name not in _RAISED or not trainer.raise_on_interrupt:
+                raise
+            message = f"The run failed as {name} stopped it at global_step {trainer.global_step}"
+            if name == "SIGINT":
+                raise KeyboardInterrupt(message) from error
+            log.error("%s:", message, exc_info=error)
+            raise SystemExit(_SIGTERM_CODE) from error
+        self.conclude(trainer)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name

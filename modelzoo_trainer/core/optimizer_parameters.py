@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from torch import Tensor
+from torch.optim import Optimizer
+
 from modelzoo_trainer.core.attribute_states import parameters_beside
 from modelzoo_trainer.core.precision import parameters_of
 from modelzoo_trainer.errors import ConfigError
@@ -25,10 +28,12 @@ def check_parameters(trainer: Trainer) -> None:
 
     Raises:
         ConfigError: If none of the optimizer's parameters is the model's, or that of a module that
-            is an attribute of the trainer.
+            is an attribute of the trainer; or if none of them requires a gradient while others of
+            the model do, and no other optimizer is found.
     """
     params = parameters_of(trainer.optimizer)
-    known = {id(param) for param in (*trainer.model.parameters(), *parameters_beside(trainer)[0])}
+    of_modules, of_others = parameters_beside(trainer)
+    known = {id(param) for param in (*trainer.model.parameters(), *of_modules)}
     if params and known.isdisjoint(map(id, params)):
         kind = type(trainer.optimizer).__name__
         raise ConfigError(
@@ -36,6 +41,15 @@ def check_parameters(trainer: Trainer) -> None:
             f"trainer's model, so nothing would be trained. Pass optimizer=lambda model: "
             f"{kind}(model.parameters(), ...)."
         )
+    is_frozen = not any(param.requires_grad for param in params)
+    if params and is_frozen and not of_others and not _parameters_of_callbacks(trainer):
+        left = [name for name, param in trainer.model.named_parameters() if param.requires_grad]
+        if left:  # else the backward pass reports a frozen model
+            raise ConfigError(
+                f"optimizer: none of its {len(params)} parameters requires a gradient, so nothing "
+                f"would be trained; {len(left)} others of the model do: {_some(left)}. Give it "
+                f"these, or set requires_grad to True."
+            )
 
 
 def warn_of_parameters(trainer: Trainer) -> None:
@@ -50,7 +64,8 @@ def warn_of_parameters(trainer: Trainer) -> None:
             len(own - known),
             len(own),
         )
-    trained = own | {id(param) for param in of_optimizers}
+    others = (*of_optimizers, *_parameters_of_callbacks(trainer))
+    trained = own | {id(param) for param in others}
     named = {name: param for name, param in trainer.model.named_parameters() if param.requires_grad}
     missing = [name for name, param in named.items() if id(param) not in trained]
     if missing:
@@ -59,5 +74,19 @@ def warn_of_parameters(trainer: Trainer) -> None:
             "they are: %s. Give them to it, or set requires_grad to False.",
             len(missing),
             len(named),
-            ", ".join(missing[:_MOST]) + (", ..." if len(missing) > _MOST else ""),
+            _some(missing),
         )
+
+
+def _parameters_of_callbacks(trainer: Trainer) -> list[Tensor]:
+    """Return the parameters of optimizers that are attributes of callbacks."""
+    values = (
+        value for one in trainer.all_callbacks for value in getattr(one, "__dict__", {}).values()
+    )
+    return [
+        param for value in values if isinstance(value, Optimizer) for param in parameters_of(value)
+    ]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_MOST]) + (", ..." if len(names) > _MOST else "")

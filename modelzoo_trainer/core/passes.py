@@ -36,8 +36,9 @@ def resolve_loader(loader: Loader, name: str) -> Iterable[Batch]:
 def _require_batches(made: Any, name: str) -> None:
     if _holds_samples(made):
         raise ConfigError(
-            f"{name} got the data set {type(made).__name__}, which yields samples, not batches. "
-            f"Wrap it: torch.utils.data.DataLoader(data_set, batch_size=...)."
+            f"{name} got the data set {type(made).__name__}, and needs an iterable of batches. "
+            f"Wrap it: torch.utils.data.DataLoader(data_set, batch_size=...), with batch_size=None "
+            f"if its items are batches already."
         )
     if isinstance(made, (Mapping, str)):
         raise ConfigError(
@@ -114,7 +115,7 @@ def known_length(loader: Iterable[Batch]) -> int | None:
     """Return the number of batches as the loader tells it, or None."""
     try:
         return len(loader)  # type: ignore[arg-type]  # asked, not assumed
-    except TypeError:
+    except (TypeError, NotImplementedError):
         return None
 
 

@@ -120,16 +120,31 @@ class RunSchedule(CoreCallback):
         num_left = origin_step + num_steps - step
         is_rest = num_left > 0 or (num_left == 0 and planned == num_steps)
         if checkpoint.is_own and is_rest and not is_finished:
-            _warn_of_change(planned, num_steps, origin_step, step)
+            self._warn_of_change(num_steps, step, end=origin_step + num_steps)
             return origin_step
         if is_finished:
             self._validated = step
             self.loop_idx = self.num_validated = 0
         else:
+            if checkpoint.is_own:
+                self._warn_of_change(num_steps, step, end=step + num_steps)
             ends = (num_steps, planned) if checkpoint.is_own else (num_steps,)
             self._has_ended_here = step - origin_step in ends
         self._origin = (step, trainer.data.epoch)
         return step
+
+    def _warn_of_change(self, num_steps: int, step: int, *, end: int) -> None:
+        assert self._origin is not None  # set when a fit starts
+        if self._num_steps is not None and self._num_steps != num_steps:
+            log.warning(
+                "loop.num_steps is %d, and was %d when the fit that began at step %d was cut off "
+                "at step %d: it now ends at step %d.",
+                num_steps,
+                self._num_steps,
+                self._origin[0],
+                step,
+                end,
+            )
 
     def _steps_per_epoch(self, trainer: Trainer, loop: TrainingLoop) -> int | None:
         num = trainer.data.num_batches_per_pass()
@@ -245,16 +260,3 @@ class RunSchedule(CoreCallback):
             self.loop_idx = whole_number(state, "loop_idx", 0)  # the first format has neither
             self._validated = whole_number(state, "validated_step", None)
             self.num_validated = whole_number(state, "num_validated", 0)
-
-
-def _warn_of_change(planned: int | None, num_steps: int, first: int, step: int) -> None:
-    if planned is not None and planned != num_steps:
-        log.warning(
-            "loop.num_steps is %d, and was %d when the fit that began at step %d was cut off at "
-            "step %d: it now ends at step %d.",
-            num_steps,
-            planned,
-            first,
-            step,
-            first + num_steps,
-        )

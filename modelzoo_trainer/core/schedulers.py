@@ -55,7 +55,8 @@ class SchedulersCallback(CoreCallback, Advised):
     """
 
     def __init__(self, schedulers: Any = None) -> None:
-        several = isinstance(schedulers, Iterable) and not hasattr(schedulers, "step")
+        is_one = hasattr(schedulers, "step") or isinstance(schedulers, (str, Mapping))
+        several = isinstance(schedulers, Iterable) and not is_one
         given = [] if schedulers is None else list(schedulers) if several else [schedulers]
         for idx, scheduler in enumerate(given):
             if isinstance(scheduler, type) and hasattr(scheduler, "step"):
@@ -184,7 +185,8 @@ def _check_made(idx: int, made: Any, optimizer: Optimizer) -> None:
     own = getattr(made, "optimizer", None)
     if own is optimizer or not isinstance(own, Optimizer):
         return
-    if own.param_groups is not optimizer.param_groups:  # those that wrap another have its groups
+    groups = {id(group) for group in optimizer.param_groups}  # wrappers share those of others
+    if groups.isdisjoint(id(group) for group in own.param_groups):
         raise ConfigError(
             f"schedulers[{idx}]: {type(made).__name__} was made for another optimizer than the "
             f"trainer's, which it does not change. Pass schedulers=lambda optimizer: "

@@ -52,7 +52,9 @@ def check_arguments(cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     Raises:
         TypeError: If there is one, as Python would.
     """
-    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]  # of a class, to read it
+    parameters = list(inspect.signature(cls.__init__).parameters.values())  # type: ignore[misc]  # of a class, to read it
+    if parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:  # of a decorator that names none
+        parameters = parameters[1:]
     kinds = {p.kind for p in parameters}
     named = {p.name for p in parameters}
     places = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)

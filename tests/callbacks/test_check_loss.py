@@ -220,3 +220,29 @@ def test_a_loss_of_several_numbers_is_checked_by_each(tmp_path, batches):
         model.factor = float("nan")
         with pytest.raises(FloatingPointError, match="loss is nan"):
             trainer.fit(batches)
+
+
+@pytest.mark.parametrize("returned", ["nothing", "the loss"])
+def test_a_training_step_of_the_users_may_return_anything(make, batches, tmp_path, returned):
+    class Own(Trainer):
+        def training_step(self, batch):
+            loss = self.model(batch)["loss"]
+            loss.backward()
+            self.optimizer_step()
+            self.optimizer_zero_grad()
+            loss = loss * float("nan") if self.global_step == 3 else loss
+            return loss if returned == "the loss" else None
+
+    trainer = Own(
+        device="cpu",
+        model_dir=tmp_path / "own",
+        model=type(make().model),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        loop=TrainingLoop(max_steps=5),
+    )
+    if returned == "nothing":
+        trainer.fit(batches)
+        assert trainer.global_step == 5
+    else:
+        with pytest.raises(FloatingPointError, match="loss is nan at global_step 4"):
+            trainer.fit(batches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def test_a_plain_trainer_saves_no_attributes(trainer_of) -> None:
     assert "attributes" not in checkpointing.load(trainer.model_dir / "checkpoint_1")
 
 
-def test_what_is_frozen_or_the_models_own_is_not_saved(trainer_of) -> None:
+def test_what_is_the_models_own_or_not_to_be_saved_is_not_saved(trainer_of) -> None:
     class Listening(Callback, nn.Module):
         def __init__(self) -> None:
             nn.Module.__init__(self)
@@ -149,12 +150,33 @@ def test_what_is_frozen_or_the_models_own_is_not_saved(trainer_of) -> None:
     listening = Listening()
     trainer = trainer_of(listening)
     trainer.teacher = TinyModel().requires_grad_(False)
+    trainer.unsaved_attributes = ["teacher"]
     trainer.wrapped = nn.ModuleDict({"inner": trainer.model})
     trainer.head = trainer.model.head
     trainer.listening = listening
     trainer.loss = nn.CrossEntropyLoss()
     trainer.same = trainer.optimizer
     assert parts_beside(trainer) == {}
+
+
+class Averaging(Gan):
+    """Averages its weights in a frozen copy, as a momentum teacher."""
+
+    def make_others(self) -> None:
+        self.average = copy.deepcopy(self.model).requires_grad_(False)
+
+    def training_step(self, batch):
+        outputs = Trainer.training_step(self, batch)
+        for mean, param in zip(self.average.parameters(), self.model.parameters(), strict=True):
+            mean.data.lerp_(param.data, 0.1)
+        return outputs
+
+
+def test_a_frozen_average_is_resumed_exactly(tmp_path) -> None:
+    whole = run(Averaging, tmp_path / "whole", 10)
+    run(Averaging, tmp_path / "run", 5)
+    resumed = run(Averaging, tmp_path / "run", 10)
+    assert differing(resumed.average.state_dict(), whole.average.state_dict()) == []
 
 
 def test_a_checkpoint_without_attributes_loads_with_a_warning(tmp_path, caplog) -> None:
@@ -242,17 +264,38 @@ def test_an_optimizer_that_a_callback_saves_or_steps_elsewhere_is_not_reported(
     assert warnings_in(caplog) == []
 
 
-def test_an_optimizer_inside_the_trainers_own_is_not_reported(trainer_of, caplog) -> None:
-    class Outer(torch.optim.SGD):
-        def __init__(self, params: list[nn.Parameter]) -> None:
-            super().__init__(params, lr=0.1)
-            self.inner = torch.optim.Adam(params, lr=0.1)
+class Outer(torch.optim.SGD):
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        super().__init__(params, lr=0.1)
+        self.inner = torch.optim.Adam(params, lr=0.1)
 
-        def step(self, closure=None):
-            self.inner.step()
+    def step(self, closure=None):
+        self.inner.step()
 
-    trainer_of(optimizer=lambda model: Outer(list(model.parameters()))).fit(BATCHES)
+
+class WithState(Outer):
+    def state_dict(self):
+        return self.inner.state_dict()
+
+
+class WithSharedState(Outer):
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        super().__init__(params)
+        self.state = self.inner.state
+
+
+@pytest.mark.parametrize("kind", [WithState, WithSharedState])
+def test_an_optimizer_inside_the_trainers_own_is_not_reported(trainer_of, caplog, kind) -> None:
+    trainer_of(optimizer=lambda model: kind(list(model.parameters()))).fit(BATCHES)
     assert warnings_in(caplog) == []
+
+
+def test_an_optimizer_inside_the_trainers_own_whose_state_is_lost_is_reported(
+    trainer_of, caplog
+) -> None:
+    trainer_of(optimizer=lambda model: Outer(list(model.parameters()))).fit(BATCHES)
+    [warning] = warnings_in(caplog)
+    assert warning.startswith("The state of Adam, which takes steps for Outer, is not in")
 
 
 def test_steps_are_watched_in_the_beginning_alone(trainer_of) -> None:

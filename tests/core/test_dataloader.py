@@ -201,7 +201,7 @@ def test_a_data_set_for_validation_is_refused_before_the_first_step(trainer_of, 
     assert recorder.count("on_train_start") == 0
 
 
-def test_an_iterable_data_set_that_yields_batches_is_a_dataloader(trainer_of) -> None:
+def test_an_iterable_data_set_that_yields_batches_is_a_dataloader(trainer_of, caplog) -> None:
     class Stream(IterableDataset):
         def __iter__(self):
             return iter(constant_batches(1, 2, 3))
@@ -209,6 +209,26 @@ def test_an_iterable_data_set_that_yields_batches_is_a_dataloader(trainer_of) ->
     trainer = trainer_of(model=Scale)
     trainer.fit(Stream())
     assert trainer.global_step == 3
+    assert "IterableDataset Stream itself: each of its items is taken for a batch" in caplog.text
+
+
+def test_a_length_that_is_not_implemented_is_unknown(trainer_of) -> None:
+    class Endless:
+        def __iter__(self):
+            return iter(constant_batches(1, 2, 3))
+
+        def __len__(self):
+            raise NotImplementedError
+
+    trainer = trainer_of(model=Scale, num_epochs=1)
+    trainer.fit(Endless())
+    assert trainer.global_step == 3
+
+
+def test_a_callable_that_returns_nothing_more_is_not_told_to_be_one(trainer_of) -> None:
+    batches = iter(constant_batches(1, 2))
+    with pytest.raises(ConfigError, match="train_dataloader yields no batch"):
+        trainer_of(model=Scale, num_epochs=2).fit(lambda: batches)
 
 
 @pytest.mark.parametrize("given", [{"x": [1]}, "train.csv"])

@@ -240,6 +240,41 @@ def test_ctrl_c_after_the_last_step_is_raised_as_well(trainer_of, caplog) -> Non
     assert (trainer.model_dir / "checkpoint_2").is_dir()
 
 
+@pytest.mark.parametrize(
+    ("number", "expected"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+def test_a_sweep_does_not_go_on_if_a_run_fails_as_it_ends(
+    trainer_of, caplog, number, expected
+) -> None:
+    class Failing(Callback):
+        def on_fit_end(self, trainer, loop):
+            raise OSError("disk full")
+
+    with pytest.raises(expected) as caught:
+        trainer_of(Signalling(number), Failing()).fit(tiny_batches(3))
+    assert isinstance(caught.value.__cause__, OSError)
+    is_logged = "SIGTERM stopped it at global_step 1" in caplog.text
+    assert is_logged is (number == signal.SIGTERM)  # Python prints no cause of a SystemExit
+    with pytest.raises(OSError, match="disk full"):  # which no signal stopped
+        trainer_of(Failing()).fit(tiny_batches(3))
+
+
+def test_a_run_of_num_steps_that_sigterm_ends_late_trains_no_further(trainer_of, tmp_path) -> None:
+    class Late(Callback):
+        def on_validate_end(self, trainer, model, loop):
+            signal.raise_signal(signal.SIGTERM)
+
+    settings = {"num_steps": 4, "model_dir": tmp_path, "checkpoint": Checkpoint(steps=2)}
+    with pytest.raises(SystemExit):
+        trainer_of(Late(), **settings).fit(tiny_batches(4), tiny_batches(1))
+    again = trainer_of(**settings)
+    again.fit(tiny_batches(4), tiny_batches(1))
+    assert again.global_step == 4
+    more = trainer_of(**settings)
+    more.fit(tiny_batches(4), tiny_batches(1))
+    assert more.global_step == 8
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_fit_returns_after_a_signal_where_that_is_asked_for(trainer_of, number) -> None:
     trainer = trainer_of(Signalling(number))

@@ -301,6 +301,29 @@ def test_frozen_grouped_tied_and_compiled_parameters_are_neither_foreign_nor_mis
     assert warnings_in(caplog) == []
 
 
+def test_an_optimizer_of_frozen_parameters_alone_is_refused(trainer_of) -> None:
+    def frozen(model: torch.nn.Module) -> torch.optim.Optimizer:
+        return adamw()(model.hidden.requires_grad_(False))
+
+    with pytest.raises(
+        ConfigError, match=r"none of its 2 .* 2 others .*: head\.weight, head\.bias"
+    ):
+        trainer_of(optimizer=frozen).fit(BATCHES)
+
+
+def test_parameters_that_a_callbacks_optimizer_trains_are_not_missing(trainer_of, caplog) -> None:
+    class Stepping(Callback):
+        def setup(self, trainer):
+            self.optimizer = adamw()(trainer.model.head)
+
+        def on_after_optimizer_step(self, trainer, model, optimizer):
+            self.optimizer.step()
+
+    trainer = trainer_of(Stepping(), optimizer=lambda model: adamw()(model.hidden), max_steps=1)
+    trainer.fit(BATCHES)
+    assert not any("in no optimizer" in line for line in warnings_in(caplog))
+
+
 def test_a_group_that_is_added_when_a_fit_starts_is_not_missing(trainer_of, caplog) -> None:
     class Adding(Callback):
         def on_fit_start(self, trainer, train_dataloader, val_dataloader, loop):

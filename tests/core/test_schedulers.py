@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -271,6 +272,34 @@ def test_a_scheduler_of_another_optimizer_is_refused(trainer_of, make) -> None:
     other = make(momentum(TinyModel()))
     with pytest.raises(ConfigError, match=r"schedulers\[0\]: \w+ was made for another optimizer"):
         trainer_of(schedulers=lambda optimizer: other)
+
+
+def test_schedulers_of_optimizers_that_share_their_groups_with_the_trainers_are_taken(
+    trainer_of,
+) -> None:
+    class Several(torch.optim.SGD):
+        def __init__(self, *inner: torch.optim.Optimizer) -> None:
+            super().__init__([param for one in inner for param in one.param_groups[0]["params"]])
+            self.inner = inner
+            self.param_groups = [group for one in inner for group in one.param_groups]
+
+        def step(self, closure=None):
+            for one in self.inner:
+                one.step()
+
+    model = TinyModel()
+    inner = [momentum(model.hidden), momentum(model.head)]
+    schedulers = [torch_schedulers.StepLR(one, 1, gamma=0.5) for one in inner]
+    trainer = trainer_of(model=model, optimizer=Several(*inner), schedulers=schedulers, max_steps=1)
+    rates = [one.param_groups[0]["lr"] for one in inner]
+    trainer.fit(BATCHES)
+    assert [one.param_groups[0]["lr"] for one in inner] == [rate / 2 for rate in rates]
+
+
+@pytest.mark.parametrize("given", ["cosine", {"scheduler": 1}])
+def test_what_is_no_scheduler_is_named_whole(trainer_of, given) -> None:
+    with pytest.raises(ConfigError, match=rf"^schedulers\[0\] is {re.escape(repr(given))}"):
+        trainer_of(schedulers=given)
 
 
 def test_a_scheduler_of_the_optimizer_that_another_one_wraps_is_taken(trainer_of) -> None:
