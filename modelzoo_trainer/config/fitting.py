@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from types import FunctionType
-from typing import Any, get_args, get_origin, get_type_hints
+from types import FunctionType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from torch import nn
 from torch.optim import Optimizer
@@ -83,6 +83,11 @@ def fitting(kind: str, target: Any) -> Any:
             raise ConfigError(f"{target.__name__} is not {_one(kind)}: {lack}.")
         return target
     function = _plain(target)
+    if isinstance(function, type):
+        raise ConfigError(
+            f"a functools.partial of {function.__name__} is not for this place. Name the class, "
+            f"and write its arguments in the file."
+        )
     if not isinstance(function, FunctionType) or is_of_standard_library(function):
         raise ConfigError(
             f"{_described(function)} is not for this place. Name the class of the {kind}, or a "
@@ -113,7 +118,7 @@ def _results(function: FunctionType) -> tuple[Any, ...]:
         result = get_type_hints(function).get("return", Any)
     except Exception:  # noqa: BLE001  # names that exist for type checkers only
         return (Any,)
-    members = get_args(result) if type(None) in get_args(result) else (result,)
+    members = get_args(result) if get_origin(result) in (Union, UnionType) else (result,)
     return tuple(get_origin(one) or one for one in members)
 
 

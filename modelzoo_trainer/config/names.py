@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -266,6 +267,11 @@ def import_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the module is there; one that it imports is not
+        parent, _, last = error.name.rpartition(".")
+        if hasattr(sys.modules.get(parent), last):
+            raise ConfigError(
+                f"{error.name!r} is not a module. Name a class or function of a module itself."
+            ) from None
         raise ConfigError(f"there is no module {error.name!r} on Python's path.") from None
 
 

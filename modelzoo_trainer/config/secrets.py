@@ -7,8 +7,10 @@ kept `params.yaml`, checkpoints, loggers, the command line as it is noted, and m
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
+from urllib.parse import unquote
 
 HIDDEN: Final = "***"
 
@@ -21,7 +23,10 @@ _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _BETWEEN: Final = re.compile(r"[^a-z0-9]+")
 _STEP: Final = re.compile(r"[.\[\]\"]+")
 
-_PASSWORDS: Final = _words("password passwords passwd pwd passphrase passcode pass")
+_PASSWORDS: Final = _words("password passwords passwd pwd passphrase passcode")
+"""May be numbers."""
+_OF_SEVERAL: Final = _words("cred credential credentials creds")
+"""May be mappings with numbers."""
 _WORDS: Final = _words(
     "accesskey accesstoken apikey apikeys authorization authtoken bearer connectionstring connstr "
     "cookie cookies cred credential credentials creds csrftoken jwt passcode passphrase passwd "
@@ -34,17 +39,19 @@ _PAIRS: Final = frozenset(
     | {("sas", last) for last in ("url", "uri")}
     | {("webhook", last) for last in ("url", "urls", "uri", "address", "endpoint")}
 )
-_FORMATS: Final = _words("b64 base64 hex json pem string value")
-"""May follow: `private_key_pem`."""
+_ENDINGS: Final = _words("b64 backup base base64 dev hex json old pem prod string value")
+"""May follow: `private_key_pem`; numbers may, too."""
 _OF_TOKENS: Final = _words(
     "access api app auth aws azure bearer bot client csrf deploy discord gcp git github gitlab hf "
-    "hub huggingface jwt login mlflow npm oauth private pypi refresh registry sas secret "
-    "security service session slack telegram wandb webhook"
+    "hub huggingface jwt login mlflow my npm oauth private push pypi read refresh registry sas "
+    "secret security service session slack telegram upload wandb webhook write"
 )
 _OF_KEYS: Final = _words(
     "access account admin aes api auth decryption deploy encryption gpg hmac license master pgp "
     "private rsa secret signing ssh ssl subscription tls wandb"
 )
+_OF_FILES: Final = _words("ssh ssl tls")
+"""Say that a path is not the key itself."""
 _OF_PASS: Final = _words(
     "admin api auth database db email ftp http login mail mongo mysql pg postgres proxy redis root "
     "server service smtp ssh user"
@@ -62,23 +69,37 @@ _FLAGS: Final = _words("ask check has hide is max min no num require show use wi
 _SCHEMES: Final = _words("anonymous basic bearer default digest iam kerberos none oauth")
 _OF_PATTERNS: Final = re.compile(r"[][*?(){}|\\^$\s]")
 _TEXT_TOKEN: Final = re.compile(r"<.*>|\[.*\]", re.DOTALL)
-_RANDOM: Final = re.compile(r"(?=(?:[^0-9]*[0-9]+[A-Za-z]+){3})[\w+=-]{16,}", re.ASCII)
+_LIKE_RANDOM: Final = re.compile(r"[\w+=-]{16,}", re.ASCII)
+_CHANGES: Final = re.compile(r"[0-9][A-Za-z]")  # a random text has many
+_PATH: Final = re.compile(r"(?:~|\.{0,2})/[\w./~-]+")
 
 # A user with a password, which may have an @ itself; or alone, as that may be a token.
-_LOGIN: Final = re.compile(r"(?<=://)(?:[^/\s:@]*:[^/\s]+|[^/?#\s]+)(?=@)")
+_LOGIN: Final = re.compile(r"(?<=://)(?:[^/\s:@?#]*:(?![0-9]*[?#])[^/\s]+|[^/?#\s]+)(?=@)")
+_OF_NO_LOGIN: Final = re.compile(r"(?:abfss?|wasbs?)://\Z")  # before the @ is a container
 _PARAMETER: Final = re.compile(r"(?<=[?&;#])(?P<name>[\w.%~-]+)=(?P<value>[^&#;\s\"']+)")
 _OF_ADDRESSES: Final = frozenset({"key", "sig", "signature", "x-amz-signature", "x-goog-signature"})
+_IN_CONNECTIONS: Final = "(?:password|passwd|pwd|accountkey|sharedaccesskey|sharedaccesssignature)"
 _ASSIGNED: Final = re.compile(
-    r"(?P<name>(?:^|(?<=[;,\s]))(?:password|passwd|pwd|accountkey|sharedaccesskey"
-    r"|sharedaccesssignature)\s*=\s*)[^;,\s]+",
+    rf"(?P<name>(?:^|(?<=[;,\s])){_IN_CONNECTIONS}=|(?<=;)\s*{_IN_CONNECTIONS}\s*=\s*)"
+    r"(?![{<$%])(?:'[^']*'|\"[^\"]*\"|[^;,\s]+)",
     re.IGNORECASE,
 )
-_HEADER: Final = re.compile(
-    r"(?P<name>\b(?:bearer|basic)\s+)(?=[\w.~+/=-]*[0-9])[\w.~+/=-]{12,}", re.IGNORECASE
+_VARIABLE: Final = re.compile(  # of an environment, or an option of a command
+    r"(?<![\w$-])(?P<name>[A-Z][A-Z0-9_]*|--[\w-]+)=(?P<value>[^\s;,\"'{}<$*]+)"
 )
+_MEMBER: Final = re.compile(
+    r"(?P<name>\"[\w-]+\"\s*:\s*\")(?P<value>[^\"\\{}<*]+)(?=\")"
+)  # in JSON
+_HEADER: Final = re.compile(
+    r"(?P<name>\b(?:(?:authorization|x-api-key|api-key)\s*:\s*(?:(?:basic|bearer|token)\s+)?"
+    r"|bearer\s+(?=[\w.~+/=-]*[0-9])(?=[\w.~+/=-]{12})))[\w.~+/=-]+",
+    re.IGNORECASE,
+)
+_BASIC: Final = re.compile(r"(?P<name>\bbasic\s+)(?P<value>[A-Za-z0-9+/]{4,}={0,2})", re.IGNORECASE)
 _WEBHOOK: Final = re.compile(
-    r"(?P<name>https://(?:hooks\.slack\.com/[a-z]+|discord(?:app)?\.com/api/webhooks"
-    r"|[\w-]+\.webhook\.office\.com)/)[^\s\"']+"
+    r"(?P<name>https://(?:hooks\.slack\.com/[a-z]+/|(?:\w+\.)?discord(?:app)?\.com/api/webhooks/"
+    r"|(?:[\w-]+\.webhook|outlook)\.office(?:365)?\.com/(?:webhook/)?"
+    r"|hooks\.zapier\.com/hooks/|api\.telegram\.org/bot))[^\s\"']+"
 )
 _PRIVATE_KEY: Final = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 # Forms that those who issue them document.
@@ -91,7 +112,8 @@ _ISSUED: Final = re.compile(
     re.ASCII,
 )
 _STANDS_FOR: Final = re.compile(
-    r"\A\*\*\*\Z|://\*\*\*@|[?&;#=]\s*\*\*\*|://\S*/\*\*\*|\b(?:bearer|basic)\s+\*\*\*",
+    r"\A\*\*\*\Z|://\*\*\*@|[\w.%~-]=\*\*\*|;\s*\w+\s*=\s*\*\*\*|://\S*(?:/|/bot)\*\*\*|"
+    r"\"\s*:\s*\"\*\*\*\"|\b(?:bearer|basic|authorization\s*:|api-key\s*:)\s+\*\*\*",
     re.IGNORECASE,
 )
 _KEYS: Final = re.compile(r"(?<![\w-])([\w.-]+)[\"']?\s*:")
@@ -115,8 +137,13 @@ def is_secret(key: object, value: object = "") -> bool:
     parts = [part for part in _BETWEEN.split(name) if part]
     while parts:
         if _is_telling(parts, value):
-            return _holds_text(value) or (_holds_number(value) and _is_password(parts))
-        if parts.pop() not in _FORMATS:
+            return _holds_text(value) or (_holds_number(value) and _may_be_number(parts, value))
+        without_number = parts[-1].rstrip("0123456789")
+        if parts[-1] in _ENDINGS or not without_number:
+            parts.pop()
+        elif without_number != parts[-1]:
+            parts[-1] = without_number
+        else:
             break
     return False
 
@@ -127,13 +154,19 @@ def _is_telling(parts: list[str], value: object) -> bool:
     before = others[-1] if others else ""
     match last:
         case "token" | "tokens":
-            if not others:
-                return not all(_TEXT_TOKEN.fullmatch(text) for text in _texts(value))
-            return before in _OF_TOKENS or (
-                _OF_TEXT.isdisjoint(others)
-                and (not _OF_TOKENS.isdisjoint(others) or _is_random(value))
+            if all(_TEXT_TOKEN.fullmatch(text) for text in _texts(value)):
+                return False
+            return (
+                not others
+                or before in _OF_TOKENS
+                or (
+                    _OF_TEXT.isdisjoint(others)
+                    and (not _OF_TOKENS.isdisjoint(others) or _is_random(value))
+                )
             )
         case "key" | "keys":
+            if before in _OF_FILES and all(_PATH.fullmatch(text) for text in _texts(value)):
+                return False
             is_other = not others or not _OF_TEXT.isdisjoint(others)
             return before in _OF_KEYS or (not is_other and _is_random(value))
         case "pass":
@@ -147,12 +180,16 @@ def _is_telling(parts: list[str], value: object) -> bool:
     return last in _WORDS or (before, last) in _PAIRS
 
 
-def _is_password(parts: list[str]) -> bool:
+def _may_be_number(parts: list[str], value: object) -> bool:
+    if isinstance(value, Mapping):
+        return parts[-1] in _OF_SEVERAL
     return parts[-1] in _PASSWORDS and parts[0] not in _FLAGS
 
 
 def _is_random(value: object) -> bool:
-    return any(_RANDOM.fullmatch(text) for text in _texts(value))
+    return any(
+        _LIKE_RANDOM.fullmatch(text) and len(_CHANGES.findall(text)) >= 3 for text in _texts(value)
+    )
 
 
 def _leaves(value: object) -> Iterator[object]:
@@ -174,7 +211,9 @@ def _holds_text(value: object) -> bool:
 
 
 def _holds_number(value: object) -> bool:
-    return any(isinstance(leaf, int | float) for leaf in _leaves(value))
+    return any(
+        isinstance(leaf, int | float) and not isinstance(leaf, bool) for leaf in _leaves(value)
+    )
 
 
 def hide_in_text(text: str) -> str:
@@ -185,18 +224,41 @@ def hide_in_text(text: str) -> str:
     """
     if _PRIVATE_KEY.search(text):
         return HIDDEN
-    text = _LOGIN.sub(HIDDEN, text)
     if "://" in text:
+        text = _LOGIN.sub(_hidden_login, text)
         text = _PARAMETER.sub(_hidden_parameter, text)
     for form in (_WEBHOOK, _ASSIGNED, _HEADER):
         text = form.sub(lambda found: found["name"] + HIDDEN, text)
+    text = _BASIC.sub(_hidden_basic, text)
+    for form in (_VARIABLE, _MEMBER):
+        text = form.sub(_hidden_value, text)
     return _ISSUED.sub(HIDDEN, text)
 
 
+def _hidden_login(found: re.Match[str]) -> str:
+    is_login = found[0] != "git" and not _OF_NO_LOGIN.search(found.string[: found.start()][-8:])
+    return HIDDEN if is_login else found[0]
+
+
 def _hidden_parameter(found: re.Match[str]) -> str:
-    name, value = found["name"], found["value"]
+    name, value = unquote(found["name"]), found["value"]
     hide = name.lower() in _OF_ADDRESSES or is_secret(name, value)
-    return f"{name}={HIDDEN if hide else value}"
+    return f"{found['name']}={HIDDEN if hide else value}"
+
+
+def _hidden_basic(found: re.Match[str]) -> str:
+    """Hide what is a user and a password in base 64 (RFC 7617)."""
+    try:
+        is_login = b":" in b64decode(found["value"], validate=True)
+    except ValueError:
+        is_login = False
+    return found["name"] + HIDDEN if is_login else found[0]
+
+
+def _hidden_value(found: re.Match[str]) -> str:
+    name, text = found["name"].strip('-": '), found["value"]
+    value = int(text) if text.isdecimal() else text
+    return found[0].removesuffix(text) + HIDDEN if is_secret(name, value) else found[0]
 
 
 def without_secrets(plain: Any) -> Any:
@@ -290,4 +352,4 @@ def _hide_in_word(word: str) -> str:
     names = (*_STEP.split(path), *_KEYS.findall(value))
     if any(is_secret(name, parts) for name in names) or hide_in_text(value) == HIDDEN:
         return f"{path}={HIDDEN}"
-    return hide_in_text(word)
+    return hide_in_text(f"{path}={hide_in_text(value)}")

@@ -135,7 +135,8 @@ class FolderLock:
         if is_renewed:
             log.warning(
                 "The lock file of %s %r was removed or replaced during the run; it is locked "
-                "again. Files of this run may be gone there, or another run may have written some.",
+                "again. Files of this run may be gone there, among them metrics and logs that are "
+                "still written to but have no name, or another run may have written some.",
                 self._setting,
                 self._folder,
             )

@@ -11,6 +11,7 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.watchdog import STARTUP_TIMEOUT_S
 
 _WORD: Final = "autorestart"
+_MOST_BYTES: Final = 2**20  # a longer file is refused
 _BEAT_TIMEOUT_S: Final = 300.0
 _MODEL_DIR: Final = "model_dir"  # as the trainer has it
 
@@ -90,7 +91,10 @@ def _is_mentioned(path: Path, changes: Sequence[str]) -> bool:
     if any(_WORD in change for change in changes):
         return True
     try:
-        return _WORD.encode() in path.read_bytes()
+        if not path.is_file():  # what comes through a pipe can be read only once
+            return False
+        with path.open("rb") as file:
+            return _WORD.encode() in file.read(_MOST_BYTES)
     except OSError:
         return False
 

@@ -82,6 +82,10 @@ def annotated() -> nn.Module | None:
     return Net()
 
 
+def either() -> Net | nn.Linear:
+    return Net()
+
+
 def plain():
     return Net()
 
@@ -103,6 +107,7 @@ def make_steps(optimizer):
 
 
 run = subprocess.run
+partial_sgd = functools.partial(torch.optim.SGD, lr=0.1)
 bound = functools.partial(plain)
 wrapped = functools.lru_cache(annotated)
 disguised = functools.partial(subprocess.run, ["true"])
@@ -162,7 +167,10 @@ def test_what_does_not_fit_is_refused_at_every_place_before_it_is_called(names, 
 @pytest.mark.parametrize(
     ("place", "path"),
     [
-        *(("model", f"my_parts.{name}") for name in ("Net", "annotated", "plain", "bound")),
+        *(
+            ("model", f"my_parts.{name}")
+            for name in ("Net", "annotated", "either", "plain", "bound")
+        ),
         ("model", "my_parts.wrapped"),
         ("model", "torch.nn.Identity"),
         *(("optimizer", path) for path in ("my_parts.make_optimizer", "torch.optim.AdamW")),
@@ -195,6 +203,18 @@ def test_what_fits_its_place_is_taken(plan, place, path):
 def test_what_fits_another_place_is_refused(plan, place, path):
     with pytest.raises(ConfigError, match=r"f\.yaml:\d+:\d+: trainer\."):
         plan(place, path)
+
+
+@pytest.mark.usefixtures("my_parts")
+def test_a_partial_of_a_class_is_refused_with_what_to_write(plan):
+    with pytest.raises(ConfigError, match=r"a functools\.partial of SGD .* Name the class"):
+        plan("optimizer", "my_parts.partial_sgd")
+
+
+@pytest.mark.usefixtures("my_parts")
+def test_what_is_inside_a_class_is_refused_by_its_name(plan):
+    with pytest.raises(ConfigError, match=r"'my_parts\.Processor' is not a module\. Name a class"):
+        plan("processor", "my_parts.Processor.create_dataloader")
 
 
 @pytest.mark.parametrize("path", ["os._exit", "builtins.exit", "time.sleep", "os.close"])

@@ -77,6 +77,20 @@ def test_a_change_that_is_wrong_is_left_to_who_runs_it(read):
     assert read(ONE.format(section="{max_num_restarts: 3}"), "init.loop") == []
 
 
+def test_a_file_without_an_end_is_not_read_whole():
+    assert read_settings(Path("/dev/zero"), mode="train", changes=[], options={}) == []
+
+
+def test_what_comes_through_a_pipe_is_left_to_who_runs_it(tmp_path):
+    reader, writer = os.pipe()
+    os.write(writer, b"trainer: {init: {autorestart: {max_num_restarts: 2}}}")
+    os.close(writer)
+    path = Path(f"/dev/fd/{reader}")
+    assert read_settings(path, mode="train", changes=[], options={}) == []
+    assert os.read(reader, 10) == b"trainer: {"
+    os.close(reader)
+
+
 def test_trainers_of_a_list_ask_all_or_none(read):
     with pytest.raises(ConfigError, match=r"trainer\[1\]\.init\.autorestart: restarts are not ask"):
         read(TWO)
