@@ -234,6 +234,7 @@ def test_a_trainer_that_is_done_is_not_run_again(run):
     assert len(list(Path("two/logs").glob("2*"))) == 2
 
 
+@pytest.mark.slow
 def test_a_wrong_configuration_is_told_once_and_leaves_nothing(run, tmp_path):
     done = run(None, "--set", "init.loop.max_stpes=1")
     assert done.returncode == 2
@@ -245,6 +246,7 @@ def test_a_wrong_configuration_is_told_once_and_leaves_nothing(run, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_supervisor_ends_the_run_in_order(run):
     done = run("{kind: terminate, at: 3}")
     assert done.returncode == 143, done.err

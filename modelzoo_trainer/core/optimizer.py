@@ -89,7 +89,16 @@ class OptimizerCallback(CoreCallback, Advised):
         """Return the optimizer of a model: the one that was given, or what the callable makes."""
         given = self._optimizer
         assert given is not None  # not called for a trainer that only validates
-        return given if isinstance(given, Optimizer) else given(model)
+        if isinstance(given, Optimizer):
+            return given
+        try:
+            return given(model)
+        except TypeError as error:
+            error.add_note(
+                f"optimizer was called with the model, a {type(model).__name__}: lambda model: "
+                f"torch.optim.AdamW(model.parameters(), ...)"
+            )
+            raise
 
     @override
     def setup(self, trainer: Trainer) -> None:

@@ -182,6 +182,12 @@ def _check_made(idx: int, made: Any, optimizer: Optimizer) -> None:
             f"schedulers[{idx}]: the callable returned {made!r}, which is not a scheduler. Return "
             f"one: lambda optimizer: StepLR(optimizer, step_size=100)."
         )
+    missing = [name for name in ("state_dict", "load_state_dict") if not hasattr(made, name)]
+    if missing:
+        raise ConfigError(
+            f"schedulers[{idx}]: {type(made).__name__} has no {' and no '.join(missing)}, and a "
+            f"checkpoint must have its state. Write what is missing; {{}} is a state."
+        )
     own = getattr(made, "optimizer", None)
     if own is optimizer or not isinstance(own, Optimizer):
         return

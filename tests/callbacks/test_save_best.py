@@ -272,7 +272,7 @@ class CrashAt(Callback):
 VALUES = [5.0, 4.0, 6.0, 3.0, 3.0, 2.0, 7.0]
 
 
-@pytest.mark.slow_cases("*-1")
+@pytest.mark.slow_cases("*-1", "*-False-3")
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("steps", [[1], [2], [3], [4], [6], [1, 3, 4, 5]], ids=str)

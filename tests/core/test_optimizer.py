@@ -255,6 +255,12 @@ def test_an_optimizer_class_is_refused_with_what_to_write(trainer_of, given) -> 
 # ---- parameters
 
 
+def test_a_callable_that_takes_the_model_for_its_parameters_gets_a_note(trainer_of) -> None:
+    with pytest.raises(TypeError) as caught:
+        trainer_of(optimizer=lambda params: torch.optim.SGD(params, lr=0.1))
+    assert "called with the model, a TinyModel" in "".join(caught.value.__notes__)
+
+
 def test_an_optimizer_with_none_of_the_models_parameters_is_refused(trainer_of) -> None:
     other = TinyModel()
     trainer = trainer_of(optimizer=lambda model: adamw()(other))

@@ -296,6 +296,15 @@ def test_schedulers_of_optimizers_that_share_their_groups_with_the_trainers_are_
     assert [one.param_groups[0]["lr"] for one in inner] == [rate / 2 for rate in rates]
 
 
+def test_a_scheduler_without_a_state_is_refused(trainer_of) -> None:
+    class Stepping:
+        def step(self):
+            """Change nothing."""
+
+    with pytest.raises(ConfigError, match="Stepping has no state_dict and no load_state_dict"):
+        trainer_of(schedulers=Stepping())
+
+
 @pytest.mark.parametrize("given", ["cosine", {"scheduler": 1}])
 def test_what_is_no_scheduler_is_named_whole(trainer_of, given) -> None:
     with pytest.raises(ConfigError, match=rf"^schedulers\[0\] is {re.escape(repr(given))}"):

@@ -188,6 +188,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
 # ---- tests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("accumulate", "counts"), CASES)
 @pytest.mark.parametrize("engine", EACH)
 def test_all_that_is_started_is_noted(

@@ -142,7 +142,7 @@ def test_augmentation_goes_on_with_any_number_of_workers(runs, draw, workers, la
     runs.check(lambda: make(workers), step, lambda: make(later))
 
 
-@pytest.mark.slow_cases("0-13-*", "0-2-*")
+@pytest.mark.slow_cases("0-13-*", "0-2-*", "0-6-*")
 @pytest.mark.parametrize("look_ahead", [True, False])
 @pytest.mark.parametrize("step", [2, 6, 7, 13])
 @pytest.mark.parametrize("workers", [0, slow(1)])

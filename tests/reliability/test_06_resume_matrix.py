@@ -88,6 +88,7 @@ def test_a_run_that_is_killed_at_some_steps_ends_equal(runs, count, row) -> None
     check(runs, count, plan_of(row), [chain(first)])
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_at_every_step_ends_equal(runs, count) -> None:
     plan = plan_of(ALL) | {"every": 1, "workers": 0, "asynchronous": False}
     check(runs, count, plan, [list(range(1, STEPS + 1))])

@@ -66,6 +66,7 @@ def mapped() -> set[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [8, pytest.param(400, marks=pytest.mark.soak)])
 def test_the_disk_does_not_fill_however_often_a_run_is_killed(runs: Runs, count, kills) -> None:
     generator = random.Random(21)
