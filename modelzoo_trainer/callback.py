@@ -564,10 +564,10 @@ def check_callback(callback: Any, where: str = "callbacks") -> None:
 def _check_own_events(callback: Any, kind: str, where: str) -> None:
     """Check an object without a hook: its methods may be events of the user's own."""
     own = [] if where == "loggers" else _own_methods(callback)
-    for name in own:
-        meant = f"on_{name}" if f"on_{name}" in HOOKS else near_miss(f"on_{name}")
-        if meant is not None:
-            raise HookError(f"{kind}.{name} is not a hook. Did you mean {meant!r}?")
+    likely = [f"on_{name}" for name in own]
+    meant = [name if name in HOOKS else near_miss(name) for name in likely]
+    if own and None not in meant:
+        raise HookError(f"{kind}.{own[0]} is not a hook. Did you mean {meant[0]!r}?")
     if not own:
         advice = (
             "Pass instances of loggers, such as modelzoo_trainer.loggers.TensorBoardLogger()."

@@ -21,11 +21,13 @@ _OUR_WORDS: Final = {
     "begin": "start",
     "complete": "end",
     "completed": "end",
+    "done": "end",
     "finish": "end",
     "finished": "end",
     "post": "after",
     "pre": "before",
 }
+_NEAR_WORD: Final = 0.85  # 'begins' of 'begin' 0.91, 'finsh' of 'finish' 0.91
 # Methods with other beginnings are the callback's own and are never taken for a misspelt hook.
 _HOOKLIKE: Final = ("on_", "pre", "post", "run_val")
 
@@ -113,15 +115,24 @@ def near_miss(name: str) -> str | None:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return which of some names another is a misspelling of, or says in other words; or None."""
-    names = list(known)
+    ours = {_in_our_words(other): other for other in known}
     words = _in_our_words(name)
-    same = [other for other in names if _in_our_words(other) == words]
-    near = same or difflib.get_close_matches(name, names, n=1, cutoff=NEAR_MISS)
-    return near[0] if near else None
+    if words in ours:
+        return ours[words]
+    near = difflib.get_close_matches(name, ours.values(), n=1, cutoff=NEAR_MISS)
+    if near:
+        return near[0]
+    near = difflib.get_close_matches(words, ours, n=1, cutoff=NEAR_MISS)
+    return ours[near[0]] if near else None
 
 
-def _in_our_words(name: str) -> list[str]:
-    return [_OUR_WORDS.get(word, word) for word in name.split("_")]
+def _in_our_words(name: str) -> str:
+    return "_".join(map(_our_word, name.split("_")))
+
+
+def _our_word(word: str) -> str:
+    near = difflib.get_close_matches(word, _OUR_WORDS, n=1, cutoff=_NEAR_WORD)
+    return _OUR_WORDS[near[0]] if near else word
 
 
 def check_listener(owner: str, methods: Mapping[str, Any]) -> None:

@@ -50,7 +50,7 @@ class Hooks:
 
     Raises:
         HookError: If a callback is a class, one of a trainer's core or one that needs a trainer
-            (`SpikeDetection`, `CheckLoss`), or misspells an event.
+            (`CheckLoss`, `EarlyStopping` and others), or misspells an event.
 
     Example:
         >>> class Losses:

@@ -109,6 +109,16 @@ class CallbacksByName(OrderedDict[str, Any]):
             )
         super().__setitem__(name, callback)
 
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            "trainer.callbacks cannot be changed. Use trainer.remove_callback(callback)."
+        )
+
+    __delitem__ = __ior__ = clear = move_to_end = pop = popitem = _refuse
+
+    def __reduce__(self) -> Any:
+        return type(self), (list(self.items()),)
+
 
 class TrainerParts(TrainerValues):
     """Everything of a trainer but the sequence.

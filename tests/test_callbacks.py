@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -403,6 +404,25 @@ def test_nothing_happens_if_nobody_listens(trainer_of) -> None:
     recorder = Recorder()
     trainer_of(recorder).call("on_my_event", 3)
     assert recorder.names == ["pre_setup", "setup", "post_setup"]
+
+
+def test_an_object_with_an_event_may_have_other_methods_called_like_hooks(trainer_of) -> None:
+    class Plain:
+        def my_event(self): ...
+
+        def metrics(self): ...
+
+        def save_checkpoint(self): ...
+
+    trainer_of(Plain())
+
+
+def test_the_table_of_callbacks_can_be_copied_but_not_changed(trainer_of) -> None:
+    trainer = trainer_of(Recorder())
+    assert list(copy.copy(trainer.callbacks)) == list(trainer.callbacks)
+    for change in (trainer.callbacks.clear, trainer.callbacks.popitem):
+        with pytest.raises(TypeError, match=r"Use trainer\.remove_callback"):
+            change()
 
 
 def test_a_near_miss_of_a_declared_hook_is_refused(trainer_of) -> None:

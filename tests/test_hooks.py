@@ -130,6 +130,10 @@ def test_a_misspelt_hook_is_refused_with_a_suggestion() -> None:
         ("on_validate_batch_begin", "on_validate_batch_start"),
         ("on_post_backward", "on_after_backward"),
         ("on_pre_optimizer_step", "on_before_optimizer_step"),
+        ("on_training_begin", "on_train_start"),
+        ("on_train_step_finsh", "on_train_step_end"),
+        ("on_validate_begins", "on_validate_start"),
+        ("on_train_step_done", "on_train_step_end"),
     ],
 )
 def test_a_hook_in_other_words_is_refused_with_a_suggestion(given: str, meant: str) -> None:

@@ -16,6 +16,7 @@ from modelzoo_trainer import (
     TrainingLoop,
     register_global_callback,
 )
+from modelzoo_trainer.callbacks import CheckLoss, EarlyStopping, SaveBest, TerminateOnNaN
 
 
 class Log:
@@ -271,3 +272,11 @@ def test_a_loop_with_its_callbacks_goes_on_as_if_it_had_not_been_broken() -> Non
     second.load_state_dict(first.state_dict())
     train(second, range(2, 5))
     assert second.state_dict() == whole.state_dict()
+
+
+@pytest.mark.parametrize(
+    "kind", [CheckLoss, TerminateOnNaN, lambda: EarlyStopping("loss"), lambda: SaveBest("loss")]
+)
+def test_a_callback_that_would_do_nothing_without_a_trainer_is_refused(kind) -> None:
+    with pytest.raises(HookError, match="needs the steps of a Trainer"):
+        Hooks(kind())

@@ -410,6 +410,10 @@ def test_a_callback_that_is_set_by_name_is_refused(trainer_of) -> None:
         trainer.callbacks["mine"] = Callback()
 
 
+def test_a_frequency_may_be_written_as_a_float() -> None:
+    assert TrainingLoop(max_steps=2000, eval_frequency=1e3).eval_frequency == 1000
+
+
 def test_a_callback_among_the_loggers_is_called(trainer_of) -> None:
     seen = []
 

@@ -76,6 +76,8 @@ class CheckLoss(Callback):
         what `Backend.optimizer_step` says.
     """
 
+    needs_trainer = True
+
     is_overruled: bool = False
     """Whether `TerminateOnNaN` ends the run instead, so that nothing is raised."""
 
@@ -292,10 +294,10 @@ def _pair(value: Any) -> tuple[float, int] | None:
 
 def _loss_in(outputs: Any) -> Tensor | None:
     """Return the loss in what a step returned: with a `training_step` of the user's, anything."""
-    if isinstance(outputs, Mapping):
-        loss = outputs.get("loss")
-        return loss if isinstance(loss, Tensor) else None
-    return outputs if isinstance(outputs, Tensor) and outputs.numel() == 1 else None
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    if not isinstance(loss, Tensor) or loss.is_complex():
+        return None
+    return loss if loss is not outputs or loss.numel() == 1 else None
 
 
 def _number(value: Any) -> float:

@@ -48,6 +48,8 @@ class EarlyStopping(Callback):
         ConfigError: If an argument does not fit; when the metric arrives, if it is not a number.
     """
 
+    needs_trainer = True
+
     state_is_of_run = True
 
     def __init__(

@@ -25,6 +25,8 @@ _STATE: Final = "epoch_loss"
 class EpochLoss(Callback):
     """Base class of callbacks that log `train_loss_epoch`; of several, the first one does.
 
+    Not logged for an epoch in whose middle it was added to a run that resumed.
+
     State: `epoch_loss`, within an epoch alone: the mean so far.
 
     Cost: A step adds one number on the device; an epoch's end reduces two over the processes.
@@ -34,6 +36,7 @@ class EpochLoss(Callback):
         self._mean = Mean(double=True)
         self._window: list[tuple[Tensor, Any]] = []  # batches since the last optimizer step
         self._is_first = False
+        self._lacks_some = False  # of the samples of this epoch
 
     @override
     def on_enter_fit(
@@ -78,9 +81,13 @@ class EpochLoss(Callback):
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, epoch: int) -> None:
+        lacks_some, self._lacks_some = self._lacks_some, False
         if self._is_first and self._mean.is_used:
             mean = take_all({TRAIN_LOSS_EPOCH: self._mean}, trainer.backend)
+            if lacks_some:
+                return
             trainer.logging.collect(trainer, mean, trainer.global_step)  # whatever log_steps is
+            trainer.drain()  # before its weights are gone
 
     # ---- state: each process has a part of the sum
 
@@ -105,6 +112,7 @@ class EpochLoss(Callback):
         if not self._is_first:
             return
         device = trainer.backend.device
+        self._lacks_some = _STATE not in state_dict and trainer.data.batch_idx > 0
         state = state_dict.get(_STATE, {"means": [None]})
         state = map_tensors(state, lambda tensor: tensor.to(device, copy=True))
         self._window[:] = [(loss, weight) for loss, weight in state.get("window", ())]

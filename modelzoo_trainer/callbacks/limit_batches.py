@@ -37,6 +37,8 @@ class LimitBatches(Callback):
         ConfigError: If the number is not positive.
     """
 
+    needs_trainer = True
+
     def __init__(self, num_batches: int) -> None:
         require_count("LimitBatches.num_batches", num_batches)
         self.num_batches = num_batches

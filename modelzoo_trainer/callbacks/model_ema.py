@@ -67,6 +67,8 @@ class ModelEma(ValidationCallback):
         ConfigError: If an argument does not fit.
     """
 
+    needs_trainer = True
+
     def __init__(  # noqa: PLR0913  # the keys of its YAML section
         self,
         decay: float = 0.999,
@@ -255,11 +257,13 @@ class ModelEma(ValidationCallback):
 
     @override
     def run_validation(self, trainer: Trainer, loop_idx: int | None, is_last: bool) -> None:
+        added = trainer.get_callback(StepBasedEvaluation)
+        if added is not None and loop_idx is not None:
+            if added.is_intermediate(trainer):
+                return
+            loop_idx = added.own_idx(trainer)
         is_wanted = self.validates and self.is_due(loop_idx, is_last)
         if not is_wanted or self._average is None or self._val is None:
-            return
-        added = trainer.get_callback(StepBasedEvaluation)
-        if added is not None and added.is_intermediate(trainer):
             return
         val_dataloaders, loop = self._val
         with self.swap():

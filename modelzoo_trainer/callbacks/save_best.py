@@ -69,6 +69,8 @@ class SaveBest(Callback):
             the end of a fit, if it never came and `load_best` asks for its weights.
     """
 
+    needs_trainer = True
+
     state_is_of_run = True
 
     def __init__(  # noqa: PLR0913  # the keys of its YAML section
@@ -97,6 +99,8 @@ class SaveBest(Callback):
         self._arrived: tuple[float, int] | None = None
         self._is_told = False
         self._has_validated = False
+        self._has_trained = False
+        self._had_best = False  # of an earlier fit
 
     @property
     def metric(self) -> str:
@@ -124,7 +128,8 @@ class SaveBest(Callback):
         loop: Any,
     ) -> None:
         self._watch.begin()
-        self._has_validated = False
+        self._has_validated = self._has_trained = False
+        self._had_best = bool(self._best.entries)
         self._warn_of_averages(trainer)
         if self.reset_on_fit:
             self._best.forget()
@@ -168,7 +173,13 @@ class SaveBest(Callback):
         self._has_validated = self._has_validated or trainer.val_is_complete
 
     @override
+    def on_train_epoch_start(self, trainer: Trainer, epoch: int) -> None:
+        if self._arrived is not None:  # of the epoch before
+            self._use(trainer)
+
+    @override
     def on_step_boundary(self, trainer: Trainer) -> None:
+        self._has_trained = True
         if self._arrived is not None:
             self._use(trainer)
 
@@ -235,8 +246,9 @@ class SaveBest(Callback):
 
     def _load(self, trainer: Trainer) -> None:
         """Give the model the best weights, if there are any."""
-        if not self._best.entries:
+        if not self._best.entries or (self._had_best and self._has_trained):
             self._require_metric(trainer)
+        if not self._best.entries:
             log.warning("SaveBest: there are no best weights to load; the model has the last ones.")
             return
         entry = self._best.entries[0]
@@ -253,7 +265,7 @@ class SaveBest(Callback):
         if self._watch.is_missing and (self._has_validated or not trainer.early_exit.should_exit):
             raise ConfigError(
                 f"SaveBest.metric: {self.metric!r} was never logged in this fit, so load_best has "
-                f"no weights to load; the model has those of step {trainer.global_step}. "
+                f"no weights of it to load; the model has those of step {trainer.global_step}. "
                 f"{self._watch.advice}"
             )
 

@@ -27,7 +27,7 @@ class StepBasedEvaluation(Callback):
     told apart by a name scope: `validate_0/intermediate/loss`. The last one of a fit, and those
     that `loop.eval_frequency` asks for, keep their names. `LimitEvalSteps` makes the added ones
     shorter. Callbacks that run validations of their own count them as well, with their
-    `every_n_vals`; but `ModelEma` validates averages after the loop's own validations only.
+    `every_n_vals`; but `ModelEma` counts, and follows, the loop's own validations only.
 
     Args:
         every_n_steps: How many optimizer steps lie between two of them, > 0. If
@@ -38,6 +38,8 @@ class StepBasedEvaluation(Callback):
         ConfigError: If an argument does not fit; when a fit begins, if the loop's frequency does
             not.
     """
+
+    needs_trainer = True
 
     def __init__(self, every_n_steps: int, name_scope: str = "intermediate") -> None:
         require_count("StepBasedEvaluation.every_n_steps", every_n_steps)
@@ -86,6 +88,13 @@ class StepBasedEvaluation(Callback):
         """Return whether the validation at hand is one that the loop does not have by itself."""
         is_own = self._own is not None and trainer.global_step % self._own == 0
         return self._is_fitting and not is_own and trainer.schedule.has_steps_left(trainer)
+
+    def own_idx(self, trainer: Trainer) -> int:
+        """Return how many of the loop's own validations of the fit lie before the one at hand."""
+        if self._own is None:
+            return 0
+        first = trainer.schedule.origin_step // self._own
+        return -(-trainer.global_step // self._own) - first - 1
 
     @override
     def on_enter_validate(

@@ -55,6 +55,8 @@ class TerminateOnNaN(Callback):
     Cost: As `CheckLoss("skip")`: a masked update, a copy of the buffers, the gradients' norm.
     """
 
+    needs_trainer = True
+
     def __init__(self, check_gradients: bool = True) -> None:
         self.check_gradients = check_gradients
         self.reason: str | None = None

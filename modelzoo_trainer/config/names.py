@@ -268,7 +268,7 @@ def import_module(name: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the module is there; one that it imports is not
         parent, _, last = error.name.rpartition(".")
-        if hasattr(sys.modules.get(parent), last):
+        if parent in sys.modules and hasattr(sys.modules[parent], last):
             raise ConfigError(
                 f"{error.name!r} is not a module. Name a class or function of a module itself."
             ) from None

@@ -23,10 +23,9 @@ _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _BETWEEN: Final = re.compile(r"[^a-z0-9]+")
 _STEP: Final = re.compile(r"[.\[\]\"]+")
 
-_PASSWORDS: Final = _words("password passwords passwd pwd passphrase passcode")
-"""May be numbers."""
-_OF_SEVERAL: Final = _words("cred credential credentials creds")
-"""May be mappings with numbers."""
+_MAY_BE_NUMBERS: Final = _words(
+    "cred credential credentials creds password passwords passwd pwd passphrase passcode"
+)
 _WORDS: Final = _words(
     "accesskey accesstoken apikey apikeys authorization authtoken bearer connectionstring connstr "
     "cookie cookies cred credential credentials creds csrftoken jwt passcode passphrase passwd "
@@ -43,9 +42,10 @@ _ENDINGS: Final = _words("b64 backup base base64 dev hex json old pem prod strin
 """May follow: `private_key_pem`; numbers may, too."""
 _OF_TOKENS: Final = _words(
     "access api app auth aws azure bearer bot client csrf deploy discord gcp git github gitlab hf "
-    "hub huggingface jwt login mlflow my npm oauth private push pypi read refresh registry sas "
-    "secret security service session slack telegram upload wandb webhook write"
+    "hub huggingface jwt login mlflow npm oauth private pypi refresh registry sas secret "
+    "security service session slack telegram wandb webhook"
 )
+_OF_ONE_TOKEN: Final = _words("my push read upload write")
 _OF_KEYS: Final = _words(
     "access account admin aes api auth decryption deploy encryption gpg hmac license master pgp "
     "private rsa secret signing ssh ssl subscription tls wandb"
@@ -74,32 +74,35 @@ _CHANGES: Final = re.compile(r"[0-9][A-Za-z]")  # a random text has many
 _PATH: Final = re.compile(r"(?:~|\.{0,2})/[\w./~-]+")
 
 # A user with a password, which may have an @ itself; or alone, as that may be a token.
-_LOGIN: Final = re.compile(r"(?<=://)(?:[^/\s:@?#]*:(?![0-9]*[?#])[^/\s]+|[^/?#\s]+)(?=@)")
+_LOGIN: Final = re.compile(r"(?<=://)(?:[^/\s:@?#]*:(?![0-9]{1,5}[?#])[^/\s]+|[^/?#\s]+)(?=@)")
 _OF_NO_LOGIN: Final = re.compile(r"(?:abfss?|wasbs?)://\Z")  # before the @ is a container
 _PARAMETER: Final = re.compile(r"(?<=[?&;#])(?P<name>[\w.%~-]+)=(?P<value>[^&#;\s\"']+)")
 _OF_ADDRESSES: Final = frozenset({"key", "sig", "signature", "x-amz-signature", "x-goog-signature"})
-_IN_CONNECTIONS: Final = "(?:password|passwd|pwd|accountkey|sharedaccesskey|sharedaccesssignature)"
-_ASSIGNED: Final = re.compile(
-    rf"(?P<name>(?:^|(?<=[;,\s])){_IN_CONNECTIONS}=|(?<=;)\s*{_IN_CONNECTIONS}\s*=\s*)"
-    r"(?![{<$%])(?:'[^']*'|\"[^\"]*\"|[^;,\s]+)",
-    re.IGNORECASE,
+_VALUE: Final = r"(?P<value>\{[^{}]*\}|'[^']*'|\"[^\"]*\"|[^;,\s]+)"
+_PLACEHOLDER: Final = re.compile(r"\{\w*\}|<[^<>]*>|\$[A-Z_]+|\$\{\w+\}|%\w+%|\*+")
+_IN_CONNECTIONS: Final = (
+    r"(?P<name>(?:^|(?<=[;,\s]))"
+    r"(?:password|passwd|pwd|accountkey|sharedaccesskey|sharedaccesssignature)"
 )
+_ASSIGNED: Final = re.compile(rf"{_IN_CONNECTIONS}=){_VALUE}", re.IGNORECASE)
+_ASSIGNED_AMONG_OTHERS: Final = re.compile(rf"{_IN_CONNECTIONS}\s*=\s*){_VALUE}", re.IGNORECASE)
 _VARIABLE: Final = re.compile(  # of an environment, or an option of a command
-    r"(?<![\w$-])(?P<name>[A-Z][A-Z0-9_]*|--[\w-]+)=(?P<value>[^\s;,\"'{}<$*]+)"
+    rf"(?<![\w$-])(?P<name>(?:[A-Z][A-Z0-9]*_[A-Z0-9_]*|--[\w-]+)=){_VALUE}"
 )
-_MEMBER: Final = re.compile(
-    r"(?P<name>\"[\w-]+\"\s*:\s*\")(?P<value>[^\"\\{}<*]+)(?=\")"
-)  # in JSON
+_MEMBER: Final = re.compile(  # of a mapping in JSON
+    r"(?P<name>\"[\w-]+\"\s*:\s*\")(?P<value>(?:[^\"\\]|\\.)+)(?=\")"
+)
 _HEADER: Final = re.compile(
-    r"(?P<name>\b(?:(?:authorization|x-api-key|api-key)\s*:\s*(?:(?:basic|bearer|token)\s+)?"
-    r"|bearer\s+(?=[\w.~+/=-]*[0-9])(?=[\w.~+/=-]{12})))[\w.~+/=-]+",
+    r"(?P<name>\b(?:authorization|api-key)[ \t]*:[ \t]*(?:(?:basic|bearer|token)[ \t]+"
+    r"|(?=[\w.~+/=-]*[0-9])|(?=[\w.~+/=-]{12}))|\bbearer\s+(?=[\w.~+/=-]*[0-9])"
+    r"(?=[\w.~+/=-]{12}))[\w.~+/=-]+",
     re.IGNORECASE,
 )
 _BASIC: Final = re.compile(r"(?P<name>\bbasic\s+)(?P<value>[A-Za-z0-9+/]{4,}={0,2})", re.IGNORECASE)
 _WEBHOOK: Final = re.compile(
     r"(?P<name>https://(?:hooks\.slack\.com/[a-z]+/|(?:\w+\.)?discord(?:app)?\.com/api/webhooks/"
-    r"|(?:[\w-]+\.webhook|outlook)\.office(?:365)?\.com/(?:webhook/)?"
-    r"|hooks\.zapier\.com/hooks/|api\.telegram\.org/bot))[^\s\"']+"
+    r"|[\w-]+\.webhook\.office\.com/|outlook\.office(?:365)?\.com/webhook/"
+    r"|hooks\.zapier\.com/hooks/|api\.telegram\.org/bot(?=[0-9])))[^\s\"']+"
 )
 _PRIVATE_KEY: Final = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 # Forms that those who issue them document.
@@ -112,11 +115,13 @@ _ISSUED: Final = re.compile(
     re.ASCII,
 )
 _STANDS_FOR: Final = re.compile(
-    r"\A\*\*\*\Z|://\*\*\*@|[\w.%~-]=\*\*\*|;\s*\w+\s*=\s*\*\*\*|://\S*(?:/|/bot)\*\*\*|"
-    r"\"\s*:\s*\"\*\*\*\"|\b(?:bearer|basic|authorization\s*:|api-key\s*:)\s+\*\*\*",
+    r"\A\*\*\*\Z|://\*\*\*@|[\w.%~-]=\*\*\*|\b(?:password|passwd|pwd|\w+key|signature)\s*=\s*\*\*\*"
+    r"|\"\s*:\s*\"\*\*\*\"|\b(?:bearer|basic)\s+\*\*\*"
+    r"|\b(?:authorization|api-key)[ \t]*:[ \t]*(?:token[ \t]+)?\*\*\*",
     re.IGNORECASE,
 )
-_KEYS: Final = re.compile(r"(?<![\w-])([\w.-]+)[\"']?\s*:")
+_STANDS_IN_ADDRESS: Final = re.compile(r"(?:/|/bot)\*\*\*")
+_KEYS: Final = re.compile(r"(?<![\w.-])([\w.-]+)[\"']?\s*:")
 _PARTS: Final = re.compile(r"[\[\]{},\s]+")
 _CHANGE: Final = re.compile(r"(?P<path>[^=]+)=")
 _SHORT: Final = 4  # characters; without quotes they could be part of anything
@@ -133,11 +138,18 @@ def is_secret(key: object, value: object = "") -> bool:
     """
     if not isinstance(key, str):
         return False
+    return _is_named(key, value)
+
+
+def _is_named(key: str, value: object, *, stands_alone: bool = True) -> bool:
+    """Return whether a key names a secret; a lone word such as `token` only if it stands alone."""
     name = _CAMEL.sub("_", key.rpartition(".")[2]).lower()
     parts = [part for part in _BETWEEN.split(name) if part]
     while parts:
-        if _is_telling(parts, value):
-            return _holds_text(value) or (_holds_number(value) and _may_be_number(parts, value))
+        is_known = stands_alone or parts[1:] or parts[0] in _WORDS
+        if is_known and _is_telling(parts, value):
+            return _holds_text(value) or (_holds_number(value) and _may_be_number(parts))
+        stands_alone = False  # `token_1` is one of several
         without_number = parts[-1].rstrip("0123456789")
         if parts[-1] in _ENDINGS or not without_number:
             parts.pop()
@@ -154,16 +166,7 @@ def _is_telling(parts: list[str], value: object) -> bool:
     before = others[-1] if others else ""
     match last:
         case "token" | "tokens":
-            if all(_TEXT_TOKEN.fullmatch(text) for text in _texts(value)):
-                return False
-            return (
-                not others
-                or before in _OF_TOKENS
-                or (
-                    _OF_TEXT.isdisjoint(others)
-                    and (not _OF_TOKENS.isdisjoint(others) or _is_random(value))
-                )
-            )
+            return _is_token(last, others, value)
         case "key" | "keys":
             if before in _OF_FILES and all(_PATH.fullmatch(text) for text in _texts(value)):
                 return False
@@ -180,10 +183,19 @@ def _is_telling(parts: list[str], value: object) -> bool:
     return last in _WORDS or (before, last) in _PAIRS
 
 
-def _may_be_number(parts: list[str], value: object) -> bool:
-    if isinstance(value, Mapping):
-        return parts[-1] in _OF_SEVERAL
-    return parts[-1] in _PASSWORDS and parts[0] not in _FLAGS
+def _is_token(last: str, others: list[str], value: object) -> bool:
+    if all(_TEXT_TOKEN.fullmatch(text) for text in _texts(value)):
+        return False
+    if not others or others[-1] in _OF_TOKENS:
+        return True
+    if last == "token" and others[-1] in _OF_ONE_TOKEN:
+        return True
+    is_of_text = not _OF_TEXT.isdisjoint(others)
+    return not is_of_text and (not _OF_TOKENS.isdisjoint(others) or _is_random(value))
+
+
+def _may_be_number(parts: list[str]) -> bool:
+    return parts[-1] in _MAY_BE_NUMBERS and parts[0] not in _FLAGS
 
 
 def _is_random(value: object) -> bool:
@@ -227,8 +239,10 @@ def hide_in_text(text: str) -> str:
     if "://" in text:
         text = _LOGIN.sub(_hidden_login, text)
         text = _PARAMETER.sub(_hidden_parameter, text)
-    for form in (_WEBHOOK, _ASSIGNED, _HEADER):
+    for form in (_WEBHOOK, _HEADER):
         text = form.sub(lambda found: found["name"] + HIDDEN, text)
+    is_several = text.count("=") > 1
+    text = (_ASSIGNED_AMONG_OTHERS if is_several else _ASSIGNED).sub(_hidden_assigned, text)
     text = _BASIC.sub(_hidden_basic, text)
     for form in (_VARIABLE, _MEMBER):
         text = form.sub(_hidden_value, text)
@@ -236,8 +250,15 @@ def hide_in_text(text: str) -> str:
 
 
 def _hidden_login(found: re.Match[str]) -> str:
-    is_login = found[0] != "git" and not _OF_NO_LOGIN.search(found.string[: found.start()][-8:])
-    return HIDDEN if is_login else found[0]
+    is_user = ":" not in found[0]
+    is_container = _OF_NO_LOGIN.search(found.string[: found.start()][-8:])
+    return found[0] if is_user and (is_container or found[0] == "git") else HIDDEN
+
+
+def _hidden_assigned(found: re.Match[str]) -> str:
+    is_quoted = found.string[: found.start()].endswith(";")  # ODBC has {} for quotes
+    is_shown = _PLACEHOLDER.fullmatch(found["value"]) and not is_quoted
+    return found[0] if is_shown else found["name"] + HIDDEN
 
 
 def _hidden_parameter(found: re.Match[str]) -> str:
@@ -256,9 +277,10 @@ def _hidden_basic(found: re.Match[str]) -> str:
 
 
 def _hidden_value(found: re.Match[str]) -> str:
-    name, text = found["name"].strip('-": '), found["value"]
-    value = int(text) if text.isdecimal() else text
-    return found[0].removesuffix(text) + HIDDEN if is_secret(name, value) else found[0]
+    name, value = found["name"].strip('-"=: '), found["value"]
+    is_option = found["name"].startswith("--")
+    is_one = _is_named(name, 0 if value.isdecimal() else value, stands_alone=is_option)
+    return found["name"] + HIDDEN if is_one and not _PLACEHOLDER.fullmatch(value) else found[0]
 
 
 def without_secrets(plain: Any) -> Any:
@@ -303,7 +325,10 @@ def stands_for_secret(value: object) -> bool:
     Args:
         value: As a file gives it.
     """
-    return isinstance(value, str) and _STANDS_FOR.search(value) is not None
+    if not isinstance(value, str) or HIDDEN not in value:
+        return False
+    is_in_address = "://" in value and _STANDS_IN_ADDRESS.search(value)
+    return bool(is_in_address or _STANDS_FOR.search(value))
 
 
 def hiding(plain: Any) -> Callable[[str], str]:

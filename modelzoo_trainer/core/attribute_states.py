@@ -20,7 +20,7 @@ from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.checkpointing.parameter_names import uncompiled
 from modelzoo_trainer.core.optimizer_facts import check_shapes
 from modelzoo_trainer.core.schedulers import like_own, plain_state
-from modelzoo_trainer.errors import CheckpointMismatch
+from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 from modelzoo_trainer.optim import Scheduler
 
 if TYPE_CHECKING:
@@ -38,14 +38,19 @@ class AttributeStates(CoreCallback):
     That is each optimizer, scheduler and module that is an attribute of the trainer, if it is not
     a part of the model nor one of `trainer.unsaved_attributes`, and each optimizer and scheduler
     that is one of a module in its model; or that is in a list, tuple or dict there. They are found
-    by name when a checkpoint is written or loaded, so a run that is to be resumed makes them in its
-    constructor. An optimizer that takes a step
-    within `training_step` and is none of these is reported once, from the first steps of a fit.
+    by name when a checkpoint is written or loaded, so a run that is to be resumed makes them in
+    its constructor. A frozen module whose state is not of tensors alone is left out with a warning.
+    An optimizer that takes a step within `training_step` and is none of these is reported once,
+    from the first steps of a fit.
 
     State: `attributes`, if there are any: by name the class and the state dict.
+
+    Raises:
+        ConfigError: At the start of a fit, if `unsaved_attributes` is a text.
     """
 
     def __init__(self) -> None:
+        self._left_out: set[str] = set()
         self._idle()
 
     def _idle(self) -> None:
@@ -57,17 +62,20 @@ class AttributeStates(CoreCallback):
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        states = {
-            name: {"kind": type(part).__name__, "state": plain_state(part.state_dict())}
-            for name, part in parts_beside(trainer).items()
-        }
+        states = {}
+        for name, part in saved_parts(trainer).items():
+            state = plain_state(part.state_dict())
+            if is_frozen(part) and not _is_of_tensors(state):
+                self._warn_of_left_out(name)
+            else:
+                states[name] = {"kind": type(part).__name__, "state": state}
         if states:
             state_dict["attributes"] = trainer.backend.state_view(states)
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        states, found = state_dict.get("attributes", {}), parts_beside(trainer)
-        for name in states.keys() - found.keys():
+        states, found = state_dict.get("attributes", {}), saved_parts(trainer)
+        for name in states.keys() - parts_beside(trainer).keys():
             log.warning(
                 "The checkpoint has state of trainer.%s, which this trainer does not have. Make it "
                 "in the constructor, before the checkpoint is loaded, or it begins anew.",
@@ -76,8 +84,36 @@ class AttributeStates(CoreCallback):
         for name, part in found.items():
             if name in states:
                 _load(trainer, name, part, states[name])
-            elif "optimizer" in state_dict:  # not of weights alone
+            elif "optimizer" in state_dict and not is_frozen(part):  # not of weights alone
                 log.warning("The checkpoint has no state of trainer.%s; it begins anew.", name)
+
+    def _warn_of_left_out(self, name: str) -> None:
+        if name not in self._left_out:
+            self._left_out.add(name)
+            log.warning(
+                "The state of trainer.%s cannot be saved, as it is not of tensors alone: a resumed "
+                "run has it as the constructor makes it. Name it in unsaved_attributes if it does "
+                "not change.",
+                name,
+            )
+
+    @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        names = trainer.unsaved_attributes
+        if isinstance(names, str):
+            raise ConfigError(
+                f"unsaved_attributes is {names!r}. Write a tuple of names: ({names!r},)."
+            )
+        for name in names:
+            if name not in vars(trainer):
+                log.warning("unsaved_attributes names %r, which trainer does not have.", name)
 
     # ---- optimizers that nobody saves
 
@@ -129,7 +165,7 @@ def parts_beside(trainer: Trainer) -> dict[str, Any]:
     seen = set(map(id, known))
     modules = {"model": trainer.model} | _modules_of(trainer, seen)
     found: dict[str, Any] = {name: part for name, part in modules.items() if name != "model"}
-    items = list(_saved_items(trainer))
+    items = list(_items_of(trainer, ""))
     for prefix, module in modules.items():
         for name, part in module.named_modules(prefix=prefix):
             items += _items_of(part, f"{uncompiled(name)}.")
@@ -144,10 +180,10 @@ def _modules_of(trainer: Trainer, known: set[int]) -> dict[str, Module]:
     """Return by name the modules that have a parameter or buffer which is not the model's."""
     tensors = set(map(id, _tensors_of(trainer.model)))
     found: dict[str, Module] = {}
-    for name, part in _saved_items(trainer):
+    for name, part in _items_of(trainer, ""):
         if isinstance(part, Module) and id(part) not in known:
             own = set(map(id, _tensors_of(part)))
-            if not own <= tensors:
+            if not own <= tensors and part.state_dict():
                 tensors |= own
                 found[name] = part
     return found
@@ -156,6 +192,25 @@ def _modules_of(trainer: Trainer, known: set[int]) -> dict[str, Module]:
 def _tensors_of(module: Module) -> Iterator[Tensor]:
     yield from module.parameters()
     yield from module.buffers()
+
+
+def saved_parts(trainer: Trainer) -> dict[str, Any]:
+    """Return those of `parts_beside` that are in checkpoints."""
+    unsaved = trainer.unsaved_attributes
+    return {
+        name: part
+        for name, part in parts_beside(trainer).items()
+        if name.partition(".")[0] not in unsaved
+    }
+
+
+def is_frozen(part: Any) -> bool:
+    """Return whether it is a module that has nothing to train."""
+    return isinstance(part, Module) and not any(param.requires_grad for param in part.parameters())
+
+
+def _is_of_tensors(state: Mapping[str, Any]) -> bool:
+    return all(isinstance(value, Tensor) and not value.is_meta for value in state.values())
 
 
 def parameters_beside(trainer: Trainer) -> tuple[list[Tensor], list[Tensor]]:
@@ -176,18 +231,9 @@ def like_of_attributes(trainer: Trainer) -> dict[str, Any]:
         name: {"state": part.state_dict()}
         if isinstance(part, Module)
         else {"state": {"state": dict(enumerate(_parameters_of(part)))}}
-        for name, part in parts_beside(trainer).items()
+        for name, part in saved_parts(trainer).items()
         if isinstance(part, (Module, Optimizer))
     }
-
-
-def _saved_items(trainer: Trainer) -> Iterator[tuple[str, Any]]:
-    unsaved = trainer.unsaved_attributes
-    return (
-        (name, value)
-        for name, value in _items_of(trainer, "")
-        if name.partition(".")[0] not in unsaved
-    )
 
 
 def _items_of(owner: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -220,6 +266,9 @@ def _load(trainer: Trainer, name: str, part: Any, saved: Mapping[str, Any]) -> N
     try:
         part.load_state_dict(state)
     except (ValueError, RuntimeError) as error:
+        if is_frozen(part):
+            log.warning("The checkpoint's trainer.%s does not fit this one: %s", name, error)
+            return
         raise CheckpointMismatch(
             f"the checkpoint's trainer.{name} does not fit this one: {error}"
         ) from None
@@ -233,12 +282,13 @@ def _judge(trainer: Trainer, optimizer: Optimizer) -> None:
         return
     outer, params = trainer.optimizer, _parameters_of(optimizer)
     if {id(param) for param in _parameters_of(outer)}.issuperset(map(id, params)):
-        saves_more = type(outer).state_dict is not Optimizer.state_dict
+        is_plain = getattr(outer.state_dict, "__func__", None) is Optimizer.state_dict
+        saves_more = not is_plain or getattr(outer, "_optimizer_state_dict_post_hooks", None)
         if not saves_more and not optimizer.state.keys() <= outer.state.keys():
             log.warning(
-                "The state of %s, which takes steps for %s, is not in the state_dict of that: a "
-                "resumed run will not reproduce this one. Give %s a state_dict and a "
-                "load_state_dict that have it.",
+                "%s takes steps for %s, whose state_dict does not have its state: a resumed run "
+                "will not reproduce this one, unless a callback saves it. Define state_dict and "
+                "load_state_dict of %s.",
                 type(optimizer).__name__,
                 type(outer).__name__,
                 type(outer).__name__,

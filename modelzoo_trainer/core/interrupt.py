@@ -152,7 +152,7 @@ class Interrupt(CoreCallback):
             name = self._received
             if name not in _RAISED or not trainer.raise_on_interrupt:
                 raise
-            message = f"The run failed as {name} stopped it at global_step {trainer.global_step}"
+            message = f"The run failed at global_step {trainer.global_step}, and {name} had come"
             if name == "SIGINT":
                 raise KeyboardInterrupt(message) from error
             log.error("%s:", message, exc_info=error)

@@ -115,6 +115,8 @@ class TrainingLoop(LoopCallback):
                 f"loop: num_steps ({num_steps}) and num_epochs ({num_epochs}) are both given; "
                 f"they exclude each other."
             )
+        if isinstance(eval_frequency, float) and eval_frequency > 1 and eval_frequency.is_integer():
+            eval_frequency = int(eval_frequency)  # 1e3 in a file
         _check_frequency(eval_frequency)
         if num_steps is None and max_steps is None and num_epochs is None:
             num_epochs = 1

@@ -24,7 +24,11 @@ from modelzoo_trainer.core.optimizer_facts import (
     names_of,
     settings_of,
 )
-from modelzoo_trainer.core.optimizer_parameters import check_parameters, warn_of_parameters
+from modelzoo_trainer.core.optimizer_parameters import (
+    check_parameters,
+    check_trainable,
+    warn_of_parameters,
+)
 from modelzoo_trainer.core.restoring import check_optimizer, check_steps, group_kinds
 from modelzoo_trainer.core.scheduler_settings import scheduled_keys
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
@@ -142,6 +146,10 @@ class OptimizerCallback(CoreCallback, Advised):
         if not self._is_compared and trainer.backend.caps.holds_values:
             self._is_compared = True
             warn_of_parameters(trainer)
+
+    @override
+    def on_train_epoch_start(self, trainer: Trainer, epoch: int) -> None:
+        check_trainable(trainer)  # after callbacks that unfreeze something when a fit starts
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:

@@ -28,12 +28,10 @@ def check_parameters(trainer: Trainer) -> None:
 
     Raises:
         ConfigError: If none of the optimizer's parameters is the model's, or that of a module that
-            is an attribute of the trainer; or if none of them requires a gradient while others of
-            the model do, and no other optimizer is found.
+            is an attribute of the trainer.
     """
     params = parameters_of(trainer.optimizer)
-    of_modules, of_others = parameters_beside(trainer)
-    known = {id(param) for param in (*trainer.model.parameters(), *of_modules)}
+    known = {id(param) for param in (*trainer.model.parameters(), *parameters_beside(trainer)[0])}
     if params and known.isdisjoint(map(id, params)):
         kind = type(trainer.optimizer).__name__
         raise ConfigError(
@@ -41,15 +39,25 @@ def check_parameters(trainer: Trainer) -> None:
             f"trainer's model, so nothing would be trained. Pass optimizer=lambda model: "
             f"{kind}(model.parameters(), ...)."
         )
-    is_frozen = not any(param.requires_grad for param in params)
-    if params and is_frozen and not of_others and not _parameters_of_callbacks(trainer):
-        left = [name for name, param in trainer.model.named_parameters() if param.requires_grad]
-        if left:  # else the backward pass reports a frozen model
-            raise ConfigError(
-                f"optimizer: none of its {len(params)} parameters requires a gradient, so nothing "
-                f"would be trained; {len(left)} others of the model do: {_some(left)}. Give it "
-                f"these, or set requires_grad to True."
-            )
+
+
+def check_trainable(trainer: Trainer) -> None:
+    """Refuse an optimizer of frozen parameters where others of the model are trainable.
+
+    Raises:
+        ConfigError: If none of its parameters requires a gradient, and no other optimizer is found.
+    """
+    params = parameters_of(trainer.optimizer)
+    if not params or any(param.requires_grad for param in params):
+        return
+    left = [name for name, param in trainer.model.named_parameters() if param.requires_grad]
+    others = (*parameters_beside(trainer)[1], *_parameters_of_callbacks(trainer))
+    if left and not others:  # with none left the backward pass reports a frozen model
+        raise ConfigError(
+            f"optimizer: none of its {len(params)} parameters requires a gradient, so nothing "
+            f"would be trained; {len(left)} others of the model do: {_some(left)}. Give it these, "
+            f"or set requires_grad to True."
+        )
 
 
 def warn_of_parameters(trainer: Trainer) -> None:

@@ -169,7 +169,12 @@ class RunSchedule(CoreCallback):
         begin = 0 if loop.max_steps is not None and loop.num_steps is None else origin_step
         return max(1, math.ceil(frequency * (self.end_step - begin)))
 
-    # ---- asked by the trainer
+    # ---- asked by the trainer, and by callbacks
+
+    @property
+    def origin_step(self) -> int:
+        """The `global_step` at which the fit began, before a restart."""
+        return 0 if self._origin is None else self._origin[0]
 
     @property
     def validates(self) -> bool:

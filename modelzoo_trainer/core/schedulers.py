@@ -186,7 +186,7 @@ def _check_made(idx: int, made: Any, optimizer: Optimizer) -> None:
     if missing:
         raise ConfigError(
             f"schedulers[{idx}]: {type(made).__name__} has no {' and no '.join(missing)}, and a "
-            f"checkpoint must have its state. Write what is missing; {{}} is a state."
+            f"checkpoint must have its state. Define what is missing; state_dict may return {{}}."
         )
     own = getattr(made, "optimizer", None)
     if own is optimizer or not isinstance(own, Optimizer):

@@ -3,7 +3,7 @@
 from modelzoo_trainer.errors import ConfigError
 
 
-def require_positive(**sizes: int) -> None:
+def require_positive(**sizes: float) -> None:
     """Check that every size is at least 1.
 
     Args:

@@ -262,7 +262,8 @@ class Decoder(DecoderSettings, nn.Module):
             ConfigError: If an argument is out of range.
         """
         check_generation(input_ids, max_new_tokens, temperature, top_k)
-        tokens, was_training = input_ids, self.training
+        tokens = input_ids
+        modes = [(module, module.training) for module in self.modules()]
         self.eval()
         try:
             for _ in range(max_new_tokens):
@@ -270,5 +271,6 @@ class Decoder(DecoderSettings, nn.Module):
                 drawn = draw_next(scores, temperature, top_k, generator)
                 tokens = torch.cat((tokens, drawn.to(tokens.dtype)), dim=1)
         finally:
-            self.train(was_training)
+            for module, mode in modes:
+                module.training = mode
         return tokens

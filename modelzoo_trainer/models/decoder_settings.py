@@ -180,8 +180,14 @@ class DecoderSettings:
             embedding_dropout_rate=self.embedding_dropout_rate or 0.0,
             attention_dropout_rate=self.attention_dropout_rate or 0.0,
         )
+        if not self.initializer_range > 0:
+            raise ConfigError(f"initializer_range is {self.initializer_range}; it must be > 0.")
         self._check_heads()
         self._check_positions()
+        if self.mup_base_hidden_size is not None:
+            require_positive(mup_base_hidden_size=self.mup_base_hidden_size)
+        if self.mup_base_filter_size is not None:
+            require_positive(mup_base_filter_size=self.mup_base_filter_size)
         if (self.mup_base_hidden_size is None) != (self.mup_base_filter_size is None):
             raise ConfigError(
                 f"mup_base_hidden_size is {self.mup_base_hidden_size} and mup_base_filter_size is "

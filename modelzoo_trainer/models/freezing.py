@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,10 +29,12 @@ class LayerGroup:
     Args:
         name: As in the model.
         modules: What has parameters of its own in it, in order.
+        all_modules: Everything in it, also what has none, such as a dropout.
     """
 
     name: str
     modules: tuple[Module, ...]
+    all_modules: tuple[Module, ...]
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -132,7 +134,7 @@ class ModelFreezer:
 
     def _modules(self, first: int, last: int) -> Iterator[Module]:
         for group in self._groups[first : last + 1]:
-            yield from group.modules
+            yield from group.all_modules
 
     def _ends(self, from_index: int, to_index: int) -> tuple[int, int]:
         """Return the first and the last group, whichever of them was given first."""
@@ -159,18 +161,18 @@ def set_training_mode(model: Module) -> None:
 
 
 def _groups_of(model: Module) -> Iterator[LayerGroup]:
-    yield LayerGroup(name="", modules=(model,) if _has_own(model) else ())
+    yield _group("", [model])
     for name, child in model.named_children():
         if isinstance(child, ModuleList):
             for key, element in child.named_children():
-                yield LayerGroup(name=f"{name}.{key}", modules=_owners(element))
+                yield _group(f"{name}.{key}", element.modules())
         else:
-            yield LayerGroup(name=name, modules=_owners(child))
+            yield _group(name, child.modules())
 
 
-def _owners(root: Module) -> tuple[Module, ...]:
-    return tuple(module for module in root.modules() if _has_own(module))
-
-
-def _has_own(module: Module) -> bool:
-    return next(module.parameters(recurse=False), None) is not None
+def _group(name: str, modules: Iterable[Module]) -> LayerGroup:
+    found = tuple(modules)
+    owners = (
+        module for module in found if next(module.parameters(recurse=False), None) is not None
+    )
+    return LayerGroup(name=name, modules=tuple(owners), all_modules=found)

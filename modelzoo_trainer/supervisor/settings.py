@@ -88,11 +88,11 @@ def read_settings(
 
 def _is_mentioned(path: Path, changes: Sequence[str]) -> bool:
     """Return whether it is worth the time to read the file as YAML."""
-    if any(_WORD in change for change in changes):
-        return True
     try:
         if not path.is_file():  # what comes through a pipe can be read only once
             return False
+        if any(_WORD in change for change in changes):
+            return True
         with path.open("rb") as file:
             return _WORD.encode() in file.read(_MOST_BYTES)
     except OSError:

@@ -7,6 +7,7 @@ import torch
 from doubles import Scale
 
 from modelzoo_trainer import Callback, Checkpoint, ConfigError, TrainingLoop, checkpointing
+from modelzoo_trainer.callbacks import EarlyStopping, SaveBest
 from modelzoo_trainer.callbacks.run_history import RunHistory
 
 # ---- asked and changed
@@ -226,6 +227,24 @@ def test_batches_of_unknown_size_count_alike_in_the_loss_of_an_epoch(make):
     loop = TrainingLoop(num_epochs=1)
     make(own, model=OfText, optimizer=still, loop=loop).fit([["a"], ["abc"]])
     assert own.get_metric_values("train_loss_epoch") == [2.0]
+
+
+def test_the_loss_of_an_epoch_arrives_before_the_next_step(make):
+    best = SaveBest("train_loss_epoch", mode="max", k=3)
+    stop = EarlyStopping("train_loss_epoch", mode="max", patience=1)
+    trainer = make(best, stop, RunHistory(), model=Scale, loop=TrainingLoop(num_epochs=5))
+    trainer.fit(unequal(1.0, 2.0, 12.0))
+    assert [entry["step"] for entry in best.best] == [3, 6]
+    assert trainer.global_step == 7  # the first step boundary at which the value is known
+
+
+def test_an_epoch_in_whose_middle_a_history_was_added_has_no_loss(make, tmp_path):
+    settings = {"model": Scale, "optimizer": still, "model_dir": tmp_path / "run"}
+    half = make(loop=TrainingLoop(max_steps=2), checkpoint=Checkpoint(steps=2), **settings)
+    half.fit(unequal(1.0, 2.0, 12.0))
+    own = RunHistory()
+    make(own, loop=TrainingLoop(max_steps=6), **settings).fit(unequal(1.0, 2.0, 12.0))
+    assert own.get_metric_steps("train_loss_epoch") == [6]
 
 
 @pytest.mark.parametrize("num", [1, 2, 3, 4])

@@ -481,6 +481,15 @@ def test_a_metric_that_never_comes_is_an_error_if_its_weights_are_to_be_loaded(
     assert names(trainer.model_dir) == ["checkpoint_4"]  # nothing is lost
 
 
+def test_the_best_of_an_earlier_fit_does_not_undo_a_fit_without_the_metric(make, batches):
+    loop = TrainingLoop(num_steps=2, eval_frequency=1)
+    trainer = make(SaveBest("validate_0/loss", load_best=True), loop=loop)
+    trainer.fit(batches, batches[:1])
+    with pytest.raises(ConfigError, match="validate_0/loss' was never logged"):
+        trainer.fit(batches)
+    assert trainer.global_step == 4
+
+
 @pytest.mark.parametrize(("step", "is_error"), [(1, False), (3, True)])
 def test_it_is_none_in_a_fit_that_was_stopped_before_it_could_come(make, batches, step, is_error):
     class Stop(Callback):

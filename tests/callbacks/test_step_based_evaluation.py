@@ -72,6 +72,18 @@ def test_averages_are_validated_with_those_of_the_loop_alone(make, batches, hist
     assert not history.of("ema/validate_0/intermediate/loss")
 
 
+@pytest.mark.parametrize("callbacks", [[], [StepBasedEvaluation(2)]], ids=["alone", "added"])
+def test_averages_count_the_validations_of_the_loop_alone(make, batches, history, callbacks):
+    loop = TrainingLoop(max_steps=18, eval_frequency=4)
+    ema = ModelEma(0.9, every_n_vals=2)
+    trainer = make(ema, *callbacks, loop=loop)
+    trainer.fit(batches, batches[:1])
+    assert steps(history, "ema/validate_0/loss") == [8, 16, 18]
+    loop.max_steps = 30
+    trainer.fit(batches, batches[:1])  # which counts anew, from step 20
+    assert steps(history, "ema/validate_0/loss") == [8, 16, 18, 24, 30]
+
+
 def test_a_name_scope_is_ones_own_or_none(make, batches, history):
     make(StepBasedEvaluation(2, "brief")).fit(batches, batches[:1])
     make(StepBasedEvaluation(2, "")).fit(batches, batches[:1])

@@ -49,13 +49,20 @@ def test_a_key_is_judged_by_its_parts(key):
 @pytest.mark.parametrize(
     "key",
     [
-        *("password2", "token_1", "access_token_2", "secret_key_base", "db_password_prod"),
+        *("password2", "access_token_2", "secret_key_base", "db_password_prod"),
         "my_token",
     ],
 )
 def test_a_key_may_end_with_a_number_or_a_place(key):
     assert is_secret(key, "text")
-    assert not is_secret(f"num_{key.replace('password', 'token')}", 3)
+    assert not is_secret(key.replace("password", "token"), 3)
+
+
+@pytest.mark.parametrize(
+    "key", ["token_0", "tokens_dev", "pass_1", "auth0", "read_tokens", "pat_2"]
+)
+def test_a_lone_word_with_a_number_or_a_place_is_none(key):
+    assert not is_secret(key, "text")
 
 
 @pytest.mark.parametrize("key", LOOK_ALIKES.split())
@@ -75,7 +82,7 @@ def test_numbers_are_secrets_under_keys_of_passwords_unless_the_key_is_a_questio
     assert is_secret("db_passwd", 1234)
     assert not is_secret("use_password", True)
     assert not is_secret("pass", 1)
-    assert not is_secret("password", {"min_length": 8})
+    assert is_secret("password", {"value": 1234})
     assert is_secret("credentials", {"pin": 1234})
 
 
@@ -99,7 +106,12 @@ def test_under_another_token_or_key_a_random_value_is_one(key):
 
 def test_a_long_value_is_judged_at_once():
     assert not is_secret("x_key", "1" + "a" * 100_000 + "1" + "a" * 100_000)
-    assert hide_in_text("://" * 50_000 + "1" * 50_000)
+    odd = ("://", "://a/", "://a@", "s3://b/x,", "a.b", "eyJaaaaaaaa.", ";a=", "A_B=", '"a":"')
+    for text in (part * (100_000 // len(part)) for part in odd):
+        assert hide_in_text(text + "***")
+        assert not stands_for_secret(text)
+        assert hide_in_command([f"a={text}"])
+    assert hide_in_text("A_TOKEN=" + "1" * 5_000)
 
 
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----"
@@ -120,8 +132,15 @@ PEM = "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----"
         ("Bearer abcdefghij12", "Bearer ***"),
         ("Basic dXNlcjpwYXNz", "Basic ***"),
         ("Authorization: Bearer short", "Authorization: Bearer ***"),
-        ("X-Api-Key: short", "X-Api-Key: ***"),
+        ("authorization:a1b2", "authorization:***"),
+        ("authorization: token abc", "authorization: token ***"),
+        ("X-Api-Key: a1b2", "X-Api-Key: ***"),
         ("export WANDB_API_KEY=short", "export WANDB_API_KEY=***"),
+        ("WANDB_API_KEY='two words'", "WANDB_API_KEY=***"),
+        ("Driver=x;UID=sa;PWD={my;pass}", "Driver=x;UID=sa;PWD=***"),
+        ("Server=h;Password=$ecret1;D=x", "Server=h;Password=***;D=x"),
+        ("host=localhost password = abc", "host=localhost password = ***"),
+        ("abfss://user:pw@h", "abfss://***@h"),
         ("--password=short", "--password=***"),
         ('{"password": "short", "a": "b"}', '{"password": "***", "a": "b"}'),
         ("https://h/a?api%5Fkey=abc", "https://h/a?api%5Fkey=***"),
@@ -150,6 +169,8 @@ def test_a_value_is_judged_by_its_form(text, shown):
         *("abfss://data@acct.dfs.core.windows.net/train", "ssh://git@github.com/x/y.git"),
         *("http://host:80?mail=me@there", "basic llama-3.1-8b-instruct", "TOKENS=3", "PATH=/bin"),
         *("Enter your password = yes", "Basic understanding123456", "PASSWORD={password}"),
+        *("Explain authorization: how it works", "Authorization:\n\nnext paragraph", "PASS=ok"),
+        *("https://outlook.office.com/mail/inbox", "https://api.telegram.org/bots"),
         *("# *** heading", "a: *** b", '{"password": "<password>"}'),
         *("<|endoftext|>", "model-00001-of-00002", "hf_internal", "A bearer of 12 names", "**"),
     ],

@@ -13,8 +13,8 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 from modelzoo_trainer import Callback, Checkpoint, Trainer, TrainingLoop, checkpointing
-from modelzoo_trainer.core.attribute_states import parts_beside
-from modelzoo_trainer.errors import CheckpointMismatch
+from modelzoo_trainer.core.attribute_states import saved_parts
+from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 
 BATCHES = tiny_batches(20)
 
@@ -156,7 +156,7 @@ def test_what_is_the_models_own_or_not_to_be_saved_is_not_saved(trainer_of) -> N
     trainer.listening = listening
     trainer.loss = nn.CrossEntropyLoss()
     trainer.same = trainer.optimizer
-    assert parts_beside(trainer) == {}
+    assert saved_parts(trainer) == {}
 
 
 class Averaging(Gan):
@@ -177,6 +177,69 @@ def test_a_frozen_average_is_resumed_exactly(tmp_path) -> None:
     run(Averaging, tmp_path / "run", 5)
     resumed = run(Averaging, tmp_path / "run", 10)
     assert differing(resumed.average.state_dict(), whole.average.state_dict()) == []
+
+
+class Packed(nn.Module):
+    """Has a state that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1))
+
+    def get_extra_state(self):
+        return {"packed": torch.float32}
+
+    def set_extra_state(self, state):
+        """Take it."""
+
+
+class Growing(nn.Module):
+    """Has a buffer whose shape changes, as a metric has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(0))
+
+
+@pytest.mark.parametrize("kind", [Packed, Growing])
+def test_a_frozen_module_that_does_not_fit_a_checkpoint_stops_no_run(
+    tmp_path, caplog, kind
+) -> None:
+    class Own(Gan):
+        def make_others(self) -> None:
+            self.other = kind()
+
+        def training_step(self, batch):
+            if kind is Growing:
+                self.other.seen = torch.cat([self.other.seen, torch.ones(1)])
+            return Trainer.training_step(self, batch)
+
+    run(Own, tmp_path, 5)
+    run(Own, tmp_path, 10)
+    [warning] = {line.split(":")[0].split(" cannot")[0] for line in warnings_in(caplog)}
+    assert "trainer.other" in warning
+
+
+def test_unsaved_attributes_are_names_of_attributes(tmp_path, caplog) -> None:
+    class Text(Gan):
+        unsaved_attributes = "critic"
+
+    class Misspelt(Gan):
+        unsaved_attributes = ("critik",)
+
+    with pytest.raises(ConfigError, match=r"Write a tuple of names: \('critic',\)"):
+        run(Text, tmp_path / "text", 1)
+    run(Misspelt, tmp_path / "misspelt", 1)
+    assert "unsaved_attributes names 'critik'" in caplog.text
+
+
+def test_what_is_not_saved_is_trained_all_the_same(tmp_path, caplog) -> None:
+    class Unsaved(Gan):
+        unsaved_attributes = ("critic", "critic_optimizer", "critic_schedules")
+
+    run(Unsaved, tmp_path, 5)
+    assert "attributes" not in checkpointing.load(tmp_path / "checkpoint_5")
+    assert warnings_in(caplog) == []
 
 
 def test_a_checkpoint_without_attributes_loads_with_a_warning(tmp_path, caplog) -> None:
@@ -295,7 +358,7 @@ def test_an_optimizer_inside_the_trainers_own_whose_state_is_lost_is_reported(
 ) -> None:
     trainer_of(optimizer=lambda model: Outer(list(model.parameters()))).fit(BATCHES)
     [warning] = warnings_in(caplog)
-    assert warning.startswith("The state of Adam, which takes steps for Outer, is not in")
+    assert warning.startswith("Adam takes steps for Outer, whose state_dict does not have its")
 
 
 def test_steps_are_watched_in_the_beginning_alone(trainer_of) -> None:

@@ -316,6 +316,12 @@ def test_an_optimizer_of_frozen_parameters_alone_is_refused(trainer_of) -> None:
     ):
         trainer_of(optimizer=frozen).fit(BATCHES)
 
+    class Unfreezing(Callback):
+        def on_train_start(self, trainer, model, train_dataloader, loop, loop_idx):
+            model.hidden.requires_grad_(True)
+
+    trainer_of(Unfreezing(), optimizer=frozen, max_steps=1).fit(BATCHES)
+
 
 def test_parameters_that_a_callbacks_optimizer_trains_are_not_missing(trainer_of, caplog) -> None:
     class Stepping(Callback):

@@ -50,6 +50,8 @@ from modelzoo_trainer.models.llama import Llama
             "pos_scaling_extra_args.low_freq: no such setting. Did you mean 'low_freq_factor'?",
         ),
         ({"mup_base_hidden_size": 256}, "mup_base_filter_size is None: muP needs both"),
+        ({"mup_base_hidden_size": 0, "mup_base_filter_size": 4}, "must be at least 1"),
+        ({"initializer_range": 0.0}, "initializer_range is 0.0; it must be > 0"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(settings: dict[str, Any], message: str) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.models.freezing import ModelFreezer
+from modelzoo_trainer.models.freezing import ModelFreezer, set_training_mode
 
 NAMES = ["stem", "blocks.0", "blocks.1", "norm", "head"]
 
@@ -96,6 +96,17 @@ def test_freezing_can_put_modules_into_evaluation_mode(model):
     assert not any(module.training for module in [*model.blocks, model.norm])
     assert model.stem[2].training
     assert model.head.training
+
+
+def test_a_dropout_of_a_frozen_group_is_in_evaluation_mode():
+    model = nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.9)), nn.Linear(4, 1))
+    freezer = ModelFreezer(model)
+    freezer.freeze(0, 0, set_modules_as_eval=True)
+    assert not model[0][1].training
+    set_training_mode(model)
+    assert not model[0][1].training
+    freezer.unfreeze()
+    assert model[0][1].training
 
 
 def test_unfreezing_returns_what_was_frozen_by_group(model):
