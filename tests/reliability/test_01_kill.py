@@ -30,7 +30,7 @@ def kill_until_done(run: Run, seed: int, longest_s: float) -> tuple[int, int]:
     raise AssertionError(f"not done after {kills} kills")
 
 
-@pytest.mark.slow_cases("plain-4", "workers-2")
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kills"), TRIALS)
 def test_a_run_that_is_killed_at_random_instants_ends_as_if_it_had_not_been(
     runs, count, name, kills
