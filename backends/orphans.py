@@ -66,10 +66,12 @@ def _launcher() -> Callable[[], bool] | None:
 def _watch(is_gone: Callable[[], bool]) -> None:
     while not is_gone():
         time.sleep(_LOOK_S)
-    _IS_ORPHAN.set()
     if os.environ.get("LOCAL_RANK", "0") == "0":
         with suppress(OSError):
             os.write(_STANDARD_ERROR, b"torchrun is gone (it was killed): the run stops.\n")
+    else:
+        time.sleep(_LOOK_S)  # by then the first rank has reported it
+    _IS_ORPHAN.set()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_STOP_S)
     os._exit(_STOPPED)
