@@ -5,6 +5,7 @@ import enum
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from modelzoo_trainer.errors import HookError, StopTraining
@@ -130,6 +131,7 @@ def _in_our_words(name: str) -> str:
     return "_".join(map(_our_word, name.split("_")))
 
 
+@lru_cache(maxsize=512)
 def _our_word(word: str) -> str:
     near = difflib.get_close_matches(word, _OUR_WORDS, n=1, cutoff=_NEAR_WORD)
     return _OUR_WORDS[near[0]] if near else word

@@ -84,10 +84,9 @@ class EpochLoss(Callback):
         lacks_some, self._lacks_some = self._lacks_some, False
         if self._is_first and self._mean.is_used:
             mean = take_all({TRAIN_LOSS_EPOCH: self._mean}, trainer.backend)
-            if lacks_some:
-                return
-            trainer.logging.collect(trainer, mean, trainer.global_step)  # whatever log_steps is
-            trainer.drain()  # before its weights are gone
+            if not lacks_some:
+                trainer.logging.collect(trainer, mean, trainer.global_step)  # whatever log_steps is
+                trainer.drain()  # before its weights are gone
 
     # ---- state: each process has a part of the sum
 

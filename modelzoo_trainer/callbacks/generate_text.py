@@ -17,6 +17,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Callback
 from modelzoo_trainer.data.tokenization import END_OF_TEXT
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.models.freezing import in_evaluation_mode
 
 if TYPE_CHECKING:
     from modelzoo_trainer.core.backend import Backend
@@ -125,15 +126,12 @@ class GenerateText(Callback):
         on_host = backend.caps.static_shapes  # each length is another shape
         model: Any = _copied(trainer.model, backend) if on_host else trainer.model
         device = torch.empty(0).device if on_host else backend.device
-        modes = [(module, module.training) for module in model.modules()]
         prompt = torch.tensor([self._encode()], device=device)
         with ExitStack() as stack:
             stack.enter_context(backend.inference())
             if trainer.precision.autocast is not None:
                 stack.enter_context(trainer.precision.autocast)
-            for module, training in modes:
-                stack.callback(setattr, module, "training", training)
-            model.eval()
+            stack.enter_context(in_evaluation_mode(model))
             tokens: Tensor = model.generate(
                 prompt,
                 self._max_new_tokens,

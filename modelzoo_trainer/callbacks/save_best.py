@@ -164,6 +164,7 @@ class SaveBest(Callback):
         loop: Any,
         loop_idx: int,
     ) -> None:
+        self._has_trained = True
         trainer.drain()  # what validations have logged
         self._watch.warn_if_missing()
         self._use(trainer)
@@ -179,7 +180,6 @@ class SaveBest(Callback):
 
     @override
     def on_step_boundary(self, trainer: Trainer) -> None:
-        self._has_trained = True
         if self._arrived is not None:
             self._use(trainer)
 

@@ -19,6 +19,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.checkpointing.parameter_names import uncompiled
 from modelzoo_trainer.core.optimizer_facts import check_shapes
+from modelzoo_trainer.core.precision import parameters_of
 from modelzoo_trainer.core.schedulers import like_own, plain_state
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 from modelzoo_trainer.optim import Scheduler
@@ -65,23 +66,23 @@ class AttributeStates(CoreCallback):
         states = {}
         for name, part in saved_parts(trainer).items():
             state = plain_state(part.state_dict())
-            if is_frozen(part) and not _is_of_tensors(state):
-                self._warn_of_left_out(name)
-            else:
+            if not is_frozen(part) or (state and _is_of_tensors(state)):
                 states[name] = {"kind": type(part).__name__, "state": state}
+            elif state:
+                self._warn_of_left_out(name)
         if states:
             state_dict["attributes"] = trainer.backend.state_view(states)
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        states, found = state_dict.get("attributes", {}), saved_parts(trainer)
-        for name in states.keys() - parts_beside(trainer).keys():
+        states, found = state_dict.get("attributes", {}), parts_beside(trainer)
+        for name in states.keys() - found.keys():
             log.warning(
                 "The checkpoint has state of trainer.%s, which this trainer does not have. Make it "
                 "in the constructor, before the checkpoint is loaded, or it begins anew.",
                 name,
             )
-        for name, part in found.items():
+        for name, part in _saved_of(found, trainer).items():
             if name in states:
                 _load(trainer, name, part, states[name])
             elif "optimizer" in state_dict and not is_frozen(part):  # not of weights alone
@@ -183,7 +184,7 @@ def _modules_of(trainer: Trainer, known: set[int]) -> dict[str, Module]:
     for name, part in _items_of(trainer, ""):
         if isinstance(part, Module) and id(part) not in known:
             own = set(map(id, _tensors_of(part)))
-            if not own <= tensors and part.state_dict():
+            if not own <= tensors:
                 tensors |= own
                 found[name] = part
     return found
@@ -196,12 +197,12 @@ def _tensors_of(module: Module) -> Iterator[Tensor]:
 
 def saved_parts(trainer: Trainer) -> dict[str, Any]:
     """Return those of `parts_beside` that are in checkpoints."""
+    return _saved_of(parts_beside(trainer), trainer)
+
+
+def _saved_of(parts: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
     unsaved = trainer.unsaved_attributes
-    return {
-        name: part
-        for name, part in parts_beside(trainer).items()
-        if name.partition(".")[0] not in unsaved
-    }
+    return {name: part for name, part in parts.items() if name.partition(".")[0] not in unsaved}
 
 
 def is_frozen(part: Any) -> bool:
@@ -221,7 +222,7 @@ def parameters_beside(trainer: Trainer) -> tuple[list[Tensor], list[Tensor]]:
         if isinstance(part, Module):
             of_modules += part.parameters()
         elif isinstance(part, Optimizer):
-            of_optimizers += _parameters_of(part)
+            of_optimizers += parameters_of(part)
     return of_modules, of_optimizers
 
 
@@ -230,7 +231,7 @@ def like_of_attributes(trainer: Trainer) -> dict[str, Any]:
     return {
         name: {"state": part.state_dict()}
         if isinstance(part, Module)
-        else {"state": {"state": dict(enumerate(_parameters_of(part)))}}
+        else {"state": {"state": dict(enumerate(parameters_of(part)))}}
         for name, part in saved_parts(trainer).items()
         if isinstance(part, (Module, Optimizer))
     }
@@ -244,10 +245,6 @@ def _items_of(owner: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield from ((f"{prefix}{name}.{key}", item) for key, item in value.items())
         elif isinstance(value, (list, tuple)):
             yield from ((f"{prefix}{name}.{idx}", item) for idx, item in enumerate(value))
-
-
-def _parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def _load(trainer: Trainer, name: str, part: Any, saved: Mapping[str, Any]) -> None:
@@ -278,10 +275,10 @@ def _judge(trainer: Trainer, optimizer: Optimizer) -> None:
     """Warn of an optimizer that has taken a step, if nobody saves its state."""
     if any(optimizer is part for part in parts_beside(trainer).values()):
         return
-    if any(optimizer is part for _, one in trainer.stateful_callbacks() for part in _values(one)):
+    if any(optimizer is part for _, one in trainer.stateful_callbacks() for part in values_of(one)):
         return
-    outer, params = trainer.optimizer, _parameters_of(optimizer)
-    if {id(param) for param in _parameters_of(outer)}.issuperset(map(id, params)):
+    outer, params = trainer.optimizer, parameters_of(optimizer)
+    if {id(param) for param in parameters_of(outer)}.issuperset(map(id, params)):
         is_plain = getattr(outer.state_dict, "__func__", None) is Optimizer.state_dict
         saves_more = not is_plain or getattr(outer, "_optimizer_state_dict_post_hooks", None)
         if not saves_more and not optimizer.state.keys() <= outer.state.keys():
@@ -303,5 +300,6 @@ def _judge(trainer: Trainer, optimizer: Optimizer) -> None:
     )
 
 
-def _values(owner: Any) -> list[Any]:
+def values_of(owner: Any) -> list[Any]:
+    """Return the attributes of any object, and what is in those that are lists, tuples or dicts."""
     return [value for _, value in _items_of(owner, "")] if hasattr(owner, "__dict__") else []

@@ -114,7 +114,7 @@ class Checkpoint(CoreCallback, Advised):
         self.asynchronous = asynchronous
         self._saving = Saving()
         self._lock = FolderLock("checkpoint_root")
-        self._saved: tuple[Path | None, int] | None = None  # path, step
+        self._saved: tuple[Path | None, int | None] = (None, None)  # path, step
         self._has_written = False  # in this fit
         self._others: frozenset[Path] = frozenset()
         self._begun: tuple[Path | None, int | None] = (None, None)
@@ -351,7 +351,7 @@ class Checkpoint(CoreCallback, Advised):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        self._saved, self._has_written = None, False
+        self._saved, self._has_written = (None, None), False
         if self._writes(trainer) and self._home(trainer) is not None:
             stack.callback(self._lock.release)
             self._lock.take(self.root(trainer))
@@ -440,7 +440,7 @@ class Checkpoint(CoreCallback, Advised):
         """Report a checkpoint that the disk has refused; anything else is a mistake, and raised."""
         if not is_refusal_of_disk(error):
             raise error
-        self._saved, self._has_written = None, False
+        self._saved, self._has_written = (None, None), False
         self.times.start()
         if trainer.backend.is_main:  # of several processes each has the same error
             log.error(
@@ -458,14 +458,14 @@ class Checkpoint(CoreCallback, Advised):
 
     def _is_saved(self, trainer: Trainer) -> bool:
         """Return whether nothing has changed since the last checkpoint, or since the fit began."""
-        return self._saved is not None and self._saved[1] == trainer.global_step
+        return self._saved[1] == trainer.global_step
 
     def note_finished(self, trainer: Trainer) -> None:
         """Note beside the last checkpoint that its fit has finished: it has nothing left to do.
 
         Done by the main process, when its own part of the fit is over.
         """
-        path = self._saved[0] if self._saved is not None and self._is_saved(trainer) else None
+        path = self._saved[0] if self._is_saved(trainer) else None
         if not trainer.backend.is_main or path is None:
             return
         self._saving.settle()
@@ -492,7 +492,7 @@ class Checkpoint(CoreCallback, Advised):
             trainer: The trainer.
             is_new: Whether it has taken a step.
         """
-        path = self._saved[0] if self._saved is not None and self._has_written else None
+        path = self._saved[0] if self._has_written else None
         if path is not None and self._is_saved(trainer):
             return f"saved {path}"
         if not is_new:

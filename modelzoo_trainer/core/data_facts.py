@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from modelzoo_trainer.callback import Batch
 from modelzoo_trainer.core.data_position import Position
+from modelzoo_trainer.core.passes import known_length
 from modelzoo_trainer.errors import ConfigError
 
 log = logging.getLogger("modelzoo_trainer.data")
@@ -31,7 +32,7 @@ def facts_of(
     """
     size = size_of_draws(loader)
     facts = {
-        "num_samples": _sized(getattr(loader, "dataset", None)),
+        "num_samples": known_length(getattr(loader, "dataset", None)),
         "batch_size": None if size is None else size * draws_per_batch,
         "num_batches": num_batches,
     }
@@ -129,10 +130,3 @@ def check_position(num: int, length: int | None, limit: int | None, limited_by: 
             f"the checkpoint was made after batch {num} of a pass, but train_dataloader has "
             f"{length}. Use the data and batch size that it was made with."
         )
-
-
-def _sized(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except (TypeError, NotImplementedError):
-        return None

@@ -95,7 +95,7 @@ class Interrupt(CoreCallback):
                 "here again. Give it more time than a validation takes."
             )
 
-    def conclude(self, trainer: Trainer) -> None:
+    def _conclude(self, trainer: Trainer) -> None:
         """Report what stopped a fit that has ended in order, and raise what is for the program.
 
         Args:
@@ -121,10 +121,8 @@ class Interrupt(CoreCallback):
         if trainer.backend.is_main:
             is_new = trainer.global_step != self._first_step
             log.warning("%s: %s.", message, trainer.checkpoint.saved_by_fit(trainer, is_new=is_new))
-        if trainer.raise_on_interrupt and name == "SIGINT":
-            raise KeyboardInterrupt(message)
-        if trainer.raise_on_interrupt and name == "SIGTERM":
-            raise SystemExit(_SIGTERM_CODE)
+        if trainer.raise_on_interrupt:
+            _end_program(name, message)
 
     def _late_signal(self, trainer: Trainer) -> str | None:
         """Return the signal that no step boundary has seen."""
@@ -139,7 +137,9 @@ class Interrupt(CoreCallback):
 
     @contextmanager
     def ending(self, trainer: Trainer) -> Iterator[None]:
-        """Around a fit: `conclude` it, also if it has failed after a signal.
+        """Around a fit: report what has stopped it, and end the program if that was meant.
+
+        Also if the fit has failed after a signal.
 
         Raises:
             KeyboardInterrupt: After SIGINT; from the error, if there is one.
@@ -153,11 +153,11 @@ class Interrupt(CoreCallback):
             if name not in _RAISED or not trainer.raise_on_interrupt:
                 raise
             message = f"The run failed at global_step {trainer.global_step}, and {name} had come"
-            if name == "SIGINT":
-                raise KeyboardInterrupt(message) from error
-            log.error("%s:", message, exc_info=error)
-            raise SystemExit(_SIGTERM_CODE) from error
-        self.conclude(trainer)
+            if name == "SIGTERM":
+                log.error("%s:", message, exc_info=error)
+            _end_program(name, message, error)
+        else:
+            self._conclude(trainer)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
@@ -197,6 +197,19 @@ class Interrupt(CoreCallback):
         if os.path.lexists(self._stop_file):
             _remove(self._stop_file)
             trainer.early_exit.interrupt("stop file")
+
+
+def _end_program(name: str | None, message: str, cause: Exception | None = None) -> None:
+    """Raise what a signal asks the program for; for another name nothing.
+
+    Raises:
+        KeyboardInterrupt: After SIGINT.
+        SystemExit: After SIGTERM.
+    """
+    if name == "SIGINT":
+        raise KeyboardInterrupt(message) from cause
+    if name == "SIGTERM":
+        raise SystemExit(_SIGTERM_CODE) from cause
 
 
 def _remove(path: Path) -> None:

@@ -17,7 +17,7 @@ from modelzoo_trainer.advice import Advised, event
 from modelzoo_trainer.callback import CoreCallback, Loader, Outputs, StateDict
 from modelzoo_trainer.checkpointing.parameter_names import bare_names, uncompiled
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
-from modelzoo_trainer.models.freezing import set_training_mode
+from modelzoo_trainer.models.freezing import in_evaluation_mode, set_training_mode
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -90,8 +90,7 @@ class ModelCallback(CoreCallback, Advised):
     def on_enter_validate(
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
-        stack.callback(_restore_modes, [(part, part.training) for part in trainer.model.modules()])
-        trainer.model.eval()
+        stack.enter_context(in_evaluation_mode(trainer.model))
         trainer.backend.share_buffers(trainer.model)
 
     @override
@@ -273,11 +272,6 @@ def _without_gradient(model: Module, name: str) -> str:
         f"trainable parameters. Compute it from the model's output without detach(), item(), "
         f"torch.no_grad() or a new torch.tensor(...)."
     )
-
-
-def _restore_modes(modes: list[tuple[Module, bool]]) -> None:
-    for part, training in modes:
-        part.training = training
 
 
 def _check_names(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from torch import Tensor
 from torch.optim import Optimizer
 
-from modelzoo_trainer.core.attribute_states import parameters_beside
+from modelzoo_trainer.core.attribute_states import parameters_beside, values_of
 from modelzoo_trainer.core.precision import parameters_of
 from modelzoo_trainer.errors import ConfigError
 
@@ -88,9 +88,7 @@ def warn_of_parameters(trainer: Trainer) -> None:
 
 def _parameters_of_callbacks(trainer: Trainer) -> list[Tensor]:
     """Return the parameters of optimizers that are attributes of callbacks."""
-    values = (
-        value for one in trainer.all_callbacks for value in getattr(one, "__dict__", {}).values()
-    )
+    values = (value for one in trainer.all_callbacks for value in values_of(one))
     return [
         param for value in values if isinstance(value, Optimizer) for param in parameters_of(value)
     ]

@@ -111,10 +111,10 @@ def exact_length(loader: Iterable[Batch]) -> int | None:
     return len(loader) if isinstance(loader, (list, tuple)) else None
 
 
-def known_length(loader: Iterable[Batch]) -> int | None:
-    """Return the number of batches as the loader tells it, or None."""
+def known_length(items: Any) -> int | None:
+    """Return the number of batches of a loader, or samples of a data set, if it has one."""
     try:
-        return len(loader)  # type: ignore[arg-type]  # asked, not assumed
+        return len(items)
     except (TypeError, NotImplementedError):
         return None
 

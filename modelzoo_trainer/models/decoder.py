@@ -19,6 +19,7 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.attention import Attention
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.feed_forward import GATED, FeedForward
+from modelzoo_trainer.models.freezing import in_evaluation_mode
 from modelzoo_trainer.models.generation import check_generation, draw_next
 from modelzoo_trainer.models.initializers import Initializer
 from modelzoo_trainer.models.language_loss import language_loss, token_accuracy
@@ -263,14 +264,9 @@ class Decoder(DecoderSettings, nn.Module):
         """
         check_generation(input_ids, max_new_tokens, temperature, top_k)
         tokens = input_ids
-        modes = [(module, module.training) for module in self.modules()]
-        self.eval()
-        try:
+        with in_evaluation_mode(self):
             for _ in range(max_new_tokens):
                 scores = self.logits(tokens[:, -self.max_position_embeddings :])[:, -1]
                 drawn = draw_next(scores, temperature, top_k, generator)
                 tokens = torch.cat((tokens, drawn.to(tokens.dtype)), dim=1)
-        finally:
-            for module, mode in modes:
-                module.training = mode
         return tokens

@@ -184,14 +184,15 @@ class DecoderSettings:
             raise ConfigError(f"initializer_range is {self.initializer_range}; it must be > 0.")
         self._check_heads()
         self._check_positions()
-        if self.mup_base_hidden_size is not None:
-            require_positive(mup_base_hidden_size=self.mup_base_hidden_size)
-        if self.mup_base_filter_size is not None:
-            require_positive(mup_base_filter_size=self.mup_base_filter_size)
         if (self.mup_base_hidden_size is None) != (self.mup_base_filter_size is None):
             raise ConfigError(
                 f"mup_base_hidden_size is {self.mup_base_hidden_size} and mup_base_filter_size is "
                 f"{self.mup_base_filter_size}: muP needs both, or neither."
+            )
+        if self.mup_base_hidden_size is not None and self.mup_base_filter_size is not None:
+            require_positive(
+                mup_base_hidden_size=self.mup_base_hidden_size,
+                mup_base_filter_size=self.mup_base_filter_size,
             )
 
     def _check_heads(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -158,6 +159,18 @@ def set_training_mode(model: Module) -> None:
     for module in model.modules():
         if vars(module).get(_STAYS_EVAL, False):
             module.training = False
+
+
+@contextmanager
+def in_evaluation_mode(model: Module) -> Iterator[None]:
+    """Put a model into evaluation mode inside; then each module is in the mode it was in before."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _groups_of(model: Module) -> Iterator[LayerGroup]:

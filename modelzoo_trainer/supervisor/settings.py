@@ -11,7 +11,6 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.watchdog import STARTUP_TIMEOUT_S
 
 _WORD: Final = "autorestart"
-_MOST_BYTES: Final = 2**20  # a longer file is refused
 _BEAT_TIMEOUT_S: Final = 300.0
 _MODEL_DIR: Final = "model_dir"  # as the trainer has it
 
@@ -88,13 +87,15 @@ def read_settings(
 
 def _is_mentioned(path: Path, changes: Sequence[str]) -> bool:
     """Return whether it is worth the time to read the file as YAML."""
+    from modelzoo_trainer.config.loader import MAX_BYTES
+
     try:
         if not path.is_file():  # what comes through a pipe can be read only once
             return False
         if any(_WORD in change for change in changes):
             return True
         with path.open("rb") as file:
-            return _WORD.encode() in file.read(_MOST_BYTES)
+            return _WORD.encode() in file.read(MAX_BYTES)
     except OSError:
         return False
 
