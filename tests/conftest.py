@@ -13,11 +13,7 @@ from typing import Any
 
 import pytest
 
-_HERE = Path(__file__).resolve().parent
-if str(_HERE) not in sys.path:
-    sys.path.append(str(_HERE))  # for `from doubles import ...`
-
-from corpus_here import CORPUS  # noqa: E402  # lies in the folder that was just added
+from tests.corpus_here import CORPUS
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,7 +51,7 @@ def _case(item: pytest.Item) -> str:
 
 
 def pytest_sessionstart() -> None:
-    from xla_here import HAS_XLA
+    from tests.xla_here import HAS_XLA
 
     if HAS_XLA:
         import torch_xla
@@ -88,7 +84,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """A function that compares a text with a file of tests/golden, or writes it."""
 
     def compare(name: str, text: str) -> None:
-        path = _HERE / "golden" / name
+        path = Path(__file__).parent / "golden" / name
         if request.config.getoption("--update-golden"):
             path.write_text(text, encoding="utf-8")
         assert text == path.read_text(encoding="utf-8")
@@ -113,7 +109,7 @@ def stuck_pipe() -> Iterator[int]:
 @pytest.fixture
 def trainer_of(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """A function that builds a trainer (`doubles.make_trainer`), closed after the test."""
-    from doubles import make_trainer
+    from tests.doubles import make_trainer
 
     made: list[Any] = []
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from corpus_expected import Plain, filters_of, only, schedules_for
+from tests.corpus_expected import Plain, filters_of, only, schedules_for
 
 NUM_STEPS: Final = 3
 MICRO_BATCH_SIZE: Final = "csx.performance.micro_batch_size"
@@ -23,7 +23,7 @@ def shortened(trainer: Plain) -> dict[str, Any]:
     """
     short = copy.deepcopy(dict(trainer))
     init = short["init"]
-    init["model"] = {"corpus_doubles.TinyNamed": _model(init)}
+    init["model"] = {"tests.corpus_doubles.TinyNamed": _model(init)}
     length = {key: NUM_STEPS for key in ("num_steps", "max_steps") if key in init["loop"]}
     init["loop"] |= length | {"eval_steps": 1}
     for section in ("fit", "validate", "validate_all"):
@@ -36,7 +36,10 @@ def shortened(trainer: Plain) -> dict[str, Any]:
 
 def _samples(batch_size: int, *, is_uneven: bool) -> dict[str, Any]:
     """Return a dataloader of as large batches, or of one sample more."""
-    return {"data_processor": "corpus_doubles.TinySamples", "batch_size": batch_size + is_uneven}
+    return {
+        "data_processor": "tests.corpus_doubles.TinySamples",
+        "batch_size": batch_size + is_uneven,
+    }
 
 
 def _model(init: Plain) -> dict[str, Any]:

@@ -16,15 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import (
-    Scale,
-    TinyModel,
-    constant_batches,
-    make_trainer,
-    sgd,
-    tiny_batches,
-    weights_of,
-)
 
 from modelzoo_trainer import (
     Callback,
@@ -36,6 +27,15 @@ from modelzoo_trainer import (
     register_global_callback,
 )
 from modelzoo_trainer.advice import Advised, event
+from tests.doubles import (
+    Scale,
+    TinyModel,
+    constant_batches,
+    make_trainer,
+    sgd,
+    tiny_batches,
+    weights_of,
+)
 
 
 class Oven(Advised):

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from doubles import History, Recorder, recorder_class, tiny_batches
 
 from modelzoo_trainer import (
     HOOKS,
@@ -21,6 +20,7 @@ from modelzoo_trainer import (
 from modelzoo_trainer.callbacks import CheckLoss, ComputeNorm
 from modelzoo_trainer.global_callbacks import global_callbacks
 from modelzoo_trainer.hooks import Phase, hook
+from tests.doubles import History, Recorder, recorder_class, tiny_batches
 
 # ---- order
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from corpus_doubles import Watch
-from corpus_expected import decays_at, only, rates_at, telling_steps, value_at
-from corpus_here import CORPUS
-from corpus_short import NUM_STEPS, checkpoints_of, names_of_sparse, parts_of, shortened
 
 from modelzoo_trainer import register_global_callback
 from modelzoo_trainer.cli import main
 from modelzoo_trainer.config.loader import read_file
 from modelzoo_trainer.config.positions import to_plain
 from modelzoo_trainer.config.resolved import to_yaml
+from tests.corpus_doubles import Watch
+from tests.corpus_expected import decays_at, only, rates_at, telling_steps, value_at
+from tests.corpus_here import CORPUS
+from tests.corpus_short import NUM_STEPS, checkpoints_of, names_of_sparse, parts_of, shortened
 
 ROOT = Path(__file__).resolve().parents[1]
 

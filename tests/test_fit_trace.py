@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from doubles import Recorder, make_trainer, tiny_batches
 from torch.optim.lr_scheduler import ConstantLR
 
 from modelzoo_trainer import Checkpoint, register_global_callback
 from modelzoo_trainer.hooks import HOOKS
+from tests.doubles import Recorder, make_trainer, tiny_batches
 
 _PAIRS: Final = {
     "on_fit_start": "on_fit_end",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from doubles import TinyModel, sgd, tiny_batches
 from torch import nn
 
 from modelzoo_trainer import Callback, HookError, Hooks, register_global_callback
 from modelzoo_trainer.model_hooks import ModelHooks, unwrapped
+from tests.doubles import TinyModel, sgd, tiny_batches
 
 
 class Told(TinyModel):

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from doubles import tiny_batches
 
 from modelzoo_trainer import ConfigError
 from modelzoo_trainer.callbacks import SpikeDetection
@@ -17,6 +16,7 @@ from modelzoo_trainer.loggers import CSVLogger, JsonlLogger
 from modelzoo_trainer.loggers.line_file import cut_back
 from modelzoo_trainer.loggers.reached_step import ReachedStep
 from modelzoo_trainer.regular_files import require_regular
+from tests.doubles import tiny_batches
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 

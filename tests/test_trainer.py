@@ -9,18 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from doubles import (
-    History,
-    Recorder,
-    Scale,
-    TinyModel,
-    constant_batches,
-    differing,
-    make_trainer,
-    sgd,
-    tiny_batches,
-    weights_of,
-)
 from torch import nn
 
 from modelzoo_trainer import (
@@ -32,6 +20,18 @@ from modelzoo_trainer import (
     Trainer,
     TrainingLoop,
     ValidationLoop,
+)
+from tests.doubles import (
+    History,
+    Recorder,
+    Scale,
+    TinyModel,
+    constant_batches,
+    differing,
+    make_trainer,
+    sgd,
+    tiny_batches,
+    weights_of,
 )
 
 # ---- twice

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from doubles import History, Recorder, Scale, constant_batches, differing, tiny_batches, weights_of
 
 from modelzoo_trainer import (
     Callback,
@@ -13,6 +12,15 @@ from modelzoo_trainer import (
     TrainingLoop,
     ValidationCallback,
     ValidationLoop,
+)
+from tests.doubles import (
+    History,
+    Recorder,
+    Scale,
+    constant_batches,
+    differing,
+    tiny_batches,
+    weights_of,
 )
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from callback_makers import Net
-from doubles import History
 from torch import Tensor, nn
 
 from modelzoo_trainer import Logging, Trainer, TrainingLoop
+from tests.callback_makers import Net
+from tests.doubles import History
 
 Make = Callable[..., Trainer]
 

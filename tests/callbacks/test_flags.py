@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from doubles import make_trainer, tiny_batches
 
 from modelzoo_trainer import Callback, ValidationLoop
 from modelzoo_trainer.callbacks import GlobalFlags, ScopedTrainFlags, ScopedValidateFlags
@@ -13,6 +12,7 @@ from modelzoo_trainer.callbacks.flags import (
 )
 from modelzoo_trainer.core.backend import BackendError
 from modelzoo_trainer.errors import ConfigError
+from tests.doubles import make_trainer, tiny_batches
 
 SIZE = "csx.performance.micro_batch_size"
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from doubles import TinyModel, differing, make_trainer, run_trainer, tiny_batches, weights_of
 
 from modelzoo_trainer import Callback, Checkpoint, RollBack
 from modelzoo_trainer.callbacks import LoadCheckpointStates
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
+from tests.doubles import TinyModel, differing, make_trainer, run_trainer, tiny_batches, weights_of
 
 
 @pytest.fixture

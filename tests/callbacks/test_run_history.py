@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from doubles import Scale
 
 from modelzoo_trainer import Callback, Checkpoint, ConfigError, TrainingLoop, checkpointing
 from modelzoo_trainer.callbacks import EarlyStopping, SaveBest
 from modelzoo_trainer.callbacks.run_history import RunHistory
+from tests.doubles import Scale
 
 # ---- asked and changed
 

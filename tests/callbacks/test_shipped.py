@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from callback_makers import MAKERS, SETTINGS, GeneratingNet
 
 from modelzoo_trainer import (
     Callback,
@@ -13,6 +12,7 @@ from modelzoo_trainer import (
     checkpointing,
     loggers,
 )
+from tests.callback_makers import MAKERS, SETTINGS, GeneratingNet
 
 
 def test_all_of_them_are_tested_here():

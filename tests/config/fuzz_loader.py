@@ -15,13 +15,12 @@ from pathlib import Path
 import atheris
 
 _ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(_ROOT), str(_ROOT / "tests")]
+sys.path.insert(0, str(_ROOT))
 
 with atheris.instrument_imports(include=["modelzoo_trainer.config", "yaml"]):
-    from config.attempts import Attempts
-
     from modelzoo_trainer.config.plan import MODES
     from modelzoo_trainer.config.shipped import shipped_names
+    from tests.config.attempts import Attempts
 
 _WORDS = (
     "trainer init fit validate validate_all model name optimizer AdamW schedulers SequentialLR "

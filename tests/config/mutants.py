@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from config.parts import parts_of, plain
-from config.shapes import Format, Held, fits
+from tests.config.parts import parts_of, plain
+from tests.config.shapes import Format, Held, fits
 
 GIVEN_TWICE = "given twice"
 MISSING = "missing"

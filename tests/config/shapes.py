@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from config.parts import Part, plain
 from pydantic import ValidationError
 
 from modelzoo_trainer.config.arguments import Parameter, Schema, schema_of
 from modelzoo_trainer.config.names import Names, NameTable, Unshipped
 from modelzoo_trainer.config.positions import Place, Position, Scalar
 from modelzoo_trainer.config.problems import Problems
+from tests.config.parts import Part, plain
 
 FORMAT = "the format"
 _BACKEND = (

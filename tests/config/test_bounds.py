@@ -7,7 +7,6 @@ import tracemalloc
 from collections.abc import Callable
 
 import pytest
-from config.attempts import patience
 
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.legacy import convert_legacy, is_legacy
@@ -15,6 +14,7 @@ from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
+from tests.config.attempts import patience
 
 HEAD = "trainer:\n  init:\n    model: {name: fc_mnist, depth: 1, hidden_size: 2}\n"
 

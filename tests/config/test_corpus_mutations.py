@@ -8,12 +8,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from config.mutants import GIVEN_TWICE, KINDS, MISSING, Mutant, keys_of, mutants_of
-from config.shapes import Format
-from config.verdicts import Verdicts
-from corpus_here import CORPUS
 
 from modelzoo_trainer.config.shipped import shipped_names
+from tests.config.mutants import GIVEN_TWICE, KINDS, MISSING, Mutant, keys_of, mutants_of
+from tests.config.shapes import Format
+from tests.config.verdicts import Verdicts
+from tests.corpus_here import CORPUS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SAMPLE = 1000

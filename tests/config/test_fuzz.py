@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config.attempts import Attempts
-from config.inputs import CHANGES, FILES, LEGACY_FILES, PIECES, spoilt
-from corpus_here import CORPUS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +15,9 @@ from modelzoo_trainer.config.overrides import parse_override
 from modelzoo_trainer.config.plan import MODES
 from modelzoo_trainer.config.resolved import to_yaml
 from modelzoo_trainer.config.shipped import shipped_names
+from tests.config.attempts import Attempts
+from tests.config.inputs import CHANGES, FILES, LEGACY_FILES, PIECES, spoilt
+from tests.corpus_here import CORPUS
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
 SMALL = """\

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpus_here import CORPUS
 from jsonschema import Draft202012Validator
 
 from modelzoo_trainer.config.build import check_config
@@ -19,6 +18,7 @@ from modelzoo_trainer.config.loader import read_file, read_text
 from modelzoo_trainer.config.positions import to_plain
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
+from tests.corpus_here import CORPUS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FILES = sorted(CONFIGS.glob("*.yaml"))

@@ -3,11 +3,11 @@
 import math
 
 import pytest
-from config.attempts import patience
 
 from modelzoo_trainer.config.loader import read_file, read_text, read_value
 from modelzoo_trainer.config.positions import Mapping, to_plain
 from modelzoo_trainer.errors import ConfigError
+from tests.config.attempts import patience
 
 
 def load(text):

@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from config.mutants import KINDS, MISSPELT, keys_of, misspellings, mutants_of
-from config.shapes import Format
-from config.verdicts import Verdicts
 
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.positions import Mapping, Scalar, Sequence
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
+from tests.config.mutants import KINDS, MISSPELT, keys_of, misspellings, mutants_of
+from tests.config.shapes import Format
+from tests.config.verdicts import Verdicts
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))

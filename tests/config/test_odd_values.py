@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from config.attempts import patience
-from config.shapes import fits
 
 from modelzoo_trainer.config.arguments import Schema, schema_of
 from modelzoo_trainer.config.build import check_config
@@ -20,6 +18,8 @@ from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.config.resolved import to_yaml
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
+from tests.config.attempts import patience
+from tests.config.shapes import fits
 
 NUMBERS = [1, 2, 0.5, 0, -1, 1.5, 10**40, -(10**40), 1e308, 5e-324, True, False]
 BEYOND = [float("inf"), float("-inf"), float("nan"), "nan", None]

@@ -3,7 +3,6 @@
 from collections import Counter
 
 import pytest
-from corpus_here import CORPUS
 
 from modelzoo_trainer import callbacks, loggers
 from modelzoo_trainer.config.arguments import check_arguments, schema_of
@@ -16,6 +15,7 @@ from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.data.registry import PROCESSORS
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.registry import MODELS, model_class
+from tests.corpus_here import CORPUS
 
 SHIPPED = {
     "model": tuple(MODELS),

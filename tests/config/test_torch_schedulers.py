@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-from doubles import TinyModel, make_trainer, tiny_batches
 from torch import nn
 from torch.optim import lr_scheduler as theirs
 
@@ -20,6 +19,7 @@ from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.config.torch_schedulers import WithoutOptimizer, with_optimizer
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.stepwise import StepLR
+from tests.doubles import TinyModel, make_trainer, tiny_batches
 
 T = "torch.optim.lr_scheduler"
 WARM_UP = f"{T}.LinearLR: {{start_factor: 0.5, total_iters: 3}}"

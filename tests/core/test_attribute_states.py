@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import TinyModel, differing, sgd, tiny_batches, weights_of
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 from modelzoo_trainer import Callback, Checkpoint, Trainer, TrainingLoop, checkpointing
 from modelzoo_trainer.core.attribute_states import saved_parts
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
+from tests.doubles import TinyModel, differing, sgd, tiny_batches, weights_of
 
 BATCHES = tiny_batches(20)
 

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from doubles import make_trainer, tiny_batches
 
 from modelzoo_trainer import AutoRestart, Callback, Checkpoint, ConfigError, TrainingLoop
 from modelzoo_trainer.callback import hook_names
 from modelzoo_trainer.checkpointing import load
+from tests.doubles import make_trainer, tiny_batches
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -201,8 +201,8 @@ def test_every_batch_is_progress(tmp_path):
 PROGRAM = """\
 import sys, time
 from dataclasses import replace
-sys.path[:0] = [{root!r}, {root!r} + "/tests"]
-from doubles import make_trainer, tiny_batches
+sys.path.insert(0, {root!r})
+from tests.doubles import make_trainer, tiny_batches
 from modelzoo_trainer import AutoRestart, Callback, TrainingLoop
 
 class Hang(Callback):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from doubles import tiny_batches
 
 from modelzoo_trainer import Callback, Checkpoint
+from tests.doubles import tiny_batches
 
 BATCHES = tiny_batches(4)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import Recorder, TinyModel, differing, tiny_batches, weights_of
 from safetensors.torch import save_file
 
 from modelzoo_trainer import (
@@ -23,6 +22,7 @@ from modelzoo_trainer import (
 )
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.folder import hidden_name
+from tests.doubles import Recorder, TinyModel, differing, tiny_batches, weights_of
 
 
 def steps_in(folder: Path) -> list[int]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doubles import tiny_batches
 
 from modelzoo_trainer import Callback, Checkpoint, ConfigError, checkpointing
+from tests.doubles import tiny_batches
 
 HOLD = """
 import sys

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from doubles import Recorder, Scale, constant_batches, tiny_batches
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from modelzoo_trainer import Callback, ConfigError
+from tests.doubles import Recorder, Scale, constant_batches, tiny_batches
 
 
 class Batches(Callback):

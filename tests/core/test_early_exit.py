@@ -10,9 +10,9 @@ import time
 from typing import Any
 
 import pytest
-from doubles import Recorder, tiny_batches
 
 from modelzoo_trainer import Callback, Checkpoint, ConfigError, StopTraining, TrainingLoop
+from tests.doubles import Recorder, tiny_batches
 
 
 class Stopping(Callback):

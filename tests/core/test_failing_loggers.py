@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from doubles import History, tiny_batches
 
 from backends import HostReadError
 from modelzoo_trainer import ConfigError, Logging, StopTraining, TrainingLoop
+from tests.doubles import History, tiny_batches
 
 WARNING = "Broken cannot take metrics, some are lost: ValueError: no connection. Training goes on"
 

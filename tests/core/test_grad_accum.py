@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import TinyModel, differing, make_trainer, sgd, tiny_batches, weights_of
 
 from modelzoo_trainer import Callback, Checkpoint, CheckpointMismatch, StopTraining, checkpointing
+from tests.doubles import TinyModel, differing, make_trainer, sgd, tiny_batches, weights_of
 
 
 class Cut(Exception):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from doubles import History, Scale, constant_batches, tiny_batches
 
 from modelzoo_trainer import Callback, ConfigError, Logging
+from tests.doubles import History, Scale, constant_batches, tiny_batches
 
 
 class Metrics(Callback):

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import History, TinyModel, make_trainer, tiny_batches
 
 from modelzoo_trainer import Callback, Logging, checkpointing
 from modelzoo_trainer.core.loss_accum import Mean
+from tests.doubles import History, TinyModel, make_trainer, tiny_batches
 
 
 class Cut(Exception):

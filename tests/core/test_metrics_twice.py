@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from doubles import History, tiny_batches
 
 from modelzoo_trainer import Callback, Logging
+from tests.doubles import History, tiny_batches
 
 
 class LogsIn(Callback):

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import TinyModel, differing, tiny_batches, weights_of
 from torch import nn
 
 from modelzoo_trainer import Callback, Checkpoint, checkpointing
 from modelzoo_trainer.checkpointing.parameter_names import bare_names
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
+from tests.doubles import TinyModel, differing, tiny_batches, weights_of
 
 BATCHES = tiny_batches(20)
 

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from doubles import TinyModel, tiny_batches
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 
 from modelzoo_trainer import Callback, Checkpoint
@@ -16,6 +15,7 @@ from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 from modelzoo_trainer.models.freezing import ModelFreezer
 from modelzoo_trainer.optim import OPTIMIZERS
 from modelzoo_trainer.optim.param_groups import make_param_groups
+from tests.doubles import TinyModel, tiny_batches
 
 BATCHES = tiny_batches(20)
 

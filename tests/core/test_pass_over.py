@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import Recorder, Scale, constant_batches
 from torch.utils.data import DataLoader
 
 from modelzoo_trainer import Callback, Checkpoint, ConfigError
 from modelzoo_trainer.core.backend import make_backend
 from modelzoo_trainer.errors import RollBack
+from tests.doubles import Recorder, Scale, constant_batches
 
 
 class Batches(Callback):

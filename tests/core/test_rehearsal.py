@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import pytest
 import torch
-from doubles import History, Scale, constant_batches, make_trainer, sgd
 from torch import Tensor
 from typing_extensions import override
 
 from backends.fake import FakeBackend
 from modelzoo_trainer import Callback, Logging, Trainer
 from modelzoo_trainer.callback import CoreCallback, hook_names
+from tests.doubles import History, Scale, constant_batches, make_trainer, sgd
 
 NUM_STEPS = 13
 TRACED = "on_before_optimizer_step"

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from doubles import make_trainer, tiny_batches
 
 from modelzoo_trainer import Callback, Checkpoint, ConfigError
 from modelzoo_trainer.core import run_lock
 from modelzoo_trainer.core.run_lock import LOCK_NAME, FolderLock
+from tests.doubles import make_trainer, tiny_batches
 
 fcntl = pytest.importorskip("fcntl")
 

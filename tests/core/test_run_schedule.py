@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from doubles import Recorder, Scale, constant_batches, tiny_batches
 
 from modelzoo_trainer import Callback, ConfigError
+from tests.doubles import Recorder, Scale, constant_batches, tiny_batches
 
 
 class Validations(Callback):

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import TinyModel, tiny_batches
 from torch.optim import lr_scheduler as torch_schedulers
 from torch.optim.swa_utils import SWALR
 
 from modelzoo_trainer import Callback, Checkpoint
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 from modelzoo_trainer.optim.decay import LinearLR
+from tests.doubles import TinyModel, tiny_batches
 
 BATCHES = tiny_batches(20)
 Make = Callable[[torch.optim.Optimizer], Any]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import Scale, constant_batches
 from torch.utils.data import DataLoader, Dataset
 
 from modelzoo_trainer import Callback, Checkpoint, ConfigError
+from tests.doubles import Scale, constant_batches
 
 
 class Counted(Dataset):

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from doubles import History
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
@@ -22,6 +21,7 @@ from modelzoo_trainer.data.loading import already_a_batch
 from modelzoo_trainer.data.positioned import PositionedLoader
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.gpt2 import Gpt2
+from tests.doubles import History
 
 TOKENS = {"input_ids": 0, "labels": -100}
 Pair = namedtuple("Pair", ["inputs", "label"])

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from xla_here import HAS_XLA, WHY_NOT
 
 from backends import Backend, make_backend
 from backends.accelerator import AcceleratorBackend
+from tests.xla_here import HAS_XLA, WHY_NOT
 
 HAS_CUDA = torch.cuda.is_available()
 CUDA = pytest.param(

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from doubles import Scale, make_trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
@@ -19,6 +18,7 @@ from modelzoo_trainer import Callback
 from modelzoo_trainer.core.data_position import PassSeeds, Position
 from modelzoo_trainer.core.feed import Feed
 from modelzoo_trainer.core.passes import Pass
+from tests.doubles import Scale, make_trainer
 
 Seen = tuple[int, list[float], bool, bool]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import Recorder, Scale
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
@@ -24,6 +23,7 @@ from tests.distributed.data_runs import (
     train,
 )
 from tests.distributed.ranks import run_ranks
+from tests.doubles import Recorder, Scale
 
 NUM = 23
 pytestmark = pytest.mark.slow

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import History
 from torch import Tensor, nn
 
 from modelzoo_trainer import Callback
+from tests.doubles import History
 
 
 class Tokens(nn.Module):

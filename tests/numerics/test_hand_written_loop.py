@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import History, TinyModel, tiny_batches, weights_of
 from torch import Tensor
 from torch.optim.lr_scheduler import StepLR
 
 from backends import Stream, step_seed
 from modelzoo_trainer import MixedPrecision
 from modelzoo_trainer.optim.decay import LinearLR
+from tests.doubles import History, TinyModel, tiny_batches, weights_of
 
 SEED = 11
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import History, TinyModel, differing, make_trainer, tiny_batches, weights_of
 from torch import Tensor, nn
 
 from modelzoo_trainer import Callback, Logging
 from modelzoo_trainer.callbacks import GlobalFlags, ScopedTrainFlags, ScopedValidateFlags
 from modelzoo_trainer.data.batches import split_batch
 from modelzoo_trainer.errors import ConfigError
+from tests.doubles import History, TinyModel, differing, make_trainer, tiny_batches, weights_of
 
 SIZE = "csx.performance.micro_batch_size"
 Pair = namedtuple("Pair", ["inputs", "targets"])

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import History, differing, weights_of
 from torch import Tensor, nn
 
 from backends.accelerator import AcceleratorBackend
@@ -20,6 +19,7 @@ from modelzoo_trainer.callbacks.step_finding import StepFinding
 from modelzoo_trainer.errors import RollBack
 from modelzoo_trainer.optim import OptimizerFactory, optimizer_class
 from modelzoo_trainer.optim.decay import LinearLR
+from tests.doubles import History, differing, weights_of
 
 NUM_BATCHES = 12
 OPTIMIZERS: dict[str, dict[str, Any]] = {

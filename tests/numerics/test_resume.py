@@ -6,13 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import Crash, Interrupted, Recorder, TinyModel, differing, tiny_batches, weights_of
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from modelzoo_trainer import Callback, Checkpoint
 from modelzoo_trainer.optim.decay import LinearLR
+from tests.doubles import (
+    Crash,
+    Interrupted,
+    Recorder,
+    TinyModel,
+    differing,
+    tiny_batches,
+    weights_of,
+)
 
 
 def shuffled() -> DataLoader[Any]:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from doubles import Crash, Interrupted, TinyModel, differing, tiny_batches, weights_of
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -29,6 +28,7 @@ from modelzoo_trainer import Callback, Checkpoint, TrainingLoop
 from modelzoo_trainer.callbacks import GlobalFlags
 from modelzoo_trainer.core.backend import make_backend
 from modelzoo_trainer.data.sampler import SeededSampler
+from tests.doubles import Crash, Interrupted, TinyModel, differing, tiny_batches, weights_of
 
 NUM = 26  # 7 batches of 4, the last one of 2
 INPUTS, TARGETS = (torch.cat(parts)[:NUM] for parts in zip(*tiny_batches(7), strict=True))

@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 import torch
-from doubles import History, Interrupted, TinyModel, differing, tiny_batches, weights_of
 
 from modelzoo_trainer import Callback, Checkpoint, StopTraining
 from modelzoo_trainer.errors import RollBack
+from tests.doubles import History, Interrupted, TinyModel, differing, tiny_batches, weights_of
 
 
 class Crash(Callback):

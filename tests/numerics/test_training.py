@@ -7,10 +7,10 @@ import tracemalloc
 
 import pytest
 import torch
-from doubles import History, Scale, TinyModel, differing, tiny_batches, weights_of
 
 from modelzoo_trainer import Checkpoint, Logging, MixedPrecision
 from modelzoo_trainer.callbacks import default_callbacks
+from tests.doubles import History, Scale, TinyModel, differing, tiny_batches, weights_of
 
 
 def adamw(model: torch.nn.Module) -> torch.optim.Optimizer:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import TinyModel, make_trainer, tiny_batches, weights_of
 from torch import nn
 
 from backends.fused import fuse_optimizer
@@ -17,6 +16,7 @@ from modelzoo_trainer.core.optimizer_facts import bytes_to_come
 from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS, OptimizerFactory, scheduler_class
 from modelzoo_trainer.optim.decay import ConstantLR, LinearLR
 from modelzoo_trainer.optim.weight_decay import ConstantWD, LinearWD
+from tests.doubles import TinyModel, make_trainer, tiny_batches, weights_of
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in OPTIMIZERS),

@@ -14,14 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from reliability import program
-from reliability.deeds import DEEDS
-from reliability.disk_calls import WRITES, Call, Counter, Tap, half_of
-from reliability.program import Plan
-from reliability.states import make
-
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.cli import main
+from tests.reliability import program
+from tests.reliability.deeds import DEEDS
+from tests.reliability.disk_calls import WRITES, Call, Counter, Tap, half_of
+from tests.reliability.program import Plan
+from tests.reliability.states import make
 
 CRASHED: Final = 77
 

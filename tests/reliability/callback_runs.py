@@ -11,12 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from reliability.digests import digest
-from reliability.lesson import Net, Samples
-from reliability.nursery import Child
-from reliability.parts import Die, Drop, Events, Jitter, Spoil
-from reliability.program import EVENTS, FINISHED, RESULT
-from reliability.runs import Run, Runs
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from typing_extensions import override
@@ -34,6 +28,12 @@ from modelzoo_trainer.core import Logging
 from modelzoo_trainer.errors import CheckpointError
 from modelzoo_trainer.loggers import CSVLogger, JsonlLogger, MLflowLogger, WandbLogger
 from modelzoo_trainer.optim.warmup_stable_decay import WarmupStableDecay
+from tests.reliability.digests import digest
+from tests.reliability.lesson import Net, Samples
+from tests.reliability.nursery import Child
+from tests.reliability.parts import Die, Drop, Events, Jitter, Spoil
+from tests.reliability.program import EVENTS, FINISHED, RESULT
+from tests.reliability.runs import Run, Runs
 
 TOLD: Final = "told.txt"
 STORE: Final = "store"

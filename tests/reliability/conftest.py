@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from reliability.nursery import Nursery
-from reliability.runs import Run, Runs
+
+from tests.reliability.nursery import Nursery
+from tests.reliability.runs import Run, Runs
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from reliability.states import make
+from tests.reliability.states import make
 
 _PAGE: Final = 4096
 

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from reliability.states import state_of
-
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.checkpointing import exporting
+from tests.reliability.states import state_of
 
 OLD: Final = "checkpoint_1"
 NEW: Final = "checkpoint_2"

@@ -98,8 +98,7 @@ class Nursery:
             [sys.executable, __file__, str(output)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ
-            | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}", "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
             text=True,
         )
         self.output = output
@@ -170,7 +169,7 @@ def _session_of(folder: str) -> int | None:
 
 def serve(requests: IO[str], answers: IO[str]) -> None:
     """Answer requests until there are no more."""
-    from reliability.acts import warm_up
+    from tests.reliability.acts import warm_up
 
     warm_up()
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would be missing in the children"
@@ -203,7 +202,9 @@ def _leave(requests: IO[str], answers: IO[str]) -> None:
 def _call(function: str, arguments: list[Any]) -> NoReturn:
     """Call a function, and end the process with what it returns."""
     module, name = function.split(":")
-    called: Callable[..., int] = getattr(importlib.import_module(f"reliability.{module}"), name)
+    called: Callable[..., int] = getattr(
+        importlib.import_module(f"tests.reliability.{module}"), name
+    )
     code = 1
     try:
         code = called(*arguments)
@@ -219,7 +220,7 @@ def _call(function: str, arguments: list[Any]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this folder: its modules are known as those of `reliability`
+    sys.path.pop(0)  # this folder: its modules are known as those of `tests.reliability`
     pipes = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
     told = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for standard, place in enumerate((os.open(os.devnull, os.O_RDONLY), told, told)):

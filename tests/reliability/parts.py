@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from reliability.digests import digest
-from reliability.lesson import PAUSE_S
 from torch import Tensor
 
 from modelzoo_trainer import Callback
 from modelzoo_trainer.checkpointing import disk
+from tests.reliability.digests import digest
+from tests.reliability.lesson import PAUSE_S
 
 
 class Ema(Callback):

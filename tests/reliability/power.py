@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from reliability.disk_calls import Call
+from tests.reliability.disk_calls import Call
 
 Tree: TypeAlias = "dict[str, Tree | bytes]"
 T = TypeVar("T")

@@ -13,15 +13,26 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from reliability.digests import digest, metrics_digest
-from reliability.lesson import PAUSE_S, Net, Samples
-from reliability.parts import Die, Drop, Ema, EndAt, Events, FillDisk, Hold, Jitter, Slow, Spoil
 from torch.utils.data import DataLoader, TensorDataset
 
 from modelzoo_trainer import Checkpoint, Trainer, TrainingLoop
 from modelzoo_trainer.callbacks import CheckLoss, KeepNCheckpoints
 from modelzoo_trainer.loggers import JsonlLogger
 from modelzoo_trainer.optim.decay import LinearLR
+from tests.reliability.digests import digest, metrics_digest
+from tests.reliability.lesson import PAUSE_S, Net, Samples
+from tests.reliability.parts import (
+    Die,
+    Drop,
+    Ema,
+    EndAt,
+    Events,
+    FillDisk,
+    Hold,
+    Jitter,
+    Slow,
+    Spoil,
+)
 
 FINISHED: Final = 0
 INTERRUPTED: Final = {"SIGINT": 130}  # what else interrupts a run ends it with 143

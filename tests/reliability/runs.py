@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from reliability.nursery import Child, Ended, Nursery
-from reliability.program import EVENTS, RESULT
+from tests.reliability.nursery import Child, Ended, Nursery
+from tests.reliability.program import EVENTS, RESULT
 
 TRAIN: Final = "acts:train"
 PARAMS: Final = Path(__file__).with_name("params.yaml")
@@ -66,7 +66,7 @@ class Run:
     def _start_command(self) -> Child:
         """Start the command line; `params` of the plan is a list of changes of the file."""
         given = [f"trainer.init.model_dir={self.folder}"]
-        given.append(f"init.callbacks[reliability.parts.Events].path={self.place / EVENTS}")
+        given.append(f"init.callbacks[tests.reliability.parts.Events].path={self.place / EVENTS}")
         words = [word for change in given + self.changes["params"] for word in ("--set", change)]
         return self.nursery.start("acts:command", "--params", str(PARAMS), *words)
 

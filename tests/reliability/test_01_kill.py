@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from reliability.runs import Run, instants
+
+from tests.reliability.runs import Run, instants
 
 KILLED = -9
 PLANS = {

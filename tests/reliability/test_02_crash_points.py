@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from reliability.acts import CRASHED
-from reliability.deeds import DEEDS, EXPORTED, NEW, OLD
-from reliability.disk_calls import Counter, Tap
-from reliability.states import leftovers, loads, make, visible
 
 from modelzoo_trainer import checkpointing
+from tests.reliability.acts import CRASHED
+from tests.reliability.deeds import DEEDS, EXPORTED, NEW, OLD
+from tests.reliability.disk_calls import Counter, Tap
+from tests.reliability.states import leftovers, loads, make, visible
 
 
 def prepared(folder, deed):

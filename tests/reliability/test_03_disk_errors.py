@@ -8,12 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from reliability.deeds import DEEDS, EXPORTED, NEW, OLD
-from reliability.disk_calls import WRITES, Call, Counter, Tap, half_of
-from reliability.states import leftovers, loads, make, visible
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.errors import CheckpointError
+from tests.reliability.deeds import DEEDS, EXPORTED, NEW, OLD
+from tests.reliability.disk_calls import WRITES, Call, Counter, Tap, half_of
+from tests.reliability.states import leftovers, loads, make, visible
 
 ERRORS = ("EIO", "ENOSPC", "EDQUOT", "EROFS")
 SAVES = [("save", error) for error in ERRORS] + [("save_later", "ENOSPC")]

@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from reliability import power
-from reliability.disk_calls import Call, Tap
-from reliability.power import Disk
-from reliability.states import loads, newest_intact, state_of
 
 from modelzoo_trainer import checkpointing
+from tests.reliability import power
+from tests.reliability.disk_calls import Call, Tap
+from tests.reliability.power import Disk
+from tests.reliability.states import loads, newest_intact, state_of
 
 KEPT = 2
 

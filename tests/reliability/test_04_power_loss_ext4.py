@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from reliability.states import loads, newest_intact
+
+from tests.reliability.states import loads, newest_intact
 
 _MIB = 2**20
 OPTIONS = {

@@ -8,12 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from doubles import make_trainer, tiny_batches, weights_of
-from reliability.damage import KINDS, flip_a_bit
-from reliability.states import make
 
 from modelzoo_trainer import Checkpoint, checkpointing
 from modelzoo_trainer.errors import CheckpointError
+from tests.doubles import make_trainer, tiny_batches, weights_of
+from tests.reliability.damage import KINDS, flip_a_bit
+from tests.reliability.states import make
 
 NUMBERS = 3000
 SHORT = {"bit_flips": 500, "zeroed_pages": 200, "truncations": 200}

@@ -6,7 +6,8 @@ import random
 import signal
 
 import pytest
-from reliability.runs import Run, Runs
+
+from tests.reliability.runs import Run, Runs
 
 KILLED = -signal.SIGKILL
 STOPPED = 143

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from reliability.runs import Run
 
 from modelzoo_trainer import checkpointing
+from tests.reliability.runs import Run
 
 KILLED = -9
 # Augmented samples are drawn anew for each, and leave the generators of the process in a state

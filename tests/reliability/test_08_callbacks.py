@@ -6,7 +6,9 @@ import shutil
 import warnings
 
 import pytest
-from reliability.callback_runs import (
+
+from modelzoo_trainer import callbacks, checkpointing, loggers
+from tests.reliability.callback_runs import (
     BAD_STEP,
     GROUPS,
     STORE,
@@ -14,8 +16,6 @@ from reliability.callback_runs import (
     CallbackRun,
     CallbackRuns,
 )
-
-from modelzoo_trainer import callbacks, checkpointing, loggers
 
 KILLED, FAILED = -9, 1
 STEPS = 24

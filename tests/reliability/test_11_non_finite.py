@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reliability.runs import Run
 
 from modelzoo_trainer import checkpointing
+from tests.reliability.runs import Run
 
 STEP = 14
 BAD = [(0, STEP - 1), (1, 4)]

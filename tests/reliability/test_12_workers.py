@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from reliability.runs import Run
 
 from modelzoo_trainer import checkpointing
+from tests.reliability.runs import Run
 
 FAILED = 1
 TIMEOUT_S = {"hang": 1}  # of the others none is to be late

@@ -19,7 +19,7 @@ import sys, time
 from datetime import timedelta
 from pathlib import Path
 import torch.distributed as dist
-from reliability.program import Plan, loaders_of, trainer_of
+from tests.reliability.program import Plan, loaders_of, trainer_of
 from modelzoo_trainer import Callback
 
 folder, rank = Path(sys.argv[1]), int(sys.argv[2])

@@ -7,23 +7,23 @@ import signal
 import time
 
 import pytest
-from reliability.runs import Run, instants
-from reliability.states import visible
 
 from modelzoo_trainer import checkpointing
+from tests.reliability.runs import Run, instants
+from tests.reliability.states import visible
 
 CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 143, signal.SIGINT: 130}
 SOONEST_S = 0.01  # until then the process may not have come to the command line
 # Where most of a run's time is spent, and so where most of the signals come.
 PHASES = {
-    "step": ["init.callbacks[reliability.parts.Slow].phase=step"],
+    "step": ["init.callbacks[tests.reliability.parts.Slow].phase=step"],
     "validation": [
-        "init.callbacks[reliability.parts.Slow].phase=validation",
+        "init.callbacks[tests.reliability.parts.Slow].phase=validation",
         "init.loop.eval_frequency=1",
     ],
-    "save": ["init.callbacks[reliability.parts.Slow].phase=save", "init.checkpoint.steps=1"],
+    "save": ["init.callbacks[tests.reliability.parts.Slow].phase=save", "init.checkpoint.steps=1"],
     "asynchronous_save": [
-        "init.model={reliability.lesson.Net: {pad: 1000000}}",
+        "init.model={tests.reliability.lesson.Net: {pad: 1000000}}",
         "init.checkpoint={steps: 1, asynchronous: true}",
         "init.callbacks[KeepNCheckpoints].n=2",
     ],

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 
 import pytest
-from reliability.program import GO
+
+from tests.reliability.program import GO
 
 PATIENCE_S = 60
 

@@ -7,9 +7,9 @@ import random
 import time
 
 import pytest
-from doubles import differing, make_trainer, tiny_batches, weights_of
 
 from modelzoo_trainer import Checkpoint
+from tests.doubles import differing, make_trainer, tiny_batches, weights_of
 
 
 def trained(folder, steps: int):

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import make_trainer, tiny_batches
-from reliability.sealing import STATE, seal
 
 from modelzoo_trainer import Callback, Checkpoint, CheckpointError
 from modelzoo_trainer.callbacks import CheckLoss, KeepNCheckpoints, ModelEma
 from modelzoo_trainer.loggers import JsonlLogger
+from tests.doubles import make_trainer, tiny_batches
+from tests.reliability.sealing import STATE, seal
 
 DROPPED = object()
 VALUES = [DROPPED, None, "x", [], [1], -1, 10**30, {}, {"a": 1}]

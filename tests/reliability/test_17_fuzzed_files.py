@@ -10,12 +10,12 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from reliability.mutants import mutated, torn
-from reliability.sealing import MANIFEST, STATE, seal, write_manifest
-from reliability.states import make
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.errors import CheckpointError
+from tests.reliability.mutants import mutated, torn
+from tests.reliability.sealing import MANIFEST, STATE, seal, write_manifest
+from tests.reliability.states import make
 
 TRIALS = [350, pytest.param(4_000, marks=pytest.mark.soak)]
 MOST_BYTES = 12_000_000  # of checkpoints of a few KB: a buffer to read through

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from doubles import make_trainer, tiny_batches
-from reliability.sealing import STATE, seal
-from reliability.states import make
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.errors import CheckpointError
+from tests.doubles import make_trainer, tiny_batches
+from tests.reliability.sealing import STATE, seal
+from tests.reliability.states import make
 
 
 class Payload:

@@ -42,7 +42,7 @@ trainer:
     loop: {{max_steps: 2, eval_frequency: 1}}
     checkpoint: {{steps: 1}}
     callbacks:
-      - reliability.test_19_secrets.Holder: {{options: {{{options}}}}}
+      - tests.reliability.test_19_secrets.Holder: {{options: {{{options}}}}}
   fit:
     train_dataloader: {{data_processor: DigitsProcessor, batch_size: 64}}
     val_dataloader: {{data_processor: DigitsProcessor, split: val, batch_size: 90}}
@@ -73,7 +73,9 @@ def test_a_run_writes_and_says_no_secret_and_leaves_nothing_else_out(
     values = {name: f"{VALUE}{number:02}" for number, name in enumerate(names)}
     options = ", ".join(f"{name}: {value}" for name, value in values.items())
     (tmp_path / "params.yaml").write_text(FILE.format(options=options), encoding="utf-8")
-    change = "init.callbacks[reliability.test_19_secrets.Holder].options.api_key=" + VALUE + "99"
+    change = (
+        "init.callbacks[tests.reliability.test_19_secrets.Holder].options.api_key=" + VALUE + "99"
+    )
     assert main(["--params", "params.yaml", "--set", change]) == 0
     texts = left_behind(tmp_path / "out")
     texts["output"] = "".join(capfd.readouterr())

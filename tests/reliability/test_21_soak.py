@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from reliability.runs import Run, Runs
 
 from modelzoo_trainer import checkpointing
+from tests.reliability.runs import Run, Runs
 
 KEEP = 3
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from reliability.program import GO
-from reliability.runs import Run
-from reliability.states import visible
 
 from modelzoo_trainer import Callback, Trainer, TrainingLoop, checkpointing, loggers
+from tests.reliability.program import GO
+from tests.reliability.runs import Run
+from tests.reliability.states import visible
 
 STEPS = 48
 FULL = "No space left on device"

@@ -12,18 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import (
-    Crash,
-    History,
-    Interrupted,
-    Scale,
-    TinyModel,
-    constant_batches,
-    differing,
-    sgd,
-    tiny_batches,
-    weights_of,
-)
 from torch.optim.lr_scheduler import ConstantLR
 
 from modelzoo_trainer import (
@@ -44,6 +32,18 @@ from modelzoo_trainer.data.digits import DigitsProcessor
 from modelzoo_trainer.data.synthetic import SyntheticProcessor
 from modelzoo_trainer.data.text_files import TextFileProcessor
 from modelzoo_trainer.loggers import ProgressLogger
+from tests.doubles import (
+    Crash,
+    History,
+    Interrupted,
+    Scale,
+    TinyModel,
+    constant_batches,
+    differing,
+    sgd,
+    tiny_batches,
+    weights_of,
+)
 
 
 class Block(Advised):

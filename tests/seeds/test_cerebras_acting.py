@@ -9,7 +9,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import torch
-from doubles import (
+from torch import nn
+
+from modelzoo_trainer import Callback, ValidationLoop, callbacks
+from modelzoo_trainer.callbacks import slack_notification
+from modelzoo_trainer.callbacks.selective_grad import outlier_mask
+from tests.doubles import (
     Interrupted,
     TinyModel,
     constant_batches,
@@ -17,12 +22,7 @@ from doubles import (
     tiny_batches,
     weights_of,
 )
-from doubles import Scale as OneWeight
-from torch import nn
-
-from modelzoo_trainer import Callback, ValidationLoop, callbacks
-from modelzoo_trainer.callbacks import slack_notification
-from modelzoo_trainer.callbacks.selective_grad import outlier_mask
+from tests.doubles import Scale as OneWeight
 
 SIZE = "csx.performance.micro_batch_size"
 

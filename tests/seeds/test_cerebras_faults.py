@@ -9,7 +9,6 @@ import weakref
 
 import pytest
 import torch
-from doubles import History, Interrupted, run_trainer, tiny_batches
 from torch import nn
 
 from modelzoo_trainer import (
@@ -23,6 +22,7 @@ from modelzoo_trainer import (
     callbacks,
 )
 from modelzoo_trainer.callbacks import CheckLoss, ComputeNorm
+from tests.doubles import History, Interrupted, run_trainer, tiny_batches
 
 
 def test_a_callback_entered_twice_stays_until_the_outer_block_ends(trainer_of):

@@ -6,15 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from doubles import (
-    History,
-    TinyModel,
-    constant_batches,
-    differing,
-    tiny_batches,
-    weights_of,
-)
-from doubles import Scale as OneWeight
 
 from modelzoo_trainer import (
     HOOKS,
@@ -27,6 +18,15 @@ from modelzoo_trainer import (
     summarize_tensor,
 )
 from modelzoo_trainer.callbacks import CheckLoss, ModelEvalMetrics
+from tests.doubles import (
+    History,
+    TinyModel,
+    constant_batches,
+    differing,
+    tiny_batches,
+    weights_of,
+)
+from tests.doubles import Scale as OneWeight
 
 DATALOADERS = "train_dataloader, val_dataloader, loop"
 OPTIMIZER = "trainer, model, optimizer"

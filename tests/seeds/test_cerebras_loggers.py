@@ -7,9 +7,9 @@ import logging
 
 import pytest
 import torch
-from doubles import History, TinyModel, tiny_batches
 
 from modelzoo_trainer import Callback, Logger, Logging, callbacks, loggers
+from tests.doubles import History, TinyModel, tiny_batches
 
 
 class Extra(Callback):

@@ -8,13 +8,13 @@ import re
 import numpy as np
 import pytest
 import torch
-from doubles import History, Interrupted, TinyModel, constant_batches, tiny_batches
-from doubles import Scale as OneWeight
 from torch import nn
 
 from modelzoo_trainer import Callback, Checkpoint, Logging, callbacks
 from modelzoo_trainer.callbacks import profiler
 from modelzoo_trainer.sparsity import Static
+from tests.doubles import History, Interrupted, TinyModel, constant_batches, tiny_batches
+from tests.doubles import Scale as OneWeight
 
 
 class Layered(nn.Module):

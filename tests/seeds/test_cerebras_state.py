@@ -6,14 +6,14 @@ import os
 
 import pytest
 import torch
-from doubles import Scale as OneWeight
-from doubles import constant_batches, tiny_batches, weights_of
 
 from modelzoo_trainer import Callback, Checkpoint, __version__, callbacks
 from modelzoo_trainer import checkpointing as files
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.shipped import shipped_names
+from tests.doubles import Scale as OneWeight
+from tests.doubles import constant_batches, tiny_batches, weights_of
 
 
 class Firsts(Callback):

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import Scale, TinyModel, constant_batches, sgd, tiny_batches
 from torch import nn
 
 from modelzoo_trainer import Callback, HookError, Hooks, plugins
+from tests.doubles import Scale, TinyModel, constant_batches, sgd, tiny_batches
 
 
 class Seen:
@@ -351,7 +351,7 @@ IN_A_VALIDATION = [
 
 
 def test_fb_23_trainer_template_hooks(trainer_of) -> None:
-    from doubles import Recorder
+    from tests.doubles import Recorder
 
     recorder = Recorder()
     trainer_of(recorder).fit(tiny_batches(2), tiny_batches(1))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from doubles import History, Scale, TinyModel, make_trainer, sgd, tiny_batches
 from torch import nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, TensorDataset
@@ -29,6 +28,7 @@ from modelzoo_trainer.loggers.csv_logger import CSVLogger
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training import make_trainer as make_ranked
 from tests.distributed.training import samples
+from tests.doubles import History, Scale, TinyModel, make_trainer, sgd, tiny_batches
 
 
 def grads_of(model: nn.Module) -> list[float]:

@@ -9,14 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import (
-    History,
-    Recorder,
-    Scale,
-    TinyModel,
-    constant_batches,
-    tiny_batches,
-)
 from torch import nn
 
 from modelzoo_trainer import (
@@ -32,6 +24,14 @@ from modelzoo_trainer import (
 from modelzoo_trainer.callbacks.log_metrics import LogMetrics
 from modelzoo_trainer.callbacks.run_history import RunHistory
 from modelzoo_trainer.callbacks.terminate_on_nan import TerminateOnNaN
+from tests.doubles import (
+    History,
+    Recorder,
+    Scale,
+    TinyModel,
+    constant_batches,
+    tiny_batches,
+)
 
 # Their hooks, each with ours; the page has the same list.
 HOOK_OF = {

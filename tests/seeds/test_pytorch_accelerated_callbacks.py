@@ -8,18 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import (
-    Crash,
-    History,
-    Interrupted,
-    Scale,
-    TinyModel,
-    constant_batches,
-    differing,
-    run_trainer,
-    tiny_batches,
-    weights_of,
-)
 from safetensors.torch import load_file
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
@@ -40,6 +28,18 @@ from modelzoo_trainer.callbacks.weight_average import WeightAverage
 from modelzoo_trainer.callbacks.wsd_checkpoint import WSDCheckpoint
 from modelzoo_trainer.models.sync_batch_norm import SharedBatchNorm
 from modelzoo_trainer.optim.warmup_stable_decay import WarmupStableDecay
+from tests.doubles import (
+    Crash,
+    History,
+    Interrupted,
+    Scale,
+    TinyModel,
+    constant_batches,
+    differing,
+    run_trainer,
+    tiny_batches,
+    weights_of,
+)
 
 
 class Score(Callback):

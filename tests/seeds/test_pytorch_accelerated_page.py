@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import Scale, constant_batches
 from torch import nn
 
 import modelzoo_trainer
 from modelzoo_trainer import HOOKS, Checkpoint, TrainingLoop, callbacks, loggers, optim
 from modelzoo_trainer.trainer import Trainer
+from tests.doubles import Scale, constant_batches
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "from_pytorch_accelerated.md"
 TEXT = PAGE.read_text(encoding="utf-8")

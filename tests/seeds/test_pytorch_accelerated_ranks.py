@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import History, Scale, make_trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
 from modelzoo_trainer import Callback, Checkpoint
 from modelzoo_trainer.callbacks.run_history import RunHistory
 from tests.distributed.ranks import run_ranks
+from tests.doubles import History, Scale, make_trainer
 
 pytestmark = pytest.mark.slow
 

@@ -9,17 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import (
-    History,
-    Scale,
-    TinyModel,
-    constant_batches,
-    differing,
-    run_trainer,
-    sgd,
-    tiny_batches,
-    weights_of,
-)
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
@@ -32,6 +21,17 @@ from modelzoo_trainer.models.freezing import ModelFreezer
 from modelzoo_trainer.optim.composed import SequentialLR
 from modelzoo_trainer.optim.decay import CosineDecayLR, LinearLR
 from modelzoo_trainer.optim.weight_decay import CosineDecayWD
+from tests.doubles import (
+    History,
+    Scale,
+    TinyModel,
+    constant_batches,
+    differing,
+    run_trainer,
+    sgd,
+    tiny_batches,
+    weights_of,
+)
 
 
 def weight_of(trainer: Any) -> float:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import History
 from torch import Tensor, nn
 
 from modelzoo_trainer import Logging, Trainer, TrainingLoop
+from tests.doubles import History
 
 Make = Callable[..., Trainer]
 

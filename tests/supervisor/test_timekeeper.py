@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import pytest
-from doubles import make_trainer, tiny_batches
 
 from modelzoo_trainer import Callback, Checkpoint, register_global_callback
 from modelzoo_trainer.supervisor import page
@@ -13,6 +12,7 @@ from modelzoo_trainer.supervisor.ledger import Attempt, Ledger
 from modelzoo_trainer.supervisor.outcome import Ending, Outcome
 from modelzoo_trainer.supervisor.page import Field, Kind, Page
 from modelzoo_trainer.supervisor.timekeeper import Timekeeper
+from tests.doubles import make_trainer, tiny_batches
 
 DONE = Ending(outcome=Outcome.DONE, cause="finished", exit_code=0)
 CRASHED = Ending(outcome=Outcome.CRASHED, cause="", exit_code=1)

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from xla_here import HAS_XLA, WHY_NOT
+
+from tests.xla_here import HAS_XLA, WHY_NOT
 
 ROOT = Path(__file__).resolve().parents[2]
 

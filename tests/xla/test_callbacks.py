@@ -11,8 +11,6 @@ from typing import Any, Final
 
 import pytest
 import torch
-from callback_makers import MAKERS, SETTINGS, GeneratingNet
-from doubles import History
 from torch import Tensor
 from typing_extensions import override
 
@@ -25,6 +23,8 @@ from modelzoo_trainer import (
     callbacks,
     checkpointing,
 )
+from tests.callback_makers import MAKERS, SETTINGS, GeneratingNet
+from tests.doubles import History
 
 TIMED: Final = {"DurationProfiler", "FlopUtilization", "RateProfiler"}  # those that log durations
 WATCHED: Final = (  # those that compute in the step

@@ -1,5 +1,6 @@
 import pytest
-from xla_here import HAS_XLA, WHY_NOT
+
+from tests.xla_here import HAS_XLA, WHY_NOT
 
 if not HAS_XLA:
     pytest.skip(WHY_NOT, allow_module_level=True)

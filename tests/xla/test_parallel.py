@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from xla.test_training import losses_of, tensors_of
+
+from tests.xla.test_training import losses_of, tensors_of
 
 Run = Callable[..., Any]
 FOUR = {"CPU_NUM_DEVICES": "4"}

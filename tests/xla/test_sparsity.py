@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import pytest
 import torch
-from doubles import History
 from torch import Tensor, nn
 
 from modelzoo_trainer import Checkpoint, Logging, Trainer, TrainingLoop, checkpointing
 from modelzoo_trainer.core import MixedPrecision
+from tests.doubles import History
 
 NUM_STEPS: Final = 12
 ALGORITHMS: Final[dict[str, dict[str, Any]]] = {

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
-from xla.test_counters import LateReader, Meter, Net, data, line_of
 
 from backends import Backend, HostReadError, make_backend
 from modelzoo_trainer import Callback, Checkpoint, Logging, Trainer, TrainingLoop
@@ -24,6 +23,7 @@ from modelzoo_trainer.callbacks import (
     SaveBest,
 )
 from modelzoo_trainer.loggers import JsonlLogger, ProgressLogger
+from tests.xla.test_counters import LateReader, Meter, Net, data, line_of
 
 assert LateReader  # its line is found in that file
 assert line_of
