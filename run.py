@@ -2,7 +2,7 @@
 
 import sys
 
-from modelzoo_trainer.cli import main
+from modelzoo_trainer.cli.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,7 +3,8 @@
 `make_backend("cpu")` makes one; `Backend` is the contract, and `FakeBackend` (in `fake.py`) a
 device for tests that forbids host reads inside a step.
 
-The names below are imported when they are first used: `backends.launch` is asked before torch is.
+The names below are imported when they are first used: `backends.coordination.launch` answers before
+torch is imported.
 """
 
 from importlib import import_module
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .backend import Backend, Caps
-    from .collectives import collective_of
     from .compile import CompileOptions
+    from .coordination.failures import Failure
+    from .coordination.restarts import StopRecord
+    from .coordination.world import Processes, join, joined
     from .environment import (
         NOTIFICATION_ENDPOINT,
         NOTIFICATION_MAILFROM,
@@ -23,13 +26,11 @@ if TYPE_CHECKING:
         loaded_hf_libraries,
     )
     from .errors import BackendError, BackendUnavailable, HostReadError
-    from .failures import Failure
-    from .fake_processes import backend_on_paper, is_for_real, processes_on_paper
     from .oom import is_too_large
+    from .parallel.collectives import collective_of
+    from .parallel.fake_world import backend_on_paper, is_for_real, processes_on_paper
     from .peak_rates import device_name, peak_flops
-    from .processes import Processes, join, joined
     from .reads import host_value
-    from .restarts import StopRecord
     from .seeds import Stream, step_seed
     from .select import backend_names, make_backend
     from .switches import (
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "backend": ("Backend", "Caps"),
-    "collectives": ("collective_of",),
+    "parallel.collectives": ("collective_of",),
     "compile": ("CompileOptions",),
     "environment": (
         "NOTIFICATION_ENDPOINT",
@@ -56,13 +57,13 @@ _HOMES = {
         "loaded_hf_libraries",
     ),
     "errors": ("BackendError", "BackendUnavailable", "HostReadError"),
-    "failures": ("Failure",),
-    "fake_processes": ("backend_on_paper", "is_for_real", "processes_on_paper"),
+    "coordination.failures": ("Failure",),
+    "parallel.fake_world": ("backend_on_paper", "is_for_real", "processes_on_paper"),
     "oom": ("is_too_large",),
     "peak_rates": ("device_name", "peak_flops"),
-    "processes": ("Processes", "join", "joined"),
+    "coordination.world": ("Processes", "join", "joined"),
     "reads": ("host_value",),
-    "restarts": ("StopRecord",),
+    "coordination.restarts": ("StopRecord",),
     "seeds": ("Stream", "step_seed"),
     "select": ("backend_names", "make_backend"),
     "switches": (

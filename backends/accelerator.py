@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from .backend import Backend, Caps
+from .conditional_step import MaskedSteps, put_back
 from .deferred import DeferredReads, HostCopies
 from .errors import BackendUnavailable
 from .fused import fuse_optimizer
-from .masking import MaskedSteps, put_back
 from .prefetch import Lane, LookAhead, PlainLane, StreamLane, has_streams
 
 # What a device's module calls its figures (mps has its own words).

@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from .backend import Backend, Caps
+from .conditional_step import MaskedSteps, put_back
 from .deferred import DeferredReads, HostCopies
-from .host_reads import HostReadGuard
-from .masking import MaskedSteps, put_back
 from .prefetch import LookAhead, PlainLane
+from .sync_guard import HostReadGuard
 from .trees import map_tensors
 
 _DEVICE: Final = torch.device("cpu")

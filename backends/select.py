@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from .backend import Backend
 from .compile import CompileOptions
+from .coordination.launch import read_launch
 from .errors import BackendError, BackendUnavailable
-from .launch import read_launch
-from .parallel_settings import TIMEOUT_S, ParallelSettings, check_timeout
+from .parallel.config import TIMEOUT_S, ParallelSettings, check_timeout
 
 # name -> module and class; a module is imported only when its name is asked for.
 _KNOWN: Final[dict[str, tuple[str, str]]] = {
@@ -22,7 +22,7 @@ _KNOWN: Final[dict[str, tuple[str, str]]] = {
     "cuda": (".cuda", "CudaBackend"),
     "fake": (".fake", "FakeBackend"),
     "meta": (".meta", "MetaBackend"),
-    "xla": (".xla", "XlaBackend"),
+    "xla": (".xla.backend", "XlaBackend"),
 }
 _LAYERED: Final = frozenset({"accelerator", "cpu", "cuda"})
 _SHARED: Final = (*ParallelSettings.OPTIONS, "timeout")  # what only several processes use
@@ -63,7 +63,7 @@ def make_backend(device: str, options: Mapping[str, Any] | None = None) -> Backe
             f"device: {device!r} is driven by one process, and this is one of several. Start it "
             f"without torchrun, or use device: cpu, gpu or auto."
         )
-    layer: type[Backend] = importlib.import_module(".parallel", __package__).LAYERS[cls]
+    layer: type[Backend] = importlib.import_module(".parallel.backend", __package__).LAYERS[cls]
     return layer(**arguments, **given)
 
 

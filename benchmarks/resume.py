@@ -13,8 +13,8 @@ from typing import Final
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from modelzoo_trainer.core.data_position import PassSeeds
-from modelzoo_trainer.core.sources import Start, make_source
+from modelzoo_trainer.loading.position import PassSeeds
+from modelzoo_trainer.loading.sources import Start, make_source
 
 STEPS: Final = (10, 1_000_000)
 BATCH_SIZE: Final = 8

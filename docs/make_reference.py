@@ -16,9 +16,9 @@ from torch.nn import Module
 
 from modelzoo_trainer import callbacks, loggers
 from modelzoo_trainer.callback import Callback, hook_names
+from modelzoo_trainer.callback_list import core_callbacks
 from modelzoo_trainer.core import Checkpoint, Logging, MixedPrecision, TrainingLoop, ValidationLoop
-from modelzoo_trainer.core.assembly import core_callbacks
-from modelzoo_trainer.hooks import HOOKS
+from modelzoo_trainer.hooks.spec import HOOKS
 from modelzoo_trainer.trainer import Trainer
 
 SECTION: Final = re.compile(r"^(Args|Metrics|State|Cost|Raises): ?(.*)$")

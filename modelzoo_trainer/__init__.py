@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from modelzoo_trainer.advice import Advised, event
     from modelzoo_trainer.callback import (
         Callback,
         CoreCallback,
@@ -34,16 +33,17 @@ if TYPE_CHECKING:
         StopTraining,
         TrainingSpike,
     )
-    from modelzoo_trainer.hooks import HOOKS
+    from modelzoo_trainer.hooks.spec import HOOKS
+    from modelzoo_trainer.hooks.standalone import Hooks
+    from modelzoo_trainer.interceptors import Advised, event
     from modelzoo_trainer.loggers.logger import Logger
-    from modelzoo_trainer.own_loop import Hooks
     from modelzoo_trainer.summaries import summarize_scalar, summarize_tensor
     from modelzoo_trainer.trainer import Trainer
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "advice": ("Advised", "event"),
+    "interceptors": ("Advised", "event"),
     "callback": (
         "HOOKS",
         "Callback",
@@ -73,7 +73,7 @@ _HOMES = {
     ),
     "loggers.logger": ("Logger",),
     "summaries": ("summarize_scalar", "summarize_tensor"),
-    "own_loop": ("Hooks",),
+    "hooks.standalone": ("Hooks",),
     "trainer": ("Trainer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from typing_extensions import override
 
-from modelzoo_trainer.advice import (
+from modelzoo_trainer.core.trainer_arguments import check_arguments
+from modelzoo_trainer.errors import ConfigError, StopTraining
+from modelzoo_trainer.hooks.global_callbacks import global_pairs
+from modelzoo_trainer.interceptors import (
     INIT,
     AdvisedMethods,
     Pair,
@@ -20,9 +23,6 @@ from modelzoo_trainer.advice import (
     split_pair,
     unknown_event,
 )
-from modelzoo_trainer.core.trainer_arguments import check_arguments
-from modelzoo_trainer.errors import ConfigError, StopTraining
-from modelzoo_trainer.global_callbacks import global_pairs
 from modelzoo_trainer.trainer_parts import CallbackHandle, TrainerParts
 
 _RUNS: Final = frozenset({"__init__", "fit", "validate", "validate_all"})

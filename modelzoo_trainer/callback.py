@@ -13,10 +13,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias, TypeVar
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from modelzoo_trainer.advice import is_pair, split_pair
 from modelzoo_trainer.errors import HookError
-from modelzoo_trainer.global_callbacks import GlobalHandle, add_global
-from modelzoo_trainer.hooks import HOOKS, Phase, check_listener, hook, near_miss, register_hooks
+from modelzoo_trainer.hooks.global_callbacks import GlobalHandle, add_global
+from modelzoo_trainer.hooks.spec import (
+    HOOKS,
+    Phase,
+    check_listener,
+    hook,
+    near_miss,
+    register_hooks,
+)
+from modelzoo_trainer.interceptors import is_pair, split_pair
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

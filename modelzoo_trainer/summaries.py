@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from modelzoo_trainer.active_trainers import active_trainer, is_recorded, snapshot
+from modelzoo_trainer.current_trainer import active_trainer, is_recorded, snapshot
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

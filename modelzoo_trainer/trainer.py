@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from modelzoo_trainer.advice import begin, end, event
 from modelzoo_trainer.advised_parts import AdvisedParts
 from modelzoo_trainer.callback import Batch, Loader, Outputs
 from modelzoo_trainer.core import (
@@ -24,14 +23,15 @@ from modelzoo_trainer.core import (
     TrainingLoop,
     ValidationLoop,
 )
-from modelzoo_trainer.core.backend import Backend, Stream
 from modelzoo_trainer.core.dataloader import NOTHING
-from modelzoo_trainer.core.feed import validation_data
 from modelzoo_trainer.core.model import ModelFactory, note_call, require_loss, to_outputs
 from modelzoo_trainer.core.optimizer import OptimizerFactory
-from modelzoo_trainer.core.passes import Pass, as_loaders, resolve_loader
+from modelzoo_trainer.devices import Backend, Stream
 from modelzoo_trainer.errors import CheckpointError, ConfigError, RollBack, StopTraining
-from modelzoo_trainer.hooks import note_origin
+from modelzoo_trainer.hooks.spec import note_origin
+from modelzoo_trainer.interceptors import begin, end, event
+from modelzoo_trainer.loading.epochs import Pass, as_loaders, resolve_loader
+from modelzoo_trainer.loading.train_data import validation_data
 from modelzoo_trainer.loggers.logger import Logger
 
 CkptPath = str | Path | EllipsisType | None

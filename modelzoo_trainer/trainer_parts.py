@@ -19,6 +19,7 @@ from modelzoo_trainer.callback import (
     Outputs,
     ValidationCallback,
 )
+from modelzoo_trainer.callback_list import checked_callbacks, core_callbacks, named
 from modelzoo_trainer.core import (
     AutoRestart,
     Checkpoint,
@@ -33,17 +34,16 @@ from modelzoo_trainer.core import (
     RunSchedule,
 )
 from modelzoo_trainer.core.artifact_dir import folder_of
-from modelzoo_trainer.core.assembly import checked_callbacks, core_callbacks, named
-from modelzoo_trainer.core.backend import LIMIT_BATCHES, from_environment
 from modelzoo_trainer.core.grad_accum import Weight, weight_of
 from modelzoo_trainer.core.interrupt import Interrupt
-from modelzoo_trainer.core.passes import Pass
+from modelzoo_trainer.devices import LIMIT_BATCHES, from_environment
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.global_callbacks import global_callbacks, watch_global_callbacks
-from modelzoo_trainer.hook_table import HookTable
-from modelzoo_trainer.hooks import note_origin
+from modelzoo_trainer.hooks.global_callbacks import global_callbacks, watch_global_callbacks
+from modelzoo_trainer.hooks.model_hooks import ModelHooks, model_hooks
+from modelzoo_trainer.hooks.spec import note_origin
+from modelzoo_trainer.hooks.table import HookTable
+from modelzoo_trainer.loading.epochs import Pass
 from modelzoo_trainer.loggers.logger import Logger
-from modelzoo_trainer.model_hooks import ModelHooks, model_hooks
 from modelzoo_trainer.plugins import plugin_callbacks
 from modelzoo_trainer.trainer_values import TrainerValues
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from modelzoo_trainer.callback import Loader, Metrics
 from modelzoo_trainer.core import EarlyExit, Logging
-from modelzoo_trainer.core.backend import Backend, host_value
+from modelzoo_trainer.devices import Backend, host_value
 from modelzoo_trainer.errors import StopTraining
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from modelzoo_trainer import standard_error
+from modelzoo_trainer import stderr
 
 HANG_TIMEOUT_S: Final = 60.0
 """Without progress between batches; more where ten steps take longer."""
@@ -150,7 +150,7 @@ class Watchdog:
         if self._on_hang is not None:
             self._on_hang(found)
         place = "below" if self._stacks is None else f"in {self._stacks}"
-        standard_error.write(f"The run hangs: {found}. Stacks: {place}.\n")
+        stderr.write(f"The run hangs: {found}. Stacks: {place}.\n")
         try:
             self._dump()
         finally:
@@ -164,4 +164,4 @@ class Watchdog:
             faulthandler.dump_traceback(descriptor)
             os.fsync(descriptor)
         except OSError:
-            faulthandler.dump_traceback(sys.__stderr__ or standard_error.DESCRIPTOR)
+            faulthandler.dump_traceback(sys.__stderr__ or stderr.DESCRIPTOR)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.corpus_here import CORPUS
+from tests.compat.corpus_here import CORPUS
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

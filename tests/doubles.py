@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from modelzoo_trainer import Callback, Logger, Trainer, TrainingLoop
-from modelzoo_trainer.hooks import HOOKS, HookFn
+from modelzoo_trainer.hooks.spec import HOOKS, HookFn
 
 Batches = list[tuple[Tensor, Tensor]]
 Seen = Callable[[str, tuple[Any, ...]], None]

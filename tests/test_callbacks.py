@@ -18,8 +18,8 @@ from modelzoo_trainer import (
     register_global_callback,
 )
 from modelzoo_trainer.callbacks import CheckLoss, ComputeNorm
-from modelzoo_trainer.global_callbacks import global_callbacks
-from modelzoo_trainer.hooks import Phase, hook
+from modelzoo_trainer.hooks.global_callbacks import global_callbacks
+from modelzoo_trainer.hooks.spec import Phase, hook
 from tests.doubles import History, Recorder, recorder_class, tiny_batches
 
 # ---- order

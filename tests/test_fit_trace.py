@@ -10,7 +10,7 @@ from typing import Any, Final
 from torch.optim.lr_scheduler import ConstantLR
 
 from modelzoo_trainer import Checkpoint, register_global_callback
-from modelzoo_trainer.hooks import HOOKS
+from modelzoo_trainer.hooks.spec import HOOKS
 from tests.doubles import Recorder, make_trainer, tiny_batches
 
 _PAIRS: Final = {

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from modelzoo_trainer.cli import main
+from modelzoo_trainer.cli.command import main
 from modelzoo_trainer.sibling import require_sibling
 
 ROOT = Path(__file__).resolve().parents[1]

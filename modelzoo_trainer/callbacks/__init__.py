@@ -12,6 +12,7 @@ from modelzoo_trainer.callbacks.compute_norm import ComputeNorm
 from modelzoo_trainer.callbacks.compute_norm_gns import ComputeNormGNS
 from modelzoo_trainer.callbacks.convert_sync_batch_norm import ConvertSyncBatchNorm
 from modelzoo_trainer.callbacks.count_params import CountParams
+from modelzoo_trainer.callbacks.csx_noops import DebugArgsPath, WeightCompression
 from modelzoo_trainer.callbacks.dump_activations import DumpActivations
 from modelzoo_trainer.callbacks.dump_available_tensor_names import DumpAvailableTensorNames
 from modelzoo_trainer.callbacks.duration_profiler import DurationProfiler
@@ -43,7 +44,6 @@ from modelzoo_trainer.callbacks.model_zoo_params_metadata import ModelZooParamsM
 from modelzoo_trainer.callbacks.move_modules import MoveModulesToDevice
 from modelzoo_trainer.callbacks.nan_checker import NaNChecker
 from modelzoo_trainer.callbacks.op_profiler import OpProfiler
-from modelzoo_trainer.callbacks.other_hardware import DebugArgsPath, WeightCompression
 from modelzoo_trainer.callbacks.print_progress import PrintProgress
 from modelzoo_trainer.callbacks.profiler import Profiler as Profiler
 from modelzoo_trainer.callbacks.progress_bar import ProgressBar

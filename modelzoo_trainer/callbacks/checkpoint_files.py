@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.checkpointing.folder import name_pattern
-from modelzoo_trainer.core.shared_state import part_of
+from modelzoo_trainer.core.sharded_state import part_of
 from modelzoo_trainer.errors import CheckpointError, ConfigError, suggest
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from modelzoo_trainer.core.model import ModelCallback
 from modelzoo_trainer.models.sync_batch_norm import share_batch_norms
 
 if TYPE_CHECKING:
-    from modelzoo_trainer.core.backend import Backend
+    from modelzoo_trainer.devices import Backend
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.model")

@@ -16,7 +16,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Outputs
-from modelzoo_trainer.callbacks.module_watch import Place, WatchesTensors, named_params
+from modelzoo_trainer.callbacks.activation_hooks import Place, WatchesTensors, named_params
 from modelzoo_trainer.core.loop import require_positive
 from modelzoo_trainer.errors import ConfigError
 

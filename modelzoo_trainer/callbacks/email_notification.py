@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from typing_extensions import override
 
 from modelzoo_trainer.callbacks.notification import TIMEOUT_S, Notification, names_of, post_json
-from modelzoo_trainer.core.backend import (
+from modelzoo_trainer.devices import (
     NOTIFICATION_ENDPOINT,
     NOTIFICATION_MAILFROM,
     NOTIFICATION_PASSWORD,

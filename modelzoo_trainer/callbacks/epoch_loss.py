@@ -11,8 +11,8 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs, StateDict
-from modelzoo_trainer.core.backend import map_tensors
 from modelzoo_trainer.core.loss_accum import Mean, take_all
+from modelzoo_trainer.devices import map_tensors
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader
-from modelzoo_trainer.core.backend import (
+from modelzoo_trainer.csx_flags import MICRO_BATCH_SIZE, flag_problem, micro_batch_size
+from modelzoo_trainer.devices import (
     BackendError,
     held_switches,
     hold_switches,
@@ -17,7 +18,6 @@ from modelzoo_trainer.core.backend import (
     switch_problem,
 )
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.flags import MICRO_BATCH_SIZE, flag_problem, micro_batch_size
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -16,7 +16,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Batch, Loader, Outputs
 from modelzoo_trainer.callbacks.flop_counting import FlopCount
 from modelzoo_trainer.callbacks.profiler import TrainingProfiler
-from modelzoo_trainer.core.backend import device_name, map_tensors, peak_flops
+from modelzoo_trainer.devices import device_name, map_tensors, peak_flops
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.freezing import in_evaluation_mode
 
 if TYPE_CHECKING:
-    from modelzoo_trainer.core.backend import Backend
+    from modelzoo_trainer.devices import Backend
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.generate_text")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback
-from modelzoo_trainer.core.backend import hold_hf_cache_dir, loaded_hf_libraries
+from modelzoo_trainer.devices import hold_hf_cache_dir, loaded_hf_libraries
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

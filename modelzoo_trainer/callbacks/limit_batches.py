@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader
 from modelzoo_trainer.callbacks.limit_eval_steps import shorten
-from modelzoo_trainer.core.backend import LIMIT_BATCHES, limit_batches
 from modelzoo_trainer.core.loop import require_count
+from modelzoo_trainer.devices import LIMIT_BATCHES, limit_batches
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

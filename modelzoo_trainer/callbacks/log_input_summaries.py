@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer.active_trainers import is_recorded, snapshot
 from modelzoo_trainer.callback import Batch, Callback
-from modelzoo_trainer.callbacks.module_watch import named_tensors
+from modelzoo_trainer.callbacks.activation_hooks import named_tensors
+from modelzoo_trainer.current_trainer import is_recorded, snapshot
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -12,7 +12,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Outputs
-from modelzoo_trainer.callbacks.module_watch import (
+from modelzoo_trainer.callbacks.activation_hooks import (
     Place,
     WatchesTensors,
     is_inexact,

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Callback, Loader, Metrics, Outputs
 from modelzoo_trainer.console_bar import BAR_INTERVAL_S, Bar, is_terminal, number
-from modelzoo_trainer.core.passes import known_length
+from modelzoo_trainer.loading.epochs import known_length
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader
-from modelzoo_trainer.callbacks.module_watch import named_params
+from modelzoo_trainer.callbacks.activation_hooks import named_params
 from modelzoo_trainer.errors import ConfigError, suggest
 
 if TYPE_CHECKING:

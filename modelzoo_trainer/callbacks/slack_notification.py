@@ -8,7 +8,7 @@ from typing import Final
 from typing_extensions import override
 
 from modelzoo_trainer.callbacks.notification import Notification, names_of, post_json
-from modelzoo_trainer.core.backend import SLACK_BOT_TOKEN, from_environment
+from modelzoo_trainer.devices import SLACK_BOT_TOKEN, from_environment
 
 # https://docs.slack.dev/reference/methods/chat.postMessage
 API: Final = "https://slack.com/api/chat.postMessage"

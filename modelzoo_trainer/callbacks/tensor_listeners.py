@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer.active_trainers import is_recorded, snapshot
 from modelzoo_trainer.callback import Batch, Outputs
+from modelzoo_trainer.callbacks.activation_hooks import NamesTensors, is_inexact
 from modelzoo_trainer.callbacks.compute_norm import norms_of
-from modelzoo_trainer.callbacks.module_watch import NamesTensors, is_inexact
+from modelzoo_trainer.current_trainer import is_recorded, snapshot
 from modelzoo_trainer.errors import ConfigError, suggest
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from modelzoo_trainer.checkpointing.parameter_names import uncompiled
-from modelzoo_trainer.core.restoring import whole_number
+from modelzoo_trainer.checkpointing.restoring import whole_number
 
 Part = Callable[[Tensor], Tensor]
 Get = Callable[[], Tensor]

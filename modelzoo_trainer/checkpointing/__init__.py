@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         load_like,
         save_sharded,
     )
-    from modelzoo_trainer.checkpointing.draft import Draft
     from modelzoo_trainer.checkpointing.exporting import export, write_weights
     from modelzoo_trainer.checkpointing.finished import forget_deleted, is_finished, note_finished
     from modelzoo_trainer.checkpointing.folder import (
@@ -36,8 +35,9 @@ if TYPE_CHECKING:
     )
     from modelzoo_trainer.checkpointing.manifest import FileRecord, Manifest, read_manifest
     from modelzoo_trainer.checkpointing.read import load
-    from modelzoo_trainer.checkpointing.skeleton import check_savable
     from modelzoo_trainer.checkpointing.space import free_bytes, state_bytes
+    from modelzoo_trainer.checkpointing.state_json import check_savable
+    from modelzoo_trainer.checkpointing.transaction import Draft
     from modelzoo_trainer.checkpointing.weights import holds_weights, read_weights
     from modelzoo_trainer.checkpointing.write import save
 
@@ -52,14 +52,14 @@ _HOMES = {
         "load_like",
         "save_sharded",
     ),
-    "draft": ("Draft",),
+    "transaction": ("Draft",),
     "exporting": ("export", "write_weights"),
     "folder": ("clean", "delete", "mend_latest", "point_latest", "probe"),
     "finished": ("forget_deleted", "is_finished", "note_finished"),
     "listing": ("CheckpointInfo", "candidates", "list_checkpoints", "newest"),
     "manifest": ("FileRecord", "Manifest", "read_manifest"),
     "read": ("load",),
-    "skeleton": ("check_savable",),
+    "state_json": ("check_savable",),
     "space": ("free_bytes", "state_bytes"),
     "weights": ("holds_weights", "read_weights"),
     "write": ("save",),

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-from modelzoo_trainer.checkpointing.draft import Draft, check_step, plain_facts
 from modelzoo_trainer.checkpointing.host_buffer import HostBuffer
 from modelzoo_trainer.checkpointing.manifest import STATE
-from modelzoo_trainer.checkpointing.skeleton import Encoder
+from modelzoo_trainer.checkpointing.state_json import Encoder
 from modelzoo_trainer.checkpointing.tensor_file import bytes_of
+from modelzoo_trainer.checkpointing.transaction import Draft, check_step, plain_facts
 from modelzoo_trainer.checkpointing.write import SUFFIX, Files, skeleton_text, write_files
 
 

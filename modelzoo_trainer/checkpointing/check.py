@@ -8,8 +8,8 @@ from pathlib import Path
 
 from modelzoo_trainer.checkpointing.checked_file import open_checked
 from modelzoo_trainer.checkpointing.files import listing_problems
-from modelzoo_trainer.checkpointing.filling import CHUNK, NUM_AHEAD
 from modelzoo_trainer.checkpointing.manifest import FileRecord, read_manifest
+from modelzoo_trainer.checkpointing.parallel_read import CHUNK, NUM_AHEAD
 from modelzoo_trainer.errors import CheckpointError
 
 

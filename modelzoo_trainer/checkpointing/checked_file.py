@@ -13,9 +13,9 @@ from typing import Any, Final
 import xxhash
 
 from modelzoo_trainer.checkpointing import disk
-from modelzoo_trainer.checkpointing.filling import CHUNK as CHUNK
-from modelzoo_trainer.checkpointing.filling import fill
 from modelzoo_trainer.checkpointing.manifest import FileRecord
+from modelzoo_trainer.checkpointing.parallel_read import CHUNK as CHUNK
+from modelzoo_trainer.checkpointing.parallel_read import fill
 from modelzoo_trainer.errors import CheckpointError
 
 _PROBLEMS: Final = (ValueError, TypeError, LookupError, RuntimeError, RecursionError, MemoryError)

@@ -31,9 +31,7 @@ from torch.futures import Future
 from typing_extensions import override
 
 from modelzoo_trainer.checkpointing.distributed_reader import CheckpointReader
-from modelzoo_trainer.checkpointing.draft import Draft
 from modelzoo_trainer.checkpointing.nesting import flatten, unflatten
-from modelzoo_trainer.checkpointing.planners import CheckpointSavePlanner, CompleteLoadPlanner
 from modelzoo_trainer.checkpointing.shard_index import SHARDS, ShardIndex
 from modelzoo_trainer.checkpointing.shard_writing import (
     Share,
@@ -43,6 +41,8 @@ from modelzoo_trainer.checkpointing.shard_writing import (
     write_share,
 )
 from modelzoo_trainer.checkpointing.sharded import dtype_of
+from modelzoo_trainer.checkpointing.torch_planners import CheckpointSavePlanner, CompleteLoadPlanner
+from modelzoo_trainer.checkpointing.transaction import Draft
 from modelzoo_trainer.errors import CheckpointError, DiskError, is_refusal_of_disk
 
 __all__ = [

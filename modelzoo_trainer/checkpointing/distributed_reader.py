@@ -24,7 +24,6 @@ from typing_extensions import override
 
 from modelzoo_trainer.checkpointing.manifest import read_manifest
 from modelzoo_trainer.checkpointing.nesting import flatten
-from modelzoo_trainer.checkpointing.planners import CompleteLoadPlanner
 from modelzoo_trainer.checkpointing.read import load
 from modelzoo_trainer.checkpointing.shard_index import (
     LIST,
@@ -42,6 +41,7 @@ from modelzoo_trainer.checkpointing.sharded import (
     narrowed,
     read_index,
 )
+from modelzoo_trainer.checkpointing.torch_planners import CompleteLoadPlanner
 from modelzoo_trainer.errors import CheckpointError, CheckpointMismatch
 
 

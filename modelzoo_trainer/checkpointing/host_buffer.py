@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modelzoo_trainer.checkpointing.skeleton import Tensors
+from modelzoo_trainer.checkpointing.state_json import Tensors
 from modelzoo_trainer.checkpointing.tensor_file import as_bytes
 
 _ALIGNMENT: Final = 64  # bytes: a line of the processor's cache

@@ -12,7 +12,7 @@ from modelzoo_trainer.checkpointing.checked_file import checked_json, open_check
 from modelzoo_trainer.checkpointing.files import check_listing
 from modelzoo_trainer.checkpointing.manifest import STATE, FileRecord, Manifest, read_manifest
 from modelzoo_trainer.checkpointing.shard_index import SHARDS
-from modelzoo_trainer.checkpointing.skeleton import Tensors, decode
+from modelzoo_trainer.checkpointing.state_json import Tensors, decode
 from modelzoo_trainer.checkpointing.tensor_file import as_bytes
 from modelzoo_trainer.checkpointing.tensor_header import read_header
 from modelzoo_trainer.errors import CheckpointError

@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
 from modelzoo_trainer.checkpointing import disk
-from modelzoo_trainer.checkpointing.draft import write_file
 from modelzoo_trainer.checkpointing.folder import hidden_name
 from modelzoo_trainer.checkpointing.manifest import FileRecord
 from modelzoo_trainer.checkpointing.shard_index import (
@@ -31,8 +30,9 @@ from modelzoo_trainer.checkpointing.shard_index import (
 )
 from modelzoo_trainer.checkpointing.shard_index import Path as StatePath
 from modelzoo_trainer.checkpointing.sharded import as_stored
-from modelzoo_trainer.checkpointing.skeleton import Encoder
+from modelzoo_trainer.checkpointing.state_json import Encoder
 from modelzoo_trainer.checkpointing.tensor_file import METADATA, bytes_of, can_hold
+from modelzoo_trainer.checkpointing.transaction import write_file
 from modelzoo_trainer.errors import CheckpointError
 
 

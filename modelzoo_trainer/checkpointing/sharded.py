@@ -20,7 +20,7 @@ from modelzoo_trainer.checkpointing.shard_index import (
     ShardIndex,
     parse_index,
 )
-from modelzoo_trainer.checkpointing.skeleton import Tensors, decode
+from modelzoo_trainer.checkpointing.state_json import Tensors, decode
 from modelzoo_trainer.checkpointing.tensor_reading import checked_tensors
 from modelzoo_trainer.errors import CheckpointError
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, SupportsIndex, TypeAlias
 
-from modelzoo_trainer.checkpointing.draft import Draft, check_step, plain_facts
 from modelzoo_trainer.checkpointing.manifest import STATE
-from modelzoo_trainer.checkpointing.skeleton import Encoder
+from modelzoo_trainer.checkpointing.state_json import Encoder
 from modelzoo_trainer.checkpointing.tensor_file import bytes_of
+from modelzoo_trainer.checkpointing.transaction import Draft, check_step, plain_facts
 
 SUFFIX: Final = ".safetensors"
 Files: TypeAlias = Mapping[str, Iterable[bytes | memoryview]]

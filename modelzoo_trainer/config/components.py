@@ -63,7 +63,7 @@ class Component:
         except ConfigError as error:
             raise ConfigError(f"{self.at}: {self.explain(error)}") from error
         except Exception as error:
-            from modelzoo_trainer.core.backend import is_too_large  # imports torch
+            from modelzoo_trainer.devices import is_too_large  # imports torch
 
             if is_too_large(error):
                 what = str(error).partition("\n")[0] or type(error).__name__

@@ -11,8 +11,8 @@ from modelzoo_trainer.config.components import check_plain
 from modelzoo_trainer.config.names import Names
 from modelzoo_trainer.config.positions import Entry, Mapping, Place, describe, is_null, to_plain
 from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.csx_flags import flag_problem, is_flag
 from modelzoo_trainer.errors import ConfigError, suggest
-from modelzoo_trainer.flags import flag_problem, is_flag
 
 FOREIGN: Final = "csx"  # what the format was made for
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from modelzoo_trainer.callback import CoreCallback
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.hooks import HOOKS
+from modelzoo_trainer.hooks.spec import HOOKS
 from modelzoo_trainer.optim.functions import is_of_standard_library
 from modelzoo_trainer.trainer import Trainer
 

@@ -18,13 +18,13 @@ from modelzoo_trainer.config.names import Names, NameTable
 from modelzoo_trainer.config.optimizers import with_groups
 from modelzoo_trainer.config.published import published_fields, published_names, published_schema
 from modelzoo_trainer.config.torch_schedulers import with_optimizer
-from modelzoo_trainer.core.backend import (
+from modelzoo_trainer.data.registry import PROCESSORS, processor_class
+from modelzoo_trainer.devices import (
     BackendError,
     BackendUnavailable,
     backend_names,
     make_backend,
 )
-from modelzoo_trainer.data.registry import PROCESSORS, processor_class
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.registry import MODELS, model_class
 from modelzoo_trainer.optim import (

@@ -1,4 +1,4 @@
-"""The device: the only module that knows `backends` at run time."""
+"""The device of a run: its backend, opened before everything else and closed after it."""
 
 from __future__ import annotations
 
@@ -8,87 +8,11 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback
+from modelzoo_trainer.devices import Backend, BackendError, BackendUnavailable, make_backend
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.sibling import require_sibling
-
-require_sibling("backends")
-from backends import (  # noqa: E402  # a shadowing module is refused first
-    LIMIT_BATCHES,
-    NOTIFICATION_ENDPOINT,
-    NOTIFICATION_MAILFROM,
-    NOTIFICATION_PASSWORD,
-    SLACK_BOT_TOKEN,
-    Backend,
-    BackendError,
-    BackendUnavailable,
-    Failure,
-    Processes,
-    StopRecord,
-    Stream,
-    backend_names,
-    backend_on_paper,
-    collective_of,
-    device_name,
-    from_environment,
-    held_switches,
-    hold_hf_cache_dir,
-    hold_switches,
-    host_value,
-    is_for_real,
-    is_switch,
-    is_too_large,
-    join,
-    joined,
-    limit_batches,
-    loaded_hf_libraries,
-    make_backend,
-    map_tensors,
-    peak_flops,
-    processes_on_paper,
-    switch_names,
-    switch_problem,
-)
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
-
-__all__ = [
-    "LIMIT_BATCHES",
-    "NOTIFICATION_ENDPOINT",
-    "NOTIFICATION_MAILFROM",
-    "NOTIFICATION_PASSWORD",
-    "SLACK_BOT_TOKEN",
-    "Backend",
-    "BackendCallback",
-    "BackendError",
-    "BackendUnavailable",
-    "Failure",
-    "Processes",
-    "StopRecord",
-    "Stream",
-    "backend_names",
-    "backend_on_paper",
-    "collective_of",
-    "device_name",
-    "from_environment",
-    "held_switches",
-    "hold_hf_cache_dir",
-    "hold_switches",
-    "host_value",
-    "is_for_real",
-    "is_switch",
-    "is_too_large",
-    "join",
-    "joined",
-    "limit_batches",
-    "loaded_hf_libraries",
-    "make_backend",
-    "map_tensors",
-    "peak_flops",
-    "processes_on_paper",
-    "switch_names",
-    "switch_problem",
-]
 
 
 class BackendCallback(CoreCallback):

@@ -13,27 +13,22 @@ from weakref import WeakSet
 from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
-from modelzoo_trainer.advice import Advised, event
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.checkpointing.folder import name_pattern, name_problem
+from modelzoo_trainer.checkpointing.restoring import parts_of, restoring
 from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.core.callback_states import load_states
-from modelzoo_trainer.core.checkpoint_saving import (
-    Saving,
-    facts_of,
-    prepare,
-    was_written_before,
-)
-from modelzoo_trainer.core.checkpoint_times import Times
-from modelzoo_trainer.core.restoring import parts_of, restoring
+from modelzoo_trainer.core.checkpoint_schedule import Times
+from modelzoo_trainer.core.checkpoint_writer import Saving, facts_of, prepare, was_written_before
 from modelzoo_trainer.core.run_lock import FolderLock
-from modelzoo_trainer.core.shared_state import like_of, part_of
+from modelzoo_trainer.core.sharded_state import like_of, part_of
 from modelzoo_trainer.errors import (
     CheckpointError,
     CheckpointMismatch,
     ConfigError,
     is_refusal_of_disk,
 )
+from modelzoo_trainer.interceptors import Advised, event
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

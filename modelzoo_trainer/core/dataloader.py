@@ -11,18 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, StateDict
-from modelzoo_trainer.core.data_facts import warn_of_changes, warn_of_renumbering
-from modelzoo_trainer.core.data_position import (
-    Numbering,
-    PassSeeds,
-    Position,
-    has_loader_state,
-)
-from modelzoo_trainer.core.feed import Feed
-from modelzoo_trainer.core.passes import Pass
-from modelzoo_trainer.core.sources import LoaderState
-from modelzoo_trainer.data.generators import mixed, seed_generators
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.dataset_info import warn_of_changes, warn_of_renumbering
+from modelzoo_trainer.loading.epochs import Pass
+from modelzoo_trainer.loading.generators import mixed, seed_generators
+from modelzoo_trainer.loading.position import Numbering, PassSeeds, Position, has_loader_state
+from modelzoo_trainer.loading.sources import LoaderState
+from modelzoo_trainer.loading.train_data import Feed
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer import standard_error
+from modelzoo_trainer import stderr
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class Interrupt(CoreCallback):
             return
         # Not by logging: the signal may have come while something was being logged.
         text = f"{name}: the run ends after this step; Ctrl-C once more ends it at once.\n"
-        standard_error.write(text, patience_s=0)
+        stderr.write(text, patience_s=0)
 
     @override
     def on_step_boundary(self, trainer: Trainer) -> None:

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer.active_trainers import active
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Metrics
-from modelzoo_trainer.core.backend import BackendError, host_value
+from modelzoo_trainer.current_trainer import active
+from modelzoo_trainer.devices import BackendError, host_value
 from modelzoo_trainer.errors import ConfigError, ModelZooError
 
 if TYPE_CHECKING:

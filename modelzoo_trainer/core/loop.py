@@ -10,7 +10,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Outputs, StateDict
-from modelzoo_trainer.core.restoring import whole_number
+from modelzoo_trainer.checkpointing.restoring import whole_number
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, StateDict
-from modelzoo_trainer.core.backend import Backend, map_tensors
+from modelzoo_trainer.devices import Backend, map_tensors
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -13,8 +13,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.advice import Advised, event
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
+from modelzoo_trainer.checkpointing.restoring import check_optimizer, check_steps, group_kinds
 from modelzoo_trainer.core.optimizer_facts import (
     Names,
     Settings,
@@ -29,9 +29,9 @@ from modelzoo_trainer.core.optimizer_parameters import (
     check_trainable,
     warn_of_parameters,
 )
-from modelzoo_trainer.core.restoring import check_optimizer, check_steps, group_kinds
 from modelzoo_trainer.core.scheduler_settings import scheduled_keys
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
+from modelzoo_trainer.interceptors import Advised, event
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

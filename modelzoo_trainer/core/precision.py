@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback
-from modelzoo_trainer.core.backend import Backend
 from modelzoo_trainer.core.step_check import StepCheck
+from modelzoo_trainer.devices import Backend
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

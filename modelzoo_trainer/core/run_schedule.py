@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
+from modelzoo_trainer.checkpointing.restoring import whole_number
 from modelzoo_trainer.core.loop import TrainingLoop
-from modelzoo_trainer.core.restoring import whole_number
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

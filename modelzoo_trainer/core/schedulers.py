@@ -11,9 +11,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from typing_extensions import override
 
-from modelzoo_trainer.advice import Advised, event
 from modelzoo_trainer.callback import CoreCallback, StateDict
-from modelzoo_trainer.core.restoring import check_kinds, kinds
+from modelzoo_trainer.checkpointing.restoring import check_kinds, kinds
 from modelzoo_trainer.core.scheduler_settings import (
     Beginning,
     Settings,
@@ -24,6 +23,7 @@ from modelzoo_trainer.core.scheduler_settings import (
     settings_of,
 )
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
+from modelzoo_trainer.interceptors import Advised, event
 from modelzoo_trainer.optim import Scheduler, check_conflicts
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from modelzoo_trainer.core.backend import Backend
+from modelzoo_trainer.devices import Backend
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from modelzoo_trainer.data.loading import BatchDataset
+from modelzoo_trainer.data.dataloaders import BatchDataset
 
 
 class TensorRows(BatchDataset):

@@ -4,8 +4,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from modelzoo_trainer.advice import Advised, event
-from modelzoo_trainer.data.loading import BatchDataset, LoadingOptions, make_dataloader
+from modelzoo_trainer.data.dataloaders import BatchDataset, LoadingOptions, make_dataloader
+from modelzoo_trainer.interceptors import Advised, event
 
 
 class DataProcessor(Advised):

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from modelzoo_trainer.data.loading import BatchDataset
+from modelzoo_trainer.data.dataloaders import BatchDataset
 
 
 class TokenWindows(BatchDataset):

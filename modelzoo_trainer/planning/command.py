@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from modelzoo_trainer.core.backend import BackendError, processes_on_paper
+from modelzoo_trainer.devices import BackendError, processes_on_paper
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.planning.advice import advice
 from modelzoo_trainer.planning.amounts import bytes_of

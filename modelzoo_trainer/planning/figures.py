@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from modelzoo_trainer.planning.ledger import Exchange, Peak, local
+from modelzoo_trainer.planning.memory_tracker import Exchange, Peak, local
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

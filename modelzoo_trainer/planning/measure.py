@@ -17,17 +17,17 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Callback, Outputs
 from modelzoo_trainer.callbacks import GlobalFlags, ScopedTrainFlags
-from modelzoo_trainer.core.backend import (
+from modelzoo_trainer.core.loop import TrainingLoop
+from modelzoo_trainer.data.batches import batch_size_of, split_batch
+from modelzoo_trainer.devices import (
     BackendError,
     backend_on_paper,
     map_tensors,
 )
-from modelzoo_trainer.core.loop import TrainingLoop
-from modelzoo_trainer.core.passes import resolve_loader
-from modelzoo_trainer.data.batches import batch_size_of, split_batch
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.epochs import resolve_loader
 from modelzoo_trainer.planning.figures import Figures, checkpoint_sizes, sizes_of
-from modelzoo_trainer.planning.ledger import Kind, Ledger
+from modelzoo_trainer.planning.memory_tracker import Kind, Ledger
 
 if TYPE_CHECKING:
     from modelzoo_trainer.config.plan import TrainerPlan

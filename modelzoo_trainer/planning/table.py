@@ -7,7 +7,7 @@ from typing import Final
 
 from modelzoo_trainer.planning.amounts import in_bytes, in_thousands
 from modelzoo_trainer.planning.figures import Figures
-from modelzoo_trainer.planning.ledger import Kind
+from modelzoo_trainer.planning.memory_tracker import Kind
 
 Row = Sequence[str]
 

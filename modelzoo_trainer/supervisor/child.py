@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from modelzoo_trainer.supervisor.order import Order
-from modelzoo_trainer.supervisor.page import Field, Page
+from modelzoo_trainer.supervisor.launch_spec import Order
+from modelzoo_trainer.supervisor.shared_status import Field, Page
 from modelzoo_trainer.supervisor.status import Failure, Status
 from modelzoo_trainer.watchdog import Position, Watchdog
 

@@ -12,8 +12,8 @@ from types import FrameType
 from typing import Final
 
 from modelzoo_trainer.supervisor.child import STACKS_SIGNAL
-from modelzoo_trainer.supervisor.page import Field, Kind, Page
 from modelzoo_trainer.supervisor.settings import Settings
+from modelzoo_trainer.supervisor.shared_status import Field, Kind, Page
 
 _NAMES: Final = ("SIGINT", "SIGTERM", "SIGUSR1")
 _POLL_S: Final = 0.05

@@ -15,7 +15,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs, StateDict
 from modelzoo_trainer.checkpointing import read_manifest
 from modelzoo_trainer.errors import CheckpointError
-from modelzoo_trainer.supervisor.page import NONE, Field, Kind, Page
+from modelzoo_trainer.supervisor.shared_status import NONE, Field, Kind, Page
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

@@ -10,7 +10,7 @@ from modelzoo_trainer.callbacks.flags import (
     ScopedBigCodeEvalHarnessFlags,
     ScopedEleutherEvalHarnessFlags,
 )
-from modelzoo_trainer.core.backend import BackendError
+from modelzoo_trainer.devices import BackendError
 from modelzoo_trainer.errors import ConfigError
 from tests.doubles import make_trainer, tiny_batches
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from backends.host_reads import HostReadGuard
+from backends.sync_guard import HostReadGuard
 from modelzoo_trainer.callbacks.loss_window import LossWindow
 
 GOOD, BAD = torch.tensor(False), torch.tensor(True)

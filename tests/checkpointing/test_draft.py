@@ -11,7 +11,7 @@ import xxhash
 
 from modelzoo_trainer import CheckpointError, checkpointing
 from modelzoo_trainer.checkpointing import Draft, FileRecord, disk
-from modelzoo_trainer.checkpointing.draft import write_file
+from modelzoo_trainer.checkpointing.transaction import write_file
 
 
 def names(folder):

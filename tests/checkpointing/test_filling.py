@@ -10,7 +10,7 @@ import xxhash
 
 from modelzoo_trainer import CheckpointError, checkpointing
 from modelzoo_trainer.checkpointing import disk, read
-from modelzoo_trainer.checkpointing.filling import CHUNK, fill
+from modelzoo_trainer.checkpointing.parallel_read import CHUNK, fill
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from modelzoo_trainer.config.shipped import shipped_names
+from tests.compat.corpus_here import CORPUS
 from tests.config.mutants import GIVEN_TWICE, KINDS, MISSING, Mutant, keys_of, mutants_of
 from tests.config.shapes import Format
 from tests.config.verdicts import Verdicts
-from tests.corpus_here import CORPUS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SAMPLE = 1000

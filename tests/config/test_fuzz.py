@@ -15,9 +15,9 @@ from modelzoo_trainer.config.overrides import parse_override
 from modelzoo_trainer.config.plan import MODES
 from modelzoo_trainer.config.resolved import to_yaml
 from modelzoo_trainer.config.shipped import shipped_names
+from tests.compat.corpus_here import CORPUS
 from tests.config.attempts import Attempts
 from tests.config.inputs import CHANGES, FILES, LEGACY_FILES, PIECES, spoilt
-from tests.corpus_here import CORPUS
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
 SMALL = """\

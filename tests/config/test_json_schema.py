@@ -18,7 +18,7 @@ from modelzoo_trainer.config.loader import read_file, read_text
 from modelzoo_trainer.config.positions import to_plain
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
-from tests.corpus_here import CORPUS
+from tests.compat.corpus_here import CORPUS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FILES = sorted(CONFIGS.glob("*.yaml"))

@@ -15,7 +15,7 @@ from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.data.registry import PROCESSORS
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.registry import MODELS, model_class
-from tests.corpus_here import CORPUS
+from tests.compat.corpus_here import CORPUS
 
 SHIPPED = {
     "model": tuple(MODELS),

@@ -16,7 +16,7 @@ from modelzoo_trainer.config.names import NameTable
 from modelzoo_trainer.config.report import hook_order
 from modelzoo_trainer.config.report.values import WIDTH
 from modelzoo_trainer.config.shipped import shipped_names
-from modelzoo_trainer.hooks import HOOKS
+from modelzoo_trainer.hooks.spec import HOOKS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 DATA = "{data_processor: SyntheticProcessor, num_features: 3, batch_size: 4}"

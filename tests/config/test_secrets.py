@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from modelzoo_trainer.cli import main
+from modelzoo_trainer.cli.command import main
 from modelzoo_trainer.config.arguments import schema_of
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.overrides import parse_override
@@ -22,7 +22,7 @@ from modelzoo_trainer.config.secrets import (
 )
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
-from tests.corpus_here import CORPUS
+from tests.compat.corpus_here import CORPUS
 
 SECRETS = """
     github_token signing_key private_key_pem credentials_json connection_string passcode pass pat

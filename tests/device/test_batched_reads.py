@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.batched_reads import BatchedReads
+from backends.xla.reads import BatchedReads
 
 MANY = 1 << 20
 

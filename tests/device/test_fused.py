@@ -12,7 +12,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from backends import Backend, fused
 from backends.fused import fuse_optimizer
-from backends.host_reads import HostReadGuard
+from backends.sync_guard import HostReadGuard
 
 CPU = torch.device("cpu")
 SWITCHED = [SGD, Adam, AdamW, Adagrad]

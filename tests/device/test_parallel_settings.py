@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from backends.errors import BackendError
-from backends.layout import Sizes
-from backends.parallel_settings import ParallelSettings
+from backends.parallel.config import ParallelSettings
+from backends.parallel.mesh import Sizes
 
 make = ParallelSettings.from_options
 

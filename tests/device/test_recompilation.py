@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from backends import BackendError
-from backends.recompilation import RecompilationError, RecompilationWatch, shapes_of
+from backends.xla.recompilation import RecompilationError, RecompilationWatch, shapes_of
 
 TRAIN, VALIDATE = (0, False), (1, False)
 BY_BATCH, LAST = (0, True), (0, False)

@@ -15,9 +15,9 @@ from typing_extensions import override
 
 from backends.cpu import CpuBackend
 from modelzoo_trainer import Callback
-from modelzoo_trainer.core.data_position import PassSeeds, Position
-from modelzoo_trainer.core.feed import Feed
-from modelzoo_trainer.core.passes import Pass
+from modelzoo_trainer.loading.epochs import Pass
+from modelzoo_trainer.loading.position import PassSeeds, Position
+from modelzoo_trainer.loading.train_data import Feed
 from tests.doubles import Scale, make_trainer
 
 Seen = tuple[int, list[float], bool, bool]

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from backends.parallel_settings import ParallelSettings
-from backends.parallelize import accumulating, make_mesh, parallelize
-from backends.sharded_norms import clip_grad_norm, grad_norm
+from backends.parallel.apply import accumulating, make_mesh, parallelize
+from backends.parallel.config import ParallelSettings
+from backends.parallel.norms import clip_grad_norm, grad_norm
 
 VOCAB, WIDTH, LENGTH, NUM_STEPS, BATCH = 11, 8, 5, 4, 12
 CPU = torch.device("cpu")

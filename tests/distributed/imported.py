@@ -7,7 +7,7 @@ import torch.distributed.checkpoint
 import torch.distributed.tensor
 import torch.nn.parallel
 
-import backends.parallel  # noqa: F401
+import backends.parallel.backend  # noqa: F401
 import modelzoo_trainer.checkpointing.distributed
 import modelzoo_trainer.config.provenance
 import modelzoo_trainer.config.shipped

@@ -9,10 +9,10 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from modelzoo_trainer.core.data_position import PassSeeds
-from modelzoo_trainer.core.feed import Feed
-from modelzoo_trainer.data.positioned import PositionedLoader
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.dataloader import PositionedLoader
+from modelzoo_trainer.loading.position import PassSeeds
+from modelzoo_trainer.loading.train_data import Feed
 from tests.distributed.data_runs import (
     DividedBackend,
     Numbers,

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from backends.activation_checkpointing import checkpoint_activations
 from backends.compile import CompileOptions
 from backends.errors import BackendError
-from backends.parallelize import accumulating
+from backends.parallel.apply import accumulating
 from tests.distributed.engines import PLAN, data, make_net, spread, train, train_parallel
 from tests.distributed.ranks import run_ranks
 

@@ -16,13 +16,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from backends import control as control_module
-from backends import failures, roll
-from backends.control import Control
-from backends.failures import Failure, RunFailed, gone
-from backends.launch import read_launch
-from backends.liveness import Patience, own_identity
-from backends.store import open_store
+from backends.coordination import coordinator as control_module
+from backends.coordination import failures, heartbeat
+from backends.coordination.coordinator import Control
+from backends.coordination.failures import Failure, RunFailed, gone
+from backends.coordination.launch import read_launch
+from backends.coordination.liveness import Patience, own_identity
+from backends.coordination.rendezvous import open_store
 from tests.distributed.ranks import run_ranks, try_ranks
 
 PATIENCE_S = 60.0
@@ -110,7 +110,7 @@ def test_a_lost_connection_waits_for_its_cause() -> None:
 
 
 def _answers_late(rank: int) -> Failure | None:
-    control_module._CAUSE_S, roll._ROLL_CALL_S = 1.0, 0.1
+    control_module._CAUSE_S, heartbeat._ROLL_CALL_S = 1.0, 0.1
     if rank == 1:
         _hear_after(lambda store: store.wait(["told"]))
     store, control = _control(rank, grace=PATIENCE_S)

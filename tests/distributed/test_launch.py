@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from backends.coordination.launch import Launch, read_launch
 from backends.errors import BackendError
-from backends.launch import Launch, read_launch
 from tests.distributed.ranks import environment
 
 

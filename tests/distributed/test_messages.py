@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from backends.coordination.messages import pack, unpack
+from backends.coordination.world import join
 from backends.errors import BackendError
-from backends.messages import pack, unpack
-from backends.processes import join
 from tests.distributed.ranks import run_ranks, try_ranks
 
 PLAIN = [

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn import Parameter
 
-from backends.sharded_norms import clip_grad_norm, clip_grad_value, grad_norm
+from backends.parallel.norms import clip_grad_norm, clip_grad_value, grad_norm
 from tests.distributed.ranks import run_ranks
 
 

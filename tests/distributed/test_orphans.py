@@ -20,7 +20,7 @@ UNDER_TORCHRUN = {"TORCHELASTIC_RUN_ID": "test", "RANK": "1", "LOCAL_RANK": "0"}
 
 _PROCESS = """
 import os, pathlib, signal, sys, time
-from backends import orphans
+from backends.coordination import orphans
 orphans._LOOK_S, orphans._STOP_S = 0.02, float(sys.argv[2])
 if sys.argv[3] == "deaf":
     signal.signal(signal.SIGTERM, lambda *_: None)

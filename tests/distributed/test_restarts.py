@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from backends.processes import join
-from backends.restarts import StopRecord
+from backends.coordination.restarts import StopRecord
+from backends.coordination.world import join
 from modelzoo_trainer import checkpointing
 from tests.distributed.launching import Launched, command, set_limit, told, wait_until
 from tests.distributed.ranks import environment, run_ranks

@@ -26,8 +26,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from modelzoo_trainer import Callback, Checkpoint, TrainingLoop
 from modelzoo_trainer.callbacks import GlobalFlags
-from modelzoo_trainer.core.backend import make_backend
 from modelzoo_trainer.data.sampler import SeededSampler
+from modelzoo_trainer.devices import make_backend
 from tests.doubles import Crash, Interrupted, TinyModel, differing, tiny_batches, weights_of
 
 NUM = 26  # 7 batches of 4, the last one of 2

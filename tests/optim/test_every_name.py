@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from backends.fused import fuse_optimizer
-from backends.host_reads import HostReadGuard
+from backends.sync_guard import HostReadGuard
 from modelzoo_trainer import Checkpoint, checkpointing
 from modelzoo_trainer.core.optimizer_facts import bytes_to_come
 from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS, OptimizerFactory, scheduler_class

@@ -10,8 +10,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from modelzoo_trainer.core.backend import processes_on_paper
-from modelzoo_trainer.planning.ledger import Kind, Ledger
+from modelzoo_trainer.devices import processes_on_paper
+from modelzoo_trainer.planning.memory_tracker import Kind, Ledger
 
 
 @pytest.fixture

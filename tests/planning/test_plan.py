@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from modelzoo_trainer import cli
+from modelzoo_trainer.cli import command
 from modelzoo_trainer.config.load import load_plans
 from modelzoo_trainer.config.shipped import shipped_names
-from modelzoo_trainer.core.backend import processes_on_paper
+from modelzoo_trainer.devices import processes_on_paper
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.planning.command import plan_on_paper
 from modelzoo_trainer.planning.figures import Figures
-from modelzoo_trainer.planning.ledger import Kind
 from modelzoo_trainer.planning.measure import measure
+from modelzoo_trainer.planning.memory_tracker import Kind
 from tests.distributed.ranks import run_ranks
 
 LLAMA_70B = Path(__file__).with_name("llama_70b.yaml")
@@ -196,7 +196,7 @@ def test_seventy_billion_parameters_are_planned_without_their_memory() -> None:
 
 
 def run(file: Path, *words: str) -> int:
-    return cli.main(["--params", str(file), "--plan", *words])
+    return command.main(["--params", str(file), "--plan", *words])
 
 
 def test_the_command_prints_a_table_and_writes_nothing(
@@ -236,7 +236,7 @@ def test_a_world_size_is_a_number(
 
 def test_the_options_of_the_plan_need_it(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        cli.main(["--params", str(file), "--world-size", "8"])
+        command.main(["--params", str(file), "--world-size", "8"])
     assert "belong to --plan" in capsys.readouterr().err
 
 

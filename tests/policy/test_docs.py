@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from modelzoo_trainer.callback import Callback
-from modelzoo_trainer.hooks import HOOKS
+from modelzoo_trainer.hooks.spec import HOOKS
 
 Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
 ENTRY = re.compile(r"(\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: \(.*\))?:")

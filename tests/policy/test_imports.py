@@ -73,7 +73,7 @@ def run_python(code: str, *arguments: str, root: Path, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["modelzoo_trainer", "modelzoo_trainer.cli"])
+@pytest.mark.parametrize("name", ["modelzoo_trainer", "modelzoo_trainer.cli.command"])
 def test_the_command_line_answers_without_torch(name: str, root: Path, tmp_path: Path) -> None:
     code = "import importlib, sys; importlib.import_module(sys.argv[1]); print(sorted(sys.modules))"
     loaded = run_python(code, name, root=root, folder=tmp_path)
@@ -85,9 +85,14 @@ def test_the_command_line_answers_without_torch(name: str, root: Path, tmp_path:
 def test_asking_whether_there_are_other_processes_imports_no_torch(
     root: Path, tmp_path: Path
 ) -> None:
-    code = "import sys; import backends.launch as l; l.read_launch(); print(sorted(sys.modules))"
+    code = """
+import sys
+from backends.coordination import launch
+launch.read_launch()
+print(sorted(sys.modules))
+"""
     loaded = run_python(code, root=root, folder=tmp_path)
-    assert "'backends.launch'" in loaded
+    assert "'backends.coordination.launch'" in loaded
     assert "'torch'" not in loaded
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,22 @@ def test_no_module_is_named_after_nothing(package: str, root: Path) -> None:
     paths = [*(root / package).rglob("*.py"), *folders_of(root / package)]
     found = [path.relative_to(root).as_posix() for path in paths if path.stem in NO_NOUN]
     assert found == []
+
+
+def test_every_module_has_a_floor(root: Path, sources: list[Any]) -> None:
+    """What lies on none could import anything; the contract itself cannot ask for it."""
+    tools = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    floors = tools["importlinter"]["contracts"][0]["layers"]
+    known = {name.strip(" ()") for floor in floors for name in floor.split("|")}
+    modules = [source.module.removeprefix("modelzoo_trainer.") for source in sources]
+    without = [
+        module
+        for module in modules
+        if not module.startswith(("backends", "modelzoo_trainer"))
+        and not any(module == name or module.startswith(f"{name}.") for name in known)
+        and module not in ("cli", "hooks")
+    ]
+    assert without == []
 
 
 def test_no_folder_of_tests_shadows_the_backends(root: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+WITH_CORPUS = ("tests/compat/test_corpus.py", "tests/config/test_corpus_mutations.py")
 COLLECT = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
 
 
@@ -18,7 +19,7 @@ COLLECT = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cac
 def test_tests_are_collected_without_the_published_configurations():
     environment = {name: value for name, value in os.environ.items() if name != "MODELZOO_CORPUS"}
     done = subprocess.run(
-        [*COLLECT, "-m", "", "tests/test_corpus.py", "tests/config/test_corpus_mutations.py"],
+        [*COLLECT, "-m", "", *WITH_CORPUS],
         cwd=ROOT,
         env=environment,
         capture_output=True,

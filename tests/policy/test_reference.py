@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from modelzoo_trainer import Callback, Logger, Logging, Trainer, TrainingLoop, callbacks, loggers
-from modelzoo_trainer.hooks import HOOKS
+from modelzoo_trainer.hooks.spec import HOOKS
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 

@@ -6,8 +6,8 @@ import inspect
 import re
 from pathlib import Path
 
-from backends.parallel import ParallelBackend
-from backends.parallel_settings import ParallelSettings
+from backends.parallel.backend import ParallelBackend
+from backends.parallel.config import ParallelSettings
 
 ROW = re.compile(r"^\| `(\w+)` \| (\S+) \|", re.MULTILINE)
 DEFAULTS = {"none": None, "false": False, "600.0": 600.0}

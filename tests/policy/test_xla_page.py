@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.xla import XlaBackend
+from backends.xla.backend import XlaBackend
 
 ROW = re.compile(r"^\| `(\w+)` \| (\S+) \|", re.MULTILINE)
 DEFAULTS = {"none": None, "true": True, "`batch`": "batch", "`warn`": "warn"}

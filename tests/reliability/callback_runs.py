@@ -29,11 +29,11 @@ from modelzoo_trainer.errors import CheckpointError
 from modelzoo_trainer.loggers import CSVLogger, JsonlLogger, MLflowLogger, WandbLogger
 from modelzoo_trainer.optim.warmup_stable_decay import WarmupStableDecay
 from tests.reliability.digests import digest
-from tests.reliability.lesson import Net, Samples
-from tests.reliability.nursery import Child
+from tests.reliability.forkserver import Child
 from tests.reliability.parts import Die, Drop, Events, Jitter, Spoil
 from tests.reliability.program import EVENTS, FINISHED, RESULT
 from tests.reliability.runs import Run, Runs
+from tests.reliability.toy_task import Net, Samples
 
 TOLD: Final = "told.txt"
 STORE: Final = "store"

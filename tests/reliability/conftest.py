@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.reliability.nursery import Nursery
+from tests.reliability.forkserver import Nursery
 from tests.reliability.runs import Run, Runs
 
 

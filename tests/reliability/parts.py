@@ -17,7 +17,7 @@ from torch import Tensor
 from modelzoo_trainer import Callback
 from modelzoo_trainer.checkpointing import disk
 from tests.reliability.digests import digest
-from tests.reliability.lesson import PAUSE_S
+from tests.reliability.toy_task import PAUSE_S
 
 
 class Ema(Callback):

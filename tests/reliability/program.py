@@ -20,7 +20,6 @@ from modelzoo_trainer.callbacks import CheckLoss, KeepNCheckpoints
 from modelzoo_trainer.loggers import JsonlLogger
 from modelzoo_trainer.optim.decay import LinearLR
 from tests.reliability.digests import digest, metrics_digest
-from tests.reliability.lesson import PAUSE_S, Net, Samples
 from tests.reliability.parts import (
     Die,
     Drop,
@@ -33,6 +32,7 @@ from tests.reliability.parts import (
     Slow,
     Spoil,
 )
+from tests.reliability.toy_task import PAUSE_S, Net, Samples
 
 FINISHED: Final = 0
 INTERRUPTED: Final = {"SIGINT": 130}  # what else interrupts a run ends it with 143

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.reliability.nursery import Child, Ended, Nursery
+from tests.reliability.forkserver import Child, Ended, Nursery
 from tests.reliability.program import EVENTS, RESULT
 
-TRAIN: Final = "acts:train"
+TRAIN: Final = "forkserver_tasks:train"
 PARAMS: Final = Path(__file__).with_name("params.yaml")
 _MAX_ATTEMPTS: Final = 400
 
@@ -68,7 +68,7 @@ class Run:
         given = [f"trainer.init.model_dir={self.folder}"]
         given.append(f"init.callbacks[tests.reliability.parts.Events].path={self.place / EVENTS}")
         words = [word for change in given + self.changes["params"] for word in ("--set", change)]
-        return self.nursery.start("acts:command", "--params", str(PARAMS), *words)
+        return self.nursery.start("forkserver_tasks:command", "--params", str(PARAMS), *words)
 
     def end(self, ended: Ended) -> Ended:
         """Note how a process ended and what it said."""

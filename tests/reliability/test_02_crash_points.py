@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from modelzoo_trainer import checkpointing
-from tests.reliability.acts import CRASHED
-from tests.reliability.deeds import DEEDS, EXPORTED, NEW, OLD
 from tests.reliability.disk_calls import Counter, Tap
+from tests.reliability.forkserver_tasks import CRASHED
+from tests.reliability.scenarios import DEEDS, EXPORTED, NEW, OLD
 from tests.reliability.states import leftovers, loads, make, visible
 
 
@@ -55,11 +55,11 @@ def test_a_crash_at_any_call_leaves_the_old_or_the_new(nursery, tmp_path, count,
     assert num >= 3
     for at in range(num):
         folder = prepared(tmp_path / f"at-{at}", deed)
-        assert nursery.run("acts:crash", deed, str(folder), at).code == CRASHED
+        assert nursery.run("forkserver_tasks:crash", deed, str(folder), at).code == CRASHED
         check(folder, deed)
         check_next(folder, deed)
         shutil.rmtree(folder)
     folder = prepared(tmp_path / "done", deed)
-    assert nursery.run("acts:crash", deed, str(folder), num).code == 0
+    assert nursery.run("forkserver_tasks:crash", deed, str(folder), num).code == 0
     check(folder, deed)
     count(crashes=num)

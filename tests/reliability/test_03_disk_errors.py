@@ -11,8 +11,8 @@ import pytest
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.errors import CheckpointError
-from tests.reliability.deeds import DEEDS, EXPORTED, NEW, OLD
 from tests.reliability.disk_calls import WRITES, Call, Counter, Tap, half_of
+from tests.reliability.scenarios import DEEDS, EXPORTED, NEW, OLD
 from tests.reliability.states import leftovers, loads, make, visible
 
 ERRORS = ("EIO", "ENOSPC", "EDQUOT", "EROFS")

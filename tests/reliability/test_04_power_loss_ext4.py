@@ -78,7 +78,7 @@ def test_no_acknowledged_checkpoint_is_lost_with_the_power(
         told = tmp_path / f"told-{trial}"
         told.touch()
         with mounted(image, tmp_path / "disk", options) as disk:
-            child = nursery.start("acts:save_for_ever", str(disk / "run"), str(told))
+            child = nursery.start("forkserver_tasks:save_for_ever", str(disk / "run"), str(told))
             while not acknowledged(told):
                 assert not child.has_ended(0.01)
             child.has_ended(generator.uniform(0, 2.2))

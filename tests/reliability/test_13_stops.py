@@ -23,7 +23,7 @@ PHASES = {
     ],
     "save": ["init.callbacks[tests.reliability.parts.Slow].phase=save", "init.checkpoint.steps=1"],
     "asynchronous_save": [
-        "init.model={tests.reliability.lesson.Net: {pad: 1000000}}",
+        "init.model={tests.reliability.toy_task.Net: {pad: 1000000}}",
         "init.checkpoint={steps: 1, asynchronous: true}",
         "init.callbacks[KeepNCheckpoints].n=2",
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from modelzoo_trainer import Callback
-from modelzoo_trainer.cli import main
+from modelzoo_trainer.cli.command import main
 
 TRUE = [
     *("password", "api_key", "apiKey", "hub_token", "hf_token", "auth_token", "access_token"),

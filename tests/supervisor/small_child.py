@@ -12,8 +12,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from modelzoo_trainer.supervisor.child import Child
-from modelzoo_trainer.supervisor.order import Order
-from modelzoo_trainer.supervisor.page import Field, Kind, Page
+from modelzoo_trainer.supervisor.launch_spec import Order
+from modelzoo_trainer.supervisor.shared_status import Field, Kind, Page
 
 
 class Acts:

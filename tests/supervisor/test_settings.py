@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.supervisor.order import Order, without_order
+from modelzoo_trainer.supervisor.launch_spec import Order, without_order
 from modelzoo_trainer.supervisor.settings import Settings, read_settings
 
 ONE = "trainer: {{init: {{model_dir: out, autorestart: {section}}}}}\n"

@@ -7,10 +7,10 @@ import time
 import pytest
 
 from modelzoo_trainer import Callback, Checkpoint, register_global_callback
-from modelzoo_trainer.supervisor import page
-from modelzoo_trainer.supervisor.ledger import Attempt, Ledger
+from modelzoo_trainer.supervisor import shared_status
+from modelzoo_trainer.supervisor.goodput import Attempt, Ledger
 from modelzoo_trainer.supervisor.outcome import Ending, Outcome
-from modelzoo_trainer.supervisor.page import Field, Kind, Page
+from modelzoo_trainer.supervisor.shared_status import Field, Kind, Page
 from modelzoo_trainer.supervisor.timekeeper import Timekeeper
 from tests.doubles import make_trainer, tiny_batches
 
@@ -176,7 +176,7 @@ class Clock:
 @pytest.mark.parametrize("ending", [DONE, CRASHED])
 def test_the_seconds_of_a_run_add_up_to_its_life(tmp_path, monkeypatch, ending):
     clock = Clock()
-    monkeypatch.setattr(page, "time", clock)
+    monkeypatch.setattr(shared_status, "time", clock)
     measured = Measured()
 
     class Fail(Callback):

@@ -21,7 +21,7 @@ from torch.optim import AdamW
 
 from backends.errors import BackendError
 from backends.placement import move_model
-from backends.spmd import Layout, Spmd, start_spmd
+from backends.xla.spmd import Layout, Spmd, start_spmd
 
 NUM_STEPS = 10
 Facts = dict[str, Any]

@@ -15,10 +15,10 @@ import torch_xla.debug.metrics as met
 from torch import nn, optim
 from torch.utils._pytree import tree_map_only
 
-from backends.device_settings import DeviceSettings
 from backends.errors import BackendError
-from backends.host_reads import HostReadGuard
-from backends.lazy_optimizers import LazyOptimizers
+from backends.sync_guard import HostReadGuard
+from backends.xla.optimizer_settings import DeviceSettings
+from backends.xla.optimizers import LazyOptimizers
 from modelzoo_trainer.optim.registry import OPTIMIZERS
 
 pytestmark = pytest.mark.xla

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backends.errors import BackendError
-from backends.spmd import Layout
+from backends.xla.spmd import Layout
 
 pytestmark = pytest.mark.xla
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from modelzoo_trainer.callbacks import GlobalFlags, ScopedTrainFlags, ScopedValidateFlags
 from modelzoo_trainer.config.plan import TrainerPlan
-from modelzoo_trainer.flags import MICRO_BATCH_SIZE, micro_batch_size
+from modelzoo_trainer.csx_flags import MICRO_BATCH_SIZE, micro_batch_size
 
 
 class MicroBatchSizes(NamedTuple):

@@ -8,14 +8,14 @@ from typing import Any, Final
 from torch.nn import Module
 
 from modelzoo_trainer.callback import Callback, CoreCallback, hook_names
+from modelzoo_trainer.callback_list import core_callbacks
 from modelzoo_trainer.config.components import Component
 from modelzoo_trainer.config.names import Unshipped
 from modelzoo_trainer.config.plan import TrainerPlan
 from modelzoo_trainer.config.report.flags import micro_batch_sizes
 from modelzoo_trainer.config.report.values import packed
-from modelzoo_trainer.core.assembly import core_callbacks
-from modelzoo_trainer.global_callbacks import global_callbacks
-from modelzoo_trainer.hooks import HOOKS
+from modelzoo_trainer.hooks.global_callbacks import global_callbacks
+from modelzoo_trainer.hooks.spec import HOOKS
 from modelzoo_trainer.loggers.logger import Logger
 
 GROUPS: Final = ("core", "user", "loggers", "global")

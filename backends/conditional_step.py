@@ -1,0 +1,158 @@
+"""Steps of an optimizer that a flag on the device takes back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .fast_step import plain_step
+
+log = logging.getLogger("modelzoo_trainer.backends.masking")
+
+_MISSING: Final = object()
+State = dict[str, Any]
+
+
+class MaskedSteps:
+    """Takes steps that leave no trace where a flag says so, as a rule without waiting for it.
+
+    torch's fused optimizers leave a step out themselves. Of any other one, parameters and state
+    are copied before the step and put back after it, on the device.
+
+    Two kinds of steps are decided on the host: the first of a parameter, as its state does not
+    exist yet, and those of an optimizer that counts on the host, as nothing else can take back a
+    number. `num_looks` says how many these were.
+
+    Args:
+        look: Returns the flag's value; waits for the device.
+    """
+
+    def __init__(self, look: Callable[[Tensor], bool]) -> None:
+        self.num_looks = 0
+        self._look = look
+        self._known: WeakKeyDictionary[Optimizer, dict[Tensor, Any]] = WeakKeyDictionary()
+        self._hosted: WeakSet[Optimizer] = WeakSet()
+
+    def step(self, optimizer: Optimizer, keep: Tensor) -> None:
+        """Update the parameters, or leave them and the optimizer's state as they are, bit by bit.
+
+        Args:
+            optimizer: Any.
+            keep: (), bool, on the device of the parameters.
+        """
+        params = _moved(optimizer)
+        if optimizer in self._hosted or not self._knows(optimizer, params):
+            self._decide_on_host(optimizer, params, keep)
+        elif all(group.get("fused") for group in optimizer.param_groups):
+            _fused_step(optimizer, keep)
+        else:
+            _undoable_step(optimizer, params, keep)
+
+    def _knows(self, optimizer: Optimizer, params: Sequence[Tensor]) -> bool:
+        # By identity: loading a checkpoint makes new states, with or without content.
+        known = self._known.get(optimizer, {})
+        states = optimizer.state
+        return all(known.get(param, _MISSING) is states.get(param) for param in params)
+
+    def _decide_on_host(self, optimizer: Optimizer, params: Sequence[Tensor], keep: Tensor) -> None:
+        self.num_looks += 1
+        if not self._look(keep):  # host read: waits for the device
+            leave_out(optimizer)
+            return
+        before = _settings(optimizer)
+        plain_step(optimizer)
+        if optimizer in self._hosted:
+            return
+        states = [optimizer.state.get(param) for param in params]
+        if before == _settings(optimizer) and all(map(_is_on_device, params, states)):
+            self._known.setdefault(optimizer, {}).update(zip(params, states, strict=True))
+            return
+        self._hosted.add(optimizer)
+        log.info(
+            "%s counts on the host: to leave out a step, each one waits for the device.",
+            type(optimizer).__name__,
+        )
+
+
+def leave_out(optimizer: Optimizer) -> None:
+    """Take no step; torch's schedules, which warn if there was none before theirs, are content."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # what they look at
+
+
+def put_back(tensors: Sequence[Tensor], copies: Sequence[Tensor], keep: Tensor) -> None:
+    """Overwrite tensors by their copies where a flag is false, without waiting for it.
+
+    Args:
+        tensors: Changed in place.
+        copies: One for each, of its shape and type.
+        keep: (), bool, on their device.
+    """
+    with torch.no_grad():
+        for tensor, copy in zip(tensors, copies, strict=True):
+            own = tensor.detach()
+            torch.where(keep, own, copy, out=own)
+
+
+def _moved(optimizer: Optimizer) -> list[Tensor]:
+    return [
+        param
+        for group in optimizer.param_groups
+        for param in group["params"]
+        if param.grad is not None
+    ]
+
+
+def _settings(optimizer: Optimizer) -> list[State]:
+    """Return the numbers among the settings of the groups, where some optimizers count."""
+    return [
+        {key: value for key, value in group.items() if isinstance(value, (int, float))}
+        for group in optimizer.param_groups
+    ]
+
+
+def _is_on_device(param: Tensor, state: State | None) -> bool:
+    """Return whether tensors on the device are all that a parameter's state consists of."""
+    return all(
+        value is None
+        or isinstance(value, (bool, str))
+        or (isinstance(value, Tensor) and value.device == param.device)
+        for value in (state or {}).values()
+    )
+
+
+def _fused_step(optimizer: Any, keep: Tensor) -> None:
+    # What torch's loss scaler does. The fused kernels know it, and do not count such a step.
+    optimizer.grad_scale = None
+    optimizer.found_inf = keep.logical_not().to(torch.float32)
+    try:
+        plain_step(optimizer)
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf
+
+
+def _undoable_step(optimizer: Optimizer, params: Sequence[Tensor], keep: Tensor) -> None:
+    values = [param.detach() for param in params]
+    entries = list(_entries(optimizer, params))
+    saved = [value.clone() for value in values]
+    saved_entries = [tensor.clone() for _, _, tensor in entries]
+    plain_step(optimizer)
+    put_back(values, saved, keep)
+    for (state, key, tensor), before in zip(entries, saved_entries, strict=True):
+        if state.get(key) is tensor:
+            put_back([tensor], [before], keep)
+        elif isinstance(state.get(key), Tensor):
+            state[key] = torch.where(keep, state[key], before)
+
+
+def _entries(optimizer: Optimizer, params: Sequence[Tensor]) -> Iterator[tuple[State, str, Tensor]]:
+    for param in params:
+        state = optimizer.state.get(param, {})
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                yield state, key, value

@@ -1,0 +1,1 @@
+"""Several processes that act as one: they meet, agree, see failures, and end together."""

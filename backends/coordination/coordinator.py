@@ -1,0 +1,294 @@
+"""Threads of each process that hear what the others say, over the store."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from torch._C._distributed_c10d import Store
+
+from . import event_log
+from .consensus import Decisions
+from .event_log import Board
+from .failures import Failure, dump_stacks, end_process, gone, silent
+from .heartbeat import Heartbeats, missing_ranks
+from .liveness import Patience
+from .rendezvous import own_connection
+
+__all__ = ["Control", "Failure"]
+
+_BEAT_S: Final = 1.0
+_LOOK_S: Final = 0.5
+_CAUSE_S: Final = 2.0
+_PUBLISH_S: Final = 5.0
+_LINGER_S: Final = 2.0
+
+
+class Control:
+    """What a process hears from the others, and says to them, besides its collectives.
+
+    Three threads: one waits in the store for what is announced; one announces, and gives and looks
+    for signs of life; one never touches the store, which may not answer, and ends the process when
+    the run has failed and the main thread does not end by itself. A process writes and reads
+    two small values a second.
+
+    Args:
+        store: Reached by all; the first process hosts it.
+        rank: Of this process.
+        world_size: How many there are.
+        alive_timeout: Seconds without a sign of life after which a process is taken for lost.
+        grace: Seconds that a main thread has to end by itself after a failure.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        *,
+        alive_timeout: float = 15.0,
+        grace: float = 3.0,
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.failure: Failure | None = None
+        """The first one of the run, as soon as it is known."""
+        self.last_words: Callable[[Failure], None] | None = None
+        """Called before this process is ended by a thread."""
+        self._alive_timeout = alive_timeout
+        self._grace = grace
+        self._listening = Board(own_connection(store))
+        self._speaking = Board(own_connection(store))
+        self._beats = Heartbeats(self._speaking.store, rank, world_size, alive_timeout, _BEAT_S)
+        self._decisions = Decisions()
+        self.decided: Callable[[], tuple[str, ...]] = self._decisions.decided
+        """Comes to the next decision point; returns the topics that all processes begin there.
+
+        For the main thread; each process calls it equally often, in the same order.
+        """
+        self._to_say: queue.SimpleQueue[event_log.Entry | None] = queue.SimpleQueue()
+        self._learning = threading.Lock()
+        self._is_known = threading.Event()
+        self._is_leaving = threading.Event()
+        self._has_ended = threading.Event()
+        self._num_trips = 0
+        self._threads = [
+            threading.Thread(target=target, name=f"control: {name}", daemon=True)
+            for name, target in (
+                ("listener", self._listen),
+                ("speaker", self._speak),
+                ("guard", self._guard),
+            )
+        ]
+
+    def start(self) -> None:
+        """Begin to hear, and to give signs of life."""
+        self._beats.introduce()
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, patience_s: float | None = None) -> None:
+        """Say good-bye, so that nobody takes this process for dead; to be called by all.
+
+        Proposals that are not decided yet are forgotten: there are no more points to come.
+
+        Args:
+            patience_s: How long to wait for the others to say it too; None = `grace`. The first
+                process has the store, and answers are needed until all have come to their last
+                point.
+        """
+        if not self._threads[0].is_alive():
+            self._is_leaving.set()
+            return
+        if self.failure is None:
+            self._to_say.put({"what": event_log.OVER})
+            deadline = time.monotonic() + (self._grace if patience_s is None else patience_s)
+            while self.failure is None and time.monotonic() < deadline:
+                if self._has_ended.wait(_LOOK_S):
+                    break
+        self._is_leaving.set()
+        self._to_say.put(None)
+        for thread in self._threads if self._has_ended.is_set() else self._threads[1:]:
+            if thread is not threading.current_thread():
+                thread.join(_LOOK_S)
+
+    def propose(self, topic: str) -> None:
+        """Ask that all processes return a topic from `decided` at the same point.
+
+        May be called from any thread and in a signal handler: nothing is waited for.
+
+        Args:
+            topic: One that is proposed again while it is about to be returned is returned once.
+        """
+        point = self._decisions.point
+        self._to_say.put({"what": event_log.PROPOSE, "topic": topic, "point": point})
+
+    def fail(self, message: str, *, code: int = 1, kind: str = "error") -> Failure:
+        """Tell all processes that the run ends; return what it really ends by.
+
+        Args:
+            message: What happened.
+            code: The exit code of the processes.
+            kind: As in `Failure`. With "lost" it is looked first, for two seconds at most, for the
+                process whose end has led to this.
+
+        Returns:
+            The first failure of the run: this one, or an earlier one.
+        """
+        mine = Failure(self.rank, message, code, kind)
+        if kind == "lost" and self.failure is None:
+            self._to_say.put({"what": event_log.ROLL_CALL})
+            self._is_known.wait(_CAUSE_S)
+        if self.failure is None:
+            self._to_say.put({"what": event_log.FAIL, **mine.as_entry()})
+            self._is_known.wait(_PUBLISH_S)
+        failure = self._learn(mine)
+        if self.rank == 0:
+            self._linger(failure)
+        return failure
+
+    def hang(self, message: str) -> Failure:
+        """Fail likewise; every process writes its stacks to standard error before it ends.
+
+        Args:
+            message: What was waited for in vain.
+        """
+        return self.fail(message, kind="hang")
+
+    # ---- what is heard
+
+    def _listen(self) -> None:
+        try:
+            while not self._has_ended.is_set() and self.failure is None:
+                self._hear(*self._listening.next())
+        except Exception:  # noqa: BLE001  # however a store says that it is not there
+            self._lose_store()
+
+    def _hear(self, number: int, entry: event_log.Entry) -> None:
+        what = entry["what"]
+        store = self._listening.store
+        if what == event_log.PROPOSE and not self._listening.is_over:
+            store.set(f"points/{number}/{self.rank}", str(self._decisions.hold(number)))
+            if store.add(f"points/{number}", 1) == self.world_size:
+                self._commit(number, entry["topic"])
+        elif what == event_log.COMMIT:
+            self._decisions.commit(entry["number"], entry["topic"], entry["point"])
+        elif what == event_log.FAIL:
+            fields = {key: entry[key] for key in Failure.__dataclass_fields__}
+            store.add("heard", 1)
+            self._learn(Failure(**fields))
+        elif what == event_log.ROLL_CALL:
+            store.set(f"here/{self.rank}", "here")
+            store.add("here", 1)
+        elif what == event_log.OVER:
+            self._decisions.drop()
+        elif what == event_log.END:
+            self._has_ended.set()
+
+    def _commit(self, number: int, topic: str) -> None:
+        """Announce the decision; everybody has answered, this process as the last one."""
+        store = self._listening.store
+        keys = [f"points/{number}/{rank}" for rank in range(self.world_size)]
+        is_quick = store.has_extended_api()  # type: ignore[attr-defined]  # not in torch's stubs
+        points = store.multi_get(keys) if is_quick else map(store.get, keys)
+        entry = {"what": event_log.COMMIT, "number": number, "topic": topic}
+        self._announce({**entry, "point": max(map(int, points)) + 1})
+
+    def _announce(self, entry: event_log.Entry) -> None:
+        """Write to the board from the thread that listens, through a reader of its own."""
+        writer = Board(self._listening.store)
+        writer.num_read = self._listening.num_read
+        writer.post(entry)
+
+    def _learn(self, failure: Failure) -> Failure:
+        """Return the first failure of the run: this one, if none is known."""
+        with self._learning:
+            if self.failure is None:
+                self.failure = failure
+                if failure.kind == "hang":
+                    dump_stacks(self.rank, failure)
+                self._is_known.set()
+                self._decisions.abort(failure)
+                self._beats.kill_halted()
+            return self.failure
+
+    def _lose_store(self) -> None:
+        """Take the first process for gone, unless it is in order that its store is."""
+        # Somebody has come to the end of the run: the store may go. Either thread may be late.
+        if self._listening.is_over or self._speaking.is_over:
+            self._has_ended.set()
+        if not (self._is_leaving.is_set() or self._has_ended.is_set()):
+            time.sleep(_LOOK_S / 2)  # the other thread may be about to hear why
+            self._learn(gone(0, self.rank))
+
+    # ---- what is said
+
+    def _speak(self) -> None:
+        next_beat = time.monotonic()
+        try:
+            while True:
+                with suppress(queue.Empty):
+                    entry = self._to_say.get(timeout=max(next_beat - time.monotonic(), 0.0))
+                    if entry is None:
+                        return
+                    self._say(entry)
+                if time.monotonic() >= next_beat:
+                    next_beat = time.monotonic() + _BEAT_S
+                    self._beat()
+        except Exception:  # noqa: BLE001  # however a store says that it is not there
+            self._lose_store()
+
+    def _say(self, entry: event_log.Entry) -> None:
+        self._speaking.post(entry)
+        store = self._speaking.store
+        if entry["what"] == event_log.OVER:
+            self._beats.say_good_bye()
+            if store.add("left", 1) == self.world_size:
+                self._speaking.post({"what": event_log.END})
+        elif entry["what"] == event_log.ROLL_CALL and not self._is_known.is_set():
+            ranks = missing_ranks(store, self.world_size, self._is_known)
+            ranks = [rank for rank in ranks if not self._beats.is_seen(rank)]  # these are only late
+            if ranks and not self._is_known.is_set():
+                lost = gone(ranks[0], self.rank)
+                self._speaking.post({"what": event_log.FAIL, **lost.as_entry()})
+
+    def _beat(self) -> None:
+        failure = self._beats.beat()
+        self._num_trips += 1
+        if failure is not None and self.failure is None and not self._has_ended.is_set():
+            self._speaking.post({"what": event_log.FAIL, **failure.as_entry()})
+            self._beats.kill(failure.rank)
+
+    def _linger(self, failure: Failure) -> None:
+        """Wait shortly until the others have heard of the failure: the store ends with this one."""
+        num = self.world_size - (failure.kind == "lost")
+        deadline = time.monotonic() + _LINGER_S
+        with suppress(Exception):
+            while self._speaking.store.add("heard", 0) < num and time.monotonic() < deadline:
+                time.sleep(0.02)
+
+    # ---- the end
+
+    def _guard(self) -> None:
+        patience = Patience(self._alive_timeout, _LOOK_S)
+        while not self._is_known.wait(_LOOK_S):
+            if self._is_leaving.is_set() or self._has_ended.is_set():
+                return
+            failure = self._beats.who_is_halted()
+            if failure is not None:
+                self._to_say.put({"what": event_log.FAIL, **failure.as_entry()})
+            elif patience.is_over(self._num_trips, self._beats.patience_with(0)):
+                failure = silent(0, self._alive_timeout, self.rank)
+            if failure is not None:
+                self._learn(failure)
+                self._beats.kill(failure.rank)
+        if not self._is_leaving.wait(self._grace) and self.failure is not None:
+            if self.last_words is None:
+                with suppress(Exception):
+                    sys.stderr.write(f"process {self.rank} is ended: {self.failure}\n")
+            end_process(self.failure, self.last_words)

@@ -1,0 +1,116 @@
+"""The first failure of a run, and how a process ends by it."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from ..errors import BackendError
+
+_LAST_WORDS_S: Final = 3.0
+_STANDARD_ERROR: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a run ends by.
+
+    Args:
+        rank: Of the process that has failed.
+        message: What happened.
+        code: The exit code of all processes.
+        kind: "error", "stop" (somebody wants it to end), "hang", or "lost": the process is gone,
+            or has lost the connection to others.
+        reporter: The process that has found it out, where it is not the one that has failed.
+    """
+
+    rank: int
+    message: str
+    code: int = 1
+    kind: str = "error"
+    reporter: int | None = None
+
+    @property
+    def teller(self) -> int:
+        """The process whose part it is to tell the user: the one that has failed cannot always."""
+        return self.rank if self.reporter is None else self.reporter
+
+    def __str__(self) -> str:
+        """Return it as a sentence."""
+        named = f"process {self.rank}"
+        return self.message if self.message.startswith(named) else f"{named}: {self.message}"
+
+    def as_entry(self) -> dict[str, Any]:
+        """Return what JSON can hold."""
+        return asdict(self)
+
+
+class RunFailed(BackendError):
+    """Another process has failed, so this one ends as well.
+
+    Args:
+        failure: The first one of the run.
+    """
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"the run has failed in another place. {failure}")
+        self.failure = failure
+
+
+def gone(rank: int, reporter: int) -> Failure:
+    """Return that a process does not exist any more, as another one reports."""
+    message = f"process {rank} is gone (it was killed or has crashed)"
+    return Failure(rank, message, kind="lost", reporter=reporter)
+
+
+def silent(rank: int, seconds: float, reporter: int) -> Failure:
+    """Return that nothing is heard of a process, as another one reports."""
+    message = (
+        f"process {rank} has given no sign of life for {seconds:g} s (it was stopped, or its host "
+        f"is gone)"
+    )
+    return Failure(rank, message, kind="lost", reporter=reporter)
+
+
+def halted(rank: int, seconds: float, reporter: int) -> Failure:
+    """Return that a signal has stopped a process for too long, as another one reports."""
+    message = f"process {rank} was stopped by a signal, and not continued for {seconds:g} s"
+    return Failure(rank, message, kind="lost", reporter=reporter)
+
+
+def dump_stacks(rank: int, failure: Failure) -> None:
+    """Write the stacks of all threads to standard error."""
+    head = f"--- stacks of process {rank} ({json.dumps(str(failure))}):\n"
+    with suppress(Exception):
+        os.write(_STANDARD_ERROR, head.encode())
+        faulthandler.dump_traceback(_STANDARD_ERROR, all_threads=True)
+
+
+def end_process(failure: Failure, last_words: Callable[[Failure], None] | None) -> None:
+    """End this process on the spot, whatever its main thread is at; does not return.
+
+    Args:
+        failure: Why; it has the exit code.
+        last_words: Called before, for a short time at most.
+    """
+
+    def speak() -> None:
+        if last_words is not None:
+            with suppress(Exception):
+                last_words(failure)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+
+    # In a thread: the lock of a stream may be held by a thread that waits for ever.
+    thread = threading.Thread(target=speak, name="last words", daemon=True)
+    thread.start()
+    thread.join(_LAST_WORDS_S)
+    os._exit(failure.code)

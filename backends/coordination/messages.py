@@ -1,0 +1,136 @@
+"""Values as bytes for other processes: JSON, and the bytes of tensors beside it; never a pickle."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from pathlib import Path, PurePath
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import BackendError
+
+_LENGTH: Final = 8  # bytes of the number that says how long the text is
+_KINDS: Final = ("tuple", "dict", "path", "ellipsis", "bytes", "array", "tensor")
+_NUMBERS: Final = "biufc"  # kinds of NumPy's types
+
+
+def pack(value: Any) -> bytes:
+    """Return a value as bytes.
+
+    Args:
+        value: None, bool, int, float, str, bytes, Path, Ellipsis, tensors, NumPy's arrays and
+            numbers; lists, tuples and dicts of these. Of their subclasses the plain value is sent.
+
+    Raises:
+        BackendError: If there is something else in it.
+    """
+    blobs: list[bytes] = []
+    text = json.dumps(_plain(value, blobs)).encode("ascii")
+    return b"".join([len(text).to_bytes(_LENGTH, "little"), text, *blobs])
+
+
+def unpack(content: bytes) -> Any:
+    """Return the value that `pack` has made bytes of; tensors are on the device of their kind."""
+    start = _LENGTH + int.from_bytes(content[:_LENGTH], "little")
+    return _Reader(content, start).value(json.loads(content[_LENGTH:start]))
+
+
+def _plain(value: Any, blobs: list[bytes]) -> Any:
+    """Return a value as JSON has it; what JSON has not is a dict of one key, its kind."""
+    found: Any = None
+    if value is None or (isinstance(value, bool | int | float | str) and not _is_named(value)):
+        found = value
+    elif isinstance(value, list):
+        found = [_plain(item, blobs) for item in value]
+    elif isinstance(value, tuple) and not hasattr(value, "_fields"):
+        found = {"tuple": [_plain(item, blobs) for item in value]}
+    elif isinstance(value, dict):
+        found = {"dict": [[_plain(k, blobs), _plain(v, blobs)] for k, v in value.items()]}
+    elif isinstance(value, PurePath):
+        found = {"path": str(value)}
+    elif value is ...:
+        found = {"ellipsis": None}
+    else:
+        found = _packed(value, blobs)
+    return found
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, Enum)
+
+
+def _packed(value: Any, blobs: list[bytes]) -> dict[str, Any]:
+    """Return what is said of a value whose bytes are beside the text."""
+    if isinstance(value, bytes):
+        blobs.append(value)
+        return {"bytes": len(value)}
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _NUMBERS:
+        blobs.append(np.ascontiguousarray(value).tobytes())
+        return {"array": [value.dtype.str, list(value.shape), isinstance(value, np.generic)]}
+    is_whole = type(value) in (Tensor, torch.nn.Parameter) and value.layout is torch.strided
+    if is_whole and not value.is_quantized and not value.is_meta:
+        whole = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        blobs.append(whole.reshape(-1).view(torch.uint8).numpy().tobytes())
+        name = str(whole.dtype).removeprefix("torch.")
+        return {"tensor": [name, list(value.shape), value.device.type]}
+    raise BackendError(
+        f"an object of type {type(value).__name__} cannot be sent to other processes, which "
+        f"exchange no pickles. Send None, bool, int, float, str, bytes, Path, tensors or NumPy "
+        f"arrays, and lists, tuples and dicts of them."
+    )
+
+
+class _Reader:
+    """Takes the bytes beside the text, in their order."""
+
+    def __init__(self, content: bytes, start: int) -> None:
+        self._content = content
+        self._start = start
+
+    def value(self, plain: Any) -> Any:
+        if isinstance(plain, list):
+            return [self.value(item) for item in plain]
+        if not isinstance(plain, dict):
+            return plain
+        [(kind, told)] = plain.items()
+        if kind not in _KINDS:
+            raise BackendError(f"a message of another process has a value of kind {kind!r}.")
+        return getattr(self, f"_{kind}")(told)
+
+    def _take(self, num_bytes: int) -> bytes:
+        begin, self._start = self._start, self._start + num_bytes
+        return self._content[begin : self._start]
+
+    def _tuple(self, items: list[Any]) -> tuple[Any, ...]:
+        return tuple(self.value(item) for item in items)
+
+    def _dict(self, pairs: list[list[Any]]) -> dict[Any, Any]:
+        return {self.value(key): self.value(value) for key, value in pairs}
+
+    def _path(self, text: str) -> Path:
+        return Path(text)
+
+    def _ellipsis(self, _: None) -> Any:
+        return ...
+
+    def _bytes(self, num_bytes: int) -> bytes:
+        return self._take(num_bytes)
+
+    def _array(self, told: list[Any]) -> Any:
+        dtype, shape, is_number = np.dtype(told[0]), told[1], told[2]
+        content = self._take(dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
+        array = np.frombuffer(content, dtype).reshape(shape).copy()
+        return array[()] if is_number else array
+
+    def _tensor(self, told: list[Any]) -> Tensor:
+        dtype, shape, device = getattr(torch, told[0]), told[1], told[2]
+        content = self._take(dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
+        found = torch.empty(shape, dtype=dtype, device="cpu")
+        if content:
+            bytes_of = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
+            found.reshape(-1).view(torch.uint8).copy_(bytes_of)
+        return found.to(device)

@@ -1,0 +1,290 @@
+"""The store of a run, which its processes find each other by."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import socket
+import threading
+import time
+import uuid
+from contextlib import suppress
+from typing import Any, Final
+
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import DistError
+
+from ..errors import BackendError
+from .launch import Agent, Launch
+
+log = logging.getLogger("modelzoo_trainer.backends.store")
+
+_REACH_S: Final = 8.0
+_SHAKE_HANDS_S: Final = 20.0  # in which some answers of a name server may be lost
+_SLOW_S: Final = 1.0
+_PAUSE_S: Final = 0.05
+LOOPBACK: Final = "127.0.0.1"
+
+
+def open_store(launch: Launch, *, timeout_s: float) -> Store:
+    """Return the store of this run, when all of its processes are there.
+
+    The first process hosts it. Under an agent it does so at a port of its own, which it announces
+    in the agent's store, so that nothing of an earlier attempt is in it. The announcement of an
+    earlier attempt may be read until the new one is there: then its store is gone, or its seats
+    are taken, and it is read again. (The count of restarts does not tell attempts apart: an agent
+    of another host may count one less.)
+
+    Args:
+        launch: What the launcher says.
+        timeout_s: For the others to come.
+
+    Raises:
+        BackendError: If the port is taken, or not all processes come in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    name = uuid.uuid4().hex
+    notice = agent_store(launch, deadline) if launch.uses_agent_store else None
+    if launch.rank == 0:
+        store = _host(launch, notice)
+        _take_seat(store, launch, name)
+        if not _is_full(store, launch, deadline):
+            raise BackendError(_who_is_missing(store, launch, timeout_s))
+        return store
+    while time.monotonic() < deadline:
+        found = _guest(launch, notice, name, deadline)
+        if found is not None:
+            return found
+        time.sleep(_PAUSE_S)
+    raise BackendError(
+        f"process {launch.rank} has waited {timeout_s:g} s for process 0, which is to be found "
+        f"through {launch.host}:{launch.port}. Look at what process 0 says; it may have failed, or "
+        f"a firewall lies between the hosts."
+    )
+
+
+def own_connection(store: Store) -> Store:
+    """Return a store with the same contents, whose calls do not wait for those of others."""
+    try:
+        copy: Store = store.clone()  # type: ignore[attr-defined]  # missing in torch's stubs
+    except (AttributeError, RuntimeError):  # a FileStore: each call is one of its own
+        return store
+    return copy
+
+
+def _key(launch: Launch) -> str:
+    return f"modelzoo_trainer/{launch.run_id}/store"
+
+
+def agent_store(launch: Launch | Agent, deadline: float) -> Store:
+    """Return the launcher's store."""
+    store = _connect(launch.host, launch.port, deadline, deadline)
+    if store is None:
+        raise BackendError(
+            f"process {launch.rank} does not reach the launcher's store at "
+            f"{launch.host}:{launch.port} (MASTER_ADDR, MASTER_PORT)."
+        )
+    return store
+
+
+def _host(launch: Launch, notice: Store | None) -> TCPStore:
+    """Host the store, and announce it."""
+    port = launch.port if notice is None else 0
+    if launch.is_one_host:
+        address = LOOPBACK
+    else:
+        address = launch.host if notice is None else _own_address(launch)
+    own = address if launch.is_one_host else _only_address(address)
+    try:
+        store = _store_at(address, port) if own is None else _store_bound_to(own, address, port)
+    except (RuntimeError, OSError) as error:
+        is_taken = getattr(error, "errno", None) == errno.EADDRINUSE
+        if not (is_taken or "EADDRINUSE" in str(error) or "in use" in str(error)):
+            raise
+        raise BackendError(
+            f"port {port} (MASTER_PORT) is in use on this host, perhaps by another run. Start with "
+            f"another one: `torchrun --master-port=P`, or let `torchrun --standalone` find one."
+        ) from None
+    if notice is not None:
+        notice.set(_key(launch), json.dumps([address, store.port]))
+    return store
+
+
+def _store_at(address: str, port: int) -> TCPStore:
+    return TCPStore(address, port, is_master=True, wait_for_workers=False)
+
+
+def _store_bound_to(own: str, address: str, port: int) -> TCPStore:
+    """Host a store that listens at one address of this host, not at all of them.
+
+    Args:
+        own: The address in numbers.
+        address: What the others know it by.
+        port: 0 = any that is free.
+    """
+    family = socket.AF_INET6 if ":" in own else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((own, port))
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            return _store_at(address, port)  # behind a gateway: it is not an address of this host
+        listener.listen(socket.SOMAXCONN)
+        port = listener.getsockname()[1]
+        return TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+
+
+def _only_address(host: str) -> str | None:
+    """Return the one address that others can mean by a name; None if it is not known.
+
+    A name of this host may be a loopback address here, and another one elsewhere.
+    """
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return None
+    own = found.pop() if len(found) == 1 else "127.0.0.1"
+    is_for_others = not (own.startswith("127.") or own == "::1" or "%" in own)
+    return own if is_for_others else None
+
+
+def loopback_interface() -> str | None:
+    """Return the name of the interface that only this host reaches; None if it is not known."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if name in ("lo", "lo0")), None)
+
+
+def _own_address(launch: Launch) -> str:
+    """Return where the others reach this host."""
+    with suppress(OSError):
+        found = socket.getaddrinfo(launch.host, launch.port, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # sends nothing: only the way is looked up
+            own = str(probe.getsockname()[0])
+        if not own.startswith("127.") and own != "::1":
+            return own
+    return launch.host  # the launcher's store is on this host
+
+
+def _guest(launch: Launch, notice: Store | None, name: str, deadline: float) -> Store | None:
+    """Go to the store of the first process; return None if it was not there, or full."""
+    address, port = LOOPBACK if launch.is_one_host else launch.host, launch.port
+    if notice is not None:
+        if not notice.check([_key(launch)]):
+            return None
+        address, port = json.loads(notice.get(_key(launch)))
+    try:
+        listening_by = deadline if notice is None else time.monotonic()
+        store = _connect(address, port, listening_by, deadline)
+        if store is None:
+            return None
+        if not _take_seat(store, launch, name):
+            if notice is None:
+                _refuse(launch, "another run")
+            return None
+        return store if _is_full(store, launch, deadline) else None
+    except DistError:  # it ended meanwhile
+        return None
+
+
+def _connect(address: str, port: int, listening_by: float, deadline: float) -> TCPStore | None:
+    """Return a store of somebody else; None if nobody listens until then.
+
+    Torch asks the name server for the name of each end of a connection, and a store does nothing
+    else meanwhile. Where none answers that takes ten seconds and more, each time.
+    """
+    while not _is_listening(address, port):
+        if time.monotonic() >= listening_by:
+            return None
+        time.sleep(_PAUSE_S)
+    found: list[Any] = []
+
+    def connect() -> None:
+        try:
+            found.append(TCPStore(address, port, is_master=False))
+        except Exception as error:  # noqa: BLE001  # looked at below
+            found.append(error)
+
+    # What listens and is no store is waited for without end.
+    thread = threading.Thread(target=connect, name="store", daemon=True)
+    thread.start()
+    thread.join(_SHAKE_HANDS_S)
+    if not found and (asked_s := _name_lookup_s(address, port)) > _SLOW_S:
+        log.warning(
+            "No name server answers within %.0f s who %s is, and torch asks for each connection: "
+            "the processes start slowly. A line '::ffff:ADDRESS NAME' in /etc/hosts for each host "
+            "helps, or 'options timeout:1 attempts:1' in /etc/resolv.conf.",
+            asked_s,
+            address,
+        )
+        thread.join(max(deadline - time.monotonic(), 0.0))
+    if not found:
+        raise BackendError(
+            f"what listens at {address}:{port} is no store of a run: another program has the port. "
+            f"Start with another one: `torchrun --master-port=P`, or `torchrun --standalone`."
+        )
+    return found[0] if isinstance(found[0], TCPStore) else None
+
+
+def _name_lookup_s(address: str, port: int) -> float:
+    """Return how long it takes to look up the name of an address, as torch does it."""
+    begin = time.monotonic()
+    with suppress(OSError):
+        found = socket.getaddrinfo(address, port, socket.AF_INET6, flags=socket.AI_V4MAPPED)
+        socket.getnameinfo(found[0][4], socket.NI_NUMERICSERV)
+    return time.monotonic() - begin
+
+
+def _is_listening(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=_REACH_S).close()
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            raise
+        return False
+    return True
+
+
+def _take_seat(store: TCPStore, launch: Launch, name: str) -> bool:
+    """Return whether nobody else has this rank; tell the others when all have come."""
+    seat = f"seats/{launch.rank}"
+    if store.compare_set(seat, "", name) != name.encode():
+        return False
+    if store.add("seats", 1) == launch.world_size:
+        store.set("seats/all", "here")
+    return True
+
+
+def _is_full(store: TCPStore, launch: Launch, deadline: float) -> bool:
+    while not store.check(["seats/all"]):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_PAUSE_S / 5 if launch.world_size <= 64 else _PAUSE_S)
+    return True
+
+
+def _who_is_missing(store: TCPStore, launch: Launch, timeout_s: float) -> str:
+    ranks = [r for r in range(launch.world_size) if not store.check([f"seats/{r}"])]
+    some = ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
+    return (
+        f"{len(ranks)} of {launch.world_size} processes have not come within {timeout_s:g} s: "
+        f"{some}. Look at what they say; they may have failed, or a firewall lies between the "
+        f"hosts."
+    )
+
+
+def _refuse(launch: Launch, owner: str) -> None:
+    raise BackendError(
+        f"the store at {launch.host}:{launch.port} (MASTER_ADDR, MASTER_PORT) is that of {owner}, "
+        f"which has a process {launch.rank} already. Start with another port."
+    )

@@ -1,0 +1,102 @@
+"""Stops that restarts by torchrun must not undo.
+
+Torchrun takes every exit code but 0 for a failure, and starts the processes again. So a run that
+was stopped leaves a record in torchrun's own store: the next attempt finds it and ends at once.
+The store ends with torchrun, so that the next torchrun on the same folder trains on.
+
+Torchrun also stops the processes, by SIGTERM, and starts them again when a node joins. That is no
+failure and it does not count it, which tells the two apart.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from ..errors import BackendError
+from .launch import read_agent
+from .orphans import is_orphan
+from .rendezvous import agent_store
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from .world import Processes
+
+log = logging.getLogger("modelzoo_trainer.restarts")
+
+_REACH_S: Final = 60.0
+
+
+class StopRecord:
+    """What stopped the run, for later attempts of the same torchrun.
+
+    Its methods are collective where there are several processes.
+
+    Args:
+        processes: Those of the run; None = this one is alone.
+    """
+
+    def __init__(self, processes: Processes | None) -> None:
+        self._processes = processes
+        self._agent = read_agent()
+        self._count = 0 if self._agent is None else self._agent.restart_count
+        self._is_first = processes is None or processes.rank == 0
+        self._store: Store | None = None
+
+    def find(self) -> str | None:
+        """Return what stopped the run in an earlier attempt; None if this one is to train."""
+        found = self._read() if self._is_first else None
+        if self._processes is not None:
+            found = self._processes.broadcast_object(found)
+        if found is None:
+            return None
+        reason: str = found[0]
+        count: int = found[1]
+        is_counted = self._count > count
+        if self._processes is not None:  # a node that has joined counts from 0
+            is_counted = self._processes.agree(is_counted)
+        if is_counted:
+            return reason
+        if self._store is not None:
+            self._store.delete_key(self._key)
+        return None
+
+    def leave(self, reason: str) -> None:
+        """Have later attempts end at once.
+
+        Args:
+            reason: What has stopped the run, such as "SIGTERM" or "max_time".
+        """
+        count = self._count
+        if self._processes is not None:
+            if self._processes.agree(is_orphan()):  # the torchruns of other nodes may go on
+                return
+            count = max(self._processes.gather_object(count))
+        if self._store is not None:
+            with suppress(Exception):  # however a store says that it is gone, and torchrun with it
+                self._store.set(self._key, json.dumps([reason, count]))
+                self._store.check([self._key])  # has an answer, so the record is there
+        elif self._is_first and self._agent is not None and self._agent.max_restarts > self._count:
+            log.warning(
+                "torchrun will take this stop for a failure and restart the run, because its store "
+                "cannot be used. Send SIGTERM to torchrun."
+            )
+
+    @property
+    def _key(self) -> str:
+        return f"modelzoo_trainer/{'' if self._agent is None else self._agent.run_id}/stopped"
+
+    def _read(self) -> tuple[str, int] | None:
+        agent = self._agent
+        if agent is None or agent.max_restarts == 0 or not agent.has_store:
+            return None
+        with suppress(BackendError):
+            self._store = agent_store(agent, time.monotonic() + _REACH_S)
+        if self._store is None or not self._store.check([self._key]):
+            return None
+        reason, count = json.loads(self._store.get(self._key))
+        return str(reason), int(count)

@@ -1,0 +1,354 @@
+"""The processes of a run, and how they talk to each other on the host."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import ProcessGroup
+
+from ..errors import BackendError
+from ..parallel.config import TIMEOUT_S
+from .coordinator import Control, Failure
+from .launch import Launch, read_launch
+from .messages import pack, unpack
+from .orphans import watch_launcher
+from .rendezvous import loopback_interface, open_store, own_connection
+
+STARTUP_TIMEOUT_S: Final = 1800.0
+"""For whatever may take long once: start-up, the first step, compilations."""
+_MEETING_S: Final = 20.0
+_NCCL_SETTINGS: Final = {
+    # What went wrong is written down before a process that waited in vain is ended.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    "TORCH_FR_BUFFER_SIZE": "2000",
+}
+
+
+_TIMED_OUT: Final = re.compile(r"[Tt]imed out|[Tt]imeout")
+_LOST: Final = re.compile(r"[Cc]onnection|NCCL|[Bb]roken pipe|connectFullMesh|gloo|remote process")
+
+
+class Processes:
+    """All processes of a run; made by `join`.
+
+    Args:
+        launch: What the launcher says of this one.
+        store: Where they leave each other notes.
+        is_own: Whether torch.distributed was started here, and is to be ended here.
+
+    Methods that say so are collective: all processes call them, in the same order.
+    """
+
+    def __init__(self, launch: Launch, store: Store, *, is_own: bool) -> None:
+        self.launch = launch
+        self.rank = launch.rank
+        self.local_rank = launch.local_rank
+        self.world_size = launch.world_size
+        self._is_own = is_own
+        self._is_settled = self._is_closed = False
+        self._num_meetings = 0
+        self._groups: list[ProcessGroup] = []
+        self.timeout_s = TIMEOUT_S
+        self.describe: Callable[[BaseException], tuple[str, int]] = _describe
+        """Returns what is said of an error, and the exit code."""
+        self.control = Control(PrefixStore("control", store), self.rank, self.world_size)
+        self._store = PrefixStore("meetings", own_connection(store))
+        self.talk = self.new_group()
+        """For messages between hosts' memories: decisions, names, plans."""
+        self.saves = self.new_group()
+        """For checkpoints that are written while training goes on."""
+
+    # ---- groups
+
+    def new_group(self, ranks: Sequence[int] | None = None) -> ProcessGroup:
+        """Return a group that moves host memory. Collective.
+
+        Args:
+            ranks: Who is in it; None = all.
+        """
+        timeout = timedelta(seconds=STARTUP_TIMEOUT_S)
+        group: ProcessGroup = dist.new_group(
+            None if ranks is None else list(ranks), backend="gloo", timeout=timeout
+        )
+        self._groups.append(group)
+        return group
+
+    def settle(self, groups: Sequence[ProcessGroup] = ()) -> None:
+        """Wait no longer than `timeout_s` from now on; a second call does nothing.
+
+        Args:
+            groups: Further groups that this holds for.
+        """
+        if self._is_settled:
+            return
+        self._is_settled = True
+        limit = timedelta(seconds=self.timeout_s)
+        for group in (dist.group.WORLD, *self._groups, *groups):
+            if group is not None and group is not self.saves:
+                with suppress(Exception):  # not every kind of group can
+                    dist.distributed_c10d._set_pg_timeout(limit, group)
+
+    # ---- messages
+
+    def agree(self, flag: bool) -> bool:
+        """Return whether any process says yes. Collective."""
+        told = torch.tensor(int(flag))
+        dist.all_reduce(told, dist.ReduceOp.MAX, group=self.talk)
+        return bool(told.item())
+
+    def barrier(self) -> None:
+        """Wait until every process is here. Collective."""
+        dist.barrier(group=self.talk)
+
+    def broadcast_object(self, value: Any) -> Any:
+        """Return the first process's value. Collective.
+
+        Raises:
+            BackendError: If it is not plain, see `messages.pack`.
+        """
+        content = pack(value) if self.rank == 0 else b""
+        length = torch.tensor(len(content), device="cpu")
+        dist.broadcast(length, src=0, group=self.talk)
+        sent = _as_tensor(content, int(length))
+        dist.broadcast(sent, src=0, group=self.talk)
+        return value if self.rank == 0 else unpack(sent.numpy().tobytes())
+
+    def gather_object(self, value: Any) -> list[Any]:
+        """Return everybody's values, in order. Collective.
+
+        Raises:
+            BackendError: If one is not plain, see `messages.pack`.
+        """
+        content = pack(value)
+        length = torch.tensor(len(content), device="cpu")
+        lengths = [torch.zeros_like(length) for _ in range(self.world_size)]
+        dist.all_gather(lengths, length, group=self.talk)
+        own = _as_tensor(content, int(max(lengths)))
+        parts = [torch.empty_like(own) for _ in range(self.world_size)]
+        dist.all_gather(parts, own, group=self.talk)
+        return [
+            unpack(part[:length].numpy().tobytes())
+            for part, length in zip(parts, map(int, lengths), strict=True)
+        ]
+
+    def require_same(self, what: str, value: str, *, hint: str) -> None:
+        """Check that all processes have the same text. Collective.
+
+        Args:
+            what: What it is, for the message.
+            value: The text.
+            hint: What to do if it is not.
+
+        Raises:
+            BackendError: In every process, if it is not: with the first line that differs.
+        """
+        texts = self.gather_object(value)
+        for rank, text in enumerate(texts):
+            if text != texts[0]:
+                raise BackendError(
+                    f"{what} of process {rank} is not that of process 0: "
+                    f"{_first_difference(text, texts[0])}. {hint}"
+                )
+
+    def meet(self, name: str) -> bool:
+        """Return whether all processes come to the same place within a short time.
+
+        Unlike a barrier it does not wait for those that do something else.
+
+        Args:
+            name: Of the place, without spaces.
+        """
+        self._num_meetings += 1
+        key = f"{name}/{self._num_meetings}"
+        if self._store.add(key, 1) == self.world_size:
+            self._store.set(f"{key}/all", "here")
+        try:
+            self._store.wait([f"{key}/all"], timedelta(seconds=_MEETING_S))
+        except Exception:  # noqa: BLE001  # a time-out, or a store that is gone
+            return False
+        return True
+
+    # ---- the end
+
+    def fail(self, message: str, *, code: int = 1, kind: str = "error") -> Failure:
+        """Tell the others that this process ends, and why; they end as well.
+
+        Returns:
+            The first failure of the run, which may be another one: whose it is, is to be told.
+        """
+        return self.control.fail(message, code=code, kind=kind)
+
+    def fail_by(self, error: BaseException) -> Failure:
+        """Tell the others that this process ends by an error; return the run's first failure.
+
+        Args:
+            error: A lost connection is taken for what another process's end has led to, and a
+                time-out for a process that hangs.
+        """
+        message, code = self.describe(error)
+        if isinstance(error, KeyboardInterrupt):
+            return self.fail("stopped by Ctrl-C", code=130, kind="stop")
+        if isinstance(error, SystemExit):
+            return self.fail(
+                "stopped", code=error.code if type(error.code) is int else 1, kind="stop"
+            )
+        if isinstance(error, RuntimeError) and _TIMED_OUT.search(str(error)):
+            limit_s = self.timeout_s if self._is_settled else STARTUP_TIMEOUT_S
+            return self.control.hang(
+                f"waited {limit_s:g} s for another process in vain ({message}). The stacks of all "
+                f"are shown: look for the one that does not wait for a message."
+            )
+        is_lost = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
+        return self.fail(message, code=code, kind="lost" if is_lost else "error")
+
+    def leave(self, code: int) -> None:
+        """End this process, and do not return; nothing is awaited after a failure.
+
+        gloo's threads may abort a process that ends in the ordinary way.
+
+        Args:
+            code: The exit code.
+        """
+        if self.control.failure is None:
+            with suppress(Exception):
+                self.settle_quickly()
+                self.barrier()
+            self.close()
+            if self._is_own:
+                with suppress(Exception):
+                    dist.destroy_process_group()
+            with suppress(Exception):
+                atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        os._exit(code)
+
+    def settle_quickly(self) -> None:
+        """Wait for the others only shortly from now on: the run is over."""
+        with suppress(Exception):
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=_MEETING_S), self.talk)
+
+    def close(self) -> None:
+        """Take leave of the others, in a process that ends by itself; once.
+
+        The first process waits for the others, as long as they live: it has what they speak by.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        error = getattr(sys, "last_value", None)  # what nobody has caught
+        if error is not None:
+            self.fail_by(error)
+        if self.control.failure is None:
+            self.control.stop(None if self.rank else self.timeout_s)
+
+
+_JOINED: list[Processes] = []
+
+
+def join() -> Processes | None:
+    """Return the processes of the run that this one is part of; None if it is alone.
+
+    The first call starts torch.distributed, unless that was done already; later ones return the
+    same.
+
+    Raises:
+        BackendError: If the launcher's environment is no good, or the others are not reached.
+    """
+    watch_launcher()
+    if _JOINED:
+        return _JOINED[0]
+    if dist.is_available() and dist.is_initialized():
+        return _install(_adopted())
+    launch = read_launch()
+    return None if launch is None else _install(_started(launch))
+
+
+def joined() -> Processes | None:
+    """Return what `join` has returned; None if it has not been called, or this one is alone."""
+    return _JOINED[0] if _JOINED else None
+
+
+def _install(processes: Processes | None) -> Processes | None:
+    if processes is not None:
+        processes.control.start()
+        atexit.register(processes.close)
+        _JOINED.append(processes)
+    return processes
+
+
+def _adopted() -> Processes | None:
+    """Return the processes of a program that has started torch.distributed itself."""
+    num = dist.get_world_size()
+    if num == 1:
+        return None
+    rank = dist.get_rank()
+    launch = read_launch()
+    if launch is None or (launch.rank, launch.world_size) != (rank, num):
+        launch = Launch(
+            rank=rank,
+            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            world_size=num,
+            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(num))),
+        )
+    store = dist.distributed_c10d._get_default_store()
+    return Processes(launch, PrefixStore("modelzoo_trainer", store), is_own=False)
+
+
+def _started(launch: Launch) -> Processes:
+    for name, value in _NCCL_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    interface = loopback_interface() if launch.is_one_host else None
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    store = open_store(launch, timeout_s=STARTUP_TIMEOUT_S)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    backend = "gloo"
+    if accelerator is not None:
+        engine = dist.Backend.default_device_backend_map.get(accelerator.type)
+        has_own = launch.local_world_size <= torch.accelerator.device_count()
+        if engine is not None and has_own:  # else it is the host that they compute on
+            torch.accelerator.set_device_index(launch.local_rank)
+            backend = f"cpu:gloo,{accelerator.type}:{engine}"
+    try:
+        dist.init_process_group(
+            backend,
+            store=PrefixStore("groups", store),
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=timedelta(seconds=STARTUP_TIMEOUT_S),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise BackendError(
+            f"process {launch.rank} of {launch.world_size} cannot reach the others: {error}"
+        ) from None
+    return Processes(launch, store, is_own=True)
+
+
+def _describe(error: BaseException) -> tuple[str, int]:
+    return f"{type(error).__name__}: {error}", 1
+
+
+def _as_tensor(content: bytes, length: int) -> torch.Tensor:
+    """Return bytes as a tensor in host memory, with zeros up to a length."""
+    return torch.from_numpy(np.frombuffer(content.ljust(length, b"\0"), np.uint8).copy())
+
+
+def _first_difference(text: str, other: str) -> str:
+    for line, expected in zip(text.splitlines(), other.splitlines(), strict=False):
+        if line != expected:
+            return f"{line.strip()!r} instead of {expected.strip()!r}"
+    return "one of them is longer"

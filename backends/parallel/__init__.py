@@ -1,0 +1,1 @@
+"""Models over several processes: replicated, sharded, split, or several of these."""

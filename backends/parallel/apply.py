@@ -1,0 +1,166 @@
+"""A model over many processes: copied, sharded, split, or several of these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.utils import _sync_module_states
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+
+from ..compile import CompileOptions, compile_model
+from ..deferred_init import is_on_meta, materialize
+from ..placement import move_model
+from .config import ParallelSettings
+from .fsdp import set_gradient_sync, shard_fully
+from .mesh import AXES, Sizes
+from .tensor_parallel import split_layers
+
+_BROADCAST_BYTES = 250 * 2**20  # at a time, as in torch's DistributedDataParallel
+
+
+def make_mesh(sizes: Sizes, device_type: str) -> DeviceMesh:
+    """Return the processes as an array with the axes "replicate", "shard" and "tensor".
+
+    Processes that are next to each other share the arithmetic of layers. Collective.
+
+    Args:
+        sizes: Their product is the number of processes.
+        device_type: Torch's name of the kind of device.
+    """
+    shape = (sizes.replicate, sizes.shard, sizes.tensor)
+    return init_device_mesh(device_type, shape, mesh_dim_names=AXES)
+
+
+def parallelize(
+    model: Module,
+    settings: ParallelSettings,
+    sizes: Sizes,
+    mesh: DeviceMesh,
+    device: torch.device,
+    compile: CompileOptions | None,  # the YAML's word
+) -> Module:
+    """Spread a model over the processes, on the device, and compile it if asked. Collective.
+
+    Where the processes' weights differ, those of the first count. A model on `meta` gets its
+    initial values here. Activation checkpointing, if any, comes before.
+
+    Args:
+        model: On the host, on the device or on `meta`; changed in place. Its parameters keep
+            their names.
+        settings: What is done along each axis.
+        sizes: Of the axes.
+        mesh: From `make_mesh`.
+        device: That of this process.
+        compile: How to compile it; None = not.
+
+    Returns:
+        The module to call.
+
+    Raises:
+        BackendError: If the model does not fit the settings.
+    """
+    is_sharded = sizes.shard > 1 or (sizes.tensor > 1 and sizes.replicate > 1)
+    is_deferred = is_on_meta(model)
+    if (is_sharded or sizes.tensor > 1) and not is_deferred:
+        _broadcast(model)
+    if sizes.tensor > 1:
+        split_layers(model, settings.tensor_plan, mesh["tensor"])
+    if compile is not None:
+        compile_model(model, compile)
+    if is_sharded:
+        shard_fully(model, settings, sizes, mesh)
+    if is_deferred:
+        materialize(model, device)
+    elif not is_sharded:
+        move_model(model, device)
+    if is_sharded or sizes.replicate == 1:
+        return model
+    return _copy(model, settings, mesh, device)
+
+
+@contextmanager
+def accumulating(module: Module, model: Module) -> Iterator[None]:
+    """Exchange no gradients in backward passes inside.
+
+    Args:
+        module: What `parallelize` returned.
+        model: What it was given.
+
+    Cost:
+        Of a sharded model each process keeps whole gradients until the next exchange.
+    """
+    if isinstance(module, DistributedDataParallel):
+        with module.no_sync():
+            yield
+    elif isinstance(model, FSDPModule):
+        set_gradient_sync(model, is_on=False)
+        try:
+            yield
+        finally:
+            set_gradient_sync(model, is_on=True)
+    else:
+        yield
+
+
+def _broadcast(model: Module) -> None:
+    """Give all processes the weights of the first, as torch's DistributedDataParallel does."""
+    group = dist.group.WORLD
+    assert group is not None
+    with torch.no_grad():
+        _sync_module_states(model, group, _BROADCAST_BYTES, 0, (), True)
+
+
+def _copy(
+    model: Module, settings: ParallelSettings, mesh: DeviceMesh, device: torch.device
+) -> Module:
+    if not any(param.requires_grad for param in model.parameters()):
+        return model  # no gradients to exchange
+    # Buffers that are not saved are the same everywhere: they need no broadcast each step.
+    saved = model.state_dict(keep_vars=True)
+    temporary = [name for name, _ in model.named_buffers() if name not in saved]
+    # What torch's `_set_params_and_buffers_to_ignore_for_model` sets.
+    model._ddp_params_and_buffers_to_ignore = temporary  # type: ignore[assignment]
+    replica = DistributedDataParallel(
+        model,
+        device_ids=None if device.type == "cpu" else [device],
+        process_group=mesh.get_group("replicate"),
+        gradient_as_bucket_view=True,
+        find_unused_parameters=settings.find_unused_parameters,
+    )
+    if not settings.find_unused_parameters:
+        settle_buckets(replica)
+    return replica
+
+
+def settle_buckets(replica: DistributedDataParallel) -> None:
+    """Have gradients packed from the first step on as in all later ones, by a pass of zeros.
+
+    Torch packs them anew after a process's first backward pass. Where in a message a number is
+    decides the order in which more than two processes add it up: unless all steps pack alike, the
+    first step after a restart has other bits than the same step without. Collective.
+    """
+    model = replica.module
+    replica.module = _Nothing()
+    replica.require_forward_param_sync = False  # of buffers, in this call
+    try:
+        replica()  # prepares a backward pass
+    finally:
+        replica.module = model
+    sparse = {id(module.weight) for module in model.modules() if getattr(module, "sparse", False)}
+    for param in reversed([param for param in model.parameters() if param.requires_grad]):
+        zeros = torch.zeros_like(param)
+        torch.autograd.backward([param], [zeros.to_sparse(1) if id(param) in sparse else zeros])
+    replica.zero_grad(set_to_none=True)
+
+
+class _Nothing(Module):
+    """Stands for a model whose gradients come from elsewhere."""
+
+    def forward(self) -> None:
+        pass

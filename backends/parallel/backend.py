@@ -1,0 +1,368 @@
+"""Several processes, each with a device of its own: a layer over the backends of one device.
+
+What runs on the device is torch.distributed's: DistributedDataParallel, `fully_shard` (FSDP2),
+tensor parallelism. The places of the processes are those of a mesh with the dimensions
+`replicate`, `shard` and `tensor`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, Final, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Adafactor, Optimizer
+from typing_extensions import override
+
+from ..accelerator import AcceleratorBackend
+from ..backend import Backend
+from ..conditional_step import leave_out
+from ..coordination.world import Processes, join
+from ..cpu import CpuBackend
+from ..cuda import CudaBackend
+from ..errors import BackendError
+from ..fast_step import plain_step
+from ..trees import map_tensors
+from .apply import accumulating, make_mesh, parallelize
+from .config import TIMEOUT_S, ParallelSettings, check_timeout
+from .ddp import Weighed
+from .fsdp import free_gathered
+from .norms import clip_grad_norm, clip_grad_value, grad_norm, norms
+from .state import distribute, is_sharded, own_part, whole
+
+_OPERATIONS: Final = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+_WHOLE: Final = frozenset({"Muon", "Rprop"})
+_SHARDED_SCALING: Final = "parameters are sharded, and the loss scaler knows only whole ones"
+
+
+class ParallelBackend(Backend):
+    """What is different where a run has several processes.
+
+    Every process has its own part of the data, except that those along `tensor` share one.
+
+    Args:
+        parallel: Sizes of the mesh: `replicate`, `shard`, `tensor`; -1 = the rest of the
+            processes. None = replicate over all.
+        sharding: How parameters are sharded, see `ParallelSettings`.
+        tensor_plan: How modules are divided along `tensor`, by patterns of their names; None = as
+            the model says in its `tensor_plan`.
+        find_unused_parameters: Whether a step may leave parameters without a gradient; costs a
+            walk through the graph a step. For replicated models.
+        timeout: Seconds, > 0, that a process waits for the others.
+        **options: Those of the backend of one device.
+
+    Raises:
+        BackendError: If an option does not fit; in `open`, if the mesh does not fit the processes.
+    """
+
+    def __init__(
+        self,
+        *,
+        parallel: Mapping[str, Any] | None = None,
+        sharding: Mapping[str, Any] | None = None,
+        tensor_plan: Mapping[str, str] | None = None,
+        find_unused_parameters: bool = False,
+        timeout: float = TIMEOUT_S,
+        **options: Any,
+    ) -> None:
+        self.settings = ParallelSettings.from_options(
+            {
+                "parallel": parallel,
+                "sharding": sharding,
+                "tensor_plan": tensor_plan,
+                "find_unused_parameters": find_unused_parameters,
+            }
+        )
+        self.timeout_s = check_timeout(timeout)
+        self._processes: Processes | None = None
+        self._data_shard = (0, 1)
+        self._model: Module | None = None
+        self._weighed: Weighed | None = None
+        self._window: tuple[Any, Any] | None = None
+        self._accumulating: Callable[[], AbstractContextManager[Any]] | None = None
+        self._has_stepped = False
+        super().__init__(**options)
+
+    # ---- life
+
+    @property
+    def processes(self) -> Processes:
+        """All processes of the run."""
+        if self._processes is None:
+            raise BackendError("the backend is not open yet: other processes are not known.")
+        return self._processes
+
+    @override
+    def open(self) -> None:
+        processes = join()
+        if processes is None:
+            raise BackendError("this process is alone: it was not started by torchrun.")
+        super().open()
+        self._processes = processes
+        processes.timeout_s = self.timeout_s
+        self.rank, self.local_rank = processes.rank, processes.local_rank
+        self.world_size = processes.world_size
+        self.sizes = self.settings.sizes(self.world_size)
+        self.mesh = make_mesh(self.sizes, self.device.type)
+        self.has_shards = self.sizes.shard * self.sizes.tensor > 1
+        num = self.sizes.tensor
+        self._data_shard = (self.rank // num, self.world_size // num)
+        self._data_group = dist.group.WORLD
+        if num > 1:
+            self._data_group = self.mesh["replicate", "shard"]._flatten("data").get_group()
+        refused = dict(self.caps.refused_dtypes)
+        if self.has_shards:
+            refused |= dict.fromkeys(self.caps.needs_scaler, _SHARDED_SCALING)
+        self.caps = dataclasses.replace(
+            self.caps,
+            collectives=True,
+            sharded_state=self.has_shards,
+            refused_dtypes=refused,
+        )
+
+    # ---- place among processes
+
+    @property
+    @override
+    def data_shard(self) -> tuple[int, int]:
+        return self._data_shard
+
+    @override
+    def reduce(self, tensor: Tensor, op: Literal["sum", "mean", "max"] = "sum") -> Tensor:
+        found = tensor.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(found, _OPERATIONS[op], group=self._data_group)
+        return found / self._data_shard[1] if op == "mean" else found
+
+    @override
+    def agree(self, flag: bool) -> bool:
+        return self.processes.agree(flag)
+
+    @override
+    def exchange(self, value: int) -> list[int]:
+        found = self.processes.gather_object(value)
+        return found[:: self.sizes.tensor]
+
+    @override
+    def propose(self, topic: str) -> None:
+        self.processes.control.propose(topic)
+
+    @override
+    def decided(self) -> Sequence[str]:
+        if not self._has_stepped:  # what takes long once may be still to come
+            return self.processes.control.decided()
+        groups = [self.mesh.get_group(axis) for axis in self.mesh.mesh_dim_names or ()]
+        self.processes.settle(groups if self._data_group is None else [*groups, self._data_group])
+        self.decided = self.processes.control.decided  # type: ignore[method-assign]  # the way is free
+        return self.decided()
+
+    @override
+    def meet(self, name: str) -> bool:
+        return self.processes.meet(name)
+
+    @override
+    def barrier(self, name: str) -> None:
+        self.processes.barrier()
+
+    @override
+    def broadcast_object(self, value: Any) -> Any:
+        return self.processes.broadcast_object(value)
+
+    @override
+    def gather_object(self, value: Any) -> list[Any]:
+        return self.processes.gather_object(value)
+
+    # ---- model and optimizer
+
+    @override
+    def building(self) -> AbstractContextManager[Any]:
+        return torch.device("meta") if self.settings.meta_init else super().building()
+
+    @override
+    def place_model(self, model: Module) -> Module:
+        self.checkpoint_activations(model)
+        is_copied = not (self.has_shards or self.settings.find_unused_parameters)
+        # The search for unused parameters begins at the outputs: it would not see the weights.
+        self._weighed = Weighed(model) if is_copied and Weighed.takes(model) else None
+        module = parallelize(
+            self._weighed or model, self.settings, self.sizes, self.mesh, self.device, self.compile
+        )
+        self._model = model
+        self._accumulating = partial(accumulating, module, model)
+        return module
+
+    @override
+    def share_buffers(self, model: Module) -> None:
+        if self.has_shards:  # a replicated model does so in each forward pass
+            for buffer in model.buffers():
+                if not is_sharded(buffer):
+                    dist.broadcast(buffer, 0)
+
+    @override
+    def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Refuse an optimizer that computes something else from parts of parameters."""
+        kind = type(optimizer)
+        if self.has_shards and (kind.__name__ in _WHOLE or kind is Adafactor):
+            raise BackendError(
+                f"optimizer: {kind.__name__} needs whole parameters, and backend.parallel gives "
+                f"each process a part of them. Use another, such as AdamW, or replicate alone."
+            )
+        return super().prepare_optimizer(optimizer)
+
+    @override
+    def accumulating(self) -> AbstractContextManager[Any]:
+        return super().accumulating() if self._accumulating is None else self._accumulating()
+
+    @override
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        super().zero_grad(optimizer)
+        self._has_stepped = True
+
+    @override
+    def inference(self) -> AbstractContextManager[Any]:
+        return self._inference() if self.has_shards else super().inference()
+
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
+        with super().inference():
+            try:
+                yield
+            finally:
+                if self._model is not None:
+                    free_gathered(self._model)
+
+    @override
+    def weigh(self, weight: Any, loss: Tensor | None = None) -> None:
+        if self._weighed is None:
+            super().weigh(weight, loss)
+        else:
+            self._weighed.weigh(weight, loss)
+
+    @override
+    def backward(self, loss: Tensor) -> None:
+        if self._weighed is None:
+            super().backward(loss)
+        else:
+            self._weighed.backward(loss)
+
+    @override
+    def window(self) -> tuple[Any, Any]:
+        if self._window is None:
+            self._window = self._sums() if self._weighed is None else self._weighed.sums()
+        return self._window
+
+    def _sums(self) -> tuple[Any, Any]:
+        dtype = torch.float64 if self.caps.float64 else torch.float32
+        found = [
+            value.to(dtype)
+            if isinstance(value, Tensor)
+            else torch.full((), float(value), dtype=dtype, device=self.device)
+            for value in super().window()[: 1 + bool(self._losses)]
+        ]
+        sums = self.reduce(torch.stack(found), "mean").unbind()
+        return sums[0], sums[-1] if len(sums) > 1 else 0
+
+    @override
+    def drop_window(self) -> None:
+        super().drop_window()
+        self._window = None
+        if self._weighed is not None:
+            self._weighed.drop()
+
+    @override
+    def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
+        if not self.has_shards:
+            return super().clip_grad_norm(parameters, max_norm)
+        return clip_grad_norm(parameters, max_norm)
+
+    @override
+    def clip_grad_value(self, parameters: Sequence[Tensor], max_value: float) -> None:
+        if self.has_shards:
+            clip_grad_value(parameters, max_value)
+        else:
+            super().clip_grad_value(parameters, max_value)
+
+    @override
+    def grad_norm(self, parameters: Sequence[Tensor]) -> Tensor:
+        return grad_norm(parameters) if self.has_shards else super().grad_norm(parameters)
+
+    @override
+    def norms(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return norms(tensors) if self.has_shards else super().norms(tensors)
+
+    @override
+    def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
+        if not self.has_shards or keep is None:
+            super().optimizer_step(optimizer, keep)
+        elif self._look(keep):  # what undoes a step on the device knows only whole tensors
+            plain_step(optimizer)
+        else:
+            leave_out(optimizer)
+
+    # ---- state
+
+    @override
+    def host_state(self, tree: Any) -> Any:
+        return map_tensors(tree, lambda tensor: whole(tensor).detach().to("cpu", copy=True))
+
+    @override
+    def for_loading(self, tree: Any, like: Mapping[str, Any] | None = None) -> Any:
+        """Return the structure with tensors divided as the run's are; every process has all."""
+        tree = super().for_loading(tree, like)
+        if not self.has_shards or like is None:
+            return tree
+        return {
+            name: distribute(value, like[name])
+            if isinstance(value, Tensor) and not is_sharded(value) and is_sharded(like.get(name))
+            else value
+            for name, value in tree.items()
+        }
+
+    @override
+    def is_shared(self, tensor: Tensor) -> bool:
+        return is_sharded(tensor)
+
+    @override
+    def own_part(self, tensor: Tensor) -> Tensor:
+        return own_part(tensor)
+
+    @property
+    @override
+    def process_group(self) -> Any:
+        return self.processes.saves
+
+    @override
+    def explain(self, error: BaseException) -> None:
+        super().explain(error)
+        if self._processes is not None:
+            self._processes.fail_by(error)  # at once: to unwind may take waiting for the others
+        if "Expected to have finished reduction" in str(error):
+            error.add_note(
+                "A step left parameters without a gradient. Set backend.find_unused_parameters: "
+                "true, or leave those parameters out of the model."
+            )
+
+
+class ParallelCpuBackend(ParallelBackend, CpuBackend):
+    """The CPU, in several processes."""
+
+
+class ParallelAcceleratorBackend(ParallelBackend, AcceleratorBackend):
+    """An accelerator of torch's for each process."""
+
+
+class ParallelCudaBackend(ParallelBackend, CudaBackend):
+    """A CUDA device for each process."""
+
+
+LAYERS: Final[dict[type[Backend], type[ParallelBackend]]] = {
+    CpuBackend: ParallelCpuBackend,
+    AcceleratorBackend: ParallelAcceleratorBackend,
+    CudaBackend: ParallelCudaBackend,
+}
+"""Which backends have a form for several processes."""

@@ -1,0 +1,80 @@
+"""Parameters, gradients and optimizer state that are shared out among processes: FSDP2, HSDP."""
+
+from __future__ import annotations
+
+import warnings
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn import Module
+
+from ..blocks import find_blocks
+from ..errors import BackendError
+from .config import ParallelSettings
+from .mesh import Sizes
+
+
+def shard_fully(model: Module, settings: ParallelSettings, sizes: Sizes, mesh: DeviceMesh) -> None:
+    """Shard a model in place, block by block, then what is left of it.
+
+    Args:
+        model: On the host, on the mesh's device, or on `meta`; the blocks move to the device one
+            after the other.
+        settings: Which blocks, and the types of parameters and gradients.
+        sizes: With more than one replica, each shares out a copy of its own.
+        mesh: Of all axes.
+
+    Raises:
+        BackendError: If no module is of a class that is named as a block.
+    """
+    if sizes.tensor > 1:
+        # What a split output layer returns is a view for autograd, of memory of its own.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+    own = mesh["shard"] if sizes.replicate == 1 else mesh["replicate", "shard"]
+    policy = MixedPrecisionPolicy(
+        param_dtype=settings.param_dtype, reduce_dtype=settings.reduce_dtype
+    )
+    is_freed = settings.reshard_after_forward and sizes.shard > 1
+    blocks = find_blocks(model, settings.blocks, "backend.sharding.blocks")
+    _check_shared(model, blocks)
+    for block in blocks:
+        if any(True for _ in block.parameters()):
+            fully_shard(block, mesh=own, mp_policy=policy, reshard_after_forward=is_freed)
+    # The root is needed again right away: it stays as it is between forward and backward pass.
+    fully_shard(model, mesh=own, mp_policy=policy, reshard_after_forward=False)
+
+
+def _check_shared(model: Module, blocks: list[Module]) -> None:
+    """Refuse a parameter that belongs to two blocks, which would become two parameters."""
+    owner = {part: block for block in (model, *reversed(blocks)) for part in block.modules()}
+    first: dict[int, tuple[str, Module]] = {}
+    for name, module in model.named_modules():
+        for key, param in module._parameters.items():
+            full_name = f"{name}.{key}".lstrip(".")
+            other, block = first.setdefault(id(param), (full_name, owner[module]))
+            if param is not None and block is not owner[module]:
+                raise BackendError(
+                    f"{other} and {full_name} are one parameter, but belong to different blocks. "
+                    f"Name in backend.sharding.blocks only classes that hold both, or neither."
+                )
+
+
+def set_gradient_sync(model: Module, *, is_on: bool) -> None:
+    """Say whether the next backward pass exchanges the gradients of a sharded model.
+
+    Cost:
+        While it is off each process keeps whole gradients.
+    """
+    assert isinstance(model, FSDPModule)
+    model.set_requires_gradient_sync(is_on)
+    model.set_is_last_backward(is_on)
+
+
+def free_gathered(model: Module) -> None:
+    """Free what a forward pass has gathered that no backward pass follows.
+
+    A state dict of a module that is still gathered has whole tensors, which are about to go.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -1,0 +1,237 @@
+"""Layers whose arithmetic is split over processes that have the same data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, Final
+
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn import Embedding, LayerNorm, Linear, Module, Parameter, RMSNorm
+
+from ..errors import BackendError
+from ..suggestions import suggest
+from .config import STYLES
+
+# These compute with DTensors, which can be compiled as one graph with the layers around them.
+_TAKE_DTENSORS: Final = (LayerNorm, RMSNorm, Embedding, Linear)
+
+_Places = dict[int, list[tuple[Module, str]]]
+
+
+def split_layers(model: Module, plan: Mapping[str, str] | None, mesh: DeviceMesh) -> None:
+    """Split the layers of a model in place; what they take and return stays plain tensors.
+
+    All parameters become DTensors on the mesh: an optimizer could not update both kinds at once.
+    Those that the plan leaves out are whole on every process. Parameters that are shared stay
+    shared, under the names that they had.
+
+    Args:
+        model: The same on all processes.
+        plan: Pattern of module names, as in `fnmatch`, to one of `STYLES`; None = the model's
+            attribute `tensor_plan`.
+        mesh: Of one axis.
+
+    Raises:
+        BackendError: If there is no plan, a pattern fits no module, or a size cannot be split.
+    """
+    if plan is None:
+        plan = getattr(model, "tensor_plan", None)
+    if not isinstance(plan, Mapping) or not plan:
+        raise BackendError(
+            f"backend.parallel.tensor is {mesh.size()}, but {type(model).__name__} has no "
+            f"attribute 'tensor_plan'. Write a backend.tensor_plan: patterns of module names to "
+            f"{', '.join(STYLES)}."
+        )
+    styles = _resolve(model, plan)
+    for name, style in styles.items():
+        _check_sizes(model, name, style, mesh.size())
+    places = _places(model)
+    _check_shared(model, places, styles)
+    layers = {name: _make_style(model.get_submodule(name), how) for name, how in styles.items()}
+    parallelize_module(model, mesh, layers, src_data_rank=None)
+    _replicate_others(model, places, mesh)
+    for (owner, name), *others in places.values():
+        for module, other_name in others:
+            module._parameters[other_name] = owner._parameters[name]
+
+
+def _resolve(model: Module, plan: Mapping[str, str]) -> dict[str, str]:
+    """Return how each module that the plan names is split, by its name."""
+    names = [name for name, module in model.named_modules() if _can_split(module)]
+    found: dict[str, tuple[str, str]] = {}
+    for pattern, style in plan.items():
+        matching = [name for name in names if fnmatchcase(name, pattern)]
+        if style not in STYLES:
+            raise BackendError(
+                f"backend.tensor_plan[{pattern!r}] is {style!r}. {suggest(str(style), STYLES)}"
+            )
+        if not matching:
+            known = {re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in names}
+            raise BackendError(
+                f"backend.tensor_plan[{pattern!r}] fits no Linear or Embedding of "
+                f"{type(model).__name__}. {suggest(pattern, known)}"
+            )
+        for name in matching:
+            other, other_style = found.setdefault(name, (pattern, style))
+            if other_style != style:
+                raise BackendError(
+                    f"backend.tensor_plan: {name} fits {other!r} ({other_style}) and {pattern!r} "
+                    f"({style}). Let one pattern fit it."
+                )
+    return {name: style for name, (_, style) in found.items()}
+
+
+def _can_split(module: Module) -> bool:
+    return isinstance(module, (Linear, Embedding))
+
+
+def _check_sizes(model: Module, name: str, style: str, num: int) -> None:
+    """Refuse what cannot be cut into equal parts.
+
+    Parts whose results are put together at once may differ: rows of an embedding, and outputs
+    that every process gets whole.
+    """
+    layer = model.get_submodule(name)
+    if isinstance(layer, Linear) and style == "colwise":
+        what, size = "outputs", layer.out_features
+        owner = model.get_submodule(name.rpartition(".")[0])
+        head_dim = getattr(owner, "head_dim", None)
+        if isinstance(head_dim, int) and size % head_dim == 0 and size // head_dim % num:
+            raise BackendError(
+                f"backend.parallel.tensor is {num}, but the {size} outputs of {name} are "
+                f"{size // head_dim} heads of {head_dim}. Choose a size that divides the number "
+                f"of heads, and of groups of keys and values."
+            )
+    elif isinstance(layer, Linear) and style == "rowwise":
+        what, size = "inputs", layer.in_features
+    elif isinstance(layer, Embedding) and style == "colwise":
+        what, size = "columns", layer.embedding_dim
+    else:
+        return
+    if size % num:
+        raise BackendError(
+            f"backend.parallel.tensor is {num}, but {name} has {size} {what}. Choose a size that "
+            f"divides them."
+        )
+
+
+def _places(model: Module) -> _Places:
+    """Return where each parameter is used."""
+    places: _Places = {}
+    for module in model.modules():
+        for name, param in module._parameters.items():
+            if param is not None:
+                places.setdefault(id(param), []).append((module, name))
+    return places
+
+
+def _check_shared(model: Module, places: _Places, styles: Mapping[str, str]) -> None:
+    names = {module: name for name, module in model.named_modules()}
+    for users in places.values():
+        cuts = {
+            f"{names[module]}.{name}": _placement(module, name, styles.get(names[module]))
+            for module, name in users
+        }
+        if len(set(cuts.values())) > 1:
+            told = ", ".join(f"{name}: {_in_words(cut)}" for name, cut in cuts.items())
+            raise BackendError(
+                f"backend.tensor_plan splits a shared parameter in different ways ({told}). Split "
+                f"its modules in the same way: an Embedding rowwise and a Linear colwise_gather."
+            )
+
+
+def _placement(module: Module, name: str, style: str | None) -> Placement:
+    if style is None or (name == "bias" and style == "rowwise"):
+        return Replicate()
+    is_by_row = isinstance(module, Linear) == (style != "rowwise")
+    return Shard(0) if is_by_row else Shard(1)
+
+
+def _in_words(placement: Placement) -> str:
+    return f"by dimension {placement.dim}" if isinstance(placement, Shard) else "whole"
+
+
+def _make_style(layer: Module, style: str) -> ParallelStyle:
+    if style == "rowwise":
+        inputs = Replicate() if isinstance(layer, Embedding) else Shard(-1)
+        return RowwiseParallel(input_layouts=inputs)
+    return ColwiseParallel(output_layouts=Replicate() if style == "colwise_gather" else Shard(-1))
+
+
+def _replicate_others(model: Module, places: _Places, mesh: DeviceMesh) -> None:
+    """Make DTensors of the parameters that the plan leaves out, whole on every process."""
+    owners: dict[Module, list[str]] = {}
+    for module, name in _uses(places):
+        param = module._parameters[name]
+        if isinstance(param, DTensor) or param is None:
+            continue
+        whole = distribute_tensor(param.detach(), mesh, [Replicate()], src_data_rank=None)
+        module._parameters[name] = Parameter(whole, requires_grad=param.requires_grad)
+        owners.setdefault(module, []).append(name)
+    for module, names in owners.items():
+        if type(module) in _TAKE_DTENSORS:
+            module.register_forward_pre_hook(partial(_to_dtensors, mesh))
+            module.register_forward_hook(_to_plain)
+            continue
+        swap = _PlainInside(names)
+        module.register_forward_pre_hook(swap.enter)
+        module.register_forward_hook(swap.leave, always_call=True)
+
+
+def _uses(places: _Places) -> Iterator[tuple[Module, str]]:
+    for users in places.values():
+        yield from users
+
+
+def _to_dtensors(mesh: DeviceMesh, _: Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        DTensor.from_local(value, mesh, [Replicate()], run_check=False)
+        if isinstance(value, Tensor) and not isinstance(value, DTensor)
+        else value
+        for value in inputs
+    )
+
+
+def _to_plain(_: Module, __: Any, output: Any) -> Any:
+    return output.to_local() if isinstance(output, DTensor) else output
+
+
+class _PlainInside:
+    """Lets a module compute with the plain tensors inside its parameters.
+
+    Args:
+        names: Of the parameters.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self.kept: list[dict[str, Any]] = []
+
+    def enter(self, module: Module, _: Any) -> None:
+        """Put the plain tensors in the place of the parameters."""
+        own = module._parameters
+        self.kept.append({name: own[name] for name in self.names})
+        for name in self.names:
+            own[name] = _plain(own[name])  # type: ignore[assignment]  # for the forward pass only
+
+    def leave(self, module: Module, _: Any, __: Any) -> None:
+        """Put the parameters back."""
+        if self.kept:
+            module._parameters.update(self.kept.pop())
+
+
+def _plain(param: Tensor | None) -> Tensor | None:
+    if not isinstance(param, DTensor):
+        return param
+    return param.to_local(grad_placements=[Replicate()] * param.device_mesh.ndim)

@@ -1,0 +1,286 @@
+"""Several XLA devices in one process: which tensors they replicate, and which they share."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from ..errors import BackendError
+
+AXES: Final = ("replicate", "shard")
+SMALLEST_SHARDED: Final = 4096  # elements; of less there is not the memory to save
+_KEYS: Final = (*AXES, "tensor")
+_LOG_LEVEL: Final = "TF_CPP_MIN_LOG_LEVEL"
+_REPLICATED: Final = 0  # torch_xla.distributed.spmd.ShardingType.REPLICATED
+Partition = tuple[str | tuple[str, ...] | None, ...]  # for each dimension: over which axes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How the devices are used; the product of the sizes is their number.
+
+    Args:
+        replicate: Groups of devices that hold the same.
+        shard: Devices in a group; parameters and optimizer state are spread over them.
+    """
+
+    replicate: int = 1
+    shard: int = 1
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices."""
+        return self.replicate * self.shard
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], num_devices: int) -> Layout:
+        """Return the layout that `backend.parallel` asks for.
+
+        Args:
+            options: `replicate` and `shard`; 1 where not given, -1 = the rest of the devices.
+            num_devices: The devices of this process; all are used.
+
+        Raises:
+            BackendError: If a key is unknown, a value is no size, or the devices do not fit.
+        """
+        sizes = dict.fromkeys(AXES, 1) | check_parallel(options)
+        rest = [axis for axis in AXES if sizes[axis] == -1]
+        if len(rest) == len(AXES):
+            raise BackendError(
+                "backend.parallel: replicate and shard are both -1; only one can be the rest."
+            )
+        if rest:
+            (given,) = set(AXES).difference(rest)
+            sizes[rest[0]] = num_devices // sizes[given]
+        layout = cls(**sizes)
+        if layout.num_devices != num_devices:
+            raise BackendError(_misfit(options, num_devices))
+        return layout
+
+
+def check_parallel(options: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes among the options of `backend.parallel`.
+
+    Raises:
+        BackendError: If a key is unknown, or a value is no size.
+    """
+    if not isinstance(options, Mapping):
+        raise BackendError(
+            f"backend.parallel is {options!r}; give it sizes, as in {{replicate: -1}}."
+        )
+    for key, value in options.items():
+        where = f"backend.parallel.{key}"
+        if key not in _KEYS:
+            near = difflib.get_close_matches(str(key), _KEYS, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(AXES)}."
+            raise BackendError(f"{where}: no such axis. {hint}")
+        if type(value) is not int or value < -1 or value == 0:
+            raise BackendError(
+                f"{where} is {value!r}; use a number of devices, or -1 for the rest of them."
+            )
+        if key == "tensor" and value != 1:
+            raise BackendError(
+                f"{where} is {value}, but tensor parallelism is not offered on XLA. "
+                f"Use replicate and shard."
+            )
+    return {axis: options[axis] for axis in AXES if axis in options}
+
+
+def _misfit(options: Mapping[str, Any], num_devices: int) -> str:
+    given = ", ".join(f"{key}: {value}" for key, value in options.items())
+    shards = [size for size in range(1, num_devices + 1) if num_devices % size == 0]
+    fits = ", ".join(f"{num_devices // size} x {size}" for size in shards)
+    return (
+        f"backend.parallel: {{{given}}} does not fit {num_devices} XLA devices, all of which are "
+        f"used. Fits, as replicate x shard: {fits}; -1 is the rest."
+    )
+
+
+def start_spmd() -> int:
+    """Switch this process to SPMD, for good, and return the number of its devices.
+
+    Nothing may have asked torch_xla for a device before; a second call changes nothing. Also
+    mutes XLA's warning, once a compilation, that its partitioner will be replaced.
+
+    Raises:
+        BackendError: If the process uses a single device already, or there are others with
+            devices.
+    """
+    import torch_xla
+    import torch_xla.runtime as xr
+
+    if not xr.is_spmd():  # `use_spmd` warns if called again
+        if torch_xla._XLAC._xla_get_spmd_config_is_locked():
+            # torch_xla only warns, and the next sharded tensor is a segmentation fault.
+            raise BackendError(
+                "backend.parallel was given, but this process has used XLA without it before, "
+                "and cannot change that. Start a new process."
+            )
+        xr.use_spmd()
+        if os.environ.get(_LOG_LEVEL) == "1":  # as torch_xla sets it; read at the first message
+            os.environ[_LOG_LEVEL] = "2"
+    num_devices = int(xr.global_runtime_device_count())
+    own = int(xr.addressable_runtime_device_count())
+    if own != num_devices:
+        raise BackendError(
+            f"backend.parallel: this process has {own} of {num_devices} XLA devices, and needs "
+            f"all of them: more than one host is not offered on XLA."
+        )
+    return num_devices
+
+
+class Spmd:
+    """Gives tensors the place that a layout has for them.
+
+    A parameter is spread over `shard` along its largest dimension that can be divided, and so is
+    an optimizer's state; small and indivisible ones, scalars and buffers are on every device. A
+    batch is spread over both axes. Nothing is wrapped: names stay as they are. The numbers of a
+    run do not depend on the layout, but for rounding.
+
+    `start_spmd` comes first.
+
+    Args:
+        layout: Sizes of the axes.
+        smallest: Elements from which on a parameter or a state is spread.
+    """
+
+    def __init__(self, layout: Layout, *, smallest: int = SMALLEST_SHARDED) -> None:
+        import numpy as np
+        import torch_xla
+        import torch_xla.distributed.spmd as xs
+
+        self.layout = layout
+        self.smallest = smallest
+        sizes = (layout.replicate, layout.shard)
+        self.mesh = xs.Mesh(np.arange(layout.num_devices), sizes, AXES)
+        self._xla = torch_xla._XLAC
+        self._sharding_spec = xs.ShardingSpec
+        self._placed: dict[Partition, str] = {}
+        self._specs: dict[Partition, Any] = {}
+
+    # ---- model and optimizer
+
+    def partition(self, shape: Sequence[int]) -> Partition:
+        """Return over which axis each dimension is spread; None = over none.
+
+        Args:
+            shape: Of a parameter, or of state that an optimizer has for one.
+        """
+        num = self.layout.shard
+        nowhere: Partition = (None,) * len(shape)
+        dims = [dim for dim, size in enumerate(shape) if size % num == 0]
+        if num == 1 or not dims or torch.Size(shape).numel() < self.smallest:
+            return nowhere
+        largest = max(dims, key=lambda dim: shape[dim])
+        return (*nowhere[:largest], "shard", *nowhere[largest + 1 :])
+
+    def shard_model(self, model: Module) -> None:
+        """Place a model's parameters and buffers, which are on the device already.
+
+        Called right after the move, before anything is executed, each device gets its part only.
+        May be called again: what has kept its place is not touched.
+        """
+        for param in model.parameters():
+            self.place(param)
+        for buffer in model.buffers():
+            self._place(buffer, (None,) * buffer.dim())
+
+    def shard_optimizer(self, optimizer: Optimizer) -> None:
+        """Place all state that an optimizer has; to be called again when it has got another.
+
+        That is when state was made or loaded: a loaded one is whole on every device.
+        """
+        for state in optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    self.place(value)
+
+    def place(self, tensor: Tensor) -> None:
+        """Place a parameter, or state of one, by its shape; on the host it is left alone."""
+        self._place(tensor, self.partition(tensor.shape))
+
+    def spec(self, tensor: Tensor) -> Any:
+        """Return how to send a parameter, or state of one, so that it gets its place at once.
+
+        Returns:
+            For `torch_xla._XLAC._xla_tensors_from_aten`; None = whole to every device.
+        """
+        return self._spec(tensor, self.partition(tensor.shape))
+
+    def _place(self, tensor: Tensor, partition: Partition) -> None:
+        if tensor.device.type != "xla":
+            return
+        place = self._xla._get_xla_sharding_spec(tensor)  # "" = none yet
+        if place and place == self._placed.get(partition):
+            return
+        if place:
+            self._xla._xla_clear_sharding(tensor)  # or another one is refused
+        self._xla._xla_mark_sharding(tensor, self.mesh.get_op_sharding(partition))
+        self._placed[partition] = self._xla._get_xla_sharding_spec(tensor)
+
+    # ---- batches
+
+    def batch_spec(self, tensor: Tensor) -> Any:
+        """Return how to send a host tensor of a batch: dimension 0 spread over all devices.
+
+        Returns:
+            For `torch_xla._XLAC._xla_tensors_from_aten`; None = whole to every device. That is
+            for a tensor without dimensions, and for one that cannot be divided evenly: where such
+            a one is an index (of an embedding), the partitioner aborts the process in backward.
+        """
+        if tensor.dim() == 0 or tensor.shape[0] % self.layout.num_devices:
+            return None
+        return self._spec(tensor, (AXES, *(None,) * (tensor.dim() - 1)))
+
+    def _spec(self, tensor: Tensor, partition: Partition) -> Any:
+        if not any(partition):
+            return None
+        spec = self._specs.get(partition)
+        if spec is None:
+            spec = self._specs[partition] = self._sharding_spec(self.mesh, partition)
+        return spec.xla_spec(tensor)
+
+    # ---- values
+
+    def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return whole copies in host memory. Waits for the device.
+
+        Args:
+            tensors: Of what has been executed; others are executed now.
+
+        Cost:
+            Two transfers at most, and no compilation; torch_xla's own way compiles a program to
+            gather each tensor that is spread, each time.
+        """
+        kinds = map(self._xla._get_xla_sharding_type, tensors)
+        is_whole = [kind is None or kind == _REPLICATED for kind in kinds]
+        whole = [tensor for tensor, yes in zip(tensors, is_whole, strict=True) if yes]
+        spread = [tensor for tensor, yes in zip(tensors, is_whole, strict=True) if not yes]
+        copies = iter(self._xla._xla_get_cpu_tensors(whole) if whole else ())
+        joined = iter(self._join(spread) if spread else ())
+        return [next(copies if yes else joined) for yes in is_whole]
+
+    def _join(self, tensors: list[Tensor]) -> list[Tensor]:
+        shards = self._xla._get_local_shards(tensors)
+        places = self._xla._get_local_shard_replica_and_indices(tensors)
+        return [
+            _joined(tensor, parts, where)
+            for tensor, parts, where in zip(tensors, shards, places, strict=True)
+        ]
+
+
+def _joined(tensor: Tensor, parts: Sequence[Any], places: Sequence[Any]) -> Tensor:
+    whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+    for (part, _), (replica, indices) in zip(parts, places, strict=True):
+        if replica == 0:
+            # An uneven division leaves padding at the end of a part.
+            whole[tuple(indices)] = part[tuple(slice(i.stop - i.start) for i in indices)]
+    return whole

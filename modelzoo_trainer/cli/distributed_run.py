@@ -1,0 +1,157 @@
+"""A command that several processes run together: one of them speaks, and all of them end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from modelzoo_trainer.cli.signals import INTERRUPTED, StopRequests, exit_code
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.stderr import say
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.devices import Failure, Processes
+
+_FAILED: Final = 1
+_WRONG_USE: Final = 2
+Tell = Callable[[str, int], int]
+"""Says why a process ends, and returns the exit code."""
+
+
+def tell_alone(message: str, code: int) -> int:
+    """Say why the only process ends, and return its exit code."""
+    say(message)
+    return code
+
+
+class JointRun:
+    """This process's part in what several do.
+
+    What is wrong is said once, by the process that it was found in first. The others end without
+    a word, whatever it is that this has led to in them.
+
+    Args:
+        processes: All of them.
+        owns_process: Whether the process ends with the run.
+    """
+
+    def __init__(self, processes: Processes, *, owns_process: bool) -> None:
+        self._processes = processes
+        self._owns_process = owns_process
+        self._is_told = False
+        processes.control.last_words = self._say_last
+        processes.describe = _describe
+
+    def run(self, act: Callable[[Tell], int]) -> int:
+        """Run a command, and return its exit code if the process is to live on.
+
+        Args:
+            act: The command; is given what it is to say messages with.
+        """
+        try:
+            code = act(self._tell)
+        except ConfigError as error:
+            code = self._tell(str(error), _WRONG_USE)
+        except KeyboardInterrupt:
+            code = self._processes.fail("stopped by Ctrl-C", code=INTERRUPTED, kind="stop").code
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else _FAILED
+            code = self._processes.fail("stopped by a signal", code=code, kind="stop").code
+        except BaseException as error:  # noqa: BLE001  # the process ends with it
+            code = self._fail(error)
+        if self._owns_process:
+            self._processes.leave(code)
+        return code
+
+    def _tell(self, message: str, code: int) -> int:
+        first = self._processes.fail(message, code=code)
+        self._say_last(first)
+        return first.code
+
+    def _fail(self, error: BaseException) -> int:
+        first = self._processes.fail_by(error)
+        rank = self._processes.rank
+        is_first = first.kind == "hang" or first.message == _describe(error)[0]
+        if is_first and first.rank == first.teller == rank and not self._is_told:
+            self._is_told = True
+            say(str(first) if first.kind == "hang" else f"process {rank} has failed:")
+            sys.excepthook(type(error), error, error.__traceback__)
+        elif first.kind != "stop":  # whoever has sent the signal knows
+            self._say_last(first)
+        return first.code
+
+    def _say_last(self, failure: Failure) -> None:
+        """Say what the run has failed by, if that is this process's part, and nobody has."""
+        if failure.teller == self._processes.rank and not self._is_told:
+            self._is_told = True
+            say(str(failure))
+
+
+def _describe(error: BaseException) -> tuple[str, int]:
+    """Return what is said of an error, and the exit code."""
+    if isinstance(error, ConfigError):
+        return str(error), _WRONG_USE
+    return f"{type(error).__name__}: {error}", _FAILED
+
+
+def _end_at_once(name: str, joined: Sequence[Processes]) -> None:
+    """End this process because of a signal, after the others have been told, if there are some."""
+    code = exit_code(name)
+    for processes in joined:
+        code = processes.fail(f"stopped by {name}", code=code, kind="stop").code
+    os._exit(code)
+
+
+def is_joint() -> bool:
+    """Return whether a launcher has started this process as one of several.
+
+    Raises:
+        ConfigError: If what it says does not fit together.
+    """
+    from backends.coordination.launch import read_launch
+    from backends.errors import BackendError
+
+    try:
+        return read_launch() is not None
+    except BackendError as error:
+        raise ConfigError(str(error)) from None
+
+
+def end_with_launcher() -> None:
+    """Have this process end when the launcher that has started it was killed."""
+    from backends.coordination.orphans import watch_launcher
+
+    watch_launcher()
+
+
+def run_jointly(
+    act: Callable[[Processes, Tell], int], requests: StopRequests, *, owns_process: bool
+) -> int:
+    """Run a command together with other processes, and return the exit code.
+
+    Args:
+        act: The command; is given the processes, and what it is to say messages with.
+        requests: Has the signals that no trainer takes.
+        owns_process: Whether the process is there for the command alone.
+
+    Raises:
+        ConfigError: If the others cannot be reached.
+    """
+    from backends.coordination.launch import be_quiet
+
+    if owns_process:
+        be_quiet()
+    joined: list[Processes] = []
+    requests.watch(lambda name: _end_at_once(name, joined))
+    from modelzoo_trainer.devices import BackendError, join
+
+    try:
+        processes = join()
+    except BackendError as error:
+        raise ConfigError(str(error)) from None
+    assert processes is not None  # as `is_joint` says
+    joined.append(processes)
+    run = JointRun(processes, owns_process=owns_process)
+    return run.run(lambda tell: act(processes, tell))

@@ -1,0 +1,222 @@
+"""The plans of a file, run one after another; how that ends is an exit code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from modelzoo_trainer.cli.distributed_run import Tell, tell_alone
+from modelzoo_trainer.cli.signals import Phase, StopRequests, exit_code
+from modelzoo_trainer.errors import ConfigError, ModelZooError
+from modelzoo_trainer.stderr import say
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.config.plan import TrainerPlan
+    from modelzoo_trainer.devices import Processes, StopRecord
+    from modelzoo_trainer.supervisor.child import Child
+
+DONE: Final = 0
+FAILED: Final = 1
+WRONG_USE: Final = 2
+_CKPT_KEYS: Final = {"validate": "ckpt_path", "validate_all": "ckpt_paths"}
+
+
+class Runner:
+    """Builds and runs trainers; what users wrote raises through, with its traceback.
+
+    Args:
+        command: The words of the command line, for the kept file.
+        requests: Has the signals that no trainer takes.
+        child: Tells a supervisor how it goes; None = there is none.
+        scratch: Where each trainer has a folder instead of its own, as the run is only to compile
+            graphs; how many is said after each. None = it is not.
+        owns_process: Whether the process is there for the run alone.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        requests: StopRequests,
+        child: Child | None = None,
+        *,
+        scratch: Path | None = None,
+        owns_process: bool = False,
+    ) -> None:
+        self.tell: Tell = tell_alone
+        """Says why the run ends."""
+        self.owns_process = owns_process
+        self.processes: Processes | None = None
+        """Those that run it together; None = this one is alone."""
+        self.command = command
+        self.requests = requests
+        """Has the signals that no trainer takes."""
+        self._child = child
+        self._scratch = scratch
+        self._stops: StopRecord | None = None
+
+    def run(self, plans: Sequence[TrainerPlan]) -> int:
+        """Run the trainers until one ends early, and return the exit code."""
+        stopped = self._stopped_before()
+        if stopped is not None:
+            return exit_code(stopped)
+        self._check_plans(plans)
+        done = 0 if self._child is None else self._child.order.trainer
+        for number, plan in enumerate(plans[done:], done):
+            if self.requests.received is not None:
+                return exit_code(self.requests.received)
+            if self._scratch is not None:
+                plan.init["model_dir"] = str(self._scratch / str(number))
+                if plan.method in _CKPT_KEYS:  # any weights will do
+                    plan.call.setdefault(_CKPT_KEYS[plan.method], None)
+            code = self._run(number, plan)
+            if code != DONE:
+                return code
+        return DONE
+
+    def _stopped_before(self) -> str | None:
+        """Return what stopped the run before torchrun started it again; None if nothing."""
+        from modelzoo_trainer.devices import BackendError, StopRecord
+
+        try:
+            self._stops = StopRecord(self.processes)
+        except BackendError as error:
+            raise ConfigError(str(error)) from None
+        stopped = self._stops.find()
+        if stopped is not None and (self.processes is None or self.processes.rank == 0):
+            say(
+                f"The run was stopped ({stopped}), and torchrun has started it again: it ends "
+                f"here. To resume it, start torchrun again."
+            )
+        return stopped
+
+    def _check_plans(self, plans: Sequence[TrainerPlan]) -> None:
+        """Check that all processes run the same.
+
+        Raises:
+            ConfigError: If they do not.
+        """
+        if self.processes is None:
+            return
+        from modelzoo_trainer.config.resolved import to_yaml
+        from modelzoo_trainer.config.secrets import without_secrets
+        from modelzoo_trainer.devices import BackendError
+
+        texts = [f"mode: {plan.mode}\n{to_yaml(without_secrets(plan.resolved))}" for plan in plans]
+        try:
+            self.processes.require_same(
+                "the configuration",
+                "".join(texts),
+                hint="Start all with the same file and options.",
+            )
+        except BackendError as error:
+            raise ConfigError(str(error)) from None
+
+    def _run(self, number: int, plan: TrainerPlan) -> int:
+        from modelzoo_trainer.devices import BackendError, BackendUnavailable
+
+        self._say_notes(plan)
+        self.requests.set_phase(Phase.STARTING)
+        try:
+            trainer = plan.build()
+            self._save_params(plan, trainer)
+        except (ConfigError, BackendUnavailable) as error:
+            return self.tell(str(error), WRONG_USE)
+        except (ModelZooError, BackendError) as error:
+            return self._fail(error)
+        try:
+            self._run_trainer(number, plan, trainer)
+        except ConfigError as error:  # what only the data or the model could tell
+            return self.tell(str(error), WRONG_USE)
+        except (ModelZooError, BackendError) as error:
+            return self._fail(error)
+        except OSError as error:
+            if error.errno is None:  # not the operating system's
+                raise
+            return self._fail(error)
+        finally:
+            self.requests.set_phase(Phase.ENDING)
+            trainer.close()
+        return self._code(trainer)
+
+    def _say_notes(self, plan: TrainerPlan) -> None:
+        if self.processes is None or self.processes.rank == 0:
+            for note in plan.notes:
+                say(f"note: {note}")
+
+    def _code(self, trainer: Any) -> int:
+        """Return the exit code of a trainer; a signal that came too late for it ends the next."""
+        stopped_by = trainer.interrupted or trainer.late_signal
+        self.requests.received = self.requests.received or stopped_by
+        if trainer.interrupted is None:
+            return DONE
+        if self._stops is not None:
+            self._stops.leave(trainer.interrupted)
+        return exit_code(trainer.interrupted)
+
+    def _run_trainer(self, number: int, plan: TrainerPlan, trainer: Any) -> None:
+        if self._child is not None:
+            self._child.begin_trainer(number, trainer.autorestart)
+        # Hosts may count differently how often torchrun has started their processes.
+        if self.processes is not None and self.processes.agree(
+            self.processes.launch.restart_count > 0
+        ):
+            trainer.autorestart.is_restart = True
+
+        def phase() -> Phase:
+            is_before_fit = plan.method == "fit" and not trainer.data.num_batches
+            return Phase.STARTING if is_before_fit else Phase.RUNNING
+
+        self.requests.set_phase(phase)
+        trainer.raise_on_interrupt = False  # it is an exit code here
+        begin = time.perf_counter()
+        plan.run(trainer)
+        self.requests.set_phase(Phase.ENDING)
+        if self._scratch is not None:
+            _tell_compilations(trainer, time.perf_counter() - begin)
+        if self._child is not None:
+            self._child.end_trainer(number, trainer.interrupted)
+
+    def _save_params(self, plan: TrainerPlan, trainer: Any) -> None:
+        """Write the file as it is run, changes included, beside the run's log."""
+        from modelzoo_trainer.config.provenance import describe_run
+
+        if not trainer.backend.is_main:
+            return
+        path = trainer.artifact_dir / "params.yaml"
+        try:
+            path.write_text(describe_run(plan, self.command), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None
+
+    def _fail(self, error: Exception) -> int:
+        if self._child is not None:
+            self._child.fail(error)
+        return self.tell(describe(error), FAILED)
+
+
+def _tell_compilations(trainer: Any, seconds: float) -> None:
+    num = trainer.backend.counters().get("compilations")
+    if num is None:
+        say(f"No graphs: {trainer.backend.device} runs steps as they come.")
+    else:
+        say(f"{num} graphs compiled, {seconds:.1f} s with their first use")
+
+
+def refuse(message: str) -> int:
+    """Say what is wrong with the command or the file, and return the exit code."""
+    say(message)
+    return WRONG_USE
+
+
+def fail(error: BaseException) -> int:
+    """Say in one line why a run has failed, and return the exit code."""
+    say(describe(error))
+    return FAILED
+
+
+def describe(error: BaseException) -> str:
+    """Return an error in one line, with its notes."""
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {error}{notes}"

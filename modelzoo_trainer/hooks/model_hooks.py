@@ -1,0 +1,108 @@
+"""Hooks that the model itself defines."""
+
+from __future__ import annotations
+
+import dis
+import logging
+from types import FunctionType
+from typing import Any, Final
+
+from torch.nn import Module
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from modelzoo_trainer.hooks.spec import HookFn, check_listener
+
+_INNER: Final = ("_orig_mod", "_fsdp_wrapped_module")  # where torch's wrappers keep the model
+_PREFIX: Final = "on_"
+_LIGHTNING: Final = ("training_step", "configure_optimizers")
+
+log = logging.getLogger("modelzoo_trainer.model")
+
+
+class ModelHooks:
+    """The methods of a model whose names begin with `on_`, as a callback; nothing else of it.
+
+    A model has a life of its own: a method called `setup` or `finalize` is no hook of a run. Nor is
+    an empty method that the model's class inherits, which only says what a library would call.
+
+    Args:
+        model: The module, wrapped or not.
+    """
+
+    def __init__(self, model: Module) -> None:
+        self.__wrapped__ = unwrapped(model)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(_PREFIX) and not is_placeholder(type(self.__wrapped__), name):
+            return getattr(self.__wrapped__, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
+
+
+def model_hooks(model: Module) -> ModelHooks | None:
+    """Return the hooks of a trainer's model, or None if it defines none.
+
+    Args:
+        model: The module, wrapped or not.
+
+    Raises:
+        HookError: If a method has nearly the name of a hook, or takes other parameters than the
+            hook passes.
+    """
+    kind = type(unwrapped(model))
+    _warn_of_steps(kind)
+    names = [name for name in dir(kind) if name.startswith(_PREFIX)]
+    methods = {
+        name: getattr(kind, name)
+        for name in names
+        if callable(getattr(kind, name)) and not is_placeholder(kind, name)
+    }
+    if not methods:
+        return None
+    check_listener(kind.__name__, methods)
+    return ModelHooks(model)
+
+
+def _warn_of_steps(kind: type) -> None:
+    """Say that the steps of a LightningModule, or of what looks like one, are not called."""
+    if all(callable(getattr(kind, name, None)) for name in _LIGHTNING):
+        log.warning(
+            "%s.%s are not called, as this is no LightningModule's trainer: a step calls the "
+            "model's forward with the batch, which returns the loss (or Trainer.compute_loss "
+            "does), and updates with Trainer(optimizer=..., schedulers=...).",
+            kind.__name__,
+            " and ".join(_LIGHTNING),
+        )
+
+
+def is_placeholder(kind: type, name: str) -> bool:
+    """Return whether a class only inherits a method, and one that does nothing.
+
+    Args:
+        kind: The class.
+        name: Of the method.
+    """
+    method = getattr(kind, name, None)
+    if name in vars(kind) or not isinstance(method, FunctionType):
+        return False
+    return _statements(method) == _statements(_empty)
+
+
+def _statements(function: HookFn) -> list[tuple[str, Any]]:
+    """Return what a function does, as Python's own instructions."""
+    return [(one.opname, one.argval) for one in dis.get_instructions(function)]
+
+
+def _empty() -> None:
+    pass
+
+
+def unwrapped(model: Module) -> Module:
+    """Return the model that torch's wrappers for compiling and for several processes hold."""
+    while True:
+        parts = model._modules
+        inner = next((parts[name] for name in _INNER if parts.get(name) is not None), None)
+        if inner is None and isinstance(model, (DataParallel, DistributedDataParallel)):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner

@@ -1,0 +1,123 @@
+"""All callbacks of a run, called as if they were one."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from modelzoo_trainer.callback import Callback, CoreCallback, hook_names
+from modelzoo_trainer.errors import HookError
+from modelzoo_trainer.hooks.keyword_calls import KeywordCall, listener_of
+from modelzoo_trainer.hooks.spec import HOOKS, HookFn, fan_out, fan_out_all, near_miss
+
+# Everybody is told, whatever one of them raises.
+_ALL_RUN: Final = frozenset(
+    {"finalize", "on_fit_exception", "on_train_exception", "on_validate_exception"}
+)
+Event = Callable[..., None]
+
+
+class HookTable(Callback):
+    """The composite: each hook calls the callbacks that override it, in order.
+
+    A hook that nobody overrides is one and the same empty function, which stays in the
+    processor's caches.
+
+    Args:
+        callbacks: In the order in which they are called.
+        is_log_step: Whether to include hooks that are for log steps only.
+        rehearses: Include those of them that belong to the traced step in any case, so that
+            what a log step records is recorded, though nothing is logged.
+    """
+
+    def __init__(
+        self,
+        callbacks: Iterable[Any] = (),
+        *,
+        is_log_step: bool = True,
+        rehearses: bool = False,
+    ) -> None:
+        self.callbacks: Final = tuple(callbacks)
+        self._events: dict[str, Event | None] = {}
+        listeners: dict[str, list[HookFn]] = {}
+        for callback in self.callbacks:
+            for name in hook_names(callback, is_log_step=is_log_step, rehearses=rehearses):
+                listeners.setdefault(name, []).append(getattr(callback, name))
+        for name in HOOKS:
+            calls = listeners.get(name)
+            if calls is None:
+                fire: HookFn = _nobody
+            else:
+                fire = self._fire(name, calls)
+            setattr(self, name, fire)
+
+    def _fire(self, name: str, calls: list[HookFn]) -> HookFn:
+        if name in _ALL_RUN:
+            return fan_out_all(name, calls)
+        [*_, last] = calls
+        if len(calls) == 1 and isinstance(getattr(last, "__self__", None), CoreCallback):
+            return last  # asks for no stop by raising
+        return fan_out(calls)
+
+    def call(self, trainer: Any, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Fire a hook by its name.
+
+        Args:
+            trainer: Goes first to a declared hook, and to a listener of an undeclared event
+                whose first parameter is called `trainer`.
+            name: A declared hook, or any event of one's own.
+            args: Passed as they are.
+            kwargs: For an undeclared event, each listener gets those that it names.
+
+        Raises:
+            HookError: If nobody listens and the name is nearly that of a declared hook, or the
+                arguments do not fit a listener.
+        """
+        declared = HOOKS.get(name)
+        if declared is not None:
+            first = (trainer,) if "trainer" in declared.parameters[:1] else ()
+            fire = getattr(self, name, _nobody)
+            fire(*first, *_ordered(name, declared.parameters[len(first) :], args, kwargs))
+            return
+        if name not in self._events:
+            self._events[name] = self._listeners_of(name)
+        event = self._events[name]
+        if event is not None:
+            event(trainer, args, kwargs)
+
+    def _listeners_of(self, name: str) -> Event | None:
+        found = [listener_of(callback, name) for callback in self.callbacks]
+        calls = [_with_trainer(listener) for listener in found if listener is not None]
+        if calls:
+            return fan_out(calls)
+        meant = near_miss(name)
+        if meant is not None:
+            raise HookError(f"{name!r} is not a hook. Did you mean {meant!r}?")
+        return None
+
+
+def _ordered(
+    name: str, parameters: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    """Return the arguments of a declared hook in their order."""
+    if not kwargs and len(args) == len(parameters):
+        return args
+    given = dict(zip(parameters, args, strict=False)) | kwargs
+    if len(args) + len(kwargs) != len(parameters) or given.keys() != set(parameters):
+        passed = ", ".join([*map(repr, args), *kwargs])
+        raise HookError(f"call({name!r}) got ({passed}), but takes ({', '.join(parameters)}).")
+    return tuple(given[key] for key in parameters)
+
+
+def _nobody(*args: Any) -> None:
+    """Do nothing: the hook that no callback overrides."""
+
+
+def _with_trainer(listener: KeywordCall) -> Event:
+    """Return a listener as a function of (trainer, args, kwargs)."""
+    if not listener.takes_trainer:
+        return lambda trainer, args, kwargs: listener(args, kwargs)
+
+    def call(trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        others = {name: value for name, value in kwargs.items() if name != "trainer"}
+        listener((trainer, *args), others)
+
+    return call

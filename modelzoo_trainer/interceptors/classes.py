@@ -1,0 +1,166 @@
+"""What a class says of its events and of the functions around them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final, TypeVar
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.interceptors.functions import (
+    INIT,
+    AnyFunction,
+    Pair,
+    called,
+    canonical,
+    note_call,
+)
+
+F = TypeVar("F", bound=AnyFunction)
+
+OWN_LIST: Final = "_advice_list"
+"""Where a class keeps the list `callbacks` that it was defined with."""
+
+_NAME: Final = re.compile(r"[a-z0-9]+([-_][a-z0-9]+)*")
+_STYLE: Final = re.compile(r"(pre|post)_(.+)_callback")
+
+
+def event(*names: str, keeps_result: bool = False) -> Callable[[F], F]:
+    """Mark a method of a block as an event.
+
+    Args:
+        names: What functions call it; one is enough, others are read as well.
+        keeps_result: A function after it may not put None in the place of a result, although the
+            method itself may return None.
+
+    Returns:
+        A decorator that leaves the method as it is. An override of it need not be marked.
+
+    Raises:
+        ConfigError: If a name is not of letters, digits and hyphens, or is that of the
+            constructor; if it is no plain method.
+    """
+    for name in names:
+        if not _NAME.fullmatch(name) or name == INIT:
+            raise ConfigError(
+                f"event({name!r}): an event is named in lower case, with hyphens, such as "
+                f"'create-model'; {INIT!r} is the constructor's."
+            )
+
+    def mark(method: F) -> F:
+        is_plain = inspect.isfunction(method) and not inspect.iscoroutinefunction(method)
+        if not names or not is_plain:
+            raise ConfigError(
+                f"event{names}: got {method!r}; it takes a name, and marks a plain method."
+            )
+        method.__events__ = tuple(map(canonical, names))  # type: ignore[attr-defined]  # the mark
+        method.__keeps_result__ = keeps_result  # type: ignore[attr-defined]  # part of it
+        return method
+
+    return mark
+
+
+def events_of(cls: type) -> dict[str, str]:
+    """Return the events of a class and its bases, and the names of their methods.
+
+    Raises:
+        ConfigError: If two methods have one event, or two classes call one method's differently.
+    """
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        for attribute, method in vars(base).items():
+            marked: tuple[str, ...] = getattr(method, "__events__", ())
+            before = [name for name, known in found.items() if known == attribute]
+            for name in marked:
+                if found.get(name, attribute) != attribute or (before and name not in before):
+                    raise ConfigError(
+                        f"{base.__name__}.{attribute} is marked as event {name!r}, but "
+                        f"{next(iter(before), name)!r} is there already. An event has one "
+                        f"method, and an override keeps the event without a mark."
+                    )
+            found |= dict.fromkeys(marked, attribute)
+    return found
+
+
+def take_list(cls: type) -> None:
+    """Keep the list `callbacks` of a class for it, and mark its method-style functions."""
+    given = vars(cls).get("callbacks")
+    if isinstance(given, (list, tuple)):
+        setattr(cls, OWN_LIST, tuple(given))
+        delattr(cls, "callbacks")
+    for name, value in list(vars(cls).items()):
+        if _STYLE.fullmatch(name) and inspect.isfunction(value):
+            setattr(cls, name, once_a_chain(value))
+
+
+def once_a_chain(function: AnyFunction) -> AnyFunction:
+    """Return a method-style function that changes nothing if the chain has called it already.
+
+    So a function that calls that of its parent class, which was called before it, does no harm.
+
+    Args:
+        function: As a class defines it.
+    """
+    chained = object()
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def call(self: object, *args: Any, **kwargs: Any) -> Any:
+        if (id(self), chained) not in called().get():
+            return function(self, *args, **kwargs)
+        given = list(signature.bind(self, *args, **kwargs).arguments.values())[1:]
+        return given[0] if len(given) == 1 else tuple(given) or None
+
+    call.__chained__ = chained  # type: ignore[attr-defined]  # read by Function
+    return call
+
+
+def class_pairs(cls: type) -> tuple[Pair, ...]:
+    """Return the functions that a class and its bases have: base first, nothing inherited twice."""
+    found: list[Pair] = []
+    for base in reversed(cls.__mro__):
+        given = vars(base).get(OWN_LIST)
+        if given is None:
+            given = vars(base).get("callbacks", ())  # of a mix-in that is no block itself
+        inherited = list(found)
+        if isinstance(given, (list, tuple)):
+            found += [pair for pair in given if pair not in inherited]
+        found += _methods_of(base)
+    return tuple(found)
+
+
+def pair_of(owner: object, pair: Pair) -> Pair:
+    """Return a pair of an object's class for another object that has its event.
+
+    A method of the class gets the object that it belongs to, and not the other one.
+
+    Args:
+        owner: The object.
+        pair: One of `class_pairs`.
+    """
+    event, function = pair
+    methods = (method for base in type(owner).__mro__ for _, method in _methods_of(base))
+    if not any(function is method for method in methods):
+        return event, function
+
+    @wraps(function)
+    def call(other: object, *args: Any, **kwargs: Any) -> Any:
+        result = function(owner, *args, **kwargs)
+        note_call(owner, getattr(function, "__chained__", None))
+        return result
+
+    return event, call
+
+
+def _methods_of(cls: type) -> list[Pair]:
+    pairs: list[Pair] = []
+    for name, value in vars(cls).items():
+        match = _STYLE.fullmatch(name)
+        if match is None:
+            continue
+        if not inspect.isfunction(value):
+            raise ConfigError(f"{cls.__name__}.{name} is {value!r}; it should be a plain method.")
+        pairs.append((f"{match[1]}-{canonical(match[2])}", value))
+    return pairs

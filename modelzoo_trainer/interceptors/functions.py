@@ -1,0 +1,311 @@
+"""One function before or after a method: what fits, and how it is called."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from modelzoo_trainer.errors import ConfigError, suggest
+
+log = logging.getLogger("modelzoo_trainer.interceptors")
+
+AnyFunction = Callable[..., Any]
+Pair = tuple[str, AnyFunction]
+
+INIT: Final = "init"
+"""The event of the constructor, which every block has."""
+
+_VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_CALLED: ContextVar[frozenset[tuple[int, object]]] = ContextVar("called", default=frozenset())
+
+
+def canonical(name: str) -> str:
+    """Return an event's name with hyphens, in whichever way it was written."""
+    return name.replace("_", "-")
+
+
+def is_pair(value: object) -> bool:
+    """Return whether something is meant as an event and its function."""
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str)
+
+
+def split_pair(pair: Any, where: str) -> tuple[str, str, AnyFunction]:
+    """Return "pre" or "post", the event's name, and the function.
+
+    Args:
+        pair: Such as `("post-step", f)`.
+        where: Whose it is, for messages.
+
+    Raises:
+        ConfigError: If it is not of that form.
+    """
+    if not is_pair(pair):
+        raise ConfigError(f"{where}: got {pair!r}. Give pairs such as ('post-step', function).")
+    spelled, function = pair
+    side, _, name = canonical(spelled).partition("-")
+    if side not in ("pre", "post") or not name:
+        raise ConfigError(
+            f"{where}: {spelled!r} is neither before nor after an event. Write 'pre-{spelled}' or "
+            f"'post-{spelled}'."
+        )
+    if not callable(function):
+        raise ConfigError(f"{where}: {spelled!r} got {function!r}, which cannot be called.")
+    return side, name, function
+
+
+def unknown_event(where: str, spelled: str, known: Iterable[str]) -> ConfigError:
+    """Return the error for an event that nobody has.
+
+    Args:
+        where: Whose it should be.
+        spelled: With its "pre-" or "post-".
+        known: The names of the events there, without.
+    """
+    side, _, name = canonical(spelled).partition("-")
+    names = sorted(set(known))
+    advice = suggest(f"{side}-{name}", [f"{side}-{one}" for one in names])
+    near = f"{advice} " if advice.startswith("Did") else ""
+    return ConfigError(
+        f"{where}: there is no event {name!r} for {spelled!r}. {near}Events: {', '.join(names)}."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """The method of an event, as functions around it see it.
+
+    Args:
+        block: The class's name.
+        event: The event's name.
+        attribute: The method's name.
+        parameters: Of the method, without the object itself.
+        returns: Its annotation; `inspect.Parameter.empty` = there is none.
+        keeps_result: Whether a function after it may not turn a result into None.
+    """
+
+    block: str
+    event: str
+    attribute: str
+    parameters: Mapping[str, inspect.Parameter]
+    returns: Any
+    keeps_result: bool = False
+
+    @classmethod
+    def of(cls, block: type, event: str, attribute: str) -> Method:
+        """Return the method of a class.
+
+        An override without an annotation of its result has that of the method it overrides.
+
+        Args:
+            block: The class.
+            event: The event's name.
+            attribute: The method's name.
+        """
+        signature = inspect.signature(getattr(block, attribute))
+        parameters = dict(list(signature.parameters.items())[1:])
+        returns: Any = inspect.Parameter.empty
+        declared = [vars(base)[attribute] for base in block.__mro__ if attribute in vars(base)]
+        for method in declared:
+            if returns is inspect.Parameter.empty:
+                returns = inspect.signature(method).return_annotation
+        keeps = any(getattr(method, "__keeps_result__", False) for method in declared)
+        return cls(block.__name__, event, attribute, parameters, returns, keeps)
+
+    @property
+    def nameable(self) -> list[str]:
+        """The parameters that a function may take."""
+        return [name for name, p in self.parameters.items() if p.kind not in _VARIADIC]
+
+    @property
+    def has_result(self) -> bool:
+        """Whether it returns something, or may."""
+        return self.event != INIT and self.returns not in (None, "None", type(None))
+
+
+class Function:
+    """A function of an event.
+
+    Args:
+        pair: The event as it was written, and the function.
+        method: Of the event.
+
+    Raises:
+        ConfigError: If its parameters do not fit the method.
+    """
+
+    def __init__(self, pair: Pair, method: Method) -> None:
+        self.pair = pair
+        self.method = method
+        self.attribute = method.attribute
+        self._function = pair[1]
+        self.label = f"{name_of(pair[1])}, {pair[0]!r} of {method.block}"
+        self.chained: object | None = getattr(pair[1], "__chained__", None)
+        self._parameters = self._own_parameters()
+
+    def _own_parameters(self) -> list[inspect.Parameter]:
+        """Return the parameters after the first, which is the object."""
+        try:
+            parameters = list(inspect.signature(self._function).parameters.values())
+        except (TypeError, ValueError):
+            raise self.misfit("its parameters cannot be seen; wrap it in a lambda") from None
+        if inspect.iscoroutinefunction(self._function):
+            raise self.misfit("it is async, and nobody awaits it; make it a plain function")
+        bound = self._function.keywords if isinstance(self._function, partial) else {}
+        parameters = [p for p in parameters if p.name not in bound]
+        if not parameters:
+            raise self.misfit("it takes nothing; its first parameter is the object itself")
+        for p in parameters:
+            if p.kind in _VARIADIC:
+                raise self.misfit(f"it takes {p}; name what it takes, without * and **")
+            if p.default is not p.empty:
+                raise self.misfit(f"its parameter {p.name!r} has a default; it is always given")
+        return parameters[1:]
+
+    def misfit(self, why: str) -> ConfigError:
+        """Return the error for a function that does not fit its event."""
+        return ConfigError(f"{self.label}: {why}.")
+
+    def note(self, owner: object) -> None:
+        """Note that the chain at hand has called this function, if it is a method of the object."""
+        note_call(owner, self.chained)
+
+    def none_instead_of(self, what: str) -> ValueError:
+        """Return the error for a function that seems to have forgotten its `return`."""
+        return ValueError(
+            f"{self.label}, returned None in place of {what}. Return what it is to be, changed or "
+            f"not."
+        )
+
+
+class PreFunction(Function):
+    """Called before a method, with those of its arguments that it names; may rewrite them."""
+
+    def __init__(self, pair: Pair, method: Method) -> None:
+        super().__init__(pair, method)
+        known = method.nameable
+        first = next(iter(inspect.signature(self._function).parameters))
+        if first in known:
+            raise self.misfit(f"its first parameter, {first!r}, gets the object; call it 'self'")
+        for p in self._parameters:
+            if p.name not in known:
+                advice = suggest(p.name, known) if known else "It takes none by name."
+                raise self.misfit(
+                    f"its parameter {p.name!r} is none of {method.attribute}'s. {advice}".rstrip(
+                        "."
+                    )
+                )
+        self._names = [p.name for p in self._parameters]
+        self._keywords = [p.name for p in self._parameters if p.kind is p.KEYWORD_ONLY]
+        self._positional = [name for name in self._names if name not in self._keywords]
+        self._may_be_none = {name for name in self._names if _admits_none(method.parameters[name])}
+
+    def rewrite(self, owner: object, arguments: dict[str, Any]) -> None:
+        """Call it, and put what it returns in the place of what it took.
+
+        Raises:
+            ValueError: If it returns another number of values than it took.
+        """
+        returned = self._function(
+            owner,
+            *(arguments[name] for name in self._positional),
+            **{name: arguments[name] for name in self._keywords},
+        )
+        for name, value in zip(self._names, self._values(returned), strict=True):
+            is_lost = value is None and arguments[name] is not None
+            if is_lost and name not in self._may_be_none:
+                raise self.none_instead_of(repr(name))
+            arguments[name] = value
+        self.note(owner)
+
+    def _values(self, returned: Any) -> Iterable[Any]:
+        num = len(self._names)
+        if num == 1:
+            return (returned,)
+        if num == 0 and returned is None:
+            return ()
+        if num == 0:
+            raise ValueError(f"{self.label}, takes no argument and should not return {returned!r}.")
+        is_sequence = isinstance(returned, (tuple, list))
+        if is_sequence and len(returned) == num:
+            return returned  # type: ignore[no-any-return]  # a sequence, as was seen
+        given = f"{len(returned)} values" if is_sequence else f"a {type(returned).__name__}"
+        raise ValueError(
+            f"{self.label}, returned {given}, and should return {num}: ({', '.join(self._names)})."
+        )
+
+
+class PostFunction(Function):
+    """Called after a method, with its result, if it has one; may replace that."""
+
+    def __init__(self, pair: Pair, method: Method) -> None:
+        super().__init__(pair, method)
+        num = len(self._parameters)
+        self._has_result = method.has_result
+        if method.has_result and num != 1:
+            taken = ", ".join(inspect.signature(self._function).parameters)
+            raise self.misfit(
+                f"it takes ({taken}), and should take (self, result), as {method.attribute} "
+                f"returns something; one that returns nothing is annotated '-> None'"
+            )
+        if not method.has_result and num != 0:
+            raise self.misfit(f"it should take (self) alone, as {method.attribute} returns None")
+        if method.has_result and method.returns is inspect.Parameter.empty:
+            log.warning(
+                "%s: %s says not what it returns (no annotation), so whatever that is goes to the "
+                "function.",
+                self.label,
+                method.attribute,
+            )
+        may_return_none = "None" in str(method.returns) or "Optional" in str(method.returns)
+        self._may_be_none = may_return_none and not method.keeps_result
+        self._keyword = [p.name for p in self._parameters if p.kind is p.KEYWORD_ONLY]
+
+    def result(self, owner: object, value: Any) -> Any:
+        """Call it, and return the result of the method as it leaves it.
+
+        Raises:
+            ValueError: If it returns None where there was a result.
+        """
+        if not self._has_result:
+            self._function(owner)
+            returned = value
+        else:
+            keyword = dict.fromkeys(self._keyword, value)
+            returned = self._function(owner, **keyword) if keyword else self._function(owner, value)
+            if returned is None and value is not None and not self._may_be_none:
+                raise self.none_instead_of("the result")
+        self.note(owner)
+        return returned
+
+
+def name_of(function: AnyFunction) -> str:
+    """Return what messages call a function; partials and objects have no name of their own."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def _admits_none(parameter: inspect.Parameter) -> bool:
+    said = str(parameter.annotation)
+    return parameter.default in (None, ...) or "None" in said or "Optional" in said
+
+
+def note_call(owner: object, chained: object | None) -> None:
+    """Note that the chain at hand has called a method-style function of an object.
+
+    Args:
+        owner: The object.
+        chained: What the function is known by; None = it is no method of the object.
+    """
+    if chained is not None:
+        _CALLED.set(_CALLED.get() | {(id(owner), chained)})
+
+
+def called() -> ContextVar[frozenset[tuple[int, object]]]:
+    """Return the variable that holds which methods of objects the chains at hand have called."""
+    return _CALLED

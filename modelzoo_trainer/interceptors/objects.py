@@ -1,0 +1,290 @@
+"""Blocks whose events take functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, MutableSequence
+from functools import partial, wraps
+from types import new_class
+from typing import Any, Final, Self, overload
+
+from typing_extensions import override
+
+from modelzoo_trainer.errors import ConfigError, StopTraining
+from modelzoo_trainer.interceptors.classes import class_pairs, events_of, take_list
+from modelzoo_trainer.interceptors.functions import (
+    INIT,
+    AnyFunction,
+    Function,
+    Method,
+    Pair,
+    PostFunction,
+    PreFunction,
+    split_pair,
+    unknown_event,
+)
+from modelzoo_trainer.interceptors.methods import (
+    FUNCTIONS,
+    AdvisedMethod,
+    Parameters,
+    after,
+    before,
+    functions_of,
+    install,
+)
+
+_PREPARED: Final = "_advice_prepared"
+
+
+class FunctionHandle:
+    """What takes an added function away again."""
+
+    def __init__(self, owner: AdvisedMethods, function: Function) -> None:
+        self._owner = owner
+        self._function = function
+
+    def remove(self) -> None:
+        """Take the function away; a second call does nothing."""
+        functions = functions_of(self._owner)
+        if any(known is self._function for known in functions):
+            install(self._owner, [known for known in functions if known is not self._function])
+
+
+class AdvisedMethods:
+    """Base of blocks whose events take functions.
+
+    Functions come from the classes, base first, each with its list `callbacks` and then its methods
+    `pre_EVENT_callback` and `post_EVENT_callback`, and then from the object. What a class has from
+    its bases it does not get twice.
+
+    Raises:
+        ConfigError: When an object is made, if a function does not fit.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        events_of(cls)
+        take_list(cls)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Make the object, with the functions of its classes in place before it is initialised."""
+        if (args or kwargs) and cls.__init__ is object.__init__:
+            raise TypeError(f"{cls.__name__}() takes no arguments")
+        made: Callable[..., Self] = super().__new__
+        self = made(cls) if made is object.__new__ else made(cls, *args, **kwargs)
+        pairs = self.own_pairs()
+        if pairs:
+            functions = [self.checked(pair) for pair in pairs]
+            install(self, [known for known in functions if known.method.event != INIT])
+            if any(known.method.event == INIT for known in functions):
+                _prepare_init(cls)
+        return self
+
+    @classmethod
+    def own_pairs(cls) -> tuple[Pair, ...]:
+        """Return the functions of the classes that are for the object itself: all."""
+        return class_pairs(cls)
+
+    @classmethod
+    def events(cls) -> tuple[str, ...]:
+        """Return the names of all events, without that of the constructor."""
+        return tuple(sorted(events_of(cls)))
+
+    @classmethod
+    def with_functions(cls, *pairs: Pair) -> type[Self]:
+        """Return this class with more functions: they are there when the constructor begins.
+
+        Args:
+            pairs: Such as `("post-load", f)`.
+        """
+        names = {
+            "callbacks": list(pairs),
+            "__module__": cls.__module__,
+            "__qualname__": cls.__qualname__,
+            "__doc__": cls.__doc__,
+        }
+        return new_class(cls.__name__, (cls,), exec_body=lambda own: own.update(names))
+
+    def add_function(self, event: str, function: AnyFunction) -> FunctionHandle:
+        """Add a function to this object alone, after those it has.
+
+        Args:
+            event: Such as "pre-step" or "post-step".
+            function: Of the object and some of the method's arguments, or of it and the result.
+
+        Returns:
+            A handle whose `remove` takes it away again.
+
+        Raises:
+            ConfigError: If there is no such event, or the function does not fit it.
+        """
+        added = self.checked((event, function))
+        if added.method.event == INIT:
+            raise ConfigError(
+                f"{added.label}: the object is made already. Give it in the class's list, or with "
+                f"{type(self).__name__}.with_functions(...)."
+            )
+        install(self, [*functions_of(self), added])
+        return FunctionHandle(self, added)
+
+    def add_pair_once(self, pair: Pair) -> None:
+        """Add a function after those there are, unless this very pair is among them.
+
+        Args:
+            pair: Such as `("post-step", f)`, of an event other than that of the constructor.
+
+        Raises:
+            ConfigError: If there is no such event, or the function does not fit it.
+        """
+        functions = functions_of(self)
+        if not any(known.pair is pair for known in functions):
+            install(self, [*functions, self.checked(pair)])
+
+    def drop_pairs(self, pairs: Iterable[Pair]) -> None:
+        """Take functions away that were added as these very pairs."""
+        dropped = set(map(id, pairs))
+        functions = functions_of(self)
+        kept = [known for known in functions if id(known.pair) not in dropped]
+        if len(kept) < len(functions):
+            install(self, kept)
+
+    def checked(self, pair: Pair) -> Function:
+        """Return a function of this object's events.
+
+        Args:
+            pair: Such as `("post-step", f)`.
+
+        Raises:
+            ConfigError: If there is no such event, or the function does not fit it.
+        """
+        cls = type(self)
+        side, name, _ = split_pair(pair, cls.__name__)
+        methods = {INIT: "__init__", **events_of(cls)}
+        if name not in methods:
+            raise unknown_event(cls.__name__, pair[0], methods)
+        method = Method.of(cls, name, methods[name])
+        return (PreFunction if side == "pre" else PostFunction)(pair, method)
+
+    def heed_stop(self, stop: StopTraining, attribute: str) -> None:
+        """Do what a `StopTraining` asks for that a function has raised: it goes through.
+
+        Args:
+            stop: What was raised.
+            attribute: The name of the method that the function belongs to.
+        """
+        raise stop
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(vars(self))
+        for name, value in vars(self).items():
+            if isinstance(value, AdvisedMethod):  # of this object, not of the copy
+                del state[name]
+                if value.replaced is not None:
+                    state[name] = value.replaced
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        functions = state.get(FUNCTIONS, [])
+        install(self, [])
+        vars(self).update(state)
+        install(self, list(functions))
+
+
+class FunctionList(MutableSequence[Pair]):
+    """The functions of one object, as pairs: a change of this list changes the object.
+
+    Args:
+        owner: The object.
+    """
+
+    def __init__(self, owner: AdvisedMethods) -> None:
+        self._owner = owner
+
+    def __len__(self) -> int:
+        return len(functions_of(self._owner))
+
+    @overload
+    def __getitem__(self, index: int) -> Pair: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Pair]: ...
+    @override
+    def __getitem__(self, index: int | slice) -> Pair | list[Pair]:
+        pairs = [function.pair for function in functions_of(self._owner)]
+        return pairs[index]
+
+    def __setitem__(self, index: int | slice, value: Any) -> None:
+        functions: list[Any] = list(functions_of(self._owner))
+        if isinstance(index, slice):
+            functions[index] = [self._owner.checked(pair) for pair in value]
+        else:
+            functions[index] = self._owner.checked(value)
+        install(self._owner, functions)
+
+    def __delitem__(self, index: int | slice) -> None:
+        functions = list(functions_of(self._owner))
+        del functions[index]
+        install(self._owner, functions)
+
+    @override
+    def insert(self, index: int, value: Pair) -> None:
+        """Put a function before that at `index`."""
+        added = self._owner.checked(value)
+        functions = list(functions_of(self._owner))
+        functions.insert(index, added)
+        install(self._owner, functions)
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+class _Lists:
+    """The attribute `callbacks`: of an object its own list, of a class what it has, fixed."""
+
+    def __get__(self, instance: AdvisedMethods | None, cls: type) -> Any:
+        return class_pairs(cls) if instance is None else FunctionList(instance)
+
+    def __set__(self, instance: AdvisedMethods, value: Iterable[Pair]) -> None:
+        FunctionList(instance)[:] = list(value)
+
+
+class Advised(AdvisedMethods):
+    """Base of blocks whose objects have a list of functions, `callbacks`, to be changed freely.
+
+    Example:
+        >>> from modelzoo_trainer.interceptors import event
+        >>> class Greeter(Advised):
+        ...     @event("greet")
+        ...     def greet(self, name: str) -> str:
+        ...         return f"Hello {name}"
+        >>> greeter = Greeter()
+        >>> greeter.callbacks.append(("pre-greet", lambda self, name: name.title()))
+        >>> handle = greeter.add_function("post-greet", lambda self, result: result + "!")
+        >>> greeter.greet("ada")
+        'Hello Ada!'
+    """
+
+    callbacks: Any = _Lists()
+
+
+def _prepare_init(cls: type[AdvisedMethods]) -> None:
+    """Have the constructor of a class call its functions, where that class is the object's own."""
+    if vars(cls).get(_PREPARED):
+        return
+    plain = cls.__init__
+
+    @wraps(plain)
+    def init(self: AdvisedMethods, *args: Any, **kwargs: Any) -> None:
+        if type(self) is not cls:  # a part of the constructor of a subclass
+            plain(self, *args, **kwargs)
+            return
+        known = [self.checked(pair) for pair in cls.own_pairs()]
+        mine = [function for function in known if function.method.event == INIT]
+        pre = [function for function in mine if isinstance(function, PreFunction)]
+        post = [function for function in mine if isinstance(function, PostFunction)]
+        if pre:
+            parameters = Parameters(plain.__get__(self))
+            args, kwargs = parameters.rewritten(partial(before, self, pre), args, kwargs)
+        plain(self, *args, **kwargs)
+        after(self, post, None)
+
+    cls.__init__ = init  # type: ignore[method-assign, assignment]  # for callers it is the same
+    setattr(cls, _PREPARED, True)

@@ -1,0 +1,132 @@
+"""What a run remembers of its training data, to see whether a resumed one has the same."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
+
+from modelzoo_trainer.callback import Batch
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.epochs import known_length
+from modelzoo_trainer.loading.position import Position
+
+log = logging.getLogger("modelzoo_trainer.data")
+
+_WORDS: Final = {
+    "num_samples": "{} samples",
+    "batch_size": "batches of {}",
+    "num_batches": "{} batches a pass",
+}
+
+
+def facts_of(
+    loader: Iterable[Batch], num_batches: int | None, draws_per_batch: int = 1
+) -> dict[str, int]:
+    """Return the sizes of the data, as far as the loader tells them.
+
+    Args:
+        loader: The loader.
+        num_batches: Batches a pass, of all processes together; None = not known.
+        draws_per_batch: What the loader draws for such a batch.
+    """
+    size = size_of_draws(loader)
+    facts = {
+        "num_samples": known_length(getattr(loader, "dataset", None)),
+        "batch_size": None if size is None else size * draws_per_batch,
+        "num_batches": num_batches,
+    }
+    return {name: value for name, value in facts.items() if type(value) is int}
+
+
+def size_of_draws(loader: Iterable[Batch]) -> int | None:
+    """Return how many samples the loader draws at once, as far as it tells."""
+    size = getattr(loader, "batch_size", None)
+    return size if type(size) is int else None
+
+
+def warn_of_changes(before: Mapping[str, Any], now: Mapping[str, int]) -> None:
+    """Warn if the data is not what it was when the checkpoint was made.
+
+    Args:
+        before: Facts of the checkpoint.
+        now: Facts of the run.
+    """
+    changed = [name for name in _WORDS if name in before and name in now]
+    changed = [name for name in changed if before[name] != now[name]]
+    if changed:
+        log.warning(
+            "Exactness is not guaranteed: the training data has changed. train_dataloader has %s; "
+            "when the checkpoint was made it had %s.",
+            ", ".join(_WORDS[name].format(now[name]) for name in changed),
+            ", ".join(_WORDS[name].format(before[name]) for name in changed),
+        )
+
+
+def warn_of_renumbering(
+    before: Position, now: Position, passed_over: Collection[Any], *, loses_state: bool
+) -> None:
+    """Say what it means that a run goes on with another number of processes.
+
+    Args:
+        before: Where the checkpoint was made.
+        now: Where the run begins.
+        passed_over: The batches of the checkpoint that were not to be trained on.
+        loses_state: Whether loaders had left their own states in it.
+    """
+    was, num = before.numbering.num_shards, now.numbering.num_shards
+    log.info(
+        "The data was divided into %d parts when the checkpoint was made, and now into %d: pass %d "
+        "goes on with batch %d.",
+        was,
+        num,
+        now.epoch,
+        now.batch_idx,
+    )
+    num_again = (before.num_samples or 0) - (now.num_samples or 0)
+    if before.num_samples and now.num_samples is not None and num_again:
+        log.warning(
+            "Exactness is not guaranteed: with batches of another size, %d samples of pass %d are "
+            "trained on again.",
+            num_again,
+            now.epoch,
+        )
+    if passed_over:
+        log.warning(
+            "The checkpoint was made with %d parts of the data, and this run has %d: the %d "
+            "batches that were to be passed over are trained on, as their numbers mean others now.",
+            was,
+            num,
+            len(passed_over),
+        )
+    if loses_state:
+        log.warning(
+            "Exactness is not guaranteed: train_dataloader left a state for each of %d parts of "
+            "the data, and this run has %d. It is read from the beginning of the pass.",
+            was,
+            num,
+        )
+
+
+def check_position(num: int, length: int | None, limit: int | None, limited_by: str) -> None:
+    """Check that a pass can begin after so many batches.
+
+    Args:
+        num: Batches that were trained on.
+        length: Batches of a pass; None = not known.
+        limit: Batches after which a pass ends though it may have more; None = none.
+        limited_by: What says so, for the message.
+
+    Raises:
+        ConfigError: If the pass would be over.
+    """
+    if limit is not None and limit <= num:
+        raise ConfigError(
+            f"the checkpoint was made after batch {num} of a pass, but {limited_by} "
+            f"ends a pass after {limit}. Use the one that it was made with, or a larger one."
+        )
+    if length is not None and 0 < length <= num:
+        raise ConfigError(
+            f"the checkpoint was made after batch {num} of a pass, but train_dataloader has "
+            f"{length}. Use the data and batch size that it was made with."
+        )

@@ -1,0 +1,270 @@
+"""One pass over a dataloader: batches that know whether they are the last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from modelzoo_trainer.callback import Batch, Loader
+from modelzoo_trainer.data.batches import split_batch
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.sharded_batches import SharedItems, parts_of
+from modelzoo_trainer.loading.workers import shut_down, start_iterator
+
+
+def resolve_loader(loader: Loader, name: str) -> Iterable[Batch]:
+    """Return the iterable that a dataloader argument stands for.
+
+    Args:
+        loader: An iterable of batches, or a callable without arguments that returns one.
+        name: The argument's name, for the message.
+
+    Raises:
+        ConfigError: If it is neither, or yields samples.
+    """
+    made = loader
+    if isinstance(loader, type) or (callable(loader) and not hasattr(loader, "__iter__")):
+        made = loader()
+    _require_batches(made, name)
+    return made  # type: ignore[no-any-return]  # checked above
+
+
+def _require_batches(made: Any, name: str) -> None:
+    if _holds_samples(made):
+        raise ConfigError(
+            f"{name} got the data set {type(made).__name__}, and needs an iterable of batches. "
+            f"Wrap it: torch.utils.data.DataLoader(data_set, batch_size=...), with batch_size=None "
+            f"if its items are batches already."
+        )
+    if isinstance(made, (Mapping, str)):
+        raise ConfigError(
+            f"{name} got a {type(made).__name__}, which is no sequence of batches. Pass a "
+            f"DataLoader, or a list of batches."
+        )
+    if not hasattr(made, "__iter__") and not hasattr(made, "__getitem__"):
+        raise ConfigError(
+            f"{name} got {made!r}, which cannot be iterated. Pass a DataLoader, another iterable "
+            f"of batches, or a callable that returns one."
+        )
+
+
+def _holds_samples(made: Any) -> bool:
+    """Return whether it is a data set with indices, torch's or one made for torch's loaders."""
+    if isinstance(made, IterableDataset):
+        return False  # it may yield whole batches
+    return isinstance(made, Dataset) or hasattr(made, "__getitems__")
+
+
+def as_loaders(loaders: Loader | None, name: str) -> list[Loader]:
+    """Return the dataloaders of an argument that takes one or several.
+
+    A list or tuple is several dataloaders if one of its elements cannot be a batch: a DataLoader,
+    a callable, or another iterable that is no tensor, tuple, list or mapping. Otherwise it is one
+    dataloader, a list of batches.
+
+    Args:
+        loaders: The argument.
+        name: Its name, for messages.
+
+    Raises:
+        ConfigError: If one yields samples, or if it may be one or several: a list of lists of
+            tuples, lists or mappings.
+    """
+    if loaders is None:
+        return []
+    found = [loaders]
+    if isinstance(loaders, (list, tuple)):
+        if any(map(_is_loader, loaders)):
+            found = list(loaders)
+        elif any(map(_may_be_loader, loaders)):
+            raise ConfigError(
+                f"{name} got a {type(loaders).__name__} of lists of tuples, lists or mappings: one "
+                f"dataloader whose batches are lists, or several lists of batches. Write "
+                f"lambda: batches for one, [lambda: first, lambda: second] for several."
+            )
+    for loader in found:
+        if not callable(loader):  # what it returns is seen when it is called
+            _require_batches(loader, name)
+    return found
+
+
+def _is_loader(item: Any) -> bool:
+    if isinstance(item, (Tensor, tuple, list, Mapping, str)):
+        return False
+    return callable(item) or hasattr(item, "__iter__") or _holds_samples(item)
+
+
+def _may_be_loader(item: Any) -> bool:
+    """Return whether it may be a list of batches, where it is expected to be a batch."""
+    is_list = isinstance(item, list)
+    return is_list and all(isinstance(part, (tuple, list, Mapping)) for part in item)
+
+
+def exact_length(loader: Iterable[Batch]) -> int | None:
+    """Return the number of batches where it cannot be wrong, else None."""
+    if isinstance(loader, DataLoader):
+        return None if isinstance(loader.dataset, IterableDataset) else len(loader)
+    return len(loader) if isinstance(loader, (list, tuple)) else None
+
+
+def known_length(items: Any) -> int | None:
+    """Return the number of batches of a loader, or samples of a data set, if it has one."""
+    try:
+        return len(items)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A pass that was begun, perhaps in its middle.
+
+    Args:
+        items: The numbers of batches, and the batches.
+        length: Number of batches of the whole pass where it cannot be wrong; None = not known.
+        position: Batches that are left out at its beginning.
+        parts: Parts of the first batch that are left out as well.
+        passed_over: Numbers of other batches that are left out.
+        is_shared: Whether the batches are `Shared`: there are several processes.
+        close: Ends what was started for the pass.
+    """
+
+    items: Iterator[tuple[int, Batch]]
+    length: int | None = None
+    position: int = 0
+    parts: int = 0
+    passed_over: Collection[int] = ()
+    is_shared: bool = False
+    close: Callable[[], None] | None = None
+
+
+class Pass:
+    """One pass over the batches of a dataloader; `items` yields (batch, is it the last, number).
+
+    A loader whose length is exact is read batch by batch; of any other one the next batch is
+    fetched early, to know the last one when it is yielded.
+
+    With several processes, `is_filler` says whether the batch at hand stands for nothing: others
+    have samples left, this process has none. `is_even` says whether all processes have the same
+    number of samples in it, and says the same on all of them, without asking.
+
+    Args:
+        loader: The dataloader, or a pass over it that was begun.
+        place: Puts batches on the device: `backend.batches`.
+        limit: Number of the batch before which the pass ends; None = none.
+        micro_batch_size: Yield batches in parts of at most this many samples; `ends_batch` says
+            whether the part at hand is the last of its batch, `num_parts` how many that has.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Batch] | Begun,
+        place: Callable[[Iterable[Any]], Iterator[Any]],
+        *,
+        limit: int | None = None,
+        micro_batch_size: int | None = None,
+    ) -> None:
+        self._started: Iterator[Batch] | None = None
+        self.is_filler = False
+        self.is_even = True
+        if isinstance(loader, Begun):
+            begun = loader
+        else:
+            iterator = start_iterator(loader)
+            begun = Begun(items=enumerate(iterator), length=exact_length(loader))
+            if iterator is not loader and not getattr(loader, "persistent_workers", False):
+                self._started = iterator
+        self._close = begun.close
+        self.items: Iterator[tuple[Batch, bool, int]] = place(_marked(begun, limit))
+        self.ends_batch = True
+        self.num_parts = 1
+        if begun.is_shared:
+            self.items = self._shared(self.items, micro_batch_size, begun.parts)
+        elif micro_batch_size is not None:
+            self.items = self._in_parts(self.items, micro_batch_size, begun.parts)
+        self.is_last = False
+        self.num_yielded = begun.position
+
+    def __next__(self) -> Batch:
+        batch, self.is_last, _ = next(self.items)
+        self.num_yielded += 1
+        return batch
+
+    def close(self) -> None:
+        """End the workers that were started for this pass; a second call does nothing."""
+        iterator, self._started = self._started, None
+        shut_down(iterator)
+        if self._close is not None:
+            self._close()
+
+    def _in_parts(
+        self, items: Iterator[tuple[Batch, bool, int]], size: int, num_left_out: int
+    ) -> Iterator[tuple[Batch, bool, int]]:
+        for batch, is_last, idx in items:
+            parts = split_batch(batch, size)
+            self.num_parts = len(parts)
+            for number, part in enumerate(parts[num_left_out:], num_left_out + 1):
+                self.ends_batch = number == self.num_parts
+                yield part, is_last and self.ends_batch, idx
+            num_left_out = 0
+
+    def _shared(
+        self, items: SharedItems, size: int | None, num_left_out: int
+    ) -> Iterator[tuple[Batch, bool, int]]:
+        for shared, is_last, idx in items:
+            parts = [shared] if size is None else parts_of(shared, size)
+            self.num_parts = len(parts)
+            for number, (batch, facts) in enumerate(parts[num_left_out:], num_left_out + 1):
+                self.is_filler, self.is_even = facts.is_filler, facts.is_even
+                self.ends_batch = number == self.num_parts
+                yield batch, is_last and self.ends_batch, idx
+            num_left_out = 0
+
+
+def _marked(begun: Begun, limit: int | None) -> Iterator[tuple[Batch, bool, int]]:
+    ends = [end for end in (begun.length, limit) if end is not None]
+    if not ends:
+        return _one_ahead(begun.items)
+    last = last_index(begun.position, min(ends), begun.passed_over)
+    if last is None:
+        return iter(())
+    if begun.length is None:
+        return _one_ahead(_through(begun.items, last))
+    return _counted(begun, last)
+
+
+def last_index(start: int, end: int, passed_over: Collection[int]) -> int | None:
+    """Return the last number in [start, end) that is not passed over, or None."""
+    numbers = range(end - 1, start - 1, -1)
+    return next((number for number in numbers if number not in passed_over), None)
+
+
+def _counted(begun: Begun, last: int) -> Iterator[tuple[Batch, bool, int]]:
+    idx = begun.position - 1
+    for idx, batch in begun.items:
+        yield batch, idx == last, idx
+        if idx == last:
+            return
+    raise RuntimeError(
+        f"the dataloader's length is {begun.length} batches, but it ended after {idx + 1}."
+    )
+
+
+def _through(items: Iterator[tuple[int, Batch]], last: int) -> Iterator[tuple[int, Batch]]:
+    for idx, batch in items:
+        yield idx, batch
+        if idx == last:
+            return
+
+
+def _one_ahead(items: Iterator[tuple[int, Batch]]) -> Iterator[tuple[Batch, bool, int]]:
+    current = next(items, None)
+    while current is not None:
+        following = next(items, None)
+        idx, batch = current
+        yield batch, following is None, idx
+        current = following

@@ -1,0 +1,122 @@
+"""Random numbers of a sample that do not depend on who loads it, when, or in which batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import index
+from typing import Any, Final, NamedTuple
+
+from torch import Tensor
+from torch.utils.data import (
+    ConcatDataset,
+    Dataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    default_convert,
+)
+
+from modelzoo_trainer.data.dataloaders import BatchDataset, already_a_batch
+from modelzoo_trainer.loading.generators import mixed, seed_generators
+
+_PLAIN: Final = frozenset({Tensor, list, tuple, range, TensorDataset})
+_PLAIN_COLLATION: Final = (default_collate, default_convert, already_a_batch)
+
+
+class Indices(NamedTuple):
+    """What a batch consists of, and what decides its random numbers.
+
+    Args:
+        items: What the sampler gave: a list of indices, or one if samples are not batched.
+        seed: Of the pass.
+        epoch: The number of the pass.
+        position: Samples of the pass before these; None = no sample comes twice in a pass.
+    """
+
+    items: Any
+    seed: int
+    epoch: int
+    position: int | None
+
+    def seed_of(self, number: int, item: Any) -> int:
+        """Return the seed of one sample.
+
+        Args:
+            number: Its place in the batch.
+            item: Its index; one that is no whole number does not count.
+        """
+        try:
+            seed = mixed(self.seed, index(item))
+        except TypeError:
+            seed = self.seed
+        return seed if self.position is None else mixed(seed, self.position + number)
+
+    def seed_of_all(self) -> int:
+        """Return the seed of what is loaded at once: that of the first sample."""
+        items = self.items
+        is_batch = isinstance(items, (list, tuple)) and len(items) > 0
+        return self.seed_of(0, items[0] if is_batch else items)
+
+
+class SeededDataset(Dataset[Any]):
+    """A data set whose samples draw from generators seeded by pass and index.
+
+    A data set with `__getitems__` is seeded once a batch, by its first index.
+
+    Args:
+        dataset: Of the user. If it has `set_epoch`, workers that live on are told of each pass.
+        each: Seed before each sample; if not, once a batch: the samples draw nothing, what puts
+            them together may.
+    """
+
+    def __init__(self, dataset: Any, *, each: bool) -> None:
+        self.dataset = dataset
+        self.each = each
+        self.epoch: int | None = None
+
+    def __getitem__(self, batch: Indices) -> Any:
+        """Return one sample, or whatever else the data set has for an index of its sampler."""
+        self._tell_epoch(batch.epoch)
+        seed_generators(batch.seed_of_all())
+        return self.dataset[batch.items]
+
+    def __getitems__(self, batch: Indices) -> Any:
+        """Return the samples of a batch."""
+        dataset, items = self.dataset, batch.items
+        self._tell_epoch(batch.epoch)
+        if self.each and not getattr(dataset, "__getitems__", None):
+            return [self._sample(batch, number, item) for number, item in enumerate(items)]
+        seed_generators(batch.seed_of_all())
+        if getattr(dataset, "__getitems__", None):
+            return dataset.__getitems__(items)
+        return [dataset[item] for item in items]
+
+    def _sample(self, batch: Indices, number: int, item: Any) -> Any:
+        seed_generators(batch.seed_of(number, item))
+        return self.dataset[item]
+
+    def _tell_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.epoch = epoch
+            if hasattr(self.dataset, "set_epoch"):
+                self.dataset.set_epoch(epoch)
+
+
+def draws_nothing(dataset: Any) -> bool:
+    """Return whether the samples of a data set are known to need no random numbers.
+
+    Args:
+        dataset: A map-style data set.
+    """
+    if isinstance(dataset, BatchDataset):
+        return not dataset.draws_numbers
+    if type(dataset) is Subset:
+        return draws_nothing(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return all(map(draws_nothing, dataset.datasets))
+    return type(dataset) in _PLAIN
+
+
+def collates_plainly(collate: Callable[..., Any] | None) -> bool:
+    """Return whether a collation is known to need no random numbers."""
+    return any(collate is known for known in _PLAIN_COLLATION)

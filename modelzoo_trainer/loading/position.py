@@ -1,0 +1,225 @@
+"""Where in the training data a run is, and the random numbers that belong there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from modelzoo_trainer.checkpointing.restoring import whole_number
+from modelzoo_trainer.devices import Backend, Stream
+from modelzoo_trainer.loading.generators import mixed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbering:
+    """How the batches of a pass count what its loader draws.
+
+    Batch k is made of the draws `first + k * per_batch` and following.
+
+    Args:
+        num_shards: Parts into which the data is divided: 1 without other processes.
+        per_batch: Draws that make a batch of all processes.
+        size: Samples of a draw; None = not known.
+        first: Draws before batch 0, less than `per_batch`: not 0 in a pass that was begun with
+            another number of processes.
+    """
+
+    num_shards: int = 1
+    per_batch: int = 1
+    size: int | None = None
+    first: int = 0
+
+    def is_like(self, other: Numbering) -> bool:
+        """Return whether batches of equal numbers are the same, for all processes."""
+        mine, others = (self.num_shards, self.per_batch), (other.num_shards, other.per_batch)
+        return mine == others
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place between two batches, or between two parts of one.
+
+    Args:
+        epoch: Whole passes before this one.
+        batch_idx: Batches of the pass consumed.
+        num_batches: Forward passes since the start.
+        parts: Parts of the batch that comes next consumed.
+        loader: The loader's own state there, if it has one.
+        numbering: What the number of a batch means.
+    """
+
+    epoch: int = 0
+    batch_idx: int = 0
+    num_batches: int = 0
+    parts: int = 0
+    loader: dict[str, Any] | None = None
+    numbering: Numbering = Numbering()
+
+    @property
+    def offset(self) -> int:
+        """Draws of the pass consumed, by all processes."""
+        return self.numbering.first + self.batch_idx * self.numbering.per_batch
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples of the pass consumed, by all processes; None = not known."""
+        return None if self.numbering.size is None else self.offset * self.numbering.size
+
+    def state(self, index: int) -> dict[str, Any]:
+        """Return it as a part of a checkpoint.
+
+        Args:
+            index: Which part of the data this process reads: the loader's state is its own.
+        """
+        numbering = self.numbering
+        return {
+            "epoch": self.epoch,
+            "batch_idx": self.batch_idx,
+            "num_batches": self.num_batches,
+            "parts": self.parts,
+            _key_of_loader(numbering.num_shards, index): self.loader,
+            "offset": self.offset,
+            "num_shards": numbering.num_shards,
+            "per_batch": numbering.per_batch,
+            "draw_size": numbering.size,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], index: int) -> Position:
+        """Return what `state` described; older checkpoints lack a part of it.
+
+        Args:
+            state: What `state` has returned, perhaps of another number of processes.
+            index: Which part of the data this process reads.
+        """
+        num_shards = whole_number(state, "num_shards", 1)
+        per_batch = whole_number(state, "per_batch", 1)
+        batch_idx = whole_number(state, "batch_idx")
+        return cls(
+            epoch=whole_number(state, "epoch"),
+            batch_idx=batch_idx,
+            num_batches=whole_number(state, "num_batches"),
+            parts=whole_number(state, "parts", 0),
+            loader=state.get(_key_of_loader(num_shards, index)),
+            numbering=Numbering(
+                num_shards=num_shards,
+                per_batch=per_batch,
+                size=whole_number(state, "draw_size", None),
+                first=whole_number(state, "offset", batch_idx * per_batch) - batch_idx * per_batch,
+            ),
+        )
+
+    def further(self, num: int, end: Callable[[int], int | None]) -> Position:
+        """Return the place so many batches further on, perhaps in a later pass.
+
+        Args:
+            num: Batches to leave out; the one in whose middle this is counts as one.
+            end: Returns the number of batches of a pass, given the draws before its batch 0; None
+                = not known: the place is in this pass then.
+        """
+        epoch, idx, numbering, loader = (
+            self.epoch,
+            self.batch_idx + num,
+            self.numbering,
+            self.loader,
+        )
+        length = end(numbering.first)
+        if length and idx >= length:
+            epoch, idx, loader = epoch + 1, idx - length, None
+            numbering = replace(numbering, first=0)
+            passes, idx = divmod(idx, end(0) or idx + 1)
+            epoch += passes
+        return replace(
+            self, epoch=epoch, batch_idx=idx, parts=0, loader=loader, numbering=numbering
+        )
+
+    def renumbered(self, numbering: Numbering) -> Position:
+        """Return the place in batches of another number of processes; none is in their middle.
+
+        Where the draws have other sizes, as many samples are left out; what is not a whole draw
+        then is taken again.
+
+        Args:
+            numbering: That of the run.
+        """
+        before, offset = self.numbering, self.offset
+        if before.size and numbering.size:
+            offset = offset * before.size // numbering.size
+        batch_idx, first = divmod(offset, numbering.per_batch)
+        return replace(
+            self,
+            batch_idx=batch_idx,
+            parts=0,
+            loader=None,
+            numbering=replace(numbering, first=first),
+        )
+
+
+def _key_of_loader(num_shards: int, index: int) -> str:
+    """Return the key of a process's own state, which no other process writes."""
+    return "loader" if num_shards == 1 else f"loader_{index}"
+
+
+def has_loader_state(state: Mapping[str, Any]) -> bool:
+    """Return whether any process's loader has left a state in a checkpoint."""
+    return any(key.startswith("loader") and state[key] is not None for key in state)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSeeds:
+    """What decides the random numbers of a pass.
+
+    Args:
+        order: Of the order; equal on all processes.
+        samples: Of what is drawn while a sample is loaded; equal on all processes.
+        fetches: Of what is drawn while a batch is fetched, and afterwards; of this process.
+    """
+
+    order: int
+    samples: int
+    fetches: int
+
+    @classmethod
+    def of(cls, backend: Backend, epoch: int) -> PassSeeds:
+        """Return those of a pass; the generators are left as they are."""
+        return cls(
+            order=_seed(backend, epoch, Stream.EPOCH),
+            samples=_seed(backend, epoch, Stream.SAMPLE),
+            fetches=mixed(_seed(backend, epoch, Stream.FETCH), backend.data_shard[0]),
+        )
+
+    def of_validation(self) -> PassSeeds:
+        """Return those of a validation: none is a training pass's."""
+        return PassSeeds(
+            order=mixed(self.order, 1),
+            samples=mixed(self.samples, 1),
+            fetches=mixed(self.fetches, 1),
+        )
+
+
+def _seed(backend: Backend, epoch: int, stream: Stream) -> int:
+    before = torch.get_rng_state()
+    backend.seed_host(epoch, stream)
+    seed = torch.initial_seed()
+    torch.set_rng_state(before)
+    return seed
+
+
+def tell_epoch(loader: Any, epoch: int) -> None:
+    """Call `set_epoch` of a loader, its samplers and its data set, of those that have it."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    owners = [
+        loader,
+        getattr(loader, "sampler", None),
+        batch_sampler,
+        getattr(batch_sampler, "sampler", None),
+        getattr(loader, "dataset", None),
+    ]
+    told: list[Any] = []
+    for owner in owners:
+        if hasattr(owner, "set_epoch") and not any(owner is other for other in told):
+            owner.set_epoch(epoch)
+            told.append(owner)

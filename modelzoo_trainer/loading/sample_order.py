@@ -1,0 +1,203 @@
+"""What a loader's sampler gives in a pass, from any position on, without loading anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from modelzoo_trainer.data.sampler import SeededSampler
+from modelzoo_trainer.loading.generators import mixed, seed_generators
+
+Order = Sequence[Any] | NDArray[Any]
+
+
+class Draw(NamedTuple):
+    """Indices that are loaded together.
+
+    Args:
+        number: How many there were before in the pass.
+        items: The indices; one index if samples are not batched.
+        position: Samples of the pass before these; None = no sample comes twice in a pass.
+    """
+
+    number: int
+    items: Any
+    position: int | None
+
+
+class Chance(NamedTuple):
+    """What decides an order.
+
+    Args:
+        seed: Of the pass.
+        epoch: The number of the pass.
+        skips: Whether torch's iterator draws a number before the sampler does.
+    """
+
+    seed: int
+    epoch: int
+    skips: bool
+
+    def generator(self, own: torch.Generator | None) -> torch.Generator:
+        """Return what a sampler draws from: equal for equal passes.
+
+        Args:
+            own: The sampler's own generator, of which the seed counts; it is left as it is.
+        """
+        if own is not None:
+            return torch.Generator().manual_seed(mixed(own.initial_seed(), self.epoch))
+        generator = torch.Generator().manual_seed(self.seed)
+        if self.skips:
+            _draw(generator)
+        return generator
+
+
+def draws(loader: DataLoader[Any], *, seed: int, epoch: int, start: int) -> Iterator[Draw]:
+    """Yield what the loader's sampler gives in a pass.
+
+    The samplers of torch and ours are sliced: each start costs the same. Any other one is iterated
+    from its beginning, with all generators seeded before; the orders are those of
+    `seed_generators(seed)` followed by torch's own iterator, if the sampler has no generator of its
+    own.
+
+    Args:
+        loader: Of a map-style data set.
+        seed: Of the pass.
+        epoch: The number of the pass.
+        start: How many to leave out.
+    """
+    chance = Chance(seed, epoch, loader.generator is None)
+    batches = loader.batch_sampler
+    if not is_sliced(loader):
+        sampler = loader.sampler if batches is None else batches
+        return _replayed(sampler, chance, start, is_batch=batches is not None)
+    if batches is None:
+        return _singles(loader.sampler, chance, start)
+    return _batched(batches, chance, start)
+
+
+def order_of(loader: DataLoader[Any], *, seed: int, epoch: int) -> tuple[Order, bool]:
+    """Return all indices of a pass, and whether one may come twice, or be no number.
+
+    Args:
+        loader: One that has batches, and for which `is_sliced` holds.
+        seed: Of the pass.
+        epoch: The number of the pass.
+    """
+    sampler: Any = loader.batch_sampler.sampler  # type: ignore[union-attr]  # torch's own
+    return _order_of(sampler, Chance(seed, epoch, loader.generator is None)), _repeats(sampler)
+
+
+def is_sliced(loader: DataLoader[Any]) -> bool:
+    """Return whether a position of the loader is found without iterating its sampler."""
+    batches = loader.batch_sampler
+    if batches is None:
+        return type(loader.sampler) in _ORDERS
+    return type(batches) is BatchSampler and type(batches.sampler) in _ORDERS
+
+
+def _singles(sampler: Any, chance: Chance, start: int) -> Iterator[Draw]:
+    order, repeats = _order_of(sampler, chance), _repeats(sampler)
+    for number in range(start, len(order)):
+        item = order[number]
+        plain = item.item() if isinstance(item, np.generic) else item
+        yield Draw(number, plain, number if repeats else None)
+
+
+def _batched(batches: Any, chance: Chance, start: int) -> Iterator[Draw]:
+    order, repeats = _order_of(batches.sampler, chance), _repeats(batches.sampler)
+    size = batches.batch_size
+    end = len(order) - (len(order) % size if batches.drop_last else 0)
+    for number, position in enumerate(range(start * size, end, size), start):
+        part = order[position : position + size]
+        items = part.tolist() if isinstance(part, np.ndarray) else list(part)
+        yield Draw(number, items, position if repeats else None)
+
+
+def _replayed(sampler: Any, chance: Chance, start: int, *, is_batch: bool) -> Iterator[Draw]:
+    position = 0
+    seed_generators(chance.seed)
+    if chance.skips:
+        _draw(torch.default_generator)
+    given = iter(sampler)
+    for number in count():
+        if number:  # so that it does not matter what others have drawn in the meantime
+            seed_generators(mixed(chance.seed, number))
+        try:
+            items = next(given)
+        except StopIteration:
+            return
+        if number >= start:
+            yield Draw(number, items, position)
+        position += len(items) if is_batch else 1
+
+
+# ---- orders as a whole
+
+
+def _order_of(sampler: Any, chance: Chance) -> Order:
+    return _ORDERS[type(sampler)](sampler, chance)
+
+
+def _repeats(sampler: Any) -> bool:
+    """Return whether an index may come twice, or may be no number."""
+    if type(sampler) is RandomSampler:
+        return bool(sampler.replacement) or sampler.num_samples > len(sampler.data_source)
+    return type(sampler) in (WeightedRandomSampler, SubsetRandomSampler)
+
+
+def _random(sampler: RandomSampler, chance: Chance) -> Order:
+    generator = chance.generator(sampler.generator)
+    if sampler.generator is None:
+        generator.manual_seed(_draw(generator))
+    length, num = len(sampler.data_source), sampler.num_samples
+    if sampler.replacement:
+        return torch.randint(length, (num,), generator=generator).numpy()
+    if not length:
+        return range(0)
+    rounds = [torch.randperm(length, generator=generator) for _ in range(-(-num // length))]
+    return torch.cat(rounds).numpy()[:num] if len(rounds) > 1 else rounds[0].numpy()[:num]
+
+
+def _subset(sampler: SubsetRandomSampler, chance: Chance) -> Order:
+    indices = sampler.indices
+    order = torch.randperm(len(indices), generator=chance.generator(sampler.generator))
+    return [indices[place] for place in order.tolist()]
+
+
+def _weighted(sampler: WeightedRandomSampler, chance: Chance) -> Order:
+    return torch.multinomial(
+        sampler.weights,
+        sampler.num_samples,
+        sampler.replacement,
+        generator=chance.generator(sampler.generator),
+    ).numpy()
+
+
+def _draw(generator: torch.Generator) -> int:
+    """Draw a seed as torch's iterator and its random sampler do."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+_ORDERS: Final[dict[type, Callable[[Any, Chance], Order]]] = {
+    SequentialSampler: lambda sampler, chance: range(len(sampler.data_source)),
+    SeededSampler: lambda sampler, chance: sampler.order(chance.epoch),
+    DistributedSampler: lambda sampler, chance: list(sampler),
+    RandomSampler: _random,
+    SubsetRandomSampler: _subset,
+    WeightedRandomSampler: _weighted,
+}

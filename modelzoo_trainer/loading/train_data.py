@@ -1,0 +1,272 @@
+"""The data of a fit or a validation: what a dataloader argument stands for, how passes begin."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from modelzoo_trainer.callback import Batch, Loader
+from modelzoo_trainer.data.batches import batch_size_of
+from modelzoo_trainer.devices import Backend
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.dataset_info import check_position, facts_of, size_of_draws
+from modelzoo_trainer.loading.epochs import (
+    Begun,
+    exact_length,
+    known_length,
+    last_index,
+    resolve_loader,
+)
+from modelzoo_trainer.loading.position import Numbering, PassSeeds, Position, tell_epoch
+from modelzoo_trainer.loading.shard_layout import Split, drops_last, is_split_already, num_shares
+from modelzoo_trainer.loading.sharded_sources import Agreeing, make_shared_source, split_of
+from modelzoo_trainer.loading.sources import LoaderState, Source, Start, make_source
+
+log = logging.getLogger("modelzoo_trainer.data")
+
+
+_TRAINING: Final = "train_dataloader"
+
+
+class Feed:
+    """The training data of a fit.
+
+    Args:
+        given: An iterable of batches, or a callable that returns one.
+        limit: Batches after which `loop.steps_per_epoch` ends a pass; None = none.
+        backend: Says which part of the data this process reads.
+        name: The argument's name, for messages.
+
+    Raises:
+        ConfigError: If it is neither, or cannot be divided by the processes.
+    """
+
+    def __init__(
+        self, given: Loader, limit: int | None, backend: Backend, name: str = _TRAINING
+    ) -> None:
+        self.loader: Iterable[Batch] = resolve_loader(given, name)
+        self.limit = limit
+        self.limited_by = "loop.steps_per_epoch"
+        """What the limit is due to, for messages."""
+        self.is_used = False
+        self.host_seed: int | None = None
+        """What the generators of this process are seeded from after a fetch; None = they are not
+        touched."""
+        self.shard = backend.data_shard
+        self._exchange = backend.exchange
+        self._name = name
+        self._given = given
+        self._source: Source | None = None
+        if isinstance(self.loader, IterableDataset):
+            log.warning(
+                "%s got the IterableDataset %s itself: each of its items is taken for a batch. If "
+                "they are samples, wrap it: torch.utils.data.DataLoader(data_set, batch_size=...).",
+                name,
+                type(self.loader).__name__,
+            )
+        self._split = self._split_of_loader()
+        self._warn_of_own_sampler()
+
+    def _split_of_loader(self) -> Split | None:
+        return split_of(self.loader, self.shard, self._name) if self.is_shared else None
+
+    def _warn_of_own_sampler(self) -> None:
+        is_split = self.is_shared and self._split is None and type(self.loader) is DataLoader
+        if is_split and is_split_already(self.loader):  # type: ignore[arg-type]  # checked just now
+            log.warning(
+                "%s has a sampler that divides the data among the processes. A run that resumes "
+                "in the middle of a pass with another number of processes will take some samples "
+                "again and leave others out. Leave that sampler out: the trainer divides the data.",
+                self._name,
+            )
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are several processes with data of their own."""
+        return self.shard[1] > 1
+
+    def numbering(self) -> Numbering:
+        """Return what the numbers of batches mean."""
+        num = self.shard[1]
+        return Numbering(
+            num_shards=num,
+            per_batch=num if self._split is None else self._split.per_batch,
+            size=size_of_draws(self.loader),
+        )
+
+    def length(self, first: int = 0) -> int | None:
+        """Return the number of batches of a pass where it cannot be wrong, else None.
+
+        Args:
+            first: What the loader draws before batch 0.
+        """
+        if not self.is_shared:
+            return exact_length(self.loader)
+        num = None if self._split is None else exact_length(self.loader)
+        return None if num is None else self._num_shares(num, first)
+
+    def num_batches(self) -> int | None:
+        """Return the number of batches of a pass, as far as the loader tells."""
+        num = known_length(self.loader)
+        return num if num is None or self._split is None else self._num_shares(num, 0)
+
+    def _num_shares(self, num_draws: int, first: int) -> int:
+        assert self._split is not None  # asked of loaders that are divided
+        return num_shares(num_draws, self._split, drops=drops_last(self.loader), first=first)
+
+    def samples_per_batch(self) -> int | None:
+        """Return the samples of a batch of all processes, as far as the loader tells."""
+        size = size_of_draws(self.loader)
+        if size is None and isinstance(self.loader, (list, tuple)) and self.loader:
+            size = batch_size_of(self.loader[0])
+        return None if size is None else size * self.numbering().per_batch
+
+    def facts(self) -> dict[str, int]:
+        """Return the sizes of the data, of all processes together."""
+        return facts_of(self.loader, self.num_batches(), self.numbering().per_batch)
+
+    def begin(
+        self,
+        position: Position,
+        seeds: PassSeeds,
+        passed_over: frozenset[int] = frozenset(),
+        *,
+        restores: bool = False,
+        needs_sizes: bool = False,
+    ) -> Begun:
+        """Begin a pass.
+
+        Args:
+            position: Where.
+            seeds: Of its random numbers.
+            passed_over: Numbers of batches to leave out.
+            restores: Whether the position was loaded; if not, the pass follows the one before.
+            needs_sizes: Whether each process's share of a batch must be known exactly.
+
+        Raises:
+            ConfigError: If it would be over already, or cannot begin there.
+        """
+        source = self._source_of_pass(position, restores=restores)
+        loader = source.loader
+        if self._name == _TRAINING:
+            tell_epoch(loader, position.epoch)
+        first = position.numbering.first
+        length = self.length(first)
+        check_position(position.batch_idx, length, self.limit, self.limited_by)
+        start = Start(
+            epoch=position.epoch,
+            position=position.batch_idx,
+            passed_over=passed_over,
+            seeds=seeds,
+            before=self._num_before(position.epoch) if restores else 0,
+            restores=restores,
+            loader_state=position.loader,
+            first=first,
+            needs_sizes=needs_sizes,
+        )
+        self.host_seed = seeds.fetches if source.seeds_host else None
+        items = source.begin(start)
+        self.is_used = True
+        return Begun(
+            items=items,
+            length=None if source.reads_to_end else length,
+            position=position.batch_idx,
+            parts=position.parts,
+            passed_over=passed_over,
+            is_shared=self.is_shared,
+            close=self.close if self.is_shared else None,
+        )
+
+    def _source_of_pass(self, position: Position, *, restores: bool) -> Source:
+        if self.is_used and isinstance(self.loader, Iterator):
+            if self._given is not self.loader:
+                self.loader = resolve_loader(self._given, self._name)
+                self.close()
+                self._source = None
+                self._split = self._split_of_loader()
+            elif restores and type(self._source) in (Source, Agreeing):
+                raise ConfigError(
+                    f"train_dataloader is an iterator, and the run goes back to batch "
+                    f"{position.batch_idx} of pass {position.epoch}, which it has left behind. "
+                    f"Pass a callable that makes it anew."
+                )
+        if self._source is None:
+            self._source = self._make_source()
+        return self._source
+
+    def _make_source(self) -> Source:
+        if not self.is_shared:
+            return make_source(self.loader)
+        return make_shared_source(self.loader, self._split, self.shard, self._exchange)
+
+    def _num_before(self, epoch: int) -> int:
+        """Return how many batches earlier passes have taken from an iterator that all share."""
+        is_shared = isinstance(self.loader, Iterator) and self._given is self.loader
+        return epoch * (self.limit or 0) if is_shared else 0
+
+    def state(self, position: int | None) -> LoaderState | None:
+        """Return the loader's own state after so many batches; None = after a whole pass."""
+        return None if self._source is None else self._source.state(position)
+
+    def forget_before(self, position: int) -> None:
+        """Drop the loader's states from before a position."""
+        if self._source is not None:
+            self._source.forget_before(position)
+
+    def end(self, first: int = 0) -> int | None:
+        """Return the number of the batch before which a pass ends, if it is known.
+
+        Args:
+            first: What the loader draws before batch 0.
+        """
+        ends = [end for end in (self.length(first), self.limit) if end is not None]
+        return min(ends, default=None)
+
+    def has_nothing_left(self, position: int, passed_over: frozenset[int], first: int = 0) -> bool:
+        """Return whether all the rest of a pass is passed over, as far as its length is known."""
+        end = self.end(first)
+        if end is None or position >= end:
+            return False
+        return last_index(position, end, passed_over) is None
+
+    def explain_empty(self, num_batches: int) -> str:
+        """Return why there is no batch, after so many forward passes."""
+        if num_batches and self._given is self.loader and exact_length(self.loader) is None:
+            return (
+                f"train_dataloader gave {num_batches} batches and cannot be iterated again. "
+                f"Pass a callable that makes it anew for each pass."
+            )
+        return (
+            "train_dataloader yields no batch. Check the data, the split, and whether drop_last "
+            "with this batch_size leaves anything."
+        )
+
+    def close(self) -> None:
+        """End the pass and its workers."""
+        if self._source is not None:
+            self._source.close()
+
+
+def validation_data(
+    loader: Iterable[Batch], backend: Backend, number: int, micro_batch_size: int | None
+) -> Iterable[Batch] | Begun:
+    """Return what a validation passes over: the loader, or this process's part of its data.
+
+    Args:
+        loader: The dataloader.
+        backend: Says which part of the data this process reads.
+        number: Decides the order of a part, if it is random; equal on all processes.
+        micro_batch_size: Samples of a part of a batch; None = batches are not split.
+
+    Raises:
+        ConfigError: If the processes cannot divide it.
+    """
+    if backend.data_shard[1] == 1:
+        return loader
+    feed = Feed(loader, None, backend, "val_dataloader")
+    seeds = PassSeeds.of(backend, number).of_validation()
+    position = Position(epoch=number, numbering=feed.numbering())
+    return feed.begin(position, seeds, needs_sizes=micro_batch_size is not None)

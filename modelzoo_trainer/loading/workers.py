@@ -1,0 +1,247 @@
+"""Processes that load data end with the process that started them, and leave signals to it."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import ctypes
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType, MethodType
+from typing import Any, Final
+
+import torch.multiprocessing
+from torch.utils.data import get_worker_info
+
+from modelzoo_trainer.loading.per_sample import SeededDataset
+from modelzoo_trainer.loading.worker_failures import REPORTS
+
+_PR_SET_PDEATHSIG: Final = 1
+_KILL_S: Final = 5.0  # after SIGKILL, until a process that does not end is left behind
+_LEFT_TO_THE_PARENT: Final = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
+)
+_SETTINGS: Final = ("worker_init_fn", "multiprocessing_context")
+
+WorkerInit = Callable[[int], None]
+
+log = logging.getLogger(__name__)
+
+
+class BoundWorker:
+    """What a worker does first; a `worker_init_fn`.
+
+    It ends when its parent does, in the middle of a sample too: on Linux by the kernel, else by a
+    thread that waits for that. The parent may have ended before: that is looked for.
+
+    Signals that a whole group of processes gets (Ctrl-C, a scheduler's) do not end it: the parent
+    decides what they mean, and still needs its data for that.
+
+    Args:
+        init: The user's own `worker_init_fn`, called last.
+        has_server: Whether another process than this one starts the workers (`forkserver`).
+    """
+
+    def __init__(self, init: WorkerInit | None, *, has_server: bool) -> None:
+        self.init = init
+        self.parent = None if has_server else os.getpid()
+        # The kernel's signal comes when the starting thread ends, not when its process does.
+        self.is_main = threading.current_thread() is threading.main_thread()
+
+    def __call__(self, worker_id: int) -> None:
+        """Bind this process; called in the worker."""
+        for number in _LEFT_TO_THE_PARENT:
+            # Not SIG_IGN, which the programs that a data set starts would inherit.
+            signal.signal(number, _disregard)
+        atexit.register(_ignore)
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_THE_PARENT)
+        # The server outlives the parent as long as its workers live.
+        if self.is_main and self.parent is not None and sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        else:
+            threading.Thread(target=_end_with_parent, daemon=True).start()
+        if self.parent is not None and os.getppid() != self.parent:
+            os._exit(1)
+        info = get_worker_info()
+        if info is not None and isinstance(info.dataset, SeededDataset):
+            object.__setattr__(info, "dataset", info.dataset.dataset)  # the one users know
+        if self.init is not None:
+            self.init(worker_id)
+
+
+def start_iterator(loader: Any) -> WorkerIterator:
+    """Return `iter(loader)`, with workers that are bound to this process.
+
+    Workers that were started before an error are ended.
+
+    Args:
+        loader: Any iterable; one that starts workers has torch's `num_workers`,
+            `worker_init_fn` and `multiprocessing_context`.
+    """
+    if not getattr(loader, "num_workers", 0) or not all(hasattr(loader, n) for n in _SETTINGS):
+        return WorkerIterator(_waiting(iter, loader))
+    REPORTS.replace_torchs()
+    with _binding(loader):
+        given = _waiting(iter, loader)
+    workers = getattr(given, "_workers", [])
+    return WorkerIterator(given, workers, starts_later=None if workers else loader)
+
+
+class WorkerIterator(Iterator[Any]):
+    """An iterator over a loader that may have workers.
+
+    Args:
+        given: What the loader has returned.
+        workers: Its processes, as far as they are bound to this one.
+        starts_later: The loader, if it starts workers when the first batch is fetched.
+    """
+
+    def __init__(
+        self, given: Iterator[Any], workers: Sequence[Any] = (), *, starts_later: Any = None
+    ) -> None:
+        self.given: Any = given
+        self.workers = workers
+        self._starts_later = starts_later
+
+    def __next__(self) -> Any:
+        if self._starts_later is None:
+            return _waiting(next, self.given)
+        loader, self._starts_later = self._starts_later, None
+        with _binding(loader):
+            return _waiting(next, self.given)
+
+
+def _waiting(function: Callable[[Any], Any], argument: Any) -> Any:
+    """Call a function that waits for data: a worker that has died, or dies now, is an error."""
+    with REPORTS:
+        REPORTS.give()
+        return function(argument)
+
+
+def shut_down(iterator: Any) -> None:
+    """End the workers of an iterator, if it has any; a second call does nothing.
+
+    Without this they end when the iterator is collected, which a traceback may put off.
+    """
+    if not isinstance(iterator, WorkerIterator) or not iterator.workers:
+        return
+    given, workers = iterator.given, iterator.workers
+    said = REPORTS.forget(workers)
+    if any(worker.exitcode for worker in workers):
+        _kill(workers)
+        _do_not_wait_for_the_dead(given)
+    try:
+        with REPORTS:  # who dies now may hold a lock as well
+            given._shutdown_workers()
+    except RuntimeError as error:
+        said = str(error)
+    if said is not None:
+        log.warning("%s (its data was not needed any more)", said)
+
+
+def _do_not_wait_for_the_dead(iterator: Any) -> None:
+    """Have torch's iterator wait neither for a lock nor for the rest of a batch."""
+    iterator._workers_done_event = threading.Event()  # the real one's lock may be held
+    if hasattr(iterator, "_pin_memory_thread"):
+        iterator._pin_memory_thread_done_event.set()
+        del iterator._pin_memory_thread  # a daemon, which may be reading half a batch
+
+
+def _kill(workers: Sequence[Any]) -> None:
+    for worker in workers:
+        if worker.pid is not None:
+            worker.kill()
+    for worker in workers:
+        if worker.pid is not None:
+            worker.join(_KILL_S)
+    REPORTS.forget(workers)
+
+
+@contextmanager
+def _binding(loader: Any) -> Iterator[None]:
+    """Have the workers that a loader starts bound to this process."""
+    context = _context_of(loader)
+    has_server = context.get_start_method() == "forkserver"
+    if has_server:
+        from modelzoo_trainer.loading.worker_start import start_sturdy_server
+
+        start_sturdy_server()
+    mortal, started = _with_mortal_workers(context)
+    given = {name: getattr(loader, name) for name in _SETTINGS}
+    loader.worker_init_fn = BoundWorker(loader.worker_init_fn, has_server=has_server)
+    loader.multiprocessing_context = mortal
+    try:
+        yield
+    except BaseException:
+        _kill(started)
+        raise
+    finally:
+        for name, value in given.items():
+            setattr(loader, name, value)
+
+
+def _context_of(loader: Any) -> Any:
+    return (loader.multiprocessing_context or torch.multiprocessing).get_context()
+
+
+def _with_mortal_workers(context: Any) -> tuple[Any, list[Any]]:
+    """Return a context whose processes end when they are told to, and a list of its processes."""
+    started: list[Any] = []
+
+    def process(*arguments: Any, **options: Any) -> Any:
+        made = context.Process(*arguments, **options)
+        made._Popen = _open_mortal
+        started.append(made)
+        return made
+
+    bound = copy.copy(context)
+    bound.Process = process
+    return bound, started
+
+
+def _open_mortal(process: Any) -> Any:
+    """Start a process that `terminate` kills: workers disregard SIGTERM."""
+    with _deaf():
+        opened = type(process)._Popen(process)
+    if hasattr(opened, "kill"):
+        # No cycle: the pipes are closed with the last reference.
+        opened.terminate = MethodType(type(opened).kill, weakref.proxy(opened))
+    return opened
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Hold signals back, also from a process that is started, until it disregards them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_THE_PARENT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _ignore() -> None:
+    """Have signals ignored to the end: an interpreter that is being taken down drops handlers."""
+    for number in _LEFT_TO_THE_PARENT:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _disregard(signum: int, frame: FrameType | None) -> None:
+    """Leave a signal to the parent."""

@@ -1,0 +1,311 @@
+"""Which hooks there are, and what fits one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from modelzoo_trainer import HOOKS, Callback, HookError
+from modelzoo_trainer.callback import check_callback
+from modelzoo_trainer.hooks.spec import Phase, hook
+
+# The hooks of the Cerebras Model Zoo's trainer, with what they take after `self`.
+ORIGINAL = {
+    "pre_setup": "trainer",
+    "setup": "trainer",
+    "post_setup": "trainer",
+    "finalize": "",
+    "on_enter_fit": "trainer stack train_dataloader val_dataloader loop",
+    "on_fit_start": "trainer train_dataloader val_dataloader loop",
+    "on_fit_end": "trainer loop",
+    "on_fit_exception": "trainer exception",
+    "on_enter_train": "trainer stack train_dataloader loop loop_idx",
+    "on_train_start": "trainer model train_dataloader loop loop_idx",
+    "on_train_end": "trainer model loop loop_idx",
+    "on_train_exception": "trainer exception",
+    "on_train_step_start": "trainer model batch",
+    "on_train_step_end": "trainer model outputs batch",
+    "on_train_batch_start": "trainer model batch batch_idx",
+    "on_train_batch_end": "trainer model outputs batch batch_idx",
+    "run_validation": "trainer loop_idx is_last",
+    "on_enter_validate": "trainer stack val_dataloader loop",
+    "on_validate_start": "trainer model val_dataloader loop",
+    "on_validate_end": "trainer model loop",
+    "on_validate_exception": "trainer exception",
+    "on_validate_step_start": "trainer model batch",
+    "on_validate_step_end": "trainer model outputs batch",
+    "on_validate_batch_start": "trainer model batch batch_idx",
+    "on_validate_batch_end": "trainer model outputs batch batch_idx",
+    "on_enter_validate_all": "trainer stack val_dataloaders loop ckpt_paths",
+    "on_before_forward": "trainer model batch args kwargs",
+    "on_after_forward": "trainer model outputs batch",
+    "on_before_backward": "trainer model outputs",
+    "on_after_backward": "trainer model outputs",
+    "on_before_optimizer_step": "trainer model optimizer",
+    "on_after_optimizer_step": "trainer model optimizer",
+    "on_before_optimizer_zero_grad": "trainer model optimizer",
+    "on_after_optimizer_zero_grad": "trainer model optimizer",
+    "on_before_scheduler_step": "trainer model optimizer scheduler",
+    "on_after_scheduler_step": "trainer model optimizer scheduler",
+    "on_save_checkpoint": "trainer state_dict",
+    "on_save_trainer_state": "trainer state_dict",
+    "on_after_save_trainer_state": "trainer trainer_state_file",
+    "postprocess_checkpoint": "trainer state_dict",
+    "on_after_save_checkpoint": "trainer ckpt_path",
+    "on_before_load_checkpoint": "trainer ckpt_path",
+    "preprocess_checkpoint": "trainer state_dict",
+    "on_load_checkpoint": "trainer state_dict",
+    "on_load_trainer_state": "trainer state_dict",
+}
+ADDED = {
+    "on_train_epoch_start": "trainer epoch",
+    "on_train_epoch_end": "trainer epoch",
+    "on_step_boundary": "trainer",
+    "on_metrics": "trainer metrics step",
+    "on_interrupt": "trainer reason",
+}
+
+
+@pytest.fixture
+def _declared_as_before() -> Iterator[None]:
+    before = dict(HOOKS)
+    yield
+    HOOKS.clear()
+    HOOKS.update(before)
+
+
+def of_phase(phase: Phase) -> set[str]:
+    return {name for name, declared in HOOKS.items() if declared.phase is phase}
+
+
+def test_there_are_the_45_hooks_of_the_original_and_five_of_ours() -> None:
+    declared = {name: " ".join(spec.parameters) for name, spec in HOOKS.items()}
+    assert declared == ORIGINAL | ADDED
+    assert (len(ORIGINAL), len(ADDED)) == (45, 5)
+
+
+def test_the_hooks_inside_the_traced_step_are_these() -> None:
+    assert of_phase(Phase.STEP) == {
+        *("on_train_step_start", "on_train_step_end"),
+        *("on_validate_step_start", "on_validate_step_end"),
+        *("on_before_forward", "on_after_forward", "on_before_backward", "on_after_backward"),
+        *("on_before_optimizer_step", "on_after_optimizer_step"),
+        *("on_before_optimizer_zero_grad", "on_after_optimizer_zero_grad"),
+        *("on_before_scheduler_step", "on_after_scheduler_step"),
+    }
+
+
+def test_the_hooks_on_the_host_between_two_steps_are_these() -> None:
+    assert of_phase(Phase.BATCH) == {
+        *("on_train_batch_start", "on_train_batch_end", "on_step_boundary", "on_metrics"),
+        *("on_validate_batch_start", "on_validate_batch_end"),
+    }
+
+
+def test_every_hook_is_documented() -> None:
+    assert [name for name, spec in HOOKS.items() if not spec.doc.startswith("Called ")] == []
+
+
+# ---- what is refused when the class is defined
+
+
+def test_a_misspelt_hook_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(
+        HookError,
+        match=r"^Mine\.on_train_batch_edn is not a hook\. Did you mean 'on_train_batch_end'\?$",
+    ):
+
+        class Mine(Callback):
+            def on_train_batch_edn(self, trainer, model, outputs, batch, batch_idx):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("on_train_step_finish", "on_train_step_end"),
+        ("on_train_epoch_complete", "on_train_epoch_end"),
+        ("on_train_begin", "on_train_start"),
+        ("on_validate_batch_begin", "on_validate_batch_start"),
+        ("on_post_backward", "on_after_backward"),
+        ("on_pre_optimizer_step", "on_before_optimizer_step"),
+        ("on_training_begin", "on_train_start"),
+        ("on_train_step_finsh", "on_train_step_end"),
+        ("on_validate_begins", "on_validate_start"),
+        ("on_train_step_done", "on_train_step_end"),
+    ],
+)
+def test_a_hook_in_other_words_is_refused_with_a_suggestion(given: str, meant: str) -> None:
+    def method(self, trainer):
+        pass
+
+    with pytest.raises(HookError, match=rf"Mine\.{given} is not a hook.*'{meant}'"):
+        type("Mine", (Callback,), {given: method})
+    with pytest.raises(HookError, match=rf"Duck\.{given} is not a hook.*'{meant}'"):
+        check_callback(type("Duck", (), {given: method})())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["on_my_eval_start", "on_eval_batch_end", "on_test_begin", "on_export_finish", "pre_process"],
+)
+def test_a_hook_of_ones_own_is_not_taken_for_a_declared_one(name: str) -> None:
+    kind = type("Mine", (Callback,), {name: lambda self: None})
+    check_callback(kind())
+
+
+def test_a_hook_with_too_few_parameters_is_refused() -> None:
+    with pytest.raises(
+        HookError,
+        match=r"^Mine\.on_train_step_end takes \(trainer, batch\), but the hook passes "
+        r"\(trainer, model, outputs, batch\)\.$",
+    ):
+
+        class Mine(Callback):
+            def on_train_step_end(self, trainer, batch):
+                pass
+
+
+def test_a_hook_with_a_parameter_too_many_is_refused() -> None:
+    with pytest.raises(HookError, match=r"on_fit_end takes \(trainer, loop, extra\)"):
+
+        class Mine(Callback):
+            def on_fit_end(self, trainer, loop, extra):
+                pass
+
+
+def test_a_hook_with_swapped_parameters_is_refused() -> None:
+    with pytest.raises(HookError, match=r"takes \(trainer, model, batch, outputs\), but"):
+
+        class Mine(Callback):
+            def on_train_step_end(self, trainer, model, batch, outputs):
+                pass
+
+
+def test_a_hook_may_name_its_parameters_otherwise_and_have_more_with_defaults() -> None:
+    class Mine(Callback):
+        def on_train_step_end(self, the_trainer, net, out, data, extra=None):
+            pass
+
+    check_callback(Mine())
+
+
+def test_a_hook_may_take_all_it_is_passed_as_a_tuple() -> None:
+    class Mine(Callback):
+        def on_train_step_end(self, *passed):
+            pass
+
+    check_callback(Mine())
+
+
+def test_a_mixins_misspelt_hook_is_refused_as_well() -> None:
+    class Mixin:
+        def on_fit_strat(self, trainer, train_dataloader, val_dataloader, loop):
+            pass
+
+    with pytest.raises(
+        HookError, match=r"on_fit_strat is not a hook\. Did you mean 'on_fit_start'"
+    ):
+
+        class Mine(Mixin, Callback):
+            pass
+
+
+def test_methods_with_other_names_are_the_callbacks_own() -> None:
+    class Mine(Callback):
+        on_color = "red"
+
+        def on_test_start(self, anything):
+            pass
+
+        def train_batch_end(self):
+            pass
+
+    check_callback(Mine())
+
+
+# ---- what is refused when the callback is registered
+
+
+def test_a_hook_set_on_the_instance_is_refused() -> None:
+    class Mine(Callback):
+        pass
+
+    mine = Mine()
+    mine.on_fit_end = print
+    with pytest.raises(HookError, match=r"^Mine: set on_fit_end on the class, not on the instance"):
+        check_callback(mine)
+
+
+def test_a_class_in_the_place_of_an_instance_is_refused() -> None:
+    class Mine(Callback):
+        pass
+
+    with pytest.raises(HookError, match=r"got the class Mine\. Pass an instance: Mine\(\)\.$"):
+        check_callback(Mine)
+
+
+def test_an_object_without_hooks_is_refused() -> None:
+    with pytest.raises(HookError, match=r"got 7 of type int, which has no hook\. Derive it from"):
+        check_callback(7)
+
+
+def test_an_object_of_another_class_is_checked_like_a_callback() -> None:
+    class Duck:
+        def on_fit_end(self, trainer):
+            pass
+
+    with pytest.raises(HookError, match=r"^Duck\.on_fit_end takes \(trainer\), but"):
+        check_callback(Duck())
+
+
+def test_an_object_of_another_class_may_not_misspell_a_hook() -> None:
+    class Duck:
+        def on_train_step_ned(self, trainer, model, outputs, batch):
+            pass
+
+    with pytest.raises(HookError, match=r"^Duck\.on_train_step_ned is not a hook\. Did you mean"):
+        check_callback(Duck())
+
+
+# ---- hooks that others declare
+
+
+@pytest.mark.usefixtures("_declared_as_before")
+def test_a_third_party_declares_a_hook_on_its_own_callback() -> None:
+    class Extended(Callback):
+        @hook(Phase.RUN)
+        def on_export(self, trainer, path):
+            """Called when the model was exported.
+
+            More about it.
+            """
+
+    declared = HOOKS["on_export"]
+    assert (declared.phase, declared.parameters) == (Phase.RUN, ("trainer", "path"))
+    assert declared.doc == "Called when the model was exported."
+
+
+@pytest.mark.usefixtures("_declared_as_before")
+def test_a_declared_hook_of_a_third_party_is_checked_everywhere() -> None:
+    class Extended(Callback):
+        @hook(Phase.RUN)
+        def on_export(self, trainer, path):
+            """Called when the model was exported."""
+
+    with pytest.raises(HookError, match=r"Mine\.on_export takes \(path\), but the hook passes"):
+
+        class Mine(Callback):
+            def on_export(self, path):
+                pass
+
+
+@pytest.mark.usefixtures("_declared_as_before")
+def test_a_second_declaration_with_other_parameters_is_refused() -> None:
+    with pytest.raises(HookError, match=r"Late\.on_fit_end declares \(trainer, result\), but the"):
+
+        class Late(Callback):
+            @hook(Phase.RUN)
+            def on_fit_end(self, trainer, result):
+                """Called with the result."""
