@@ -43,9 +43,10 @@ Accumulation = Literal["batch", "step"]
 log = logging.getLogger("modelzoo_trainer.backends.xla")
 
 _NUM_GUARDED: Final = 4  # steps
-_OWN: Final = tuple(
-    str(Path(path).parent)
-    for path in (torch.__file__, torch.__file__.replace("torch/", "torch_xla/"), __file__)
+_OWN: Final = (  # folders whose lines are not the user's
+    str(Path(torch.__file__).parent),
+    str(Path(torch.__file__.replace("torch/", "torch_xla/")).parent),
+    str(Path(__file__).parents[1]),
 )
 _NO_FLOAT16: Final = (
     "a loss scaler reads on the host, at every step, whether a gradient overflowed: the step's "
