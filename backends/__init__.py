@@ -12,41 +12,50 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .backend import Backend, Caps
-    from .compile import CompileOptions
+    from .blocks import CompileOptions
     from .coordination.failures import Failure
     from .coordination.restarts import StopRecord
     from .coordination.world import Processes, join, joined
     from .environment import (
+        LIMIT_BATCHES,
         NOTIFICATION_ENDPOINT,
         NOTIFICATION_MAILFROM,
         NOTIFICATION_PASSWORD,
         SLACK_BOT_TOKEN,
         from_environment,
         hold_hf_cache_dir,
+        limit_batches,
         loaded_hf_libraries,
     )
-    from .errors import BackendError, BackendUnavailable, HostReadError
-    from .oom import is_too_large
+    from .errors import BackendError, BackendUnavailable, HostReadError, is_too_large
     from .parallel.collectives import collective_of
     from .parallel.fake_world import backend_on_paper, is_for_real, processes_on_paper
     from .peak_rates import device_name, peak_flops
-    from .reads import host_value
-    from .seeds import Stream, step_seed
-    from .select import backend_names, make_backend
-    from .switches import (
+    from .placement import map_tensors
+    from .process_settings import (
         held_switches,
         hold_switches,
         is_switch,
         switch_names,
         switch_problem,
     )
-    from .trees import map_tensors
-    from .variables import LIMIT_BATCHES, limit_batches
+    from .reads import host_value
+    from .seeds import Stream, step_seed
+    from .select import backend_names, make_backend
 
 _HOMES = {
-    "backend": ("Backend", "Caps"),
-    "parallel.collectives": ("collective_of",),
-    "compile": ("CompileOptions",),
+    "backend": (
+        "Backend",
+        "Caps",
+    ),
+    "blocks": ("CompileOptions",),
+    "coordination.failures": ("Failure",),
+    "coordination.restarts": ("StopRecord",),
+    "coordination.world": (
+        "Processes",
+        "join",
+        "joined",
+    ),
     "environment": (
         "NOTIFICATION_ENDPOINT",
         "NOTIFICATION_MAILFROM",
@@ -55,26 +64,42 @@ _HOMES = {
         "from_environment",
         "hold_hf_cache_dir",
         "loaded_hf_libraries",
+        "LIMIT_BATCHES",
+        "limit_batches",
     ),
-    "errors": ("BackendError", "BackendUnavailable", "HostReadError"),
-    "coordination.failures": ("Failure",),
-    "parallel.fake_world": ("backend_on_paper", "is_for_real", "processes_on_paper"),
-    "oom": ("is_too_large",),
-    "peak_rates": ("device_name", "peak_flops"),
-    "coordination.world": ("Processes", "join", "joined"),
+    "errors": (
+        "BackendError",
+        "BackendUnavailable",
+        "HostReadError",
+        "is_too_large",
+    ),
+    "parallel.collectives": ("collective_of",),
+    "parallel.fake_world": (
+        "backend_on_paper",
+        "is_for_real",
+        "processes_on_paper",
+    ),
+    "peak_rates": (
+        "device_name",
+        "peak_flops",
+    ),
     "reads": ("host_value",),
-    "coordination.restarts": ("StopRecord",),
-    "seeds": ("Stream", "step_seed"),
-    "select": ("backend_names", "make_backend"),
-    "switches": (
+    "seeds": (
+        "Stream",
+        "step_seed",
+    ),
+    "select": (
+        "backend_names",
+        "make_backend",
+    ),
+    "process_settings": (
         "held_switches",
         "hold_switches",
         "is_switch",
         "switch_names",
         "switch_problem",
     ),
-    "trees": ("map_tensors",),
-    "variables": ("LIMIT_BATCHES", "limit_batches"),
+    "placement": ("map_tensors",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

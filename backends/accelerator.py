@@ -15,10 +15,10 @@ from typing_extensions import override
 
 from .backend import Backend, Caps
 from .conditional_step import MaskedSteps, put_back
-from .deferred import DeferredReads, HostCopies
 from .errors import BackendUnavailable
-from .fused import fuse_optimizer
+from .fast_step import fuse_optimizer
 from .prefetch import Lane, LookAhead, PlainLane, StreamLane, has_streams
+from .reads import DeferredReads, HostCopies
 
 # What a device's module calls its figures (mps has its own words).
 _FIGURES: Final[dict[str, tuple[str, ...]]] = {

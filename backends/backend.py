@@ -15,18 +15,15 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from .activation_checkpointing import Mode as CheckpointMode
-from .activation_checkpointing import checkpoint_activations
-from .compile import CompileOptions, compile_model
+from .blocks import CompileOptions, checkpoint_activations, compile_model
+from .blocks import Mode as CheckpointMode
 from .conditional_step import leave_out
-from .errors import BackendError
+from .errors import OUT_OF_MEMORY_ADVICE, BackendError, is_out_of_memory
 from .fast_step import grad_norm, plain_step, plain_zero_grad
-from .oom import OUT_OF_MEMORY_ADVICE, is_out_of_memory
 from .parallel.ddp import weighted_loss
-from .placement import move_model
+from .placement import map_tensors, move_model
 from .reads import Deliver, HostReads, Reads
 from .seeds import GAMMA, MASK, Stream, step_seed, stream_base
-from .trees import map_tensors
 
 Precision = Literal["highest", "high", "medium"]
 

@@ -1,4 +1,8 @@
-"""The exceptions of backends."""
+"""The exceptions of backends, and what their messages suggest."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Final
 
 
 class BackendError(RuntimeError):
@@ -11,3 +15,35 @@ class BackendUnavailable(BackendError):
 
 class HostReadError(BackendError):
     """A value was read on the host inside the traced step."""
+
+
+OUT_OF_MEMORY_ADVICE: Final = (
+    "Lower batch_size and raise loop.grad_accum_steps by the same factor (the update stays the "
+    "same), shorten the sequences, use precision: {fp16_type: bfloat16}, or a smaller model."
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out, on a device or on the host."""
+    import torch  # not above: the command line knows these exceptions before it needs torch
+
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    said = ("can't allocate memory", "RESOURCE_EXHAUSTED")  # the host's words, and XLA's
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in said)
+
+
+def is_too_large(error: BaseException) -> bool:
+    """Return whether an error says that a size is more than the host can hold, or count."""
+    if isinstance(error, (MemoryError, OverflowError)):
+        return True
+    said = ("can't allocate memory", "size calculation overflowed", "Overflow when unpacking")
+    kinds = (RuntimeError, TypeError, ValueError)
+    return isinstance(error, kinds) and any(words in str(error) for words in said)
+
+
+def suggest(given: str, known: Iterable[str]) -> str:
+    """Return "Did you mean ...?", or if nothing is near, the choices."""
+    choices = sorted(set(known))
+    near = get_close_matches(given, choices, n=1)
+    return f"Did you mean {near[0]!r}?" if near else f"Use one of: {', '.join(choices)}."

@@ -13,10 +13,10 @@ from typing_extensions import override
 
 from .backend import Backend, Caps
 from .conditional_step import MaskedSteps, put_back
-from .deferred import DeferredReads, HostCopies
+from .placement import map_tensors
 from .prefetch import LookAhead, PlainLane
+from .reads import DeferredReads, HostCopies
 from .sync_guard import HostReadGuard
-from .trees import map_tensors
 
 _DEVICE: Final = torch.device("cpu")
 

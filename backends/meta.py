@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from .backend import Backend, Caps
-from .deferred import DeferredReads, HostCopies, Wait
+from .reads import DeferredReads, HostCopies, Wait
 
 _DEVICE: Final = torch.device("meta")
 _READ: Final = (

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .deferred import can_pin, has_events
-from .trees import map_tensors
+from .placement import map_tensors
+from .reads import can_pin, has_events
 
 
 class Lane(ABC):

@@ -1,10 +1,13 @@
-"""Values on their way to the host: captured now, delivered later, in order."""
+"""Deferred device reads: captured now, delivered later, in order."""
 
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 Values: TypeAlias = list[Any]  # a number for each 0-d tensor, a CPU tensor for each other
@@ -131,3 +134,165 @@ class HostReads(Reads):
     def land(self, shipped: list[Values]) -> list[Values]:
         """Return what was captured."""
         return shipped
+
+
+Wait: TypeAlias = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Where a captured tensor lies among the elements of its dtype."""
+
+    dtype: torch.dtype
+    start: int
+    shape: torch.Size
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """One read: the device's elements packed by dtype, the host's values as they were."""
+
+    slots: list[Any]
+    packs: dict[torch.dtype, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """One step's transfer: each read's slots and how many elements it has of a dtype."""
+
+    reads: list[tuple[list[Any], dict[torch.dtype, int]]]
+    packs: dict[torch.dtype, tuple[Tensor, Wait]]
+
+
+class HostCopies:
+    """Copies from a device to the host, asynchronous where the device can.
+
+    Pinned memory and events are tried once, at the first copy; without either a copy waits.
+
+    Args:
+        device: Where the tensors are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.num_transfers = 0
+        self._is_async: bool | None = None
+
+    @property
+    def is_async(self) -> bool:
+        """Whether `start` returns before the values are there."""
+        if self._is_async is None:
+            self._is_async = self.device.type != "cpu" and can_pin() and has_events(self.device)
+        return self._is_async
+
+    def start(self, tensor: Tensor) -> tuple[Tensor, Wait]:
+        """Start a copy; return its target and a function that waits until it is filled."""
+        self.num_transfers += 1
+        if not self.is_async:
+            return tensor.to("cpu"), _no_wait  # host read: waits for the device
+        target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        target.copy_(tensor, non_blocking=True)
+        event = torch.Event(self.device)
+        event.record()
+        return target, event.synchronize
+
+
+class DeferredReads(Reads):
+    """Reads of a device that works asynchronously.
+
+    Args:
+        lag: Steps between a read and its delivery, >= 0.
+        copies: How the device's memory gets to the host.
+    """
+
+    def __init__(self, lag: int, copies: HostCopies) -> None:
+        super().__init__(lag)
+        self.copies = copies
+        self.num_reads = 0
+
+    def capture(self, tensors: Sequence[Tensor]) -> Captured:
+        """Copy the values on the device; values of host tensors are taken at once."""
+        self.num_reads += 1
+        kind = self.copies.device.type
+        slots: list[Any] = []
+        parts: dict[torch.dtype, list[Tensor]] = {}
+        sizes: dict[torch.dtype, int] = {}
+        for tensor in tensors:
+            if tensor.device.type != kind:
+                slots.append(host_value(tensor))
+                continue
+            dtype = tensor.dtype
+            start = sizes.get(dtype, 0)
+            slots.append(_Slot(dtype, start, tensor.shape))
+            sizes[dtype] = start + tensor.numel()
+            parts.setdefault(dtype, []).append(tensor.detach().reshape(-1))
+        return Captured(slots, {dtype: _pack(pieces, kind) for dtype, pieces in parts.items()})
+
+    def ship(self, captured: list[Captured]) -> Shipped:
+        """Start one transfer for each dtype."""
+        parts: dict[torch.dtype, list[Tensor]] = {}
+        for item in captured:
+            for dtype, pack in item.packs.items():
+                parts.setdefault(dtype, []).append(pack)
+        kind = self.copies.device.type
+        packs = {
+            dtype: self.copies.start(pieces[0] if len(pieces) == 1 else _pack(pieces, kind))
+            for dtype, pieces in parts.items()
+        }
+        reads = [
+            (item.slots, {dtype: pack.numel() for dtype, pack in item.packs.items()})
+            for item in captured
+        ]
+        # The packs are let go: their memory is used again only after the copy, in stream order.
+        return Shipped(reads, packs)
+
+    def land(self, shipped: Shipped) -> list[Values]:
+        """Wait for the transfer, which is `lag` steps old, and take it apart."""
+        for _, wait in shipped.packs.values():
+            wait()
+        bases = dict.fromkeys(shipped.packs, 0)
+        landed = []
+        for slots, sizes in shipped.reads:
+            landed.append([_value(slot, shipped, bases) for slot in slots])
+            for dtype, size in sizes.items():
+                bases[dtype] += size
+        return landed
+
+
+def can_pin() -> bool:
+    """Return whether the host has memory that a device copies from and to asynchronously."""
+    try:
+        torch.empty(1, pin_memory=True)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def has_events(device: torch.device) -> bool:
+    """Return whether a place in the device's queue can be marked and waited for."""
+    try:
+        torch.Event(device).record()
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def _no_wait() -> None:
+    pass
+
+
+def _pack(pieces: list[Tensor], kind: str) -> Tensor:
+    # Autocast would change the dtype of what is joined.
+    is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    with torch.no_grad(), torch.autocast(kind, enabled=False) if is_on else nullcontext():
+        return torch.cat(pieces)  # a copy, also of a single one
+
+
+def _value(slot: Any, shipped: Shipped, bases: dict[torch.dtype, int]) -> Any:
+    if not isinstance(slot, _Slot):
+        return slot
+    elements = shipped.packs[slot.dtype][0]
+    start = bases[slot.dtype] + slot.start
+    if not slot.shape:
+        return elements[start].item()
+    return elements[start : start + slot.shape.numel()].view(slot.shape).clone()

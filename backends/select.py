@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from .backend import Backend
-from .compile import CompileOptions
+from .blocks import CompileOptions
 from .coordination.launch import read_launch
 from .errors import BackendError, BackendUnavailable
 from .parallel.config import TIMEOUT_S, ParallelSettings, check_timeout

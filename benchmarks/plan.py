@@ -67,7 +67,7 @@ _SMALL = 1 << 16  # bytes: larger pieces are given back to the kernel when they 
 
 def plans_of(path: Path, changes: list[str]) -> Any:
     """Return the plans of a file."""
-    from modelzoo_trainer.config.load import load_plans
+    from modelzoo_trainer.config.build import load_plans
     from modelzoo_trainer.config.shipped import shipped_names
 
     return load_plans(path, shipped_names, mode="train", changes=changes)

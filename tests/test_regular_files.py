@@ -13,8 +13,8 @@ import pytest
 from modelzoo_trainer import ConfigError
 from modelzoo_trainer.callbacks import SpikeDetection
 from modelzoo_trainer.loggers import CSVLogger, JsonlLogger
-from modelzoo_trainer.loggers.line_file import cut_back
-from modelzoo_trainer.loggers.reached_step import ReachedStep
+from modelzoo_trainer.loggers.file_logger import cut_back
+from modelzoo_trainer.loggers.service_logger import ReachedStep
 from modelzoo_trainer.regular_files import require_regular
 from tests.doubles import tiny_batches
 

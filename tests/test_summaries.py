@@ -11,7 +11,7 @@ from modelzoo_trainer import (
     summarize_scalar,
     summarize_tensor,
 )
-from modelzoo_trainer.current_trainer import active, active_trainer
+from modelzoo_trainer.closures import active, active_trainer
 
 
 class History(Logger):

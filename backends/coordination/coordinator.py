@@ -12,9 +12,8 @@ from typing import Final
 
 from torch._C._distributed_c10d import Store
 
-from . import event_log
-from .consensus import Decisions
-from .event_log import Board
+from . import consensus
+from .consensus import Board, Decisions
 from .failures import Failure, dump_stacks, end_process, gone, silent
 from .heartbeat import Heartbeats, missing_ranks
 from .liveness import Patience
@@ -71,7 +70,7 @@ class Control:
 
         For the main thread; each process calls it equally often, in the same order.
         """
-        self._to_say: queue.SimpleQueue[event_log.Entry | None] = queue.SimpleQueue()
+        self._to_say: queue.SimpleQueue[consensus.Entry | None] = queue.SimpleQueue()
         self._learning = threading.Lock()
         self._is_known = threading.Event()
         self._is_leaving = threading.Event()
@@ -106,7 +105,7 @@ class Control:
             self._is_leaving.set()
             return
         if self.failure is None:
-            self._to_say.put({"what": event_log.OVER})
+            self._to_say.put({"what": consensus.OVER})
             deadline = time.monotonic() + (self._grace if patience_s is None else patience_s)
             while self.failure is None and time.monotonic() < deadline:
                 if self._has_ended.wait(_LOOK_S):
@@ -126,7 +125,7 @@ class Control:
             topic: One that is proposed again while it is about to be returned is returned once.
         """
         point = self._decisions.point
-        self._to_say.put({"what": event_log.PROPOSE, "topic": topic, "point": point})
+        self._to_say.put({"what": consensus.PROPOSE, "topic": topic, "point": point})
 
     def fail(self, message: str, *, code: int = 1, kind: str = "error") -> Failure:
         """Tell all processes that the run ends; return what it really ends by.
@@ -142,10 +141,10 @@ class Control:
         """
         mine = Failure(self.rank, message, code, kind)
         if kind == "lost" and self.failure is None:
-            self._to_say.put({"what": event_log.ROLL_CALL})
+            self._to_say.put({"what": consensus.ROLL_CALL})
             self._is_known.wait(_CAUSE_S)
         if self.failure is None:
-            self._to_say.put({"what": event_log.FAIL, **mine.as_entry()})
+            self._to_say.put({"what": consensus.FAIL, **mine.as_entry()})
             self._is_known.wait(_PUBLISH_S)
         failure = self._learn(mine)
         if self.rank == 0:
@@ -169,25 +168,25 @@ class Control:
         except Exception:  # noqa: BLE001  # however a store says that it is not there
             self._lose_store()
 
-    def _hear(self, number: int, entry: event_log.Entry) -> None:
+    def _hear(self, number: int, entry: consensus.Entry) -> None:
         what = entry["what"]
         store = self._listening.store
-        if what == event_log.PROPOSE and not self._listening.is_over:
+        if what == consensus.PROPOSE and not self._listening.is_over:
             store.set(f"points/{number}/{self.rank}", str(self._decisions.hold(number)))
             if store.add(f"points/{number}", 1) == self.world_size:
                 self._commit(number, entry["topic"])
-        elif what == event_log.COMMIT:
+        elif what == consensus.COMMIT:
             self._decisions.commit(entry["number"], entry["topic"], entry["point"])
-        elif what == event_log.FAIL:
+        elif what == consensus.FAIL:
             fields = {key: entry[key] for key in Failure.__dataclass_fields__}
             store.add("heard", 1)
             self._learn(Failure(**fields))
-        elif what == event_log.ROLL_CALL:
+        elif what == consensus.ROLL_CALL:
             store.set(f"here/{self.rank}", "here")
             store.add("here", 1)
-        elif what == event_log.OVER:
+        elif what == consensus.OVER:
             self._decisions.drop()
-        elif what == event_log.END:
+        elif what == consensus.END:
             self._has_ended.set()
 
     def _commit(self, number: int, topic: str) -> None:
@@ -196,10 +195,10 @@ class Control:
         keys = [f"points/{number}/{rank}" for rank in range(self.world_size)]
         is_quick = store.has_extended_api()  # type: ignore[attr-defined]  # not in torch's stubs
         points = store.multi_get(keys) if is_quick else map(store.get, keys)
-        entry = {"what": event_log.COMMIT, "number": number, "topic": topic}
+        entry = {"what": consensus.COMMIT, "number": number, "topic": topic}
         self._announce({**entry, "point": max(map(int, points)) + 1})
 
-    def _announce(self, entry: event_log.Entry) -> None:
+    def _announce(self, entry: consensus.Entry) -> None:
         """Write to the board from the thread that listens, through a reader of its own."""
         writer = Board(self._listening.store)
         writer.num_read = self._listening.num_read
@@ -243,25 +242,25 @@ class Control:
         except Exception:  # noqa: BLE001  # however a store says that it is not there
             self._lose_store()
 
-    def _say(self, entry: event_log.Entry) -> None:
+    def _say(self, entry: consensus.Entry) -> None:
         self._speaking.post(entry)
         store = self._speaking.store
-        if entry["what"] == event_log.OVER:
+        if entry["what"] == consensus.OVER:
             self._beats.say_good_bye()
             if store.add("left", 1) == self.world_size:
-                self._speaking.post({"what": event_log.END})
-        elif entry["what"] == event_log.ROLL_CALL and not self._is_known.is_set():
+                self._speaking.post({"what": consensus.END})
+        elif entry["what"] == consensus.ROLL_CALL and not self._is_known.is_set():
             ranks = missing_ranks(store, self.world_size, self._is_known)
             ranks = [rank for rank in ranks if not self._beats.is_seen(rank)]  # these are only late
             if ranks and not self._is_known.is_set():
                 lost = gone(ranks[0], self.rank)
-                self._speaking.post({"what": event_log.FAIL, **lost.as_entry()})
+                self._speaking.post({"what": consensus.FAIL, **lost.as_entry()})
 
     def _beat(self) -> None:
         failure = self._beats.beat()
         self._num_trips += 1
         if failure is not None and self.failure is None and not self._has_ended.is_set():
-            self._speaking.post({"what": event_log.FAIL, **failure.as_entry()})
+            self._speaking.post({"what": consensus.FAIL, **failure.as_entry()})
             self._beats.kill(failure.rank)
 
     def _linger(self, failure: Failure) -> None:
@@ -281,7 +280,7 @@ class Control:
                 return
             failure = self._beats.who_is_halted()
             if failure is not None:
-                self._to_say.put({"what": event_log.FAIL, **failure.as_entry()})
+                self._to_say.put({"what": consensus.FAIL, **failure.as_entry()})
             elif patience.is_over(self._num_trips, self._beats.patience_with(0)):
                 failure = silent(0, self._alive_timeout, self.rank)
             if failure is not None:

@@ -13,12 +13,11 @@ from torch.distributed.utils import _sync_module_states
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compile import CompileOptions, compile_model
+from ..blocks import CompileOptions, compile_model
 from ..deferred_init import is_on_meta, materialize
 from ..placement import move_model
-from .config import ParallelSettings
+from .config import AXES, ParallelSettings, Sizes
 from .fsdp import set_gradient_sync, shard_fully
-from .mesh import AXES, Sizes
 from .tensor_parallel import split_layers
 
 _BROADCAST_BYTES = 250 * 2**20  # at a time, as in torch's DistributedDataParallel

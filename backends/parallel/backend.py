@@ -28,13 +28,12 @@ from ..cpu import CpuBackend
 from ..cuda import CudaBackend
 from ..errors import BackendError
 from ..fast_step import plain_step
-from ..trees import map_tensors
+from ..placement import map_tensors
 from .apply import accumulating, make_mesh, parallelize
 from .config import TIMEOUT_S, ParallelSettings, check_timeout
 from .ddp import Weighed
-from .fsdp import free_gathered
+from .fsdp import distribute, free_gathered, is_sharded, own_part, whole
 from .norms import clip_grad_norm, clip_grad_value, grad_norm, norms
-from .state import distribute, is_sharded, own_part, whole
 
 _OPERATIONS: Final = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 _WHOLE: Final = frozenset({"Muon", "Rprop"})

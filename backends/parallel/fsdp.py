@@ -1,17 +1,19 @@
-"""Parameters, gradients and optimizer state that are shared out among processes: FSDP2, HSDP."""
+"""Parameters, gradients and optimizer state shared out among processes: FSDP2, HSDP."""
 
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Module
 
 from ..blocks import find_blocks
 from ..errors import BackendError
-from .config import ParallelSettings
-from .mesh import Sizes
+from .config import ParallelSettings, Sizes
 
 
 def shard_fully(model: Module, settings: ParallelSettings, sizes: Sizes, mesh: DeviceMesh) -> None:
@@ -78,3 +80,29 @@ def free_gathered(model: Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def is_sharded(value: Any) -> bool:
+    """Return whether a value is a tensor of several processes."""
+    return isinstance(value, DTensor)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor. Collective if it is one of several processes."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """Return what of a tensor this process has."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def distribute(tensor: Tensor, like: DTensor) -> DTensor:
+    """Return a tensor that every process has whole, divided as another one is.
+
+    Args:
+        tensor: The same on every process.
+        like: Of its shape.
+    """
+    on_device = tensor.to(like.device)
+    return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)

@@ -19,8 +19,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import Embedding, LayerNorm, Linear, Module, Parameter, RMSNorm
 
-from ..errors import BackendError
-from ..suggestions import suggest
+from ..errors import BackendError, suggest
 from .config import STYLES
 
 # These compute with DTensors, which can be compiled as one graph with the layers around them.

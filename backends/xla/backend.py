@@ -25,18 +25,15 @@ from typing_extensions import override
 from ..backend import Backend, Caps, Region
 from ..conditional_step import put_back
 from ..errors import BackendError, HostReadError
-from ..placement import swap_model
+from ..placement import map_tensors, swap_model
 from ..prefetch import LookAhead, PlainLane
 from ..sync_guard import HostReadGuard
-from ..trees import map_tensors
-from .batch_norm import check_batch_norms, correct_batch_norms
 from .optimizers import LazyOptimizers
-from .out_of_place import OutOfPlace
 from .reads import BatchedReads
 from .recompilation import Recompilation, RecompilationWatch, Shapes, shapes_of
 from .runtime import XlaRuntime
 from .spmd import check_parallel
-from .values import Snapshot
+from .tensors import OutOfPlace, Snapshot, check_batch_norms, correct_batch_norms
 
 Accumulation = Literal["batch", "step"]
 

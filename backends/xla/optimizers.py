@@ -28,7 +28,7 @@ from torch.optim import Adadelta, Optimizer
 from ..errors import BackendError
 from ..fast_step import plain_step
 from .optimizer_settings import DeviceSettings, MadeOnHost
-from .out_of_place import OutOfPlace
+from .tensors import OutOfPlace
 
 log = logging.getLogger("modelzoo_trainer.backends.lazy_optimizers")
 
@@ -47,7 +47,7 @@ _REFUSED: Final = {
 # These take a tensor for the learning rate; the others have their calls rewritten.
 _FOR_TENSORS: Final = frozenset({"Adam", "NAdam", "RAdam", "Adamax", "ASGD", "Rprop"})
 # This one puts its learning rate into the state, as a number, and is given one.
-_FOR_NUMBERS: Final = frozenset({"modelzoo_trainer.optim.asgd.ASGD"})
+_FOR_NUMBERS: Final = frozenset({"modelzoo_trainer.optim.sgd.ASGD"})
 # These divide by it; where a gradient has always been zero, 0 / 0 would be no number.
 _DIVIDES: Final = frozenset({"Adam", "Adamax"})
 _HARDLY_ANY: Final = 1e-30  # a learning rate of 0 for them: no update that a float32 can hold

@@ -10,14 +10,11 @@ from modelzoo_trainer.callback import register_global_callback
 from modelzoo_trainer.callbacks.check_loss import CheckLoss
 from modelzoo_trainer.callbacks.compute_norm import ComputeNorm
 from modelzoo_trainer.callbacks.compute_norm_gns import ComputeNormGNS
-from modelzoo_trainer.callbacks.convert_sync_batch_norm import ConvertSyncBatchNorm
 from modelzoo_trainer.callbacks.count_params import CountParams
-from modelzoo_trainer.callbacks.csx_noops import DebugArgsPath, WeightCompression
+from modelzoo_trainer.callbacks.csx_noops import DebugArgsPath, HFCacheDir, WeightCompression
 from modelzoo_trainer.callbacks.dump_activations import DumpActivations
 from modelzoo_trainer.callbacks.dump_available_tensor_names import DumpAvailableTensorNames
-from modelzoo_trainer.callbacks.duration_profiler import DurationProfiler
 from modelzoo_trainer.callbacks.early_stopping import EarlyStopping
-from modelzoo_trainer.callbacks.email_notification import EmailNotification
 from modelzoo_trainer.callbacks.extra_checkpoint import ExtraCheckpoint
 from modelzoo_trainer.callbacks.flags import (
     GlobalFlags,
@@ -28,26 +25,26 @@ from modelzoo_trainer.callbacks.flags import (
 )
 from modelzoo_trainer.callbacks.flop_utilization import FlopUtilization
 from modelzoo_trainer.callbacks.generate_text import GenerateText
-from modelzoo_trainer.callbacks.hf_cache_dir import HFCacheDir
 from modelzoo_trainer.callbacks.keep_n_checkpoints import KeepNCheckpoints
-from modelzoo_trainer.callbacks.limit_batches import LimitBatches
-from modelzoo_trainer.callbacks.limit_eval_steps import LimitEvalSteps
+from modelzoo_trainer.callbacks.limit_batches import LimitBatches, LimitEvalSteps
 from modelzoo_trainer.callbacks.load_checkpoint_states import LoadCheckpointStates
-from modelzoo_trainer.callbacks.log_input_summaries import LogInputSummaries
-from modelzoo_trainer.callbacks.log_metrics import LogMetrics
-from modelzoo_trainer.callbacks.log_optimizer_param_group import LogOptimizerParamGroup
-from modelzoo_trainer.callbacks.log_sparsity import LogSparsity
+from modelzoo_trainer.callbacks.log_metrics import (
+    LogInputSummaries,
+    LogMetrics,
+    LogOptimizerParamGroup,
+    LogSparsity,
+)
 from modelzoo_trainer.callbacks.lora import Lora
 from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.callbacks.model_eval_metrics import ModelEvalMetrics
 from modelzoo_trainer.callbacks.model_zoo_params_metadata import ModelZooParamsMetadata
-from modelzoo_trainer.callbacks.move_modules import MoveModulesToDevice
+from modelzoo_trainer.callbacks.move_modules import ConvertSyncBatchNorm, MoveModulesToDevice
 from modelzoo_trainer.callbacks.nan_checker import NaNChecker
+from modelzoo_trainer.callbacks.notification import EmailNotification, SlackNotification
 from modelzoo_trainer.callbacks.op_profiler import OpProfiler
-from modelzoo_trainer.callbacks.print_progress import PrintProgress
+from modelzoo_trainer.callbacks.profiler import DurationProfiler, RateProfiler
 from modelzoo_trainer.callbacks.profiler import Profiler as Profiler
-from modelzoo_trainer.callbacks.progress_bar import ProgressBar
-from modelzoo_trainer.callbacks.rate_profiler import RateProfiler
+from modelzoo_trainer.callbacks.progress import PrintProgress, ProgressBar
 from modelzoo_trainer.callbacks.run_history import RunHistory
 from modelzoo_trainer.callbacks.samples_streamed_info import SamplesStreamedInfo
 from modelzoo_trainer.callbacks.save_best import SaveBest
@@ -55,7 +52,6 @@ from modelzoo_trainer.callbacks.save_checkpoint_state import SaveCheckpointState
 from modelzoo_trainer.callbacks.save_performance_data import SavePerformanceData
 from modelzoo_trainer.callbacks.selective_grad import SelectiveGrad
 from modelzoo_trainer.callbacks.skip_samples import SkipSamples
-from modelzoo_trainer.callbacks.slack_notification import SlackNotification
 from modelzoo_trainer.callbacks.spike_detection import SpikeDetection
 from modelzoo_trainer.callbacks.step_based_evaluation import StepBasedEvaluation
 from modelzoo_trainer.callbacks.tensor_listeners import NormTensorListener, SummaryTensorListener

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs
-from modelzoo_trainer.checkpointing.parameter_names import bare_names, uncompiled
+from modelzoo_trainer.checkpointing.state_json import bare_names, uncompiled
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

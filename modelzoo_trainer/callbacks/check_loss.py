@@ -15,10 +15,13 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs, StateDict
-from modelzoo_trainer.callbacks.loss_window import LossWindow
-from modelzoo_trainer.callbacks.step_finding import StepFinding, named
-from modelzoo_trainer.callbacks.step_guard import StepGuard
-from modelzoo_trainer.callbacks.step_losses import wide_type
+from modelzoo_trainer.callbacks.step_guard import (
+    LossWindow,
+    StepFinding,
+    StepGuard,
+    named,
+    wide_type,
+)
 from modelzoo_trainer.core.loop import require_positive
 from modelzoo_trainer.errors import ConfigError, RollBack
 

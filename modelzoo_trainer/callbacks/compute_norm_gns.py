@@ -17,7 +17,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Batch, Loader, Outputs, StateDict
 from modelzoo_trainer.callbacks.activation_hooks import ModuleWatch, named_modules
 from modelzoo_trainer.callbacks.compute_norm import ComputeNorm
-from modelzoo_trainer.callbacks.flop_counting import uncounted
+from modelzoo_trainer.callbacks.flop_utilization import uncounted
 from modelzoo_trainer.callbacks.per_example_norms import (
     KINDS,
     Use,

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader, StateDict
-from modelzoo_trainer.callbacks.checkpoint_files import (
+from modelzoo_trainer.callbacks.model_ema import ModelEma
+from modelzoo_trainer.callbacks.side_checkpoints import (
     FILE_SUFFIX,
+    SideCheckpoints,
+    check_is_directory,
     check_name,
     part_names,
     parts_of,
 )
-from modelzoo_trainer.callbacks.model_ema import ModelEma
-from modelzoo_trainer.callbacks.side_checkpoints import SideCheckpoints, check_is_directory
 from modelzoo_trainer.core.loop import require_positive
 from modelzoo_trainer.errors import ConfigError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader
-from modelzoo_trainer.callbacks.checkpoint_files import is_of_run, remove
+from modelzoo_trainer.callbacks.side_checkpoints import is_of_run, remove
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader, StateDict
-from modelzoo_trainer.callbacks.checkpoint_files import part_names
+from modelzoo_trainer.callbacks.side_checkpoints import part_names
 from modelzoo_trainer.errors import CheckpointMismatch, suggest
 
 if TYPE_CHECKING:

@@ -1,18 +1,23 @@
-"""The newest metrics, where a pass, a train stage or a validation ends."""
+"""Further metrics: the newest at the end of an epoch, batches, parameter groups, sparsity."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from numbers import Real
+from numbers import Number, Real
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 from torch.nn import Module
+from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Callback, Loader, Metrics
+from modelzoo_trainer.callback import Batch, Callback, Loader, Metrics
+from modelzoo_trainer.callbacks.activation_hooks import named_tensors
+from modelzoo_trainer.closures import is_recorded, snapshot
+from modelzoo_trainer.core.sparsity import Sparsity
+from modelzoo_trainer.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -136,3 +141,132 @@ class LogMetrics(Callback):
 
 def _text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, Real) else str(value)
+
+
+class LogInputSummaries(Callback):
+    """Logs every tensor of the batch as it goes into the model, on log steps.
+
+    A batch that is a mapping or a sequence gives `input.<key>`, nested ones `input.<key>.<key>`,
+    and a tensor alone `input`. Of a step over several batches it is the last one that is logged,
+    of several processes the first one's. In a validation likewise, with its prefix.
+
+    Metrics:
+        input.<path>: The tensor, whole; a number if it has no dimensions.
+
+    Cost: On log steps, a copy of the batch to the host.
+    """
+
+    log_step_hooks = frozenset({"on_before_forward"})
+
+    @override
+    def on_before_forward(
+        self,
+        trainer: Trainer,
+        model: Module,
+        batch: Batch,
+        args: list[Any],
+        kwargs: dict[str, Any],
+    ) -> None:
+        if is_recorded(trainer):
+            found = named_tensors(batch)
+            trainer.log_metrics_dict({f"input{path}": snapshot(tensor) for path, tensor in found})
+
+
+class LogOptimizerParamGroup(Callback):
+    """Logs values of each parameter group as `<key>/<group>`, on log steps.
+
+    They are those that the step was taken with: a scheduler acts afterwards.
+
+    Args:
+        keys: A key of the groups, such as "lr", or several.
+
+    Metrics:
+        <key>/<group>: The value as it is in the group, which is counted from 0.
+
+    Raises:
+        ConfigError: At set-up, if no group has a key, or its value is no number.
+    """
+
+    log_step_hooks = frozenset({"on_after_optimizer_step"})
+
+    def __init__(self, keys: str | Iterable[str]) -> None:
+        self._keys = (keys,) if isinstance(keys, str) else tuple(keys)
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        if not trainer.has_optimizer:
+            return
+        groups = trainer.optimizer.param_groups
+        for key in self._keys:
+            values = [group[key] for group in groups if key in group]
+            if not values:
+                known = {name for group in groups for name in group if name != "params"}
+                raise ConfigError(
+                    f"keys: {key!r} is in no parameter group of "
+                    f"{type(trainer.optimizer).__name__}. {suggest(key, known)}"
+                )
+            for value in values:
+                if not _is_number(value):
+                    raise ConfigError(
+                        f"keys: {key!r} is {value!r} in the parameter groups; only numbers can "
+                        f"be logged."
+                    )
+
+    @override
+    def on_after_optimizer_step(
+        self, trainer: Trainer, model: Module, optimizer: Optimizer
+    ) -> None:
+        metrics: Metrics = {}
+        for key in self._keys:
+            for idx, group in enumerate(optimizer.param_groups):
+                value = group.get(key)
+                if value is not None:
+                    # A scheduler fills a tensor in place before it is read.
+                    kept = value.detach().clone() if isinstance(value, Tensor) else value
+                    metrics[f"{key}/{idx}"] = kept
+        trainer.log_metrics_dict(metrics)
+
+
+def _is_number(value: object) -> bool:
+    return (
+        value is None
+        or isinstance(value, Number)
+        or (isinstance(value, Tensor) and value.numel() == 1)
+    )
+
+
+sparsity_log = logging.getLogger("modelzoo_trainer.sparsity")
+
+
+class LogSparsity(Callback):
+    """Logs which fraction of the weights of each sparse parameter is zero, on log steps.
+
+    Metrics:
+        sparsity/<name>/target: The fraction that is meant, 0 to 1.
+        sparsity/<name>/actual: The fraction that is masked, 0 to 1.
+
+    Cost: A pass over the masks per log step, no host read.
+    """
+
+    log_step_hooks = frozenset({"on_after_optimizer_step"})
+
+    def __init__(self) -> None:
+        self._sparsity: Sparsity | None = None
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        self._sparsity = trainer.get_callback(Sparsity)
+        if self._sparsity is None or not self._sparsity.params:
+            sparsity_log.warning("LogSparsity: the trainer has no sparsity, so nothing is logged.")
+
+    @override
+    def on_after_optimizer_step(
+        self, trainer: Trainer, model: Module, optimizer: Optimizer
+    ) -> None:
+        if self._sparsity is None or not self._sparsity.params:
+            return
+        metrics: Metrics = {}
+        for name, (target, actual) in self._sparsity.fractions(trainer.global_step).items():
+            metrics[f"sparsity/{name}/target"] = target
+            metrics[f"sparsity/{name}/actual"] = actual
+        trainer.log_metrics_dict(metrics)

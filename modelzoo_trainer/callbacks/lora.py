@@ -16,7 +16,7 @@ from torch.nn import Embedding, Linear, Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader, StateDict
-from modelzoo_trainer.checkpointing.parameter_names import bare_names
+from modelzoo_trainer.checkpointing.state_json import bare_names
 from modelzoo_trainer.core.loop import require_count
 from modelzoo_trainer.core.model import ModelCallback
 from modelzoo_trainer.core.optimizer import OptimizerCallback

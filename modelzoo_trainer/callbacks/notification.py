@@ -1,20 +1,31 @@
-"""Messages about a run to people: when they are sent, and how a run is kept safe from them."""
+"""Messages about a run to people, by mail or Slack."""
 
 from __future__ import annotations
 
 import json
 import logging
+import smtplib
+import ssl
 import threading
 import time
 import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
+from email.message import EmailMessage
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader
+from modelzoo_trainer.devices import (
+    NOTIFICATION_ENDPOINT,
+    NOTIFICATION_MAILFROM,
+    NOTIFICATION_PASSWORD,
+    SLACK_BOT_TOKEN,
+    from_environment,
+)
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -178,3 +189,180 @@ def names_of(name: str, value: Any) -> list[str]:
     if not found or not all(found) or any(set(one) & set("\r\n") for one in found):
         raise ConfigError(f"{name} is {value!r}; it must name at least one, and none empty.")
     return found
+
+
+_TLS_PORT: Final = 465  # RFC 8314: encrypted from the first byte
+
+
+class EmailNotification(Notification):
+    """Mails somebody when a fit ends, and when an error ends training or a validation.
+
+    A mail goes to a mail server, encrypted if the server can; to log in, the password is taken
+    from the environment variable CEREBRAS_NOTIFICATION_PASSWORD, and is sent encrypted or not at
+    all. Or, if there is an endpoint, it is posted there as JSON with `mailto`, `mailfrom`,
+    `subject` and `body`. Nothing is sent before there is something to tell. What goes wrong is
+    logged and never touches the run; its end waits at most half a minute for a mail.
+
+    Args:
+        mailto: An address, or several: a list, or a text with commas.
+        mailfrom: The address of the sender, with which it logs in too; None = the environment
+            variable CEREBRAS_NOTIFICATION_MAILFROM.
+        server_name: The mail server.
+        port: Its port; on 465 the connection is encrypted from its beginning.
+        notification_endpoint: An http(s) address; None = the environment variable
+            CEREBRAS_NOTIFICATION_ENDPOINT, if it is set.
+        subject: How the subjects of the mails begin.
+
+    Raises:
+        ConfigError: If an argument does not fit.
+    """
+
+    def __init__(
+        self,
+        mailto: str | list[str],
+        mailfrom: str | None = None,
+        server_name: str = "smtp.office365.com",
+        port: int = 587,
+        notification_endpoint: str | None = None,
+        subject: str = "Training notification",
+    ) -> None:
+        super().__init__()
+        self.mailto = names_of("EmailNotification.mailto", mailto)
+        for address in (*self.mailto, *([] if mailfrom is None else [mailfrom])):
+            if not isinstance(address, str) or "@" not in address:
+                raise ConfigError(f"EmailNotification: {address!r} is not a mail address.")
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 2**16:
+            raise ConfigError(
+                f"EmailNotification.port is {port!r}; it must be a number from 1 to 65535."
+            )
+        if not isinstance(server_name, str) or not server_name:
+            raise ConfigError(
+                f"EmailNotification.server_name is {server_name!r}; it must name a mail server."
+            )
+        if not isinstance(subject, str) or set(subject) & set("\r\n"):
+            raise ConfigError(f"EmailNotification.subject is {subject!r}; it must be one line.")
+        if notification_endpoint is not None and not _is_http(notification_endpoint):
+            raise ConfigError(
+                f"EmailNotification.notification_endpoint is {notification_endpoint!r}; it must be "
+                f"an http or https address."
+            )
+        self._mailfrom = mailfrom
+        self.server_name = server_name
+        self.port = port
+        self._endpoint = notification_endpoint
+        self.subject = subject
+
+    @property
+    def mailfrom(self) -> str | None:
+        """The address of the sender."""
+        return self._mailfrom or from_environment(NOTIFICATION_MAILFROM)
+
+    @property
+    def endpoint(self) -> str | None:
+        """Where mails are posted to, in place of a mail server."""
+        return self._endpoint or from_environment(NOTIFICATION_ENDPOINT)
+
+    @override
+    def problem(self) -> str | None:
+        if self.endpoint is not None:
+            if _is_http(self.endpoint):
+                return None
+            return f"{NOTIFICATION_ENDPOINT} is no http or https address."
+        if self.mailfrom is None:
+            return f"there is no sender. Give mailfrom, or set {NOTIFICATION_MAILFROM}."
+        return None
+
+    @override
+    def send(self, title: str, text: str) -> None:
+        subject = f"{self.subject}: {title}"
+        if self.endpoint is not None:
+            content = {
+                "mailto": self.mailto,
+                "mailfrom": self.mailfrom,
+                "subject": subject,
+                "body": text,
+            }
+            post_json(self.endpoint, content, {})
+            return
+        mail = EmailMessage()
+        mail["Subject"] = subject
+        mail["From"] = self.mailfrom
+        mail["To"] = ", ".join(self.mailto)
+        mail.set_content(text)
+        self._deliver(mail)
+
+    def _deliver(self, mail: EmailMessage) -> None:
+        context = ssl.create_default_context()
+        if self.port == _TLS_PORT:
+            server: smtplib.SMTP = smtplib.SMTP_SSL(
+                self.server_name, self.port, timeout=TIMEOUT_S, context=context
+            )
+        else:
+            server = smtplib.SMTP(self.server_name, self.port, timeout=TIMEOUT_S)
+        with server:
+            is_encrypted = self.port == _TLS_PORT
+            server.ehlo()
+            if not is_encrypted and server.has_extn("starttls"):
+                server.starttls(context=context)
+                server.ehlo()
+                is_encrypted = True
+            password = from_environment(NOTIFICATION_PASSWORD)
+            if password is not None:
+                if not is_encrypted:
+                    raise smtplib.SMTPNotSupportedError(
+                        f"{self.server_name} offers no encryption, and the password is not sent "
+                        f"without. Unset {NOTIFICATION_PASSWORD} if it needs none."
+                    )
+                server.login(str(self.mailfrom), password)
+            server.send_message(mail)
+
+
+def _is_http(address: Any) -> bool:
+    if not isinstance(address, str):
+        return False
+    try:
+        parts = urlsplit(address)
+    except ValueError:  # such as an unclosed bracket
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.netloc)
+
+
+# https://docs.slack.dev/reference/methods/chat.postMessage
+API: Final = "https://slack.com/api/chat.postMessage"
+
+
+class SlackNotification(Notification):
+    """Writes to Slack when a fit ends, and when an error ends training or a validation.
+
+    It writes as the bot whose token is in the environment variable CEREBRAS_SLACK_BOT_TOKEN; the
+    bot has to be in the channels and have the scope `chat:write`. Nothing is sent before there is
+    something to tell. What goes wrong is logged and never touches the run; its end waits at most
+    half a minute for a message.
+
+    Args:
+        channels: A channel's name or identifier, or several: a list, or a text with commas.
+
+    Raises:
+        ConfigError: If there is no channel.
+    """
+
+    def __init__(self, channels: str | list[str]) -> None:
+        super().__init__()
+        self.channels = names_of("SlackNotification.channels", channels)
+
+    @override
+    def problem(self) -> str | None:
+        if from_environment(SLACK_BOT_TOKEN) is None:
+            return f"the environment variable {SLACK_BOT_TOKEN} is not set."
+        return None
+
+    @override
+    def send(self, title: str, text: str) -> None:
+        headers = {"Authorization": f"Bearer {from_environment(SLACK_BOT_TOKEN)}"}
+        refused = []
+        for channel in self.channels:
+            answer = json.loads(post_json(API, {"channel": channel, "text": text}, headers))
+            if answer.get("ok") is not True:
+                refused.append(f"{channel}: {answer.get('error', 'no reason given')}")
+        if refused:
+            raise ConnectionRefusedError(f"Slack refuses it ({'; '.join(refused)}).")

@@ -1,7 +1,8 @@
-"""What measures a run: profilers, and the clock of those that measure training alone."""
+"""Profilers: how fast training goes, how long it takes and still will."""
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Batch, Callback, Loader, StateDict
+from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs, StateDict
+from modelzoo_trainer.data.batches import batch_size_of
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -158,3 +160,229 @@ class Stopwatch:
         if self._started is None:
             return self._elapsed
         return self._elapsed + time.perf_counter() - self._started
+
+
+class RateProfiler(TrainingProfiler):
+    """Logs how fast a run trains, on log steps: samples of all processes, counted on the first.
+
+    `local_samples_per_sec` is the rate since the last log step; `avg_samples_per_sec` and
+    `avg_steps_per_sec` are those since the fit began. The clock starts at the end of the first
+    step, which is not counted, and stands still during validations and checkpoints.
+
+    Metrics:
+        local_samples_per_sec: Samples a second of all processes, since the last log step.
+        avg_samples_per_sec: Likewise, since the fit began.
+        avg_steps_per_sec: Steps a second since the fit began.
+    """
+
+    @override
+    def reset(self) -> None:
+        super().reset()
+        self._num_samples = 0
+        self._num_steps = 0
+        self._local_rate = 0.0
+
+    @property
+    @override
+    def perf_metrics(self) -> dict[str, float]:
+        """What was measured since the fit began.
+
+        `total_samples`, `total_steps` and `total_time` (in seconds) without the first step;
+        `rate`, since the last log step; `global_rate` and `samples_per_sec`, over all.
+        """
+        elapsed = self._clock.elapsed()
+        rate = self._num_samples / elapsed if elapsed else 0.0
+        return {
+            "total_samples": self._num_samples,
+            "total_steps": self._num_steps,
+            "total_time": elapsed,
+            "rate": self._local_rate,
+            "global_rate": rate,
+            "samples_per_sec": rate,
+        }
+
+    # ---- what is counted
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
+    ) -> None:
+        if not self.counts(trainer):
+            return
+        self._num_samples += batch_size_of(batch) * trainer.backend.data_shard[1]
+        if trainer.should_run_optimizer_step:
+            self._num_steps += 1
+            if trainer.is_log_step:
+                self._log(trainer)
+
+    def _log(self, trainer: Trainer) -> None:
+        rate = self.rate_since(self._num_samples)
+        if rate is None:
+            return
+        self._local_rate = rate
+        elapsed = self._clock.elapsed()
+        trainer.log_metrics_dict(
+            {
+                "local_samples_per_sec": self._local_rate,
+                "avg_samples_per_sec": self._num_samples / elapsed,
+                "avg_steps_per_sec": self._num_steps / elapsed,
+            }
+        )
+
+
+class DurationProfiler(TrainingProfiler):
+    """Estimates, on log steps, how long the train stage at hand and the whole fit still take.
+
+    What is left is counted from `global_step`, so it is the same in a run that was resumed: steps,
+    the validations after the stages, and the checkpoints that are due by steps. What each takes is
+    the mean of those that this fit has had, its first step left out. A kind that has not happened
+    yet counts as nothing: until then the estimate is a lower bound. Of a fit whose end is not known
+    nothing is logged.
+
+    Metrics:
+        loop_time_remaining: Seconds until the end of the train stage.
+        time_remaining: Seconds until the end of the fit.
+    """
+
+    @override
+    def reset(self) -> None:
+        super().reset()
+        self._begun = time.perf_counter()
+        self._setup_s: float | None = None
+        self._total_s: float | None = None
+        self._num_steps = 0
+        self._validations = Mean()
+        self._checkpoints = Mean()
+
+    @property
+    @override
+    def perf_metrics(self) -> dict[str, float]:
+        """Seconds of the fit.
+
+        `total_time`; `setup_time`, until the end of its first step; and the means
+        `time_per_step`, `time_per_validation` (of all dataloaders) and `time_per_checkpoint` (as
+        long as training was held up); 0 of what has not happened.
+        """
+        total = time.perf_counter() - self._begun if self._total_s is None else self._total_s
+        return {
+            "total_time": total,
+            "setup_time": self._setup_s or 0.0,
+            "time_per_step": self._step_s(),
+            "time_per_validation": self._validations.value,
+            "time_per_checkpoint": self._checkpoints.value,
+        }
+
+    def _step_s(self) -> float:
+        return self._clock.elapsed() / self._num_steps if self._num_steps else 0.0
+
+    # ---- what is measured
+
+    @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        super().on_enter_fit(trainer, stack, train_dataloader, val_dataloader, loop)
+        stack.callback(self._leave)
+
+    def _leave(self) -> None:
+        self._checkpoints.end()
+        self._total_s = time.perf_counter() - self._begun
+
+    @override
+    def on_enter_validate_all(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        val_dataloaders: list[Loader],
+        loop: Any,
+        ckpt_paths: list[Any],
+    ) -> None:
+        self._checkpoints.end()
+        if trainer.is_fitting:
+            self._validations.begin()
+            stack.callback(self._validations.end)
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        super().on_save_checkpoint(trainer, state_dict)
+        if trainer.is_fitting:
+            self._checkpoints.begin()
+
+    @override
+    def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
+        super().on_after_save_checkpoint(trainer, ckpt_path)
+        self._checkpoints.end()
+
+    @override
+    def on_train_batch_start(
+        self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
+    ) -> None:
+        super().on_train_batch_start(trainer, model, batch, batch_idx)
+        self._checkpoints.end()  # one that failed, or is written in the background
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
+    ) -> None:
+        if not self.counts(trainer):
+            if self._clock.has_run:
+                self._setup_s = time.perf_counter() - self._begun
+        elif trainer.should_run_optimizer_step:
+            self._num_steps += 1
+            if trainer.is_log_step:
+                self._log(trainer)
+
+    # ---- what is left
+
+    def _log(self, trainer: Trainer) -> None:
+        schedule, step = trainer.schedule, trainer.global_step
+        metrics: dict[str, float] = {}
+        if not math.isinf(schedule.stage_end):
+            metrics["loop_time_remaining"] = self._training_s(trainer, schedule.stage_end)
+        num_stages = schedule.num_stages_left(step)
+        if num_stages is not None:
+            num_validations = num_stages if schedule.validates else 0
+            metrics["time_remaining"] = (
+                self._training_s(trainer, schedule.end_step, is_whole=True)
+                + num_validations * self._validations.value
+            )
+        trainer.log_metrics_dict(metrics)
+
+    def _training_s(self, trainer: Trainer, end: float, *, is_whole: bool = False) -> float:
+        """Return the seconds of the steps and checkpoints from here to a step."""
+        step, every = trainer.global_step, trainer.checkpoint.times.steps
+        num_checkpoints = 0
+        if every is not None:
+            num_checkpoints = int(end // every) - (step - 1) // every
+            num_checkpoints += is_whole and end % every != 0  # the last one
+        return (end - step) * self._step_s() + num_checkpoints * self._checkpoints.value
+
+
+class Mean:
+    """The mean length of something that happens now and then."""
+
+    def __init__(self) -> None:
+        self._total_s = 0.0
+        self._num = 0
+        self._began: float | None = None
+
+    @property
+    def value(self) -> float:
+        """Seconds; 0 if it has not happened."""
+        return self._total_s / self._num if self._num else 0.0
+
+    def begin(self) -> None:
+        """Begin one."""
+        self._began = time.perf_counter()
+
+    def end(self) -> None:
+        """End it; nothing happens if none has begun."""
+        if self._began is not None:
+            self._total_s += time.perf_counter() - self._began
+            self._num += 1
+            self._began = None

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.callback import Callback, Loader, StateDict
-from modelzoo_trainer.callbacks.checkpoint_files import (
+from modelzoo_trainer.callbacks.side_checkpoints import (
     check_is_apart,
     check_name,
     is_of_run,

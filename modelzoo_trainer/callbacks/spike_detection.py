@@ -16,9 +16,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Loader
-from modelzoo_trainer.callbacks.skipped_batches import file_at, read_batches, write_batches
-from modelzoo_trainer.callbacks.step_finding import Batches, named
-from modelzoo_trainer.callbacks.step_losses import StepLosses
+from modelzoo_trainer.callbacks.skip_samples import file_at, read_batches, write_batches
+from modelzoo_trainer.callbacks.step_guard import Batches, StepLosses, named
 from modelzoo_trainer.core.loop import require_count
 from modelzoo_trainer.errors import ConfigError, TrainingSpike
 

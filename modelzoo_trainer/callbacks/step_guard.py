@@ -1,9 +1,13 @@
-"""Whether an optimizer step is bad: found on the device, and acted on there."""
+"""Whether an optimizer step is bad: found on the device, acted on there, and told in words."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -12,14 +16,199 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Batch
-from modelzoo_trainer.callbacks.loss_window import LossWindow
-from modelzoo_trainer.callbacks.step_finding import Batches, StepFinding
-from modelzoo_trainer.callbacks.step_losses import StepLosses, placed
+from modelzoo_trainer.callback import Batch, Callback, Outputs
 from modelzoo_trainer.core.step_check import StepCheck
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
+
+# Of a normal distribution, the standard deviation over the median absolute deviation.
+_TO_SIGMA: Final = 1.4826
+
+
+class LossWindow:
+    """The losses of the last good steps, on the device: nothing here is read on the host.
+
+    Median and median absolute deviation say what is usual, as outliers do not move them (Leys et
+    al. 2013, Detecting outliers, J. Exp. Soc. Psychol. 49(4), 764-766).
+
+    Args:
+        size: How many losses, > 0.
+        threshold: Robust standard deviations above the median from which on a loss is a spike.
+        device: Where they are.
+        dtype: Their type.
+
+    State: `losses`, the oldest first; NaN where there is none yet.
+    """
+
+    def __init__(
+        self, size: int, threshold: float, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._threshold = threshold
+        self._middle = (size - 1) // 2
+        self._losses = torch.full((size,), torch.nan, device=device, dtype=dtype)
+
+    def limit(self) -> Tensor:
+        """Return the largest loss that is no spike.
+
+        Returns:
+            (); infinite until the window is full, and while most losses of it are the same.
+        """
+        losses = self._losses
+        median = self._median(losses)
+        sigma = self._median((losses - median).abs()) * _TO_SIGMA
+        limit = median + self._threshold * sigma
+        # The oldest is NaN until the window is full.
+        is_known = (losses[0] == losses[0]) & (sigma > 0)
+        return torch.where(is_known, limit, torch.inf)
+
+    def _median(self, values: Tensor) -> Tensor:
+        return values.sort().values[self._middle]
+
+    def add(self, loss: Tensor, bad: Tensor) -> None:
+        """Take a loss in, unless it is that of a bad step.
+
+        Args:
+            loss: (), of the window's type.
+            bad: (), bool.
+        """
+        moved = torch.cat((self._losses[1:], loss.reshape(1)))
+        self._losses = torch.where(bad, self._losses, moved)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the losses."""
+        return {"losses": self._losses}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore them; of a window of another size the newest."""
+        found = state["losses"].to(self._losses)
+        size = len(self._losses)
+        filler = torch.full_like(self._losses, torch.nan)
+        self._losses = torch.cat((filler, found))[-size:]
+
+
+Batches = list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFinding:
+    """What was found of a step, on the host.
+
+    Args:
+        step: Its `global_step`.
+        is_bad: Whether it is bad, on any process.
+        batches: Epoch and index of each of its batches.
+        loss: Their mean loss.
+        norm: The norm of the gradients; None = not looked at.
+        limit: The largest loss that is no spike; None = spikes were not looked for.
+    """
+
+    step: int
+    is_bad: bool
+    batches: Batches
+    loss: float
+    norm: float | None = None
+    limit: float | None = None
+
+    @property
+    def complaint(self) -> str:
+        """What is bad, and where, in one sentence without its full stop."""
+        where = f"at global_step {self.step} ({named(self.batches)})"
+        if not math.isfinite(self.loss):
+            return f"loss is {self.loss} {where}"
+        if self.norm is not None and not math.isfinite(self.norm):
+            return f"the gradients' norm is {self.norm} {where}; the loss is {self.loss:.6g}"
+        if self.limit is not None and self.loss > self.limit:
+            return f"loss is {self.loss:.6g} {where}, a spike: at most {self.limit:.6g} is usual"
+        return f"another process found loss or gradients bad {where}"
+
+
+def named(batches: Batches) -> str:
+    """Return batches as words, such as "epoch 0, batches 4-6"."""
+    parts = []
+    for epoch, places in groupby(batches, key=itemgetter(0)):
+        idx = [place[1] for place in places]
+        if len(idx) == 1:
+            parts.append(f"epoch {epoch}, batch {idx[0]}")
+        elif idx == list(range(idx[0], idx[0] + len(idx))):
+            parts.append(f"epoch {epoch}, batches {idx[0]}-{idx[-1]}")
+        else:
+            parts.append(f"epoch {epoch}, batches {', '.join(map(str, idx))}")
+    return "; ".join(parts)
+
+
+class StepLosses(Callback):
+    """Collects the loss of a step: the mean over its batches, of all processes.
+
+    Cost: No host read; with several processes a reduction of two numbers a step.
+    """
+
+    needs_trainer = True
+
+    def __init__(self) -> None:
+        self.drop_batches()
+
+    def drop_batches(self) -> None:
+        """Forget the batches since the last step."""
+        self._batches: Batches = []
+        self._total: Any = 0.0
+        self._weight: Any = 0
+
+    @override
+    def on_train_batch_start(
+        self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
+    ) -> None:
+        data = trainer.data
+        place = (data.epoch, data.batch_idx - data.ends_batch)
+        if place not in self._batches:  # the parts of a batch have one
+            self._batches.append(place)
+
+    @override
+    def on_after_backward(self, trainer: Trainer, model: Module, outputs: Outputs) -> None:
+        loss = outputs["loss"].detach().reshape(()).to(wide_type(trainer))
+        accumulation = trainer.grad_accum
+        if not accumulation.is_active:
+            self._total, self._weight = loss, 1
+            return
+        weight = accumulation.weight
+        self._total = self._total + loss * weight
+        self._weight = self._weight + weight
+
+    def mean_loss(self, trainer: Trainer) -> Tensor:
+        """Return the loss of the step, equal on all processes. Collective."""
+        backend = trainer.backend
+        total: Tensor = self._total
+        weight = self._weight
+        if backend.world_size > 1:
+            counted = weight if isinstance(weight, Tensor) else torch.full_like(total, weight)
+            total, weight = backend.reduce(torch.stack((total, counted.to(total)))).unbind()
+        if isinstance(weight, Tensor):
+            return total / weight.clamp_min(1)
+        return total / weight if weight > 1 else total
+
+    def open_batches(self) -> dict[str, Any]:
+        """Return what the batches since the last step have come to, to save it."""
+        return {
+            "batches": [list(place) for place in self._batches],
+            "total": self._total,
+            "weight": self._weight,
+        }
+
+    def load_open_batches(self, part: dict[str, Any], device: torch.device) -> None:
+        """Restore what `open_batches` returned."""
+        self._batches = [(epoch, batch_idx) for epoch, batch_idx in part["batches"]]
+        self._total, self._weight = placed(part["total"], device), placed(part["weight"], device)
+
+
+def placed(value: Any, device: torch.device) -> Any:
+    """Return a value that a checkpoint held, on the device if it is a tensor."""
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+def wide_type(trainer: Trainer) -> torch.dtype:
+    """Return the type in which losses are summed up."""
+    return torch.float64 if trainer.backend.caps.float64 else torch.float32
+
 
 Report = Callable[["Trainer", StepFinding], None]
 

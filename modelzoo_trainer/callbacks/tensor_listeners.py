@@ -16,7 +16,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Batch, Outputs
 from modelzoo_trainer.callbacks.activation_hooks import NamesTensors, is_inexact
 from modelzoo_trainer.callbacks.compute_norm import norms_of
-from modelzoo_trainer.current_trainer import is_recorded, snapshot
+from modelzoo_trainer.closures import is_recorded, snapshot
 from modelzoo_trainer.errors import ConfigError, suggest
 
 if TYPE_CHECKING:

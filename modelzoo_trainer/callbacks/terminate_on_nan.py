@@ -16,8 +16,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs
 from modelzoo_trainer.callbacks.check_loss import CheckLoss
-from modelzoo_trainer.callbacks.step_finding import StepFinding
-from modelzoo_trainer.callbacks.step_guard import StepGuard
+from modelzoo_trainer.callbacks.step_guard import StepFinding, StepGuard
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader
-from modelzoo_trainer.callbacks.checkpoint_files import FILE_SUFFIX, check_name
-from modelzoo_trainer.callbacks.side_checkpoints import SideCheckpoints, check_is_directory
+from modelzoo_trainer.callbacks.side_checkpoints import (
+    FILE_SUFFIX,
+    SideCheckpoints,
+    check_is_directory,
+    check_name,
+)
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:

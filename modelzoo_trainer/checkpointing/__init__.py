@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from modelzoo_trainer.checkpointing.background import BackgroundSaver
-    from modelzoo_trainer.checkpointing.check import verify
     from modelzoo_trainer.checkpointing.distributed import (
         CheckpointReader,
         CheckpointSavePlanner,
@@ -21,29 +20,30 @@ if TYPE_CHECKING:
     from modelzoo_trainer.checkpointing.exporting import export, write_weights
     from modelzoo_trainer.checkpointing.finished import forget_deleted, is_finished, note_finished
     from modelzoo_trainer.checkpointing.folder import (
+        CheckpointInfo,
+        candidates,
         clean,
         delete,
+        list_checkpoints,
         mend_latest,
+        newest,
         point_latest,
         probe,
     )
-    from modelzoo_trainer.checkpointing.listing import (
-        CheckpointInfo,
-        candidates,
-        list_checkpoints,
-        newest,
-    )
+    from modelzoo_trainer.checkpointing.load_save import load, save, verify
     from modelzoo_trainer.checkpointing.manifest import FileRecord, Manifest, read_manifest
-    from modelzoo_trainer.checkpointing.read import load
     from modelzoo_trainer.checkpointing.space import free_bytes, state_bytes
     from modelzoo_trainer.checkpointing.state_json import check_savable
     from modelzoo_trainer.checkpointing.transaction import Draft
     from modelzoo_trainer.checkpointing.weights import holds_weights, read_weights
-    from modelzoo_trainer.checkpointing.write import save
 
 _HOMES = {
     "background": ("BackgroundSaver",),
-    "check": ("verify",),
+    "load_save": (
+        "verify",
+        "load",
+        "save",
+    ),
     "distributed": (
         "CheckpointReader",
         "CheckpointSavePlanner",
@@ -52,17 +52,41 @@ _HOMES = {
         "load_like",
         "save_sharded",
     ),
-    "transaction": ("Draft",),
-    "exporting": ("export", "write_weights"),
-    "folder": ("clean", "delete", "mend_latest", "point_latest", "probe"),
-    "finished": ("forget_deleted", "is_finished", "note_finished"),
-    "listing": ("CheckpointInfo", "candidates", "list_checkpoints", "newest"),
-    "manifest": ("FileRecord", "Manifest", "read_manifest"),
-    "read": ("load",),
+    "exporting": (
+        "export",
+        "write_weights",
+    ),
+    "finished": (
+        "forget_deleted",
+        "is_finished",
+        "note_finished",
+    ),
+    "folder": (
+        "clean",
+        "delete",
+        "mend_latest",
+        "point_latest",
+        "probe",
+        "CheckpointInfo",
+        "candidates",
+        "list_checkpoints",
+        "newest",
+    ),
+    "manifest": (
+        "FileRecord",
+        "Manifest",
+        "read_manifest",
+    ),
+    "space": (
+        "free_bytes",
+        "state_bytes",
+    ),
     "state_json": ("check_savable",),
-    "space": ("free_bytes", "state_bytes"),
-    "weights": ("holds_weights", "read_weights"),
-    "write": ("save",),
+    "transaction": ("Draft",),
+    "weights": (
+        "holds_weights",
+        "read_weights",
+    ),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

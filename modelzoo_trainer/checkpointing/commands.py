@@ -20,9 +20,9 @@ from modelzoo_trainer.checkpointing.overview import (
     find_checkpoints,
     is_meant_as_one,
     overview,
+    readable,
     table,
 )
-from modelzoo_trainer.checkpointing.sizes import readable
 from modelzoo_trainer.errors import CheckpointError
 
 DONE: Final = 0

@@ -22,9 +22,9 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 from typing_extensions import override
 
+from modelzoo_trainer.checkpointing.load_save import load
 from modelzoo_trainer.checkpointing.manifest import read_manifest
 from modelzoo_trainer.checkpointing.nesting import flatten
-from modelzoo_trainer.checkpointing.read import load
 from modelzoo_trainer.checkpointing.shard_index import (
     LIST,
     SHARDS,

@@ -13,15 +13,13 @@ from torch import Tensor
 
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.checked_file import checked_json, record_of_name
-from modelzoo_trainer.checkpointing.files import check_listing
 from modelzoo_trainer.checkpointing.folder import hidden_name
-from modelzoo_trainer.checkpointing.manifest import STATE, Manifest, read_manifest
+from modelzoo_trainer.checkpointing.manifest import STATE, Manifest, check_listing, read_manifest
 from modelzoo_trainer.checkpointing.shard_index import SHARDS
 from modelzoo_trainer.checkpointing.sharded import load_sharded
 from modelzoo_trainer.checkpointing.state_json import Encoder, decode
-from modelzoo_trainer.checkpointing.tensor_file import bytes_of
+from modelzoo_trainer.checkpointing.tensor_file import bytes_of, checked_tensors
 from modelzoo_trainer.checkpointing.tensor_header import DTYPES, LENGTH_BYTES, METADATA
-from modelzoo_trainer.checkpointing.tensor_reading import checked_tensors
 from modelzoo_trainer.checkpointing.transaction import write_file
 from modelzoo_trainer.checkpointing.weights import SUFFIX
 from modelzoo_trainer.errors import CheckpointError

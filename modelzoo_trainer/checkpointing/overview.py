@@ -7,15 +7,91 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from modelzoo_trainer.checkpointing.files import listing_problems
-from modelzoo_trainer.checkpointing.manifest import MANIFEST, STATE, Manifest, read_manifest
-from modelzoo_trainer.checkpointing.shard_index import SHARDS
-from modelzoo_trainer.checkpointing.sizes import readable
-from modelzoo_trainer.checkpointing.tensor_table import TensorRow, tensor_table
+from modelzoo_trainer.checkpointing.checked_file import checked_json, open_checked, record_of_name
+from modelzoo_trainer.checkpointing.manifest import (
+    MANIFEST,
+    STATE,
+    Manifest,
+    listing_problems,
+    read_manifest,
+)
+from modelzoo_trainer.checkpointing.shard_index import SHARDS, ShardIndex, parse_index
+from modelzoo_trainer.checkpointing.tensor_header import DTYPES, read_header
 from modelzoo_trainer.errors import CheckpointError
+
+_UNITS: Final = ("kB", "MB", "GB", "TB", "PB")
+
+
+def readable(num_bytes: int) -> str:
+    """Return a number of bytes with a unit, such as "12.3 MB"."""
+    if num_bytes < 1000:
+        return f"{num_bytes} B"
+    power = 1
+    while num_bytes / 1000**power >= 999.95 and power < len(_UNITS):
+        power += 1
+    return f"{num_bytes / 1000**power:.1f} {_UNITS[power - 1]}"
+
+
+_SUFFIX = ".safetensors"
+_NUM_BYTES = dict(DTYPES.values()) | {"complex128": 16}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """One tensor.
+
+    Args:
+        name: Its file's name without the suffix, and its name there; of a checkpoint that several
+            processes wrote, its full name.
+        dtype: As torch calls it.
+        shape: Its lengths; of complex numbers in a file, one more of 2.
+        num_bytes: What it takes.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+def tensor_table(path: Path, manifest: Manifest) -> list[TensorRow]:
+    """Return the tensors of a checkpoint.
+
+    Args:
+        path: Its directory.
+        manifest: What was read of it.
+
+    Raises:
+        CheckpointError: If a header cannot be read.
+
+    Cost: Reads headers only: what they say is not verified.
+    """
+    if SHARDS in manifest.files:
+        index = parse_index(checked_json(path / SHARDS, record_of_name(manifest.files, SHARDS)))
+        return _sharded_rows(index)
+    rows = []
+    for file in sorted(name for name in manifest.files if name.endswith(_SUFFIX)):
+        with open_checked(path / file, None) as opened:
+            header = read_header(opened, opened.size)
+        for name, entry in header.tensors.items():
+            full = f"{file.removesuffix(_SUFFIX)}.{name}"
+            rows.append(TensorRow(full, entry.dtype, entry.shape, entry.num_bytes))
+    return sorted(rows, key=lambda row: row.name)
+
+
+def _sharded_rows(index: ShardIndex) -> list[TensorRow]:
+    rows = []
+    for name, tensor in sorted(index.tensors.items()):
+        if tensor.dtype not in _NUM_BYTES:
+            raise CheckpointError(f"{SHARDS!r} names the unknown dtype {tensor.dtype!r}.")
+        num_bytes = prod(tensor.shape) * _NUM_BYTES[tensor.dtype]
+        rows.append(TensorRow(name, tensor.dtype, tensor.shape, num_bytes))
+    return rows
+
 
 _LEFTOVERS: Final = {
     ".tmp-": "uncommitted: being written, or left by a process that was killed",

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from modelzoo_trainer.checkpointing.checked_file import checked_json, record_of_name
-from modelzoo_trainer.checkpointing.files import check_listing
-from modelzoo_trainer.checkpointing.manifest import Manifest
+from modelzoo_trainer.checkpointing.manifest import Manifest, check_listing
 from modelzoo_trainer.checkpointing.nesting import unflatten
 from modelzoo_trainer.checkpointing.shard_index import (
     SHARDS,
@@ -21,7 +20,7 @@ from modelzoo_trainer.checkpointing.shard_index import (
     parse_index,
 )
 from modelzoo_trainer.checkpointing.state_json import Tensors, decode
-from modelzoo_trainer.checkpointing.tensor_reading import checked_tensors
+from modelzoo_trainer.checkpointing.tensor_file import checked_tensors
 from modelzoo_trainer.errors import CheckpointError
 
 TENSOR_SUFFIX: Final = ".safetensors"

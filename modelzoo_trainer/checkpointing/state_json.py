@@ -7,16 +7,39 @@ import enum
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from modelzoo_trainer.checkpointing.parameter_names import WRAPPED, uncompiled
 from modelzoo_trainer.checkpointing.tensor_file import METADATA, can_hold
 from modelzoo_trainer.errors import CheckpointError
+
+_COMPILED: Final = re.compile(r"(?:^|(?<=\.))_orig_mod\.")  # what torch.compile puts into names
+WRAPPED: Final = "module."  # what wrappers for several processes put before them
+
+
+def uncompiled(name: str) -> str:
+    """Return a name as it is in a model that is not compiled."""
+    return _COMPILED.sub("", name)
+
+
+def bare_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the names by what they are in the bare model; by themselves if that is ambiguous.
+
+    Args:
+        names: All of a model.
+    """
+    given = list(names)
+    bare = [uncompiled(name) for name in given]
+    if all(name.startswith(WRAPPED) for name in bare):
+        bare = [name.removeprefix(WRAPPED) for name in bare]
+    if len(set(bare)) < len(given):
+        return {name: name for name in given}
+    return dict(zip(bare, given, strict=True))
+
 
 Tensors: TypeAlias = dict[str, dict[str, Tensor]]  # file stem -> name -> tensor
 Json: TypeAlias = Any

@@ -1,19 +1,24 @@
-"""Writing the safetensors format: the length of a JSON header, the header, each tensor's bytes.
-
-Done here, not by the library: so digests are taken from the bytes on their way to the disk, files
-get the mode of the umask, and no more than one block of a tensor is in memory besides the tensor.
-"""
+"""The data of safetensors files: written, and read in one pass."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from modelzoo_trainer.checkpointing.tensor_header import DTYPES, LENGTH_BYTES
+from modelzoo_trainer.checkpointing.checked_file import CheckedFile, open_checked
+from modelzoo_trainer.checkpointing.manifest import FileRecord
+from modelzoo_trainer.checkpointing.tensor_header import (
+    DTYPES,
+    LENGTH_BYTES,
+    Header,
+    TensorEntry,
+    read_header,
+)
 from modelzoo_trainer.checkpointing.tensor_header import METADATA as METADATA
 
 _NAMES: Final = {getattr(torch, dtype): name for name, (dtype, _) in DTYPES.items()}
@@ -65,3 +70,49 @@ def as_bytes(tensor: Tensor) -> memoryview:
     # A single element is contiguous whatever its strides are, but a view as bytes wants 1.
     flat: Any = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
     return memoryview(flat)
+
+
+_PIECE: Final = 1 << 18  # bytes: read, and hashed while they are in the processor's cache
+
+
+def checked_tensors(
+    path: Path, record: FileRecord | None, wanted: Callable[[str], bool]
+) -> Iterator[tuple[Header, str, Tensor]]:
+    """Yield tensors of a file, each in host memory of its own.
+
+    Nothing that was yielded is known to be right before the iterator has ended: the digest is
+    that of the whole file.
+
+    Args:
+        path: The file.
+        record: What was written; None = nobody knows.
+        wanted: Which tensors to yield; the bytes of the others are checked all the same.
+
+    Returns:
+        The file's header, a name, its tensor.
+
+    Raises:
+        CheckpointError: If it is not what was written, or no safetensors file.
+    """
+    with open_checked(path, record) as file:
+        header = read_header(file, file.size)
+        rest = memoryview(bytearray(min(_PIECE, file.size)))
+        for name, entry in header.tensors.items():
+            if wanted(name):
+                yield header, name, _read(file, entry)
+            else:
+                _skip(file, entry.num_bytes, rest)
+        file.finish()
+
+
+def _read(file: CheckedFile, entry: TensorEntry) -> Tensor:
+    tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+    view = as_bytes(tensor)
+    for begin in range(0, len(view), _PIECE):
+        file.read_into(view[begin : begin + _PIECE])
+    return tensor
+
+
+def _skip(file: CheckedFile, num_bytes: int, rest: memoryview) -> None:
+    for begin in range(0, num_bytes, len(rest)):
+        file.read_into(rest[: num_bytes - begin])

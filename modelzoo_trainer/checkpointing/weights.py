@@ -13,7 +13,7 @@ from torch import Tensor
 from modelzoo_trainer.checkpointing.checked_file import open_checked
 from modelzoo_trainer.checkpointing.manifest import MANIFEST, STATE
 from modelzoo_trainer.checkpointing.shard_index import SHARDS
-from modelzoo_trainer.checkpointing.tensor_reading import checked_tensors
+from modelzoo_trainer.checkpointing.tensor_file import checked_tensors
 from modelzoo_trainer.errors import CheckpointError
 
 SUFFIX: Final = ".safetensors"

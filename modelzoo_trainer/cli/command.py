@@ -379,7 +379,7 @@ def _modules(options: argparse.Namespace) -> list[ModuleType]:
 def _plans(
     options: argparse.Namespace, names: MakeNames, *, for_a_run: bool = True
 ) -> list[TrainerPlan]:
-    from modelzoo_trainer.config.load import load_plans
+    from modelzoo_trainer.config.build import load_plans
 
     modules = _modules(options)
     return load_plans(

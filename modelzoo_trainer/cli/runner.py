@@ -99,7 +99,7 @@ class Runner:
         """
         if self.processes is None:
             return
-        from modelzoo_trainer.config.resolved import to_yaml
+        from modelzoo_trainer.config.loader import to_yaml
         from modelzoo_trainer.config.secrets import without_secrets
         from modelzoo_trainer.devices import BackendError
 

@@ -13,7 +13,7 @@ from typing import Any, Final, get_origin
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from modelzoo_trainer.config import scalars
+from modelzoo_trainer.config import loader
 from modelzoo_trainer.config.annotations import annotations_of, choices, expected, members, writable
 from modelzoo_trainer.config.positions import (
     Mapping,
@@ -235,7 +235,7 @@ def _whole_numbers(place: Place, details: Iterable[ErrorDetails]) -> dict[int, i
     for detail in details:
         node = place.inside(detail["loc"]).node
         if detail["type"] == "int_type" and isinstance(node, Scalar):
-            number = scalars.whole_number(node.plain)
+            number = loader.whole_number(node.plain)
             if number is not None:
                 found[id(node)] = number
     return found
@@ -270,7 +270,7 @@ def _hint(place: Place, annotation: Any) -> str:
     text, kinds = place.node.value, members(annotation)
     if bool in kinds and text.lower() in _BOOLEANS_BEFORE:
         return f" {text} is text in YAML 1.2."
-    number = scalars.kind_of(text)
+    number = loader.kind_of(text)
     if (float in kinds and number in ("int", "float")) or (int in kinds and number == "int"):
         return " Write it without quotes."
     named = [choice for choice in choices(annotation) if isinstance(choice, str)]

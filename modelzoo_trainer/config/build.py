@@ -1,17 +1,23 @@
-"""A file, overrides applied, to checked plans; nothing is built."""
+"""A YAML file, overrides applied, to checked plans; nothing is built."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from modelzoo_trainer.config.components import Component, check_keys, check_list, check_plain
 from modelzoo_trainer.config.device import check_device
+from modelzoo_trainer.config.legacy import convert_legacy, is_legacy
+from modelzoo_trainer.config.loader import read_file, to_yaml
 from modelzoo_trainer.config.names import Names
+from modelzoo_trainer.config.overrides import Override, apply_overrides, changes_of, parse_override
 from modelzoo_trainer.config.plan import MODES, TrainerPlan
 from modelzoo_trainer.config.positions import Node, Place, Scalar, Sequence, is_null, to_plain
 from modelzoo_trainer.config.problems import Problems
-from modelzoo_trainer.config.secrets import HIDDEN, hiding, stands_for_secret
+from modelzoo_trainer.config.secrets import HIDDEN, hiding, stands_for_secret, without_secrets
 from modelzoo_trainer.config.sections import (
+    INIT_KEYS,
     OPTIONAL_PATH,
     OPTIONAL_TEXT,
     SEED,
@@ -24,24 +30,8 @@ from modelzoo_trainer.config.sections import (
     check_together,
 )
 from modelzoo_trainer.config.sparsity import check_sparsity
+from modelzoo_trainer.errors import ConfigError
 
-INIT_KEYS: Final = (
-    "device",
-    "backend",
-    "model_dir",
-    "model",
-    "optimizer",
-    "schedulers",
-    "precision",
-    "sparsity",
-    "loop",
-    "checkpoint",
-    "logging",
-    "callbacks",
-    "loggers",
-    "seed",
-    "autorestart",
-)
 TRAINER_KEYS: Final = ("init", "fit", "validate", "validate_all")
 
 _PREFERRED: Final = ("train_and_eval", "eval", "eval_all")
@@ -291,3 +281,61 @@ class _Checking:
     def _needs_now(self, place: Place) -> bool:
         """Return whether a section runs; what a later trainer needs, an earlier one may write."""
         return self._is_first and self._method == place.path.rpartition(".")[2]
+
+
+def load_plans(
+    path: Path,
+    names: Callable[[], Names],
+    *,
+    mode: str | None = "train_and_eval",
+    changes: Iterable[str] = (),
+    options: Mapping[str, str | None] | None = None,
+    for_a_run: bool = True,
+) -> list[TrainerPlan]:
+    """Return the trainers of a file, all of it checked, nothing built.
+
+    Args:
+        path: The file; one of the older layout is converted, with a note that shows the new one.
+        names: Makes what the file may name; called when its syntax is known to be right, because
+            that imports torch.
+        mode: "train", "train_and_eval", "eval" or "eval_all"; None = the first that the file has
+            a section for.
+        changes: As for `--set`, `PATH=VALUE`; applied in order, after `options`.
+        options: The command line's own options by name, see `options.OPTIONS`.
+        for_a_run: Whether to refuse what is right in the format but cannot run here.
+
+    Raises:
+        ConfigError: If anything is wrong; one line for each problem.
+    """
+    overrides = _overrides(changes)
+    problems = Problems(for_a_run=for_a_run)
+    root = read_file(path)
+    if is_legacy(root):
+        root = _convert(root, problems)
+    root = apply_overrides(root, [*changes_of(options or {}, mode, root), *overrides])
+    return check_config(root, names(), mode, problems)
+
+
+def _convert(root: Node, problems: Problems) -> Node:
+    converted = convert_legacy(root, problems)
+    if not problems.num_added:
+        text = to_yaml(without_secrets(to_plain(converted))).rstrip()
+        what = (
+            f"has the older layout. In today's it reads as follows; changes of the command line "
+            f"come on top:\n\n{text}\n"
+        )
+        problems.note(root.at, "", what)
+    return converted
+
+
+def _overrides(changes: Iterable[str]) -> list[Override]:
+    """Return the parsed changes; what is wrong with any of them is raised together."""
+    parsed, wrong = [], []
+    for change in changes:
+        try:
+            parsed.append(parse_override(change))
+        except ConfigError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    return parsed

@@ -1,9 +1,11 @@
-"""YAML text to values with positions: YAML 1.2 scalars, no repeated keys, no objects from tags."""
+"""YAML text to values with positions, and back: YAML 1.2 scalars, no repeated keys, no tags."""
 
 from __future__ import annotations
 
+import re
+from decimal import Decimal
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import yaml
 from yaml.composer import Composer
@@ -12,9 +14,94 @@ from yaml.reader import Reader
 from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 
-from modelzoo_trainer.config import scalars
 from modelzoo_trainer.config.positions import Entry, Mapping, Node, Position, Scalar, Sequence
 from modelzoo_trainer.config.problems import Problems
+
+TAG: Final = "tag:yaml.org,2002:"
+
+_NULL: Final = re.compile(r"(?:null|Null|NULL|~)?")
+_BOOL: Final = re.compile(r"(?:true|True|TRUE|false|False|FALSE)")
+_INT: Final = re.compile(r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)")
+_FLOAT: Final = re.compile(
+    r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))"
+)
+_KINDS: Final = (("null", _NULL), ("bool", _BOOL), ("int", _INT), ("float", _FLOAT))
+
+GROUPED: Final = r"[-+]?[0-9]+(_[0-9]+)+"  # text in YAML 1.2, a number where one is expected
+
+MAX_DIGITS: Final = 300  # more than any float has; longer ones take quadratic time to read
+
+
+def kind_of(text: str) -> str:
+    """Return "null", "bool", "int", "float" or "str": what `text` is without quotes.
+
+    Args:
+        text: A plain scalar. `1e-4` is a float; `on`, `no` and `12:30:45` are text; `0123` is 123.
+    """
+    for kind, pattern in _KINDS:
+        if pattern.fullmatch(text):
+            return kind
+    return "str"
+
+
+def value_of(kind: str, text: str) -> bool | int | float | str | None:
+    """Return the value of a scalar.
+
+    Args:
+        kind: As `kind_of` says, or as a tag in the file demands.
+        text: The scalar.
+
+    Raises:
+        ValueError: If `text` is not of that kind, or is a number that Python cannot hold; the
+            message says what is wrong.
+    """
+    if kind == "str":
+        return text
+    natural = kind_of(text)
+    if natural != kind and (kind, natural) != ("float", "int"):
+        raise ValueError(f"{text!r} is not of type {kind}.")
+    if kind == "null":
+        return None
+    if kind == "bool":
+        return text.lower() == "true"
+    return _int(text) if kind == "int" else _float(text)
+
+
+def whole_number(text: str) -> int | None:
+    """Return the integer that a plain scalar such as `1e3` or `1_000` means where one is expected.
+
+    Args:
+        text: A plain scalar.
+
+    Returns:
+        None if it means none: `1.5e0`, or a number that is no integer without an exponent (`1.0`).
+    """
+    if len(text) > MAX_DIGITS:
+        return None
+    if re.fullmatch(GROUPED, text):
+        return int(text.replace("_", ""))
+    if kind_of(text) != "float" or "e" not in text.lower():
+        return None
+    number = Decimal(text)
+    return int(number) if number == number.to_integral_value() else None
+
+
+def _int(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"a number of {len(text)} digits is too long; {MAX_DIGITS} are read.")
+    base = {"0o": 8, "0x": 16}.get(text[:2], 10)
+    return int(text, base)
+
+
+def _float(text: str) -> float:
+    if text.lower().endswith((".inf", ".nan")):
+        return float(text.replace(".", ""))
+    number = float(text)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError(f"{text} is too large for a float; write .inf for infinity.")
+    return number
+
 
 MAX_BYTES: Final = 2**20  # of a file; the largest run known has 23 KiB
 MAX_DEPTH: Final = 50  # of nesting; a complete run needs about ten
@@ -113,11 +200,11 @@ class _Composer(Reader, Scanner, Parser, Composer, BaseResolver):
         self, kind: type[yaml.Node], value: str | None, implicit: bool | tuple[bool, bool]
     ) -> str:
         if kind is not yaml.ScalarNode:
-            return scalars.TAG + ("seq" if kind is yaml.SequenceNode else "map")
+            return TAG + ("seq" if kind is yaml.SequenceNode else "map")
         plain = implicit[0] if isinstance(implicit, tuple) else implicit
         if not plain or value is None:
-            return scalars.TAG + "str"
-        return scalars.TAG + (_MERGE if value == "<<" else scalars.kind_of(value))
+            return TAG + "str"
+        return TAG + (_MERGE if value == "<<" else kind_of(value))
 
 
 class _Reading:
@@ -174,7 +261,7 @@ class _Reading:
         return node, size
 
     def _convert(self, raw: yaml.Node, at: Position) -> tuple[Node, int]:
-        kind = raw.tag.removeprefix(scalars.TAG)
+        kind = raw.tag.removeprefix(TAG)
         if isinstance(raw, yaml.ScalarNode):
             return self._scalar(raw, kind, at), 1
         expected = _COLLECTIONS.get(kind)
@@ -191,7 +278,7 @@ class _Reading:
             self._problems.add(at, "", _unknown_tag(raw.tag))
             return Scalar(None, at)
         try:
-            value = scalars.value_of(kind, raw.value)
+            value = value_of(kind, raw.value)
         except ValueError as error:
             self._problems.add(at, "", str(error))
             return Scalar(None, at)
@@ -209,8 +296,8 @@ class _Reading:
             if not isinstance(raw_key, yaml.ScalarNode):
                 self._problems.add(key_at, "", "a key is a single value, not a list or mapping.")
                 continue
-            is_merge = raw_key.tag == scalars.TAG + _MERGE
-            key = self._scalar(raw_key, raw_key.tag.removeprefix(scalars.TAG), key_at).value
+            is_merge = raw_key.tag == TAG + _MERGE
+            key = self._scalar(raw_key, raw_key.tag.removeprefix(TAG), key_at).value
             if key in seen:
                 self._problems.add(
                     key_at, "", f"key {key!r} is given twice; first {_near(seen[key], key_at)}."
@@ -251,4 +338,33 @@ def _name_of(character: int | str) -> str:
 
 def _unknown_tag(tag: str) -> str:
     known = ", ".join(f"!!{name}" for name in (*_SCALARS, *_COLLECTIONS))
-    return f"tag {tag.replace(scalars.TAG, '!!')!r} does not fit here. Known: {known}."
+    return f"tag {tag.replace(TAG, '!!')!r} does not fit here. Known: {known}."
+
+
+# ---- back to text
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's dumper without aliases, quoting what YAML 1.1 or 1.2 would not read as text."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def resolve(
+        self, kind: type[yaml.Node], value: str | None, implicit: bool | tuple[bool, bool]
+    ) -> str:
+        older = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]  # stubs
+        plain = implicit[0] if isinstance(implicit, tuple) else implicit
+        if kind is not yaml.ScalarNode or not plain or value is None:
+            return str(older)
+        newer = TAG + kind_of(value)
+        return str(older) if newer == TAG + "str" else newer
+
+
+def to_yaml(plain: Any) -> str:
+    """Return `plain` as YAML, keys in their order, nothing shared.
+
+    Args:
+        plain: Dictionaries, lists, numbers, texts, booleans and None.
+    """
+    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Final
 
+from modelzoo_trainer.config.loader import to_yaml
 from modelzoo_trainer.config.plan import TrainerPlan
-from modelzoo_trainer.config.resolved import to_yaml
 from modelzoo_trainer.config.secrets import hide_in_command, left_out, without_secrets
 
 _PACKAGES: Final = ("modelzoo-trainer", "torch", "numpy")

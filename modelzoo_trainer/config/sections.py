@@ -31,6 +31,24 @@ from modelzoo_trainer.config.positions import (
 from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.errors import ConfigError
 
+INIT_KEYS: Final = (
+    "device",
+    "backend",
+    "model_dir",
+    "model",
+    "optimizer",
+    "schedulers",
+    "precision",
+    "sparsity",
+    "loop",
+    "checkpoint",
+    "logging",
+    "callbacks",
+    "loggers",
+    "seed",
+    "autorestart",
+)
+
 OPTIONAL_TEXT: Final = str | None
 OPTIONAL_PATH: Final = Path | None
 _OLDER_NAMES: Final = {"LlamaModel": "llama"}

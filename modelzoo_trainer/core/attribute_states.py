@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
-from modelzoo_trainer.checkpointing.parameter_names import uncompiled
+from modelzoo_trainer.checkpointing.state_json import uncompiled
 from modelzoo_trainer.core.optimizer_facts import check_shapes
 from modelzoo_trainer.core.precision import parameters_of
 from modelzoo_trainer.core.schedulers import like_own, plain_state

@@ -17,11 +17,15 @@ from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.checkpointing.folder import name_pattern, name_problem
 from modelzoo_trainer.checkpointing.restoring import parts_of, restoring
 from modelzoo_trainer.core.artifact_dir import folder_of
-from modelzoo_trainer.core.callback_states import load_states
-from modelzoo_trainer.core.checkpoint_schedule import Times
-from modelzoo_trainer.core.checkpoint_writer import Saving, facts_of, prepare, was_written_before
+from modelzoo_trainer.core.checkpoint_writer import (
+    Saving,
+    Times,
+    facts_of,
+    prepare,
+    was_written_before,
+)
 from modelzoo_trainer.core.run_lock import FolderLock
-from modelzoo_trainer.core.sharded_state import like_of, part_of
+from modelzoo_trainer.core.states import like_of, load_states, part_of
 from modelzoo_trainer.errors import (
     CheckpointError,
     CheckpointMismatch,

@@ -14,7 +14,7 @@ from modelzoo_trainer.callback import Batch, CoreCallback, Loader, StateDict
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.dataset_info import warn_of_changes, warn_of_renumbering
 from modelzoo_trainer.loading.epochs import Pass
-from modelzoo_trainer.loading.generators import mixed, seed_generators
+from modelzoo_trainer.loading.per_sample import mixed, seed_generators
 from modelzoo_trainer.loading.position import Numbering, PassSeeds, Position, has_loader_state
 from modelzoo_trainer.loading.sources import LoaderState
 from modelzoo_trainer.loading.train_data import Feed

@@ -16,7 +16,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Metrics
-from modelzoo_trainer.current_trainer import active
+from modelzoo_trainer.closures import active
 from modelzoo_trainer.devices import BackendError, host_value
 from modelzoo_trainer.errors import ConfigError, ModelZooError
 

@@ -1,15 +1,18 @@
-"""How long to train and how much to validate."""
+"""The loop: how long to train, and the stages and validations that come of it."""
 
 from __future__ import annotations
 
+import logging
+import math
 import re
 import sys
-from typing import TYPE_CHECKING, Final
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Batch, CoreCallback, Outputs, StateDict
+from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, StateDict
 from modelzoo_trainer.checkpointing.restoring import whole_number
 from modelzoo_trainer.errors import ConfigError
 
@@ -181,3 +184,253 @@ def _check_frequency(value: int | float | None) -> None:
             f"loop.eval_frequency is {value!r}; it must be a whole number of steps, a fraction "
             f"of the run in (0.0, 1.0], or None (null)."
         )
+
+
+log = logging.getLogger("modelzoo_trainer.schedule")
+
+
+class RunSchedule(CoreCallback):
+    """Divides a fit into train stages; a validation follows each stage, if there is any.
+
+    All positions are functions of `global_step` and the epoch, so that a resumed run validates
+    and ends where the uninterrupted one does. A checkpoint may lie between a stage and its
+    validation: a run that goes on from there begins with that validation.
+
+    State: `schedule`: the step and the epoch at which the fit began, its `num_steps`, how many
+        stages it has had, the step of the last validation that was done, and how far the one after
+        it has got.
+    """
+
+    def __init__(self) -> None:
+        self.loop: TrainingLoop | None = None
+        self.end_step: float = math.inf
+        self.end_epoch: float = math.inf
+        self.total_steps: int | None = None
+        self.batches_per_epoch: int | None = None
+        self.stage_end: float = math.inf
+        self._every: int | None = None
+        self._origin: tuple[int, int] | None = None
+        self.loop_idx = 0
+        """Number of stages of this fit that are over, those before a restart counted."""
+        self._validated: int | None = None
+        self.num_validated = 0
+        """How many dataloaders the validation of the stage at hand is through with."""
+        self._has_fitted = False
+        self._has_ended_here = False
+        self._num_steps: int | None = None  # of the fit that a checkpoint belongs to
+        self._is_begun = False
+
+    @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        self.loop = loop
+        stack.callback(self._leave)
+
+    def _leave(self) -> None:
+        self.stage_end = math.inf
+        self._origin = None
+        self.loop_idx = self.num_validated = 0
+        self._validated = None
+        self._has_ended_here = self._is_begun = False
+        self._num_steps = None
+        self._has_fitted = True
+
+    @override
+    def on_fit_start(
+        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
+    ) -> None:
+        if self._origin is None:
+            self._origin = (trainer.global_step, trainer.data.epoch)
+        if self._validated is None:
+            self._validated = trainer.global_step
+        self.batches_per_epoch = (
+            None if loop.steps_per_epoch is None else loop.steps_per_epoch * loop.grad_accum_steps
+        )
+        steps_per_epoch = self._steps_per_epoch(trainer, loop)
+        self.end_epoch = math.inf
+        self.end_step = math.inf
+        if loop.num_steps is not None:
+            self.end_step = self._first_step(trainer, loop.num_steps) + loop.num_steps
+        elif loop.max_steps is not None:
+            self.end_step = loop.max_steps
+        origin_step, origin_epoch = self._origin
+        if loop.num_epochs is not None:
+            self.end_epoch = origin_epoch + loop.num_epochs
+            if steps_per_epoch is not None:
+                by_epochs = origin_step + loop.num_epochs * steps_per_epoch
+                self.end_step = min(self.end_step, by_epochs)
+        self.total_steps = None if math.isinf(self.end_step) else int(self.end_step)
+        self._every = self._stage_length(loop, origin_step)
+        self._num_steps = loop.num_steps
+        self._is_begun = True
+        if not self.has_steps_left(trainer):
+            log.info("Nothing to do: the run is complete at step %d.", trainer.global_step)
+
+    def _first_step(self, trainer: Trainer, num_steps: int) -> int:
+        """Return where a fit of `num_steps` began: one that was cut off takes the rest.
+
+        A checkpoint of an earlier version does not say how many steps its fit was to take: with
+        all of them taken, the fit counts as finished.
+        """
+        assert self._origin is not None  # set when a fit starts
+        step, origin_step = trainer.global_step, self._origin[0]
+        checkpoint, planned = trainer.checkpoint, self._num_steps
+        is_finished = (
+            checkpoint.is_own
+            and not trainer.autorestart.is_restart  # of a process that failed after its fit
+            and checkpoint.begins_finished(trainer)
+        )
+        num_left = origin_step + num_steps - step
+        is_rest = num_left > 0 or (num_left == 0 and planned == num_steps)
+        if checkpoint.is_own and is_rest and not is_finished:
+            self._warn_of_change(num_steps, step, end=origin_step + num_steps)
+            return origin_step
+        if is_finished:
+            self._validated = step
+            self.loop_idx = self.num_validated = 0
+        else:
+            if checkpoint.is_own:
+                self._warn_of_change(num_steps, step, end=step + num_steps)
+            ends = (num_steps, planned) if checkpoint.is_own else (num_steps,)
+            self._has_ended_here = step - origin_step in ends
+        self._origin = (step, trainer.data.epoch)
+        return step
+
+    def _warn_of_change(self, num_steps: int, step: int, *, end: int) -> None:
+        assert self._origin is not None  # set when a fit starts
+        if self._num_steps is not None and self._num_steps != num_steps:
+            log.warning(
+                "loop.num_steps is %d, and was %d when the fit that began at step %d was cut off "
+                "at step %d: it now ends at step %d.",
+                num_steps,
+                self._num_steps,
+                self._origin[0],
+                step,
+                end,
+            )
+
+    def _steps_per_epoch(self, trainer: Trainer, loop: TrainingLoop) -> int | None:
+        num = trainer.data.num_batches_per_pass()
+        if num == 0 and loop.num_epochs is not None:
+            raise ConfigError(trainer.data.explain_empty())
+        steps = None if num is None else math.ceil(num / loop.grad_accum_steps)
+        if loop.steps_per_epoch is None:
+            return steps
+        return loop.steps_per_epoch if steps is None else min(steps, loop.steps_per_epoch)
+
+    def _stage_length(self, loop: TrainingLoop, origin_step: int) -> int | None:
+        frequency = loop.eval_frequency
+        if not frequency or (isinstance(frequency, float) and frequency == 1.0):
+            return None
+        if not isinstance(frequency, float):
+            return frequency
+        if math.isinf(self.end_step):
+            raise ConfigError(
+                f"loop.eval_frequency is {frequency}, a fraction of a run whose length is not "
+                f"known: train_dataloader has no len(). Give a number of steps, or max_steps."
+            )
+        begin = 0 if loop.max_steps is not None and loop.num_steps is None else origin_step
+        return max(1, math.ceil(frequency * (self.end_step - begin)))
+
+    # ---- asked by the trainer, and by callbacks
+
+    @property
+    def origin_step(self) -> int:
+        """The `global_step` at which the fit began, before a restart."""
+        return 0 if self._origin is None else self._origin[0]
+
+    @property
+    def validates(self) -> bool:
+        """Whether validations follow the train stages."""
+        return self.loop is not None and bool(self.loop.eval_frequency)
+
+    def has_steps_left(self, trainer: Trainer) -> bool:
+        """Return whether another train stage follows."""
+        return (
+            trainer.global_step < self.end_step
+            and trainer.data.epoch < self.end_epoch
+            and not trainer.early_exit.should_exit
+        )
+
+    def is_finished(self, trainer: Trainer) -> bool:
+        """Return whether the fit has come to its end, and was not interrupted before."""
+        is_over = trainer.global_step >= self.end_step or trainer.data.epoch >= self.end_epoch
+        return is_over and trainer.interrupted is None
+
+    def num_stages_left(self, step: int) -> int | None:
+        """Return how many train stages end at a step or later; None = not known.
+
+        Args:
+            step: Not after the last one.
+        """
+        if math.isinf(self.end_step):
+            return None
+        if self._every is None:
+            return 1
+        return math.ceil(self.end_step / self._every) - (step - 1) // self._every
+
+    def owes_validation(self, trainer: Trainer) -> bool:
+        """Return whether a stage ended here whose validation has not been done."""
+        step = trainer.global_step
+        if not self.validates or step == self._validated or trainer.early_exit.should_exit:
+            return False
+        is_over = step >= self.end_step or trainer.data.epoch >= self.end_epoch
+        return (
+            is_over or self._has_ended_here or (self._every is not None and step % self._every == 0)
+        )
+
+    def end_stage(self, trainer: Trainer, *, is_validated: bool) -> None:
+        """Count a stage; one whose validation was cut short still owes it."""
+        if is_validated:
+            self._validated = trainer.global_step
+            self._has_ended_here = False
+            self.num_validated = 0
+            self.loop_idx += 1
+
+    def begin_stage(self, trainer: Trainer) -> None:
+        """Fix where the stage that begins will end."""
+        self.stage_end = self.end_step
+        if self._every is not None:
+            due = (trainer.global_step // self._every + 1) * self._every
+            self.stage_end = min(self.end_step, due)
+
+    def stage_continues(self, trainer: Trainer) -> bool:
+        """Return whether the stage has another batch."""
+        return (
+            trainer.global_step < self.stage_end
+            and trainer.data.epoch < self.end_epoch
+            and not trainer.early_exit.should_exit
+        )
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        if self._origin is not None:
+            step, epoch = self._origin
+            state_dict["schedule"] = {
+                "origin_step": step,
+                "origin_epoch": epoch,
+                "num_steps": None if self.loop is None else self.loop.num_steps,
+                "loop_idx": self.loop_idx,
+                "validated_step": self._validated,
+                "num_validated": self.num_validated,
+            }
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        state = state_dict.get("schedule")
+        if state is not None and (trainer.is_resuming or not self._has_fitted):
+            origin = (whole_number(state, "origin_step"), whole_number(state, "origin_epoch"))
+            if self._is_begun and origin != self._origin:  # back to what this fit began with
+                self.loop_idx = self.num_validated = 0
+                return
+            self._origin = origin
+            self._num_steps = whole_number(state, "num_steps", None)
+            self.loop_idx = whole_number(state, "loop_idx", 0)  # the first format has neither
+            self._validated = whole_number(state, "validated_step", None)
+            self.num_validated = whole_number(state, "num_validated", 0)

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, Loader, Outputs, StateDict
-from modelzoo_trainer.checkpointing.parameter_names import bare_names, uncompiled
+from modelzoo_trainer.checkpointing.state_json import bare_names, uncompiled
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 from modelzoo_trainer.interceptors import Advised, event
 from modelzoo_trainer.models.freezing import in_evaluation_mode, set_training_mode

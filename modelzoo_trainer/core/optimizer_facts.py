@@ -10,7 +10,7 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from modelzoo_trainer.checkpointing.parameter_names import bare_names
+from modelzoo_trainer.checkpointing.state_json import bare_names
 from modelzoo_trainer.errors import CheckpointMismatch
 
 Settings = list[dict[str, Any]]

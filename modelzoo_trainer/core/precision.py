@@ -1,17 +1,23 @@
-"""Full precision: how the loss is differentiated and the parameters are updated."""
+"""Precision: how the loss is differentiated and the parameters are updated."""
 
 from __future__ import annotations
 
+import logging
+import math
+import warnings
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.callback import CoreCallback
+from modelzoo_trainer.callback import Batch, CoreCallback, Outputs, StateDict
 from modelzoo_trainer.core.step_check import StepCheck
 from modelzoo_trainer.devices import Backend
+from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -65,3 +71,230 @@ class Precision(CoreCallback):
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """Return all parameters of an optimizer."""
     return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+log = logging.getLogger("modelzoo_trainer.precision")
+
+_DTYPES: Final = {
+    "bfloat16": torch.bfloat16,
+    "cbfloat16": torch.bfloat16,  # a hardware type of the format's origin; bfloat16 is nearest
+    "float16": torch.float16,
+}
+
+
+class MixedPrecision(Precision):
+    """The forward pass in a half type where that is safe; gradients clipped on request.
+
+    A scaler is used where the device needs one (float16). Under bfloat16 there is none, whatever
+    the scaling arguments say.
+
+    Args:
+        enabled: Use the half type; clipping works either way.
+        fp16_type: The half type; "cbfloat16" means bfloat16 here.
+        precision_opt_level: Accepted for the format's sake; without meaning on this hardware.
+        loss_scaling_factor: A constant, "dynamic", or None = "dynamic" where a scaler is needed.
+        initial_loss_scale: First scale of dynamic scaling; None = 65536.
+        steps_per_increase: Steps without overflow after which a dynamic scale doubles.
+        min_loss_scale: Lower bound of a dynamic scale.
+        max_loss_scale: Upper bound of a dynamic scale.
+        max_gradient_norm: Clip the joint 2-norm of all gradients to this, > 0.
+        max_gradient_value: Clip each element to [-value, value], > 0; excludes the former.
+        log_loss_scale: Log `loss_scale`; None = if scaling is dynamic.
+
+    State: `grad_scaler`, where there is one.
+
+    Raises:
+        ConfigError: If a value is out of range, or both kinds of clipping are asked for.
+    """
+
+    def __init__(  # noqa: PLR0913  # the YAML section's keys
+        self,
+        enabled: bool = True,
+        fp16_type: Literal["bfloat16", "float16", "cbfloat16"] = "bfloat16",
+        precision_opt_level: Literal[0, 1, 2] | None = None,
+        loss_scaling_factor: float | Literal["dynamic"] | None = 1.0,
+        initial_loss_scale: float | None = None,
+        steps_per_increase: int = 2000,
+        min_loss_scale: float | None = None,
+        max_loss_scale: float | None = None,
+        max_gradient_norm: float | None = None,
+        max_gradient_value: float | None = None,
+        log_loss_scale: bool | None = None,
+    ) -> None:
+        if fp16_type not in _DTYPES:
+            raise ConfigError(
+                f"precision.fp16_type is {fp16_type!r}; known: {', '.join(sorted(_DTYPES))}."
+            )
+        if max_gradient_norm is not None and max_gradient_value is not None:
+            raise ConfigError(
+                f"precision: max_gradient_norm ({max_gradient_norm}) and max_gradient_value "
+                f"({max_gradient_value}) are both given; they exclude each other."
+            )
+        for name, value in (
+            ("max_gradient_norm", max_gradient_norm),
+            ("max_gradient_value", max_gradient_value),
+            ("initial_loss_scale", initial_loss_scale),
+            ("steps_per_increase", steps_per_increase),
+            ("min_loss_scale", min_loss_scale),
+            ("max_loss_scale", max_loss_scale),
+        ):
+            if value is not None and not value > 0:
+                raise ConfigError(f"precision.{name} is {value}; it must be > 0.")
+        factor: Any = loss_scaling_factor
+        if factor not in ("dynamic", None) and (isinstance(factor, str) or not factor > 0):
+            raise ConfigError(
+                f"precision.loss_scaling_factor is {factor!r}; it must be a number > 0 or "
+                f"'dynamic'."
+            )
+        self.enabled = enabled
+        self.fp16_type = fp16_type
+        self.precision_opt_level = precision_opt_level
+        self.loss_scaling_factor = loss_scaling_factor
+        self.initial_loss_scale = initial_loss_scale
+        self.steps_per_increase = steps_per_increase
+        self.min_loss_scale = min_loss_scale
+        self.max_loss_scale = max_loss_scale
+        self.max_gradient_norm = max_gradient_norm
+        self.max_gradient_value = max_gradient_value
+        self.log_loss_scale = log_loss_scale
+        self.scaler: torch.amp.GradScaler | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What settings for other hardware mean here."""
+        if not self.enabled:
+            return []
+        found = []
+        if self.fp16_type == "cbfloat16":
+            found.append("fp16_type cbfloat16 is bfloat16 here.")
+        if self.precision_opt_level is not None:
+            found.append("precision_opt_level: no effect on this hardware.")
+        if self.fp16_type != "float16" and self.loss_scaling_factor != 1.0:
+            found.append("loss_scaling_factor: bfloat16 needs no scaling, there is none.")
+        return found
+
+    @override
+    def pre_setup(self, trainer: Trainer) -> None:
+        super().pre_setup(trainer)
+        if not self.enabled:
+            return
+        caps = trainer.backend.caps
+        dtype = _DTYPES[self.fp16_type]
+        if dtype in caps.refused_dtypes:
+            raise ConfigError(
+                f"precision.fp16_type {self.fp16_type} does not work on {trainer.backend.device}: "
+                f"{caps.refused_dtypes[dtype]}. Use bfloat16."
+            )
+        if dtype not in caps.autocast_dtypes:
+            warnings.warn(
+                f"precision.fp16_type {self.fp16_type} does not work on {trainer.backend.device}; "
+                f"bfloat16 is used.",
+                stacklevel=2,
+            )
+            dtype = torch.bfloat16
+        self.autocast = trainer.backend.autocast(dtype)
+        if dtype in caps.needs_scaler:
+            self.scaler = trainer.backend.grad_scaler(**self._scaler_options())
+        elif self.loss_scaling_factor != 1.0:
+            log.info("%s needs no loss scaling: there is none.", dtype)
+
+    def _scaler_options(self) -> dict[str, Any]:
+        if isinstance(self.loss_scaling_factor, (int, float)):
+            return {"init_scale": float(self.loss_scaling_factor), "growth_interval": 2**31 - 1}
+        return {
+            "init_scale": self.initial_loss_scale or 65536.0,
+            "growth_interval": self.steps_per_increase,
+        }
+
+    @override
+    def backward(self, loss: Tensor) -> None:
+        super().backward(loss if self.scaler is None else self.scaler.scale(loss))
+
+    @override
+    def on_before_optimizer_step(
+        self, trainer: Trainer, model: Module, optimizer: Optimizer
+    ) -> None:
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+
+    def clip_gradients(self, optimizer: Optimizer) -> Tensor | None:
+        """Limit the gradients, in place.
+
+        Returns:
+            Their norm before, on the device, if it is what is limited.
+        """
+        if self.max_gradient_norm is not None:
+            params = parameters_of(optimizer)
+            return self._backend.clip_grad_norm(params, self.max_gradient_norm)
+        if self.max_gradient_value is not None:
+            self._backend.clip_grad_value(parameters_of(optimizer), self.max_gradient_value)
+        return None
+
+    @override
+    def optimizer_step(self, optimizer: Optimizer) -> None:
+        check, self._check = self._check, None
+        if check is None:
+            self.clip_gradients(optimizer)
+        else:
+            self._clip_and_check(optimizer, check)
+        if self.scaler is None:
+            keep = None if check is None or not check.masks else check.bad.logical_not()
+            self._backend.optimizer_step(optimizer, keep)
+        else:
+            self._scaled_step(optimizer, self.scaler, check)
+
+    @override
+    def overflows(self, optimizer: Optimizer) -> list[Tensor]:
+        # torch has no public name for what unscale_ has found.
+        scaler = self.scaler
+        return [] if scaler is None else list(scaler._found_inf_per_device(optimizer).values())
+
+    def _clip_and_check(self, optimizer: Optimizer, check: StepCheck) -> None:
+        norm = None
+        judges = check.gradients and self.scaler is None
+        if judges and self.max_gradient_norm is None:  # a value that was clipped is finite
+            norm = self._backend.grad_norm(parameters_of(optimizer))
+        clipped = self.clip_gradients(optimizer)
+        check.settle(self._backend, (clipped if norm is None else norm) if judges else None)
+
+    def _scaled_step(
+        self, optimizer: Optimizer, scaler: torch.amp.GradScaler, check: StepCheck | None
+    ) -> None:
+        if check is None or not check.masks:
+            scaler.step(optimizer)
+        else:
+            # The scaler's own step cannot be masked; what it found is part of the mask.
+            overflows = [found.reshape(()) > 0 for found in self.overflows(optimizer)]
+            bad = torch.stack([check.bad, *overflows]).any()
+            self._backend.optimizer_step(optimizer, bad.logical_not())
+        scaler.update()
+        if self.min_loss_scale is not None or self.max_loss_scale is not None:
+            self._scale().clamp_(self.min_loss_scale or 0.0, self.max_loss_scale or math.inf)
+
+    def _scale(self) -> Tensor:
+        # The public get_scale reads the value on the host.
+        scale = None if self.scaler is None else self.scaler._get_scale_async()
+        assert scale is not None  # it exists from the first scaled loss on
+        return scale
+
+    @override
+    def on_train_step_end(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
+    ) -> None:
+        if self.scaler is not None and trainer.is_log_step and self._wants_log():
+            trainer.log_metrics(loss_scale=self._scale())
+
+    def _wants_log(self) -> bool:
+        if self.log_loss_scale is None:
+            return not isinstance(self.loss_scaling_factor, (int, float))
+        return self.log_loss_scale
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        if self.scaler is not None:
+            state_dict["grad_scaler"] = self.scaler.state_dict()
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        if self.scaler is not None and "grad_scaler" in state_dict:
+            self.scaler.load_state_dict(state_dict["grad_scaler"])

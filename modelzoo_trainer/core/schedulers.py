@@ -2,32 +2,195 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import reprlib
+import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, StateDict
 from modelzoo_trainer.checkpointing.restoring import check_kinds, kinds
-from modelzoo_trainer.core.scheduler_settings import (
-    Beginning,
-    Settings,
-    changes,
-    is_of_torch,
-    kind_of,
-    settings_in,
-    settings_of,
-)
+from modelzoo_trainer.core.optimizer_facts import is_plain
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 from modelzoo_trainer.interceptors import Advised, event
 from modelzoo_trainer.optim import Scheduler, check_conflicts
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
+
+Settings = dict[str, Any]
+
+_PROGRESS: Final = frozenset(
+    ("last_epoch", "_step_count", "_last_lr", "_is_initial", "T_cur", "T_i")
+)
+_IN_GROUPS: Final = ("max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr")
+_CYCLED: Final = ("momentum", "betas")
+
+
+def kind_of(scheduler: Any) -> str:
+    """Return the name of a scheduler's class, with those of its members in torch's."""
+    name = type(scheduler).__name__
+    members = ", ".join(map(kind_of, _members_of(scheduler)))
+    return f"{name}({members})" if members else name
+
+
+def settings_of(scheduler: Any) -> Settings | None:
+    """Return by name what a new scheduler of torch's kind was made with; None of any other.
+
+    Args:
+        scheduler: One that has taken a step already may hold other values: None as well.
+    """
+    if not isinstance(scheduler, LRScheduler):
+        return None
+    state = scheduler.state_dict()
+    if _steps_of(state) != 0:
+        return None
+    settings = settings_in(state)
+    for idx, group in enumerate(_optimizer_of(scheduler).param_groups):
+        held = {key: group[key] for key in _IN_GROUPS if type(group.get(key)) in (int, float)}
+        settings |= {f"param_groups[{idx}].{key}": value for key, value in held.items()}
+    return settings
+
+
+def settings_in(state: Mapping[str, Any]) -> Settings:
+    """Return by name the plain values of a state that do not change from step to step."""
+    return dict(_flat("", state))
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Counter):
+        yield name, sorted(value.elements())
+    elif isinstance(value, Mapping):
+        for key in value.keys() - _PROGRESS:
+            yield from _flat(f"{name}.{key}" if name else str(key), value[key])
+    elif is_plain(value):
+        yield name, list(value) if isinstance(value, list | tuple) else value
+    elif isinstance(value, list | tuple):
+        for idx, item in enumerate(value):
+            yield from _flat(f"{name}[{idx}]", item)
+
+
+def changes(now: Settings | None, before: Mapping[str, Any] | None) -> str:
+    """Return in words which settings are others than before; empty if none is known to be."""
+    both = sorted((now or {}).keys() & (before or {}).keys())
+    return ", ".join(
+        f"{name} is {reprlib.repr(now[name])} (checkpoint: {reprlib.repr(before[name])})"
+        for name in both
+        if now and before and now[name] != before[name]
+    )
+
+
+def scheduled_keys(schedulers: Iterable[Any]) -> set[str]:
+    """Return the settings of parameter groups that schedulers write."""
+    keys: set[str] = set()
+    for scheduler in schedulers:
+        keys.add(getattr(scheduler, "param_group_key", "lr"))
+        if any(getattr(part, "cycle_momentum", False) for part in _parts_of(scheduler)):
+            keys |= set(_CYCLED)
+    return keys
+
+
+def is_of_torch(scheduler: Any) -> bool:
+    """Return whether a scheduler and its members are torch's own, and not of derived classes."""
+    return all(
+        isinstance(part, LRScheduler) and type(part).__module__.startswith("torch.")
+        for part in _parts_of(scheduler)
+    )
+
+
+class Beginning:
+    """How torch's schedulers and the groups were at set-up: steps can be taken anew from there.
+
+    Many of them make each learning rate of the one before, so that a setting cannot be changed on
+    the way.
+
+    Args:
+        schedulers: All of a run; those that are not torch's kind are left alone.
+        optimizer: Theirs.
+    """
+
+    def __init__(self, schedulers: Sequence[Any], optimizer: Optimizer) -> None:
+        self._schedulers = [one for one in schedulers if isinstance(one, LRScheduler)]
+        self._optimizer = optimizer
+        self.is_known = all(
+            is_of_torch(one) and _steps_of(one.state_dict()) == 0 for one in self._schedulers
+        )
+        if self.is_known:
+            self._states = [copy.deepcopy(one.state_dict()) for one in self._schedulers]
+            keys = scheduled_keys(self._schedulers) | {"initial_lr", *_IN_GROUPS}
+            self._groups = [
+                {key: copy.deepcopy(group[key]) for key in keys & group.keys()}
+                for group in optimizer.param_groups
+            ]
+
+    def go_to(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Take as many steps as the schedulers of a checkpoint had taken.
+
+        Args:
+            states: Those of the schedulers of torch's, in order.
+
+        Raises:
+            CheckpointMismatch: If the schedule ends before.
+        """
+        for group, values in zip(self._optimizer.param_groups, self._groups, strict=False):
+            for key, value in values.items():
+                _assign(group, key, value)
+        for scheduler, state in zip(self._schedulers, self._states, strict=True):
+            scheduler.load_state_dict(copy.deepcopy(state))
+        nums = [_steps_of(state) or 0 for state in states]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # no step of the optimizer in between
+            for idx in range(max(nums)):
+                for scheduler, num in zip(self._schedulers, nums, strict=True):
+                    if idx < num:
+                        _step(scheduler, num)
+
+
+def _step(scheduler: Any, num: int) -> None:
+    try:
+        scheduler.step()
+    except ValueError as error:
+        raise CheckpointMismatch(
+            f"schedulers: {kind_of(scheduler)} as it is given now does not reach step {num} of "
+            f"the checkpoint: {error}. Make it longer, or use the settings of the checkpoint."
+        ) from None
+
+
+def _assign(group: dict[str, Any], key: str, value: Any) -> None:
+    if isinstance(group.get(key), Tensor):
+        group[key].copy_(value)
+    else:
+        group[key] = copy.deepcopy(value)
+
+
+def _steps_of(state: Mapping[str, Any]) -> int | None:
+    """Return how many steps a scheduler has taken: of torch's `ChainedScheduler`, its first."""
+    if "last_epoch" not in state and state.get("_schedulers"):
+        return _steps_of(state["_schedulers"][0])
+    num = state.get("last_epoch")
+    return num if isinstance(num, int) else None
+
+
+def _optimizer_of(scheduler: Any) -> Optimizer:
+    optimizer: Optimizer = scheduler.optimizer
+    return optimizer
+
+
+def _members_of(scheduler: Any) -> list[Any]:
+    return list(getattr(scheduler, "_schedulers", ())) if isinstance(scheduler, LRScheduler) else []
+
+
+def _parts_of(scheduler: Any) -> list[Any]:
+    """Return a scheduler and its members, theirs included."""
+    return [scheduler, *(part for one in _members_of(scheduler) for part in _parts_of(one))]
+
 
 log = logging.getLogger("modelzoo_trainer.schedulers")
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
-from modelzoo_trainer.checkpointing.parameter_names import bare_names
+from modelzoo_trainer.checkpointing.state_json import bare_names
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 from modelzoo_trainer.sparsity import (
     SparseParam,

@@ -15,7 +15,7 @@ from modelzoo_trainer.core.autorestart import AutoRestart
 from modelzoo_trainer.core.checkpoint import Checkpoint
 from modelzoo_trainer.core.logging import Logging
 from modelzoo_trainer.core.loop import TrainingLoop
-from modelzoo_trainer.core.mixed_precision import MixedPrecision
+from modelzoo_trainer.core.precision import MixedPrecision
 from modelzoo_trainer.errors import suggest
 
 _PARTS: Final[Mapping[str, type]] = {

@@ -7,9 +7,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 
-from modelzoo_trainer.data.arrays import TensorRows
-from modelzoo_trainer.data.dataloaders import BatchDataset, LoadingOptions
-from modelzoo_trainer.data.processor import DataProcessor
+from modelzoo_trainer.data.processor import BatchDataset, DataProcessor, LoadingOptions, TensorRows
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.interceptors import event
 

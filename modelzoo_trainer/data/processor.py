@@ -1,11 +1,244 @@
-"""What the shipped data processors have in common: how their samples become a dataloader."""
+"""From a data set to a DataLoader: the order of samples, and the options of all processors."""
 
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sized
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Final
 
-from torch.utils.data import DataLoader
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
-from modelzoo_trainer.data.dataloaders import BatchDataset, LoadingOptions, make_dataloader
+from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.interceptors import Advised, event
+
+_CHUNK: Final = 8192  # indices that are Python objects at a time
+
+
+class SeededSampler(Sampler[int]):
+    """Every index once a pass, in an order that seed and pass determine.
+
+    Args:
+        length: Number of samples.
+        seed: Of the order.
+        reshuffle: Whether every pass has its own order. If not, all are as the first.
+
+    The number of the pass is what `set_epoch` says; each pass that begins counts one on.
+    """
+
+    def __init__(self, length: int, *, seed: int, reshuffle: bool = True) -> None:
+        self.length = length
+        self.seed = seed
+        self.reshuffle = reshuffle
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which pass begins next."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        return self._indices(epoch)
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """Return all indices of a pass.
+
+        Args:
+            epoch: The number of the pass.
+
+        Cost:
+            Eight bytes and about ten nanoseconds an index.
+        """
+        generator = torch.Generator().manual_seed(_mix(self.seed, epoch if self.reshuffle else 0))
+        order: NDArray[np.int64] = torch.randperm(self.length, generator=generator).numpy()
+        return order
+
+    def _indices(self, epoch: int) -> Iterator[int]:
+        order = self.order(epoch)
+        for start in range(0, self.length, _CHUNK):
+            yield from order[start : start + _CHUNK].tolist()
+
+
+def _mix(seed: int, epoch: int) -> int:
+    """Return a seed such that (1, 0) and (0, 1) have nothing in common."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9) % 2**64
+    return (mixed ^ (mixed >> 31)) % 2**63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadingOptions:
+    """How samples become batches.
+
+    Args:
+        batch_size: Samples a batch of each process, >= 1.
+        global_batch_size: Samples a batch of all processes together, which their number divides;
+            either this or `batch_size`.
+        shuffle: Whether the order is random.
+        shuffle_seed: Determines that order.
+        reshuffle: Whether every pass has its own order.
+        num_workers: Processes that load; 0 loads in this one.
+        drop_last: Whether a smaller last batch is left out, so that all have one shape.
+        prefetch_factor: Batches that each worker holds ready; without workers of no effect.
+        persistent_workers: Whether workers live on between passes; without any of no effect.
+
+    Raises:
+        ConfigError: If a number is out of range, or not one of the two batch sizes is given.
+    """
+
+    batch_size: int | None = None
+    global_batch_size: int | None = None
+    shuffle: bool = False
+    shuffle_seed: int = 0
+    reshuffle: bool = True
+    num_workers: int = 0
+    drop_last: bool = False
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.shuffle_seed < 2**63:
+            raise ConfigError(f"shuffle_seed is {self.shuffle_seed}; it must be in [0, 2**63).")
+        if (self.batch_size is None) == (self.global_batch_size is None):
+            given = "neither is" if self.batch_size is None else "both are"
+            raise ConfigError(
+                f"batch_size and global_batch_size: {given} given. Give one of them: batch_size "
+                f"counts the samples of each process, global_batch_size those of all together."
+            )
+        if self.num_drawn < 1:
+            raise ConfigError(f"{self.size_name} is {self.num_drawn}; it must be at least 1.")
+        if self.num_workers < 0:
+            raise ConfigError(f"num_workers is {self.num_workers}; it must be at least 0.")
+        if self.prefetch_factor is not None and self.prefetch_factor < 1:
+            raise ConfigError(f"prefetch_factor is {self.prefetch_factor}; it must be at least 1.")
+
+    @property
+    def num_drawn(self) -> int:
+        """Samples that the loader draws at once."""
+        size = self.batch_size if self.global_batch_size is None else self.global_batch_size
+        assert size is not None  # checked in the beginning
+        return size
+
+    @property
+    def size_name(self) -> str:
+        """The name of the batch size that is given."""
+        return "batch_size" if self.global_batch_size is None else "global_batch_size"
+
+    @classmethod
+    def check(cls, arguments: Mapping[str, Any]) -> None:
+        """Check those arguments of a data processor that are options of loading.
+
+        Args:
+            arguments: All of the processor's, by name.
+
+        Raises:
+            ConfigError: If a number is out of range, or not one of the two batch sizes is given.
+        """
+        names = [field.name for field in fields(cls)]
+        cls(**{name: arguments[name] for name in names if name in arguments})
+
+
+class BatchDataset(Dataset[Any], ABC):
+    """A data set that returns whole batches: `__getitems__` takes all indices at once.
+
+    One whose samples need random numbers sets `draws_numbers`: its batches are then loaded with
+    generators that are seeded by the pass and the first index.
+    """
+
+    draws_numbers: ClassVar[bool] = False
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> Any:
+        """Return one sample."""
+
+    @abstractmethod
+    def __getitems__(self, indices: list[int]) -> Any:
+        """Return the batch of these samples."""
+
+
+def make_dataloader(dataset: BatchDataset, options: LoadingOptions) -> DataLoader[Any]:
+    """Return a loader of whole batches.
+
+    With `global_batch_size` it has `is_global_batch` set: each process takes a slice of a batch.
+
+    Args:
+        dataset: Whose batches need no collation.
+        options: How to load.
+
+    Raises:
+        ConfigError: If there is not one full batch, and smaller ones are left out.
+    """
+    num_samples = len(dataset)
+    if options.drop_last and num_samples < options.num_drawn:
+        name = options.size_name
+        raise ConfigError(
+            f"{name} is {options.num_drawn}, but there are only {num_samples} samples, and "
+            f"drop_last leaves the smaller batch out. Lower {name}, or set drop_last: false."
+        )
+    has_workers = options.num_workers > 0
+    loader: DataLoader[Any] = DataLoader(
+        dataset,
+        batch_size=options.num_drawn,
+        sampler=_sampler(dataset, options),
+        num_workers=options.num_workers,
+        drop_last=options.drop_last,
+        collate_fn=already_a_batch,
+        prefetch_factor=options.prefetch_factor if has_workers else None,
+        persistent_workers=options.persistent_workers and has_workers,
+        # Not the global generator: an iterator draws from it, and dropout must not depend on that.
+        generator=torch.Generator().manual_seed(options.shuffle_seed),
+    )
+    if options.global_batch_size is not None:
+        loader.is_global_batch = True  # each process has a slice
+    return loader
+
+
+def already_a_batch(batch: Any) -> Any:
+    """Return the batch: the data set has put it together."""
+    return batch
+
+
+def _sampler(dataset: Sized, options: LoadingOptions) -> Sampler[int]:
+    if not options.shuffle:
+        return SequentialSampler(dataset)
+    return SeededSampler(len(dataset), seed=options.shuffle_seed, reshuffle=options.reshuffle)
+
+
+class TensorRows(BatchDataset):
+    """Row i of every tensor is sample i.
+
+    Args:
+        tensors: All with the same first dimension; a batch is of the same kind (a tuple or a
+            mapping with these keys).
+    """
+
+    def __init__(self, tensors: tuple[Tensor, ...] | Mapping[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        tensors = self.tensors
+        first = tensors[0] if isinstance(tensors, tuple) else next(iter(tensors.values()))
+        return first.shape[0]
+
+    def __getitem__(self, index: int) -> Any:
+        return self._rows(index)
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        """Return the batch of these samples."""
+        return self._rows(indices)
+
+    def _rows(self, which: int | list[int]) -> Any:
+        if isinstance(self.tensors, tuple):
+            return tuple(tensor[which] for tensor in self.tensors)
+        return {key: tensor[which] for key, tensor in self.tensors.items()}
 
 
 class DataProcessor(Advised):

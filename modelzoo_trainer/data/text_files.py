@@ -3,11 +3,16 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from modelzoo_trainer.data.corpus import Document, Split, find_documents, missing_places
-from modelzoo_trainer.data.dataloaders import BatchDataset, LoadingOptions
-from modelzoo_trainer.data.processor import DataProcessor
-from modelzoo_trainer.data.token_cache import cached_tokens, default_cache_dir
-from modelzoo_trainer.data.token_windows import TokenWindows
+from modelzoo_trainer.data.processor import BatchDataset, DataProcessor, LoadingOptions
+from modelzoo_trainer.data.token_cache import (
+    Document,
+    Split,
+    TokenWindows,
+    cached_tokens,
+    default_cache_dir,
+    find_documents,
+    missing_places,
+)
 from modelzoo_trainer.data.tokenization import Tokenization, make_tokenization
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.interceptors import event

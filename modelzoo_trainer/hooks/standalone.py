@@ -12,7 +12,7 @@ from modelzoo_trainer.callback import (
     CoreCallback,
 )
 from modelzoo_trainer.callback_list import named
-from modelzoo_trainer.core.callback_states import load_states
+from modelzoo_trainer.core.states import load_states
 from modelzoo_trainer.errors import HookError, StopTraining, suggest
 from modelzoo_trainer.hooks.global_callbacks import global_callbacks, watch_global_callbacks
 from modelzoo_trainer.hooks.keyword_calls import KeywordCall, listener_of

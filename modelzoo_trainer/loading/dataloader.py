@@ -11,12 +11,12 @@ from typing import Any, Final, TypeVar
 import torch
 from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
 
-from modelzoo_trainer.loading.generators import mixed
 from modelzoo_trainer.loading.per_sample import (
     Indices,
     SeededDataset,
     collates_plainly,
     draws_nothing,
+    mixed,
 )
 from modelzoo_trainer.loading.sample_order import Draw, draws, is_sliced
 from modelzoo_trainer.loading.shard_layout import Share, Split, shares

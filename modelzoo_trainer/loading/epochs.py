@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from modelzoo_trainer.callback import Batch, Loader
 from modelzoo_trainer.data.batches import split_batch
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.loading.sharded_batches import SharedItems, parts_of
+from modelzoo_trainer.loading.sharded_sources import SharedItems, parts_of
 from modelzoo_trainer.loading.workers import shut_down, start_iterator
 
 

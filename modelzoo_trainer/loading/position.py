@@ -10,7 +10,7 @@ import torch
 
 from modelzoo_trainer.checkpointing.restoring import whole_number
 from modelzoo_trainer.devices import Backend, Stream
-from modelzoo_trainer.loading.generators import mixed
+from modelzoo_trainer.loading.per_sample import mixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

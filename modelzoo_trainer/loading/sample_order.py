@@ -19,8 +19,8 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from modelzoo_trainer.data.sampler import SeededSampler
-from modelzoo_trainer.loading.generators import mixed, seed_generators
+from modelzoo_trainer.data.processor import SeededSampler
+from modelzoo_trainer.loading.per_sample import mixed, seed_generators
 
 Order = Sequence[Any] | NDArray[Any]
 

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch
 from modelzoo_trainer.loading.dataloader import PositionedLoader, can_be_positioned, log_passed_over
-from modelzoo_trainer.loading.generators import mixed, seed_generators
+from modelzoo_trainer.loading.per_sample import mixed, seed_generators
 from modelzoo_trainer.loading.position import PassSeeds
 from modelzoo_trainer.loading.workers import shut_down, start_iterator
 

@@ -1,4 +1,4 @@
-"""Processes that load data end with the process that started them, and leave signals to it."""
+"""Worker processes: how they start, fail, and end with the process that started them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,112 @@ import copy
 import ctypes
 import logging
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, MethodType
 from typing import Any, Final
 
 import torch.multiprocessing
 from torch.utils.data import get_worker_info
+from torch.utils.data._utils import signal_handling as torch_signals
 
 from modelzoo_trainer.loading.per_sample import SeededDataset
-from modelzoo_trainer.loading.worker_failures import REPORTS
+
+
+class _Reports:
+    """torch's handler of SIGCHLD; what it raises is kept while nobody waits for data.
+
+    It is a context: of code that waits for data.
+    """
+
+    def __init__(self) -> None:
+        self._num_waiting = 0
+        self._kept: list[RuntimeError] = []
+        self._handler: Callable[[int, FrameType | None], Any] | None = None
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        """Handle SIGCHLD."""
+        if self._handler is None:
+            return
+        try:
+            self._handler(signum, frame)
+        except RuntimeError as error:
+            if self._num_waiting:
+                raise
+            self._kept.append(error.with_traceback(None))
+
+    def replace_torchs(self) -> None:
+        """Take the place of torch's handler; only the main thread can."""
+        if not _is_main_thread() or not hasattr(signal, "SIGCHLD"):
+            return
+        torch_signals._set_SIGCHLD_handler()
+        current = signal.getsignal(signal.SIGCHLD)
+        if getattr(current, "__module__", None) == torch_signals.__name__ and callable(current):
+            self._handler = current
+            signal.signal(signal.SIGCHLD, self)
+
+    def __enter__(self) -> None:
+        """Let the handler raise."""
+        self._num_waiting += _is_main_thread()  # where handlers run
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Have the handler keep what it has to raise."""
+        self._num_waiting -= _is_main_thread()
+
+    def give(self) -> None:
+        """Raise what was kept, if anything was."""
+        if self._kept:
+            raise self._kept.pop(0)
+
+    def forget(self, workers: Iterable[Any]) -> str | None:
+        """Drop what was kept about some workers, and return it."""
+        names = [f"(pid {worker.pid})" for worker in workers]  # as torch's messages have them
+        told = [error for error in self._kept if any(name in str(error) for name in names)]
+        self._kept = [error for error in self._kept if error not in told]
+        return str(told[0]) if told else None
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+REPORTS: Final = _Reports()
+
+
+_NAMES: Final = ("SIGTERM", "SIGUSR1")  # SIGINT it disregards by itself
+
+
+def start_sturdy_server() -> None:
+    """Start the server, unless there is one already; it keeps what others want it to import."""
+    server: Any = multiprocessing.forkserver._forkserver
+    if __name__ not in server._preload_modules:
+        server.set_forkserver_preload([*server._preload_modules, __name__])
+    server.ensure_running()
+
+
+class _Spare:
+    """Disregards signals in the process that made it, not in those that it forks."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
+        if os.getpid() != self._pid:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
+if any("multiprocessing.forkserver" in word for word in sys.orig_argv):
+    for _name in _NAMES:
+        signal.signal(getattr(signal, _name), _Spare())
+
 
 _PR_SET_PDEATHSIG: Final = 1
 _KILL_S: Final = 5.0  # after SIGKILL, until a process that does not end is left behind
@@ -171,8 +262,6 @@ def _binding(loader: Any) -> Iterator[None]:
     context = _context_of(loader)
     has_server = context.get_start_method() == "forkserver"
     if has_server:
-        from modelzoo_trainer.loading.worker_start import start_sturdy_server
-
         start_sturdy_server()
     mortal, started = _with_mortal_workers(context)
     given = {name: getattr(loader, name) for name in _SETTINGS}

@@ -13,8 +13,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Metrics
-from modelzoo_trainer.loggers.file_logger import FileLogger, Line, Loaded
-from modelzoo_trainer.loggers.line_file import cut_back, cut_to, end_last_line, lines_from, mark
+from modelzoo_trainer.loggers.file_logger import (
+    FileLogger,
+    Line,
+    Loaded,
+    cut_back,
+    cut_to,
+    end_last_line,
+    lines_from,
+    mark,
+)
 
 log = logging.getLogger("modelzoo_trainer.jsonl")
 

@@ -18,12 +18,11 @@ from torch import Generator, Tensor, nn
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.attention import Attention
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
-from modelzoo_trainer.models.feed_forward import GATED, FeedForward
+from modelzoo_trainer.models.feed_forward import GATED, FeedForward, make_norm
 from modelzoo_trainer.models.freezing import in_evaluation_mode
 from modelzoo_trainer.models.generation import check_generation, draw_next
 from modelzoo_trainer.models.initializers import Initializer
 from modelzoo_trainer.models.language_loss import language_loss, token_accuracy
-from modelzoo_trainer.models.norms import make_norm
 from modelzoo_trainer.models.parametrization import (
     DecoderInitializers,
     LrAdjustmentGroup,

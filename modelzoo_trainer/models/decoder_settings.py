@@ -6,9 +6,8 @@ from typing import Any, Literal
 
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.models.checks import require_positive, require_rates
-from modelzoo_trainer.models.feed_forward import Nonlinearity
+from modelzoo_trainer.models.feed_forward import Nonlinearity, NormType
 from modelzoo_trainer.models.initializers import InitializerSetting
-from modelzoo_trainer.models.norms import NormType
 from modelzoo_trainer.models.rotary import Rotary, ScalingType
 
 

@@ -12,9 +12,9 @@ from modelzoo_trainer.errors import ConfigError, suggest
 MODELS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "fc_mnist": "modelzoo_trainer.models.fc_mnist:FcMnist",
-        "gpt2": "modelzoo_trainer.models.gpt2:Gpt2",
-        "gpt3": "modelzoo_trainer.models.gpt2:Gpt2",
-        "llama": "modelzoo_trainer.models.llama:Llama",
+        "gpt2": "modelzoo_trainer.models.decoder_names:Gpt2",
+        "gpt3": "modelzoo_trainer.models.decoder_names:Gpt2",
+        "llama": "modelzoo_trainer.models.decoder_names:Llama",
     }
 )
 """Name to `module:class`. The constructor of the class is the schema of the `model` section."""

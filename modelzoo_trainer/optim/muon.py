@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim.adjustments import Names, matching
 from modelzoo_trainer.optim.arguments import Betas, Factors, Params, groups_of, one_lr
 from modelzoo_trainer.optim.checks import (
     check_choice,
@@ -20,7 +19,7 @@ from modelzoo_trainer.optim.checks import (
     check_pair,
     check_positive,
 )
-from modelzoo_trainer.optim.param_groups import ParamFilter, names_of_trainable
+from modelzoo_trainer.optim.param_groups import Names, ParamFilter, matching, names_of_trainable
 from modelzoo_trainer.optim.scheduler import Group
 
 HEADS: Final = ("*head.weight", "*classifier.weight", "*score.weight")

@@ -1,16 +1,61 @@
-"""What a run on paper finds out."""
+"""What a run on paper finds out, and the table of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from modelzoo_trainer.planning.memory_tracker import Exchange, Peak, local
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.planning.memory_tracker import Exchange, Kind, Peak, local
+
+_UNITS: Final = {"": 1, "K": 1, "M": 2, "G": 3, "T": 4}
+_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)(i?)B)?\s*", re.IGNORECASE | re.ASCII)
+_LETTERS: Final = ("", "k", "M", "G", "T", "P", "E")
+
+
+def bytes_of(text: str) -> int:
+    """Return a size of memory in bytes.
+
+    Args:
+        text: Such as "80GiB", "141GB" or a number of bytes.
+
+    Raises:
+        ConfigError: If it is no size > 0.
+    """
+    found = _SIZE.fullmatch(text)
+    size = 0.0
+    if found is not None:
+        letter = (found[2] or "").upper()
+        base = 1024 if found[3] else 1000
+        size = float(found[1]) * (base ** _UNITS[letter] if letter else 1)
+    if size < 1:
+        raise ConfigError(
+            f"--memory is {text!r}; it must be a size such as 80GiB, 141GB or 16000000000."
+        )
+    return int(size)
+
+
+def in_bytes(num: int) -> str:
+    """Return a number of bytes with a unit, such as "12.3 GiB"."""
+    value, power = float(num), 0
+    while value >= 1023.95 and power < 5:
+        value, power = value / 1024, power + 1
+    return f"{num} B" if not power else f"{value:.1f} {'KMGTP'[power - 1]}iB"
+
+
+def in_thousands(num: float, unit: str = "") -> str:
+    """Return a number with a letter for its thousands, such as "6.7 G" or "6.7 GFLOP"."""
+    power = 0
+    while num >= 999.95 and power < 6:
+        num, power = num / 1000, power + 1
+    digits = f"{num:.0f}" if not power else f"{num:.1f}"
+    return f"{digits} {_LETTERS[power]}{unit}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,3 +136,87 @@ def _num_copies(tensor: Tensor, world_size: int) -> int:
         int(mesh.size(dim)) for dim, placement in enumerate(placements) if placement.is_shard()
     )
     return max(1, world_size // num_parts)
+
+
+Row = Sequence[str]
+
+_ROWS: Final = (
+    Kind.PARAMETERS,
+    Kind.GRADIENTS,
+    Kind.OPTIMIZER,
+    Kind.ACTIVATIONS,
+    Kind.EXCHANGE,
+    Kind.BUFFERS,
+    Kind.BATCH,
+)
+
+
+def table(figures: Figures) -> str:
+    """Return the figures as text of several lines."""
+    parts = [_heading(figures), _sizes(figures), _memory(figures), _exchanges(figures)]
+    return "\n\n".join(parts)
+
+
+def _heading(figures: Figures) -> str:
+    if not figures.axes:
+        return f"On paper: one process, device {figures.device}. Nothing was run on it."
+    axes = ", ".join(f"{name} {size}" for name, size in figures.axes.items())
+    return (
+        f"On paper: {figures.world_size} processes ({axes}), device {figures.device}. "
+        f"Nothing was run on them."
+    )
+
+
+def _sizes(figures: Figures) -> str:
+    num = figures.world_size
+    samples = figures.batch_size * figures.num_batches
+    params = in_thousands(figures.num_params), in_thousands(figures.num_params_here)
+    flops = figures.flops
+    saved = figures.checkpoint_bytes, figures.checkpoint_bytes_here
+    rows = [
+        ("", "whole run", "each process"),
+        ("parameters", *params),
+        ("samples a step", str(samples * figures.num_data_shards), _samples(figures)),
+        ("arithmetic a step", in_thousands(flops * num, "FLOP"), in_thousands(flops, "FLOP")),
+        ("checkpoint", in_bytes(saved[0]), f"about {in_bytes(saved[1])}"),
+    ]
+    return _lines(rows)
+
+
+def _samples(figures: Figures) -> str:
+    if figures.num_batches == 1:
+        return str(figures.batch_size)
+    return f"{figures.num_batches} times {figures.batch_size}"
+
+
+def _memory(figures: Figures) -> str:
+    peak = figures.training
+    rows = [("memory of a process", "most at a time", "at the peak")]
+    rows += [
+        (kind.value, in_bytes(peak.highest[kind]), in_bytes(peak.parts[kind])) for kind in _ROWS
+    ]
+    rows += [("all, while training", "", in_bytes(peak.total))]
+    rows += [("all, while the model is built", "", in_bytes(figures.building.total))]
+    return _lines(rows)
+
+
+def _exchanges(figures: Figures) -> str:
+    if not figures.exchanges:
+        return "Nothing is sent."
+    rows: list[Row] = [("sent in a step", "processes", "calls", "tensors", "by each process")]
+    for (kind, num), entry in sorted(figures.exchanges.items()):
+        amounts = in_bytes(entry.num_bytes), in_bytes(entry.num_sent)
+        rows.append((kind, str(num), str(entry.num_calls), *amounts))
+    return _lines(rows)
+
+
+def _lines(rows: Iterable[Row]) -> str:
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if index else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )

@@ -12,14 +12,11 @@ from modelzoo_trainer.sparsity.curves import (
     Linear,
     Power,
 )
-from modelzoo_trainer.sparsity.factory import ALGORITHMS, algorithms_of
-from modelzoo_trainer.sparsity.gmp import GMP
-from modelzoo_trainer.sparsity.group import Group
+from modelzoo_trainer.sparsity.dynamic import SET, RigL
+from modelzoo_trainer.sparsity.factory import ALGORITHMS, Group, algorithms_of
 from modelzoo_trainer.sparsity.masks import SparseParam, prune_gradients, prune_state, prune_weights
-from modelzoo_trainer.sparsity.rigl import RigL
 from modelzoo_trainer.sparsity.selection import select
-from modelzoo_trainer.sparsity.set import SET
-from modelzoo_trainer.sparsity.static import Static
+from modelzoo_trainer.sparsity.static import GMP, Static
 from modelzoo_trainer.sparsity.updates import UpdateAt, UpdateEvery, Updates
 
 __all__ = [

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.sparsity.curves import Curve
-from modelzoo_trainer.sparsity.init_methods import INIT_METHODS
-from modelzoo_trainer.sparsity.ranking import Layout
+from modelzoo_trainer.sparsity.init_methods import INIT_METHODS, Layout
 from modelzoo_trainer.sparsity.selection import Filter, check_filter
 from modelzoo_trainer.sparsity.updates import Updates
 

@@ -1,18 +1,19 @@
-"""Masks that move: the weakest weights are dropped, and others grown in their stead."""
+"""Masks that move, the weakest weights dropped and others grown: SET, RigL."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.sparsity.algorithm import SparsityAlgorithm, limited
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.sparsity.algorithm import SparsityAlgorithm, limited, one_of
 from modelzoo_trainer.sparsity.curves import Curve, as_curve
-from modelzoo_trainer.sparsity.ranking import Layout, ranks
+from modelzoo_trainer.sparsity.init_methods import InitMethod, Layout, random_scores, ranks
 from modelzoo_trainer.sparsity.selection import Filter
 from modelzoo_trainer.sparsity.updates import Updates, as_updates
 
@@ -79,3 +80,128 @@ class DropAndGrow(SparsityAlgorithm):
         Returns:
             Of the same shape, finite.
         """
+
+
+class SET(DropAndGrow):
+    """Drops the weights of the least magnitude and grows others at random.
+
+    From Mocanu et al.: Scalable training of artificial neural networks with adaptive sparse
+    connectivity inspired by network science, 2018. What grows is a function of the run's seed, the
+    step and the parameter's name, so that resuming and other processes have the same.
+
+    Args:
+        sparsity: Fraction of the weights of each parameter that are zero: a number in [0, 1), or a
+            schedule `{type: ..., ...}` of the step.
+        schedule: Another name of `sparsity`.
+        update: When masks change: `{freq, start, stop}` or `{steps}`.
+        drop_fraction: Of the weights that are there, how many an update drops; as `sparsity`.
+        init_method: Which weights are there in the beginning, as of `Static`.
+        param_filter: A glob over names of parameters, or several; None = every trainable one with
+            two dimensions or more, except those of embeddings.
+        ensure_sparsity_fraction: None or True: the fraction is met exactly after each update.
+
+    Cost: Two sorts of each parameter an update.
+
+    Raises:
+        ConfigError: If an argument does not fit.
+    """
+
+    def __init__(  # noqa: PLR0913  # the section's keys
+        self,
+        sparsity: float | dict[str, Any] | Curve | None = None,
+        schedule: float | dict[str, Any] | Curve | None = None,
+        *,
+        update: dict[str, Any] | Updates,
+        drop_fraction: float | dict[str, Any] | Curve = 0.3,
+        init_method: InitMethod = "random",
+        param_filter: Filter | None = None,
+        ensure_sparsity_fraction: bool | None = None,
+    ) -> None:
+        if ensure_sparsity_fraction not in (None, True):
+            raise ConfigError(
+                f"SET.ensure_sparsity_fraction is {ensure_sparsity_fraction!r}; the fraction is "
+                f"always met exactly. Write true, or leave it out."
+            )
+        super().__init__(
+            fraction=one_of(schedule, sparsity, "SET"),
+            drop_fraction=drop_fraction,
+            update=update,
+            init_method=init_method,
+            param_filter=param_filter,
+        )
+
+    @override
+    def promise(self, weights: Tensor, gradients: Tensor | None, key: Tensor) -> Tensor:
+        return random_scores(weights, key)
+
+
+class RigL(DropAndGrow):
+    """Drops the weights of the least magnitude and grows those with the greatest gradients.
+
+    From Evci et al.: Rigging the lottery: making all tickets winners, 2020. The gradients are
+    those of the optimizer step at hand, accumulation included, before clipping; if one of them is
+    not finite, masks stay as they are. A parameter without a gradient keeps its mask.
+
+    Args:
+        sparsity: Fraction of the weights of each parameter that are zero: a number in [0, 1), or a
+            schedule `{type: ..., ...}` of the step.
+        schedule: Another name of `sparsity`.
+        update: When masks change: `{freq, start, stop}` or `{steps}`.
+        drop_fraction: Of the weights that are there, how many an update drops; as `sparsity`.
+        balance_in_groups: So many groups of inputs (the second dimension) have the fraction each;
+            excludes the next one.
+        balance_out_groups: Likewise of outputs (the first dimension).
+        init_method: Which weights are there in the beginning, as of `Static`.
+        param_filter: A glob over names of parameters, or several; None = every trainable one with
+            two dimensions or more, except those of embeddings.
+
+    Cost: Two sorts of each parameter an update.
+
+    Raises:
+        ConfigError: If an argument does not fit.
+    """
+
+    needs_gradients: ClassVar[bool] = True
+
+    def __init__(  # noqa: PLR0913  # the section's keys
+        self,
+        sparsity: float | dict[str, Any] | Curve | None = None,
+        schedule: float | dict[str, Any] | Curve | None = None,
+        *,
+        update: dict[str, Any] | Updates,
+        drop_fraction: float | dict[str, Any] | Curve = 0.3,
+        balance_in_groups: int | None = None,
+        balance_out_groups: int | None = None,
+        init_method: InitMethod = "random",
+        param_filter: Filter | None = None,
+    ) -> None:
+        super().__init__(
+            fraction=one_of(schedule, sparsity, "RigL"),
+            drop_fraction=drop_fraction,
+            update=update,
+            init_method=init_method,
+            param_filter=param_filter,
+            layout=_layout(balance_in_groups, balance_out_groups),
+        )
+
+    @override
+    def promise(self, weights: Tensor, gradients: Tensor | None, key: Tensor) -> Tensor:
+        assert gradients is not None  # see needs_gradients
+        sizes = gradients.abs()
+        return torch.where(sizes.isfinite(), sizes, 0)
+
+
+def _layout(num_in: int | None, num_out: int | None) -> Layout:
+    for name, num in (("in", num_in), ("out", num_out)):
+        if num is not None and (isinstance(num, bool) or not isinstance(num, int) or num < 1):
+            raise ConfigError(
+                f"RigL.balance_{name}_groups is {num!r}; it must be a whole number > 0."
+            )
+    if num_in is not None and num_out is not None:
+        raise ConfigError(
+            "RigL: balance_in_groups and balance_out_groups are both given; they exclude each "
+            "other."
+        )
+    if num_in is not None:
+        return Layout(dim=1, num=num_in)
+    return Layout(dim=0, num=num_out or 1)

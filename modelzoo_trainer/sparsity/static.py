@@ -1,16 +1,19 @@
-"""One mask for the whole run."""
+"""One mask for the whole run, and gradual magnitude pruning."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.sparsity.algorithm import SparsityAlgorithm
-from modelzoo_trainer.sparsity.curves import Constant, as_fraction
-from modelzoo_trainer.sparsity.init_methods import InitMethod
+from modelzoo_trainer.sparsity.algorithm import SparsityAlgorithm, one_of
+from modelzoo_trainer.sparsity.curves import Constant, Curve, as_curve, as_fraction
+from modelzoo_trainer.sparsity.init_methods import InitMethod, ranks
 from modelzoo_trainer.sparsity.selection import Filter
+from modelzoo_trainer.sparsity.updates import UpdateEvery, Updates, as_updates
 
 
 class Static(SparsityAlgorithm):
@@ -46,3 +49,51 @@ class Static(SparsityAlgorithm):
         self, weights: Tensor, mask: Tensor, gradients: Tensor | None, numbers: Sequence[Tensor]
     ) -> Tensor:
         return mask
+
+
+class GMP(SparsityAlgorithm):
+    """Takes away the weights of the least magnitude, ever more of them as a schedule says.
+
+    From Zhu and Gupta: To prune, or not to prune: exploring the efficacy of pruning for model
+    compression, 2017. Its schedule is `{type: cubic, final: 0.9, steps: 10000}`. A weight that is
+    gone stays so, unless the schedule falls.
+
+    Args:
+        sparsity: Fraction of the weights of each parameter that are zero: a number in [0, 1), or a
+            schedule `{type: ..., ...}` of the step.
+        schedule: Another name of `sparsity`.
+        update: When masks change, `{freq, start, stop}` or `{steps}`; None = at every step, of a
+            constant fraction never.
+        init_method: Which weights are there in the beginning, as of `Static`.
+        param_filter: A glob over names of parameters, or several; None = every trainable one with
+            two dimensions or more, except those of embeddings.
+
+    Cost: A sort of each parameter an update.
+
+    Raises:
+        ConfigError: If an argument does not fit.
+    """
+
+    def __init__(
+        self,
+        sparsity: float | dict[str, Any] | Curve | None = None,
+        schedule: float | dict[str, Any] | Curve | None = None,
+        update: dict[str, Any] | Updates | None = None,
+        init_method: InitMethod = "topk",
+        param_filter: Filter | None = None,
+    ) -> None:
+        fraction = as_curve(one_of(schedule, sparsity, "GMP"), "GMP.sparsity")  # type: ignore[arg-type]  # one of them
+        updates = None if isinstance(fraction, Constant) else UpdateEvery(1)
+        super().__init__(
+            fraction=fraction,
+            updates=updates if update is None else as_updates(update, "GMP.update"),
+            init_method=init_method,
+            param_filter=param_filter,
+        )
+
+    @override
+    def new_mask(
+        self, weights: Tensor, mask: Tensor, gradients: Tensor | None, numbers: Sequence[Tensor]
+    ) -> Tensor:
+        _, num_kept, _ = numbers
+        return ranks(torch.where(mask, weights.abs(), -1)) < num_kept

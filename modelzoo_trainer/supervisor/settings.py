@@ -103,10 +103,9 @@ def _is_mentioned(path: Path, changes: Sequence[str]) -> bool:
 def _read(
     path: Path, mode: str | None, changes: Sequence[str], options: Mapping[str, str | None]
 ) -> Any:
-    from modelzoo_trainer.config.changes import changes_of
     from modelzoo_trainer.config.legacy import convert_legacy, is_legacy
     from modelzoo_trainer.config.loader import read_file
-    from modelzoo_trainer.config.overrides import apply_overrides, parse_override
+    from modelzoo_trainer.config.overrides import apply_overrides, changes_of, parse_override
     from modelzoo_trainer.config.positions import to_plain
     from modelzoo_trainer.config.problems import Problems
 

@@ -12,8 +12,15 @@ from typing import Final
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.supervisor.goodput import Attempt, Ledger
 from modelzoo_trainer.supervisor.launch_spec import Order
-from modelzoo_trainer.supervisor.outcome import FAILED, FAILURES, Ending, Outcome, classify
-from modelzoo_trainer.supervisor.policy import Decision, Policy
+from modelzoo_trainer.supervisor.outcome import (
+    FAILED,
+    FAILURES,
+    Decision,
+    Ending,
+    Outcome,
+    Policy,
+    classify,
+)
 from modelzoo_trainer.supervisor.process import Process, Stops
 from modelzoo_trainer.supervisor.settings import Settings
 from modelzoo_trainer.supervisor.shared_status import NONE, Field, Page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from modelzoo_trainer.callbacks.convert_sync_batch_norm import ConvertSyncBatchNorm
+from modelzoo_trainer.callbacks.move_modules import ConvertSyncBatchNorm
 from modelzoo_trainer.models.sync_batch_norm import SharedBatchNorm
 
 

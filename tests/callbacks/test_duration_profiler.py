@@ -4,7 +4,7 @@ import pytest
 
 from modelzoo_trainer import Callback, Checkpoint, TrainingLoop
 from modelzoo_trainer.callbacks import profiler
-from modelzoo_trainer.callbacks.duration_profiler import DurationProfiler, Mean
+from modelzoo_trainer.callbacks.profiler import DurationProfiler, Mean
 from modelzoo_trainer.errors import StopTraining
 
 

@@ -9,8 +9,7 @@ from torch import nn
 from modelzoo_trainer import Callback, Checkpoint, MixedPrecision, TrainingLoop
 from modelzoo_trainer.callbacks import flop_utilization, profiler
 from modelzoo_trainer.callbacks.compute_norm_gns import ComputeNormGNS
-from modelzoo_trainer.callbacks.flop_counting import FlopCount
-from modelzoo_trainer.callbacks.flop_utilization import FlopUtilization
+from modelzoo_trainer.callbacks.flop_utilization import FlopCount, FlopUtilization
 from modelzoo_trainer.errors import ConfigError, StopTraining
 
 # Of `Net` and eight samples: two layers 4 -> 4 and one 4 -> 1 forward, their weights' gradients,

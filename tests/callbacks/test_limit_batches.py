@@ -10,8 +10,7 @@ from modelzoo_trainer import (
     TrainingLoop,
     register_global_callback,
 )
-from modelzoo_trainer.callbacks.limit_batches import LimitBatches
-from modelzoo_trainer.callbacks.limit_eval_steps import LimitEvalSteps
+from modelzoo_trainer.callbacks.limit_batches import LimitBatches, LimitEvalSteps
 
 VARIABLE = "MODELZOO_LIMIT_BATCHES"
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from modelzoo_trainer import Callback, TrainingLoop
-from modelzoo_trainer.callbacks.log_input_summaries import LogInputSummaries
+from modelzoo_trainer.callbacks.log_metrics import LogInputSummaries
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", "fake"])
 

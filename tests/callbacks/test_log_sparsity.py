@@ -1,7 +1,7 @@
 import pytest
 
 from modelzoo_trainer import TrainingLoop
-from modelzoo_trainer.callbacks.log_sparsity import LogSparsity
+from modelzoo_trainer.callbacks.log_metrics import LogSparsity
 from modelzoo_trainer.sparsity import GMP, RigL
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from backends.sync_guard import HostReadGuard
-from modelzoo_trainer.callbacks.loss_window import LossWindow
+from modelzoo_trainer.callbacks.step_guard import LossWindow
 
 GOOD, BAD = torch.tensor(False), torch.tensor(True)
 

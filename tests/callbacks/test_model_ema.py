@@ -10,8 +10,7 @@ from torch import nn
 
 from modelzoo_trainer import Callback, Checkpoint, MixedPrecision, TrainingLoop, checkpointing
 from modelzoo_trainer.callbacks import CheckLoss, SaveBest
-from modelzoo_trainer.callbacks.model_ema import ModelEma
-from modelzoo_trainer.callbacks.weight_average import WeightAverage
+from modelzoo_trainer.callbacks.model_ema import ModelEma, WeightAverage
 from modelzoo_trainer.errors import ConfigError, StopTraining
 
 

@@ -9,9 +9,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from modelzoo_trainer import Callback, TrainingLoop
-from modelzoo_trainer.callbacks import notification, slack_notification
-from modelzoo_trainer.callbacks.email_notification import EmailNotification
-from modelzoo_trainer.callbacks.slack_notification import SlackNotification
+from modelzoo_trainer.callbacks import notification
+from modelzoo_trainer.callbacks.notification import EmailNotification, SlackNotification
 from modelzoo_trainer.errors import ConfigError, StopTraining
 
 PASSWORD = "CEREBRAS_NOTIFICATION_PASSWORD"
@@ -220,7 +219,7 @@ def test_without_a_sender_or_a_token_that_is_told_and_nothing_is_sent(
 
 @pytest.fixture
 def slack(web_server, monkeypatch):
-    monkeypatch.setattr(slack_notification, "API", web_server.url)
+    monkeypatch.setattr(notification, "API", web_server.url)
     monkeypatch.setenv(TOKEN, "xoxb-secret")
     return web_server
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from modelzoo_trainer import Checkpoint, TrainingLoop
-from modelzoo_trainer.callbacks.print_progress import PrintProgress
+from modelzoo_trainer.callbacks.progress import PrintProgress
 
 
 @pytest.fixture

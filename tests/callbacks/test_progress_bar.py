@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 from modelzoo_trainer import Callback, Checkpoint, TrainingLoop
-from modelzoo_trainer.callbacks import progress_bar
-from modelzoo_trainer.callbacks.progress_bar import ProgressBar
+from modelzoo_trainer.callbacks import progress
+from modelzoo_trainer.callbacks.progress import ProgressBar
 from modelzoo_trainer.console_bar import Bar
 from modelzoo_trainer.loggers import ProgressLogger
 
@@ -28,7 +28,7 @@ def on_terminal(monkeypatch, stream):
     package.addHandler(handler)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", stream)
-        patch.setattr(progress_bar, "BAR_INTERVAL_S", 0.0)
+        patch.setattr(progress, "BAR_INTERVAL_S", 0.0)
         yield stream
     package.removeHandler(handler)
 

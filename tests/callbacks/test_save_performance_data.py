@@ -6,8 +6,7 @@ import logging
 import pytest
 
 from modelzoo_trainer import Callback, TrainingLoop
-from modelzoo_trainer.callbacks.profiler import Profiler
-from modelzoo_trainer.callbacks.rate_profiler import RateProfiler
+from modelzoo_trainer.callbacks.profiler import Profiler, RateProfiler
 from modelzoo_trainer.callbacks.save_performance_data import SavePerformanceData
 
 

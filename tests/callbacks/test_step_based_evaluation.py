@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from modelzoo_trainer import Callback, Checkpoint, ConfigError, TrainingLoop
-from modelzoo_trainer.callbacks.limit_eval_steps import LimitEvalSteps
+from modelzoo_trainer.callbacks.limit_batches import LimitEvalSteps
 from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.callbacks.step_based_evaluation import StepBasedEvaluation
 

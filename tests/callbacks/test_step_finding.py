@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from modelzoo_trainer.callbacks.step_finding import StepFinding, named
+from modelzoo_trainer.callbacks.step_guard import StepFinding, named
 
 
 def finding(**facts):

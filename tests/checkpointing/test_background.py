@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from modelzoo_trainer import CheckpointError, checkpointing
-from modelzoo_trainer.checkpointing import BackgroundSaver, disk, host_buffer
-from modelzoo_trainer.checkpointing.host_buffer import HostBuffer
+from modelzoo_trainer.checkpointing import BackgroundSaver, background, disk
+from modelzoo_trainer.checkpointing.background import HostBuffer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -293,4 +293,4 @@ def test_processes_that_are_forked_meanwhile_neither_hang_nor_commit(tmp_path, s
 
 
 def test_memory_for_copies_from_a_device_is_there_without_one_too():
-    assert host_buffer._new_memory(10, is_pinned=True).shape == (10,)
+    assert background._new_memory(10, is_pinned=True).shape == (10,)

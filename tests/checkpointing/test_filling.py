@@ -9,8 +9,8 @@ import torch
 import xxhash
 
 from modelzoo_trainer import CheckpointError, checkpointing
-from modelzoo_trainer.checkpointing import disk, read
-from modelzoo_trainer.checkpointing.parallel_read import CHUNK, fill
+from modelzoo_trainer.checkpointing import disk, load_save
+from modelzoo_trainer.checkpointing.checked_file import CHUNK, fill
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_file_that_changes_after_the_first_look_is_found(tmp_path, monkeypatch
     checkpointing.save(path, {"model": {"w": torch.ones(100)}}, step=1)
     file = path / "model.safetensors"
     content = file.read_bytes()
-    real = read.check_listing
+    real = load_save.check_listing
 
     def check_then_change(*args):
         real(*args)
@@ -92,6 +92,6 @@ def test_a_file_that_changes_after_the_first_look_is_found(tmp_path, monkeypatch
         }
         file.write_bytes(contents[change])
 
-    monkeypatch.setattr(read, "check_listing", check_then_change)
+    monkeypatch.setattr(load_save, "check_listing", check_then_change)
     with pytest.raises(CheckpointError, match=r"model\.safetensors' cannot be read"):
         checkpointing.load(path)

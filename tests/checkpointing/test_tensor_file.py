@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from modelzoo_trainer import CheckpointError, checkpointing
-from modelzoo_trainer.checkpointing.tensor_file import _NAMES, bytes_of
-from modelzoo_trainer.checkpointing.tensor_reading import checked_tensors
+from modelzoo_trainer.checkpointing.tensor_file import _NAMES, bytes_of, checked_tensors
 
 DTYPES = sorted((dtype for dtype in _NAMES if not dtype.is_complex), key=str)
 

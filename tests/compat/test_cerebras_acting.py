@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from modelzoo_trainer import Callback, ValidationLoop, callbacks
-from modelzoo_trainer.callbacks import slack_notification
+from modelzoo_trainer.callbacks import notification
 from modelzoo_trainer.callbacks.selective_grad import outlier_mask
 from tests.doubles import (
     Interrupted,
@@ -222,7 +222,7 @@ def test_c_email_notification__mails_the_end_and_an_error(trainer_of, server, tm
 def test_c_slack_notification__writes_to_each_channel(trainer_of, server, monkeypatch):
     monkeypatch.setenv("CEREBRAS_SLACK_BOT_TOKEN", "token")
     url = f"http://127.0.0.1:{server.server_address[1]}/"
-    monkeypatch.setattr(slack_notification, "API", url)
+    monkeypatch.setattr(notification, "API", url)
     trainer = trainer_of(callbacks.SlackNotification(["runs", "team"]))
     assert server.got == []
     trainer.fit(tiny_batches())

@@ -14,9 +14,8 @@ import torch
 
 from modelzoo_trainer import register_global_callback
 from modelzoo_trainer.cli.command import main
-from modelzoo_trainer.config.loader import read_file
+from modelzoo_trainer.config.loader import read_file, to_yaml
 from modelzoo_trainer.config.positions import to_plain
-from modelzoo_trainer.config.resolved import to_yaml
 from tests.compat.corpus_doubles import Watch
 from tests.compat.corpus_expected import decays_at, only, rates_at, telling_steps, value_at
 from tests.compat.corpus_here import CORPUS

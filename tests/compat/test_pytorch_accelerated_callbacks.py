@@ -13,18 +13,15 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 from modelzoo_trainer import Callback, Checkpoint, ConfigError, checkpointing
-from modelzoo_trainer.callbacks.convert_sync_batch_norm import ConvertSyncBatchNorm
 from modelzoo_trainer.callbacks.early_stopping import EarlyStopping
 from modelzoo_trainer.callbacks.extra_checkpoint import ExtraCheckpoint
 from modelzoo_trainer.callbacks.keep_n_checkpoints import KeepNCheckpoints
-from modelzoo_trainer.callbacks.limit_batches import LimitBatches
-from modelzoo_trainer.callbacks.limit_eval_steps import LimitEvalSteps
-from modelzoo_trainer.callbacks.model_ema import ModelEma
-from modelzoo_trainer.callbacks.move_modules import MoveModulesToDevice
+from modelzoo_trainer.callbacks.limit_batches import LimitBatches, LimitEvalSteps
+from modelzoo_trainer.callbacks.model_ema import ModelEma, WeightAverage
+from modelzoo_trainer.callbacks.move_modules import ConvertSyncBatchNorm, MoveModulesToDevice
 from modelzoo_trainer.callbacks.run_history import RunHistory
 from modelzoo_trainer.callbacks.save_best import SaveBest
 from modelzoo_trainer.callbacks.step_based_evaluation import StepBasedEvaluation
-from modelzoo_trainer.callbacks.weight_average import WeightAverage
 from modelzoo_trainer.callbacks.wsd_checkpoint import WSDCheckpoint
 from modelzoo_trainer.models.sync_batch_norm import SharedBatchNorm
 from modelzoo_trainer.optim.warmup_stable_decay import WarmupStableDecay

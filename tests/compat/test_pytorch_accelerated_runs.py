@@ -406,7 +406,7 @@ trainer:
 
 
 def test_pa_52_what_a_run_was_told_is_fixed_and_can_be_written_down(tmp_path) -> None:
-    from modelzoo_trainer.config.load import load_plans
+    from modelzoo_trainer.config.build import load_plans
     from modelzoo_trainer.config.provenance import describe_run
     from modelzoo_trainer.config.shipped import shipped_names
 

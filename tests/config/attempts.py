@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from modelzoo_trainer.config.load import load_plans
+from modelzoo_trainer.config.build import load_plans
 from modelzoo_trainer.config.names import Names
 from modelzoo_trainer.errors import ConfigError
 

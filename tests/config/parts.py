@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from modelzoo_trainer.config import scalars
+from modelzoo_trainer.config import loader
 
 
 @dataclass(eq=False)
@@ -47,8 +47,8 @@ class Part:
 
     def plain(self) -> Any:
         """Return the value of a scalar."""
-        kind = scalars.kind_of(self.value) if self.is_plain else "str"
-        return scalars.value_of(kind, self.value)
+        kind = loader.kind_of(self.value) if self.is_plain else "str"
+        return loader.value_of(kind, self.value)
 
 
 def parts_of(text: str) -> tuple[Part, dict[str, Part]]:

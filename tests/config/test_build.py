@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from modelzoo_trainer.config.loader import read_text
+from modelzoo_trainer.config.loader import read_text, to_yaml
 from modelzoo_trainer.config.positions import to_plain
-from modelzoo_trainer.config.resolved import to_yaml
 from modelzoo_trainer.errors import ConfigError
 
 FILE = """\

@@ -2,10 +2,9 @@
 
 import pytest
 
-from modelzoo_trainer.config.changes import changes_of
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.options import OPTIONS
-from modelzoo_trainer.config.overrides import apply_overrides
+from modelzoo_trainer.config.overrides import apply_overrides, changes_of
 from modelzoo_trainer.config.positions import to_plain
 from modelzoo_trainer.errors import ConfigError
 

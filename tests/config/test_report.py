@@ -19,7 +19,7 @@ from modelzoo_trainer.config.names import NameTable
 from modelzoo_trainer.config.positions import Position
 from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.config.report import hook_order, report
-from modelzoo_trainer.config.report.values import WIDTH, defaults_of, mapping_lines, plain, show
+from modelzoo_trainer.config.report.components import WIDTH, defaults_of, mapping_lines, plain, show
 from modelzoo_trainer.config.shipped import shipped_names
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

@@ -5,9 +5,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelzoo_trainer.config.loader import read_text
+from modelzoo_trainer.config.loader import read_text, to_yaml
 from modelzoo_trainer.config.positions import to_plain
-from modelzoo_trainer.config.resolved import to_yaml
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=12)
 LOOKALIKES = st.from_regex(r"[-+.0-9eoxEnyOf:~_]{0,6}", fullmatch=True)

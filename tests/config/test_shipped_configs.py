@@ -9,9 +9,8 @@ import pytest
 
 from modelzoo_trainer.cli.command import main
 from modelzoo_trainer.config.build import check_config
-from modelzoo_trainer.config.loader import read_file, read_text
+from modelzoo_trainer.config.loader import read_file, read_text, to_yaml
 from modelzoo_trainer.config.positions import to_plain
-from modelzoo_trainer.config.resolved import to_yaml
 from modelzoo_trainer.config.shipped import shipped_names
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

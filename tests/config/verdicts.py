@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from modelzoo_trainer.config.load import load_plans
+from modelzoo_trainer.config.build import load_plans
 from modelzoo_trainer.config.names import Names
 from modelzoo_trainer.errors import ConfigError
 from tests.config.mutants import KINDS, MISSPELT, Mutant

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from modelzoo_trainer import Callback, Checkpoint, checkpointing
-from modelzoo_trainer.checkpointing.parameter_names import bare_names
+from modelzoo_trainer.checkpointing.state_json import bare_names
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 from tests.doubles import TinyModel, differing, tiny_batches, weights_of
 

@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader
 
 from modelzoo_trainer.callbacks import ModelEvalMetrics
 from modelzoo_trainer.data import PadLastBatch, PadToBuckets, bucket_lengths
-from modelzoo_trainer.data.dataloaders import already_a_batch
+from modelzoo_trainer.data.processor import already_a_batch
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.dataloader import PositionedLoader
-from modelzoo_trainer.models.gpt2 import Gpt2
+from modelzoo_trainer.models.decoder_names import Gpt2
 from tests.doubles import History
 
 TOKENS = {"input_ids": 0, "labels": -100}

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modelzoo_trainer.data.corpus import find_documents
-from modelzoo_trainer.data.token_cache import cached_tokens, default_cache_dir
+from modelzoo_trainer.data.token_cache import cached_tokens, default_cache_dir, find_documents
 from modelzoo_trainer.data.tokenization import ByteTokenization, Tokens
 from modelzoo_trainer.errors import ConfigError
 

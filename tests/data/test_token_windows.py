@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from modelzoo_trainer.data.token_windows import TokenWindows
+from modelzoo_trainer.data.token_cache import TokenWindows
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from backends.activation_checkpointing import checkpoint_activations
-from backends.compile import CompileOptions, compile_model
+from backends.blocks import CompileOptions, checkpoint_activations, compile_model
 from backends.errors import BackendError
 
 WIDTH = 8

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from backends.deferred import DeferredReads, HostCopies
+from backends.reads import DeferredReads, HostCopies
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
-from backends import Backend, fused
-from backends.fused import fuse_optimizer
+from backends import Backend, fast_step
+from backends.fast_step import fuse_optimizer
 from backends.sync_guard import HostReadGuard
 
 CPU = torch.device("cpu")
@@ -172,7 +172,7 @@ def test_it_survives_the_load_of_a_checkpoint_from_elsewhere(cls: type[Optimizer
 
 
 def test_counts_of_steps_move_to_where_the_kernel_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "_has_kernel", lambda kernel, device: True)
+    monkeypatch.setattr(fast_step, "_has_kernel", lambda kernel, device: True)
     weight = nn.Parameter(torch.ones(2, device="meta"))
     optimizer = Adagrad([weight])
     assert optimizer.state[weight]["step"].device.type == "cpu"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from backends.xla.out_of_place import _METHODS, OutOfPlace
+from backends.xla.tensors import _METHODS, OutOfPlace
 from modelzoo_trainer.optim.lamb import Lamb
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16]

@@ -8,8 +8,13 @@ import torch
 from backends import make_backend
 from backends.environment import from_environment, hold_hf_cache_dir
 from backends.errors import BackendError
-from backends.overrides import Overrides
-from backends.switches import held_switches, hold_switches, switch_names, switch_problem
+from backends.process_settings import (
+    Overrides,
+    held_switches,
+    hold_switches,
+    switch_names,
+    switch_problem,
+)
 
 PRECISION = "torch.set_float32_matmul_precision"
 
@@ -104,10 +109,12 @@ def test_what_torch_refuses_is_told_and_nothing_is_set(monkeypatch):
     def refuse(value):
         raise RuntimeError("not here")
 
-    from backends import switches
+    from backends import process_settings
 
-    refusing = switches.Switch(lambda: False, refuse)
-    monkeypatch.setitem(switches._switches(), "torch.use_deterministic_algorithms", refusing)
+    refusing = process_settings.Switch(lambda: False, refuse)
+    monkeypatch.setitem(
+        process_settings._switches(), "torch.use_deterministic_algorithms", refusing
+    )
     values = {"torch.backends.cudnn.benchmark": True, "torch.use_deterministic_algorithms": True}
     message = "torch.use_deterministic_algorithms: torch refuses True: not here"
     with pytest.raises(BackendError, match=message):

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from backends.errors import BackendError
-from backends.parallel.config import ParallelSettings
-from backends.parallel.mesh import Sizes
+from backends.parallel.config import ParallelSettings, Sizes
 
 make = ParallelSettings.from_options
 

@@ -11,8 +11,7 @@ from torch import nn
 from backends.deferred_init import materialize
 from backends.errors import BackendError
 from modelzoo_trainer.models.decoder import Decoder
-from modelzoo_trainer.models.gpt2 import Gpt2
-from modelzoo_trainer.models.llama import Llama
+from modelzoo_trainer.models.decoder_names import Gpt2, Llama
 from tests.distributed.engines import CPU, spread, whole
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_tensor_parallel import SETTINGS

@@ -12,8 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
-from backends.activation_checkpointing import checkpoint_activations
-from backends.compile import CompileOptions
+from backends.blocks import CompileOptions, checkpoint_activations
 from backends.errors import BackendError
 from backends.parallel.apply import accumulating
 from tests.distributed.engines import PLAN, data, make_net, spread, train, train_parallel

@@ -12,10 +12,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from modelzoo_trainer import Checkpoint, Trainer, TrainingLoop
-from modelzoo_trainer.callbacks.convert_sync_batch_norm import ConvertSyncBatchNorm
 from modelzoo_trainer.callbacks.extra_checkpoint import ExtraCheckpoint
 from modelzoo_trainer.callbacks.lora import Lora
 from modelzoo_trainer.callbacks.model_ema import ModelEma
+from modelzoo_trainer.callbacks.move_modules import ConvertSyncBatchNorm
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training import WIDTH, Net, samples
 

@@ -12,8 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from backends.errors import BackendError
 from modelzoo_trainer.models.decoder import Decoder
-from modelzoo_trainer.models.gpt2 import Gpt2
-from modelzoo_trainer.models.llama import Llama
+from modelzoo_trainer.models.decoder_names import Gpt2, Llama
 from tests.distributed.engines import make_net, spread, whole
 from tests.distributed.ranks import run_ranks
 

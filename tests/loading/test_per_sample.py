@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
 
-from modelzoo_trainer.data.dataloaders import BatchDataset, already_a_batch
-from modelzoo_trainer.loading.generators import mixed, seed_generators
+from modelzoo_trainer.data.processor import BatchDataset, already_a_batch
 from modelzoo_trainer.loading.per_sample import (
     Indices,
     SeededDataset,
     collates_plainly,
     draws_nothing,
+    mixed,
+    seed_generators,
 )
 
 

@@ -20,8 +20,8 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from modelzoo_trainer.data.sampler import SeededSampler
-from modelzoo_trainer.loading.generators import seed_generators
+from modelzoo_trainer.data.processor import SeededSampler
+from modelzoo_trainer.loading.per_sample import seed_generators
 from modelzoo_trainer.loading.sample_order import draws, is_sliced
 
 NUM = 23

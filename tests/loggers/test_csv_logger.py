@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from modelzoo_trainer import Callback, Checkpoint, ConfigError, RollBack, TrainingLoop
-from modelzoo_trainer.loggers.csv_logger import CSVLogger, to_row
-from modelzoo_trainer.loggers.csv_table import CsvTable
+from modelzoo_trainer.loggers.csv_logger import CSVLogger, CsvTable, to_row
 from modelzoo_trainer.loggers.jsonl import JsonlLogger
 
 LOGGER = "modelzoo_trainer.csv"

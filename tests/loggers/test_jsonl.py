@@ -15,8 +15,8 @@ from modelzoo_trainer import (
     checkpointing,
 )
 from modelzoo_trainer.loggers import JsonlLogger
+from modelzoo_trainer.loggers.file_logger import cut_back, cut_to, mark, put_aside
 from modelzoo_trainer.loggers.jsonl import to_line
-from modelzoo_trainer.loggers.line_file import cut_back, cut_to, mark, put_aside
 
 
 def read(path):

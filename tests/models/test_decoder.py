@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.decoder import Decoder
-from modelzoo_trainer.models.gpt2 import Gpt2
-from modelzoo_trainer.models.llama import Llama
+from modelzoo_trainer.models.decoder_names import Gpt2, Llama
 
 VOCAB, LENGTH = 50, 12
 

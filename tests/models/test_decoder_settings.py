@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.models.decoder_names import Gpt2, Llama
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
-from modelzoo_trainer.models.gpt2 import Gpt2
-from modelzoo_trainer.models.llama import Llama
 
 
 @pytest.mark.parametrize(

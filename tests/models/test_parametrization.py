@@ -3,8 +3,8 @@
 import pytest
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.models.decoder_names import Gpt2
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
-from modelzoo_trainer.models.gpt2 import Gpt2
 from modelzoo_trainer.models.parametrization import (
     attention_scale,
     logits_scale,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from backends.accelerator import AcceleratorBackend
 from modelzoo_trainer import Callback, Checkpoint, MixedPrecision, checkpointing
 from modelzoo_trainer.callbacks import CheckLoss
-from modelzoo_trainer.callbacks.step_finding import StepFinding
+from modelzoo_trainer.callbacks.step_guard import StepFinding
 from modelzoo_trainer.errors import RollBack
 from modelzoo_trainer.optim import OptimizerFactory, optimizer_class
 from modelzoo_trainer.optim.decay import LinearLR

@@ -26,7 +26,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from modelzoo_trainer import Callback, Checkpoint, TrainingLoop
 from modelzoo_trainer.callbacks import GlobalFlags
-from modelzoo_trainer.data.sampler import SeededSampler
+from modelzoo_trainer.data.processor import SeededSampler
 from modelzoo_trainer.devices import make_backend
 from tests.doubles import Crash, Interrupted, TinyModel, differing, tiny_batches, weights_of
 

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.models.gpt2 import Gpt2
-from modelzoo_trainer.models.llama import Llama
+from modelzoo_trainer.models.decoder_names import Gpt2, Llama
 from modelzoo_trainer.optim import OPTIMIZERS, OptimizerFactory, make_param_groups, scheduler_class
 
 SMALL = {"vocab_size": 11, "hidden_size": 8, "num_heads": 2, "filter_size": 24}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from backends.fused import fuse_optimizer
+from backends.fast_step import fuse_optimizer
 from backends.sync_guard import HostReadGuard
 from modelzoo_trainer import Checkpoint, checkpointing
 from modelzoo_trainer.core.optimizer_facts import bytes_to_come

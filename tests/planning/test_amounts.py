@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.planning.amounts import bytes_of, in_bytes, in_thousands
+from modelzoo_trainer.planning.figures import bytes_of, in_bytes, in_thousands
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from modelzoo_trainer.cli import command
-from modelzoo_trainer.config.load import load_plans
+from modelzoo_trainer.config.build import load_plans
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.devices import processes_on_paper
 from modelzoo_trainer.errors import ConfigError

@@ -5,7 +5,7 @@ import torch
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.sparsity import GMP, SET, Group, RigL, SparseParam, Static, algorithms_of
-from modelzoo_trainer.sparsity.ranking import Layout, random_scores, ranks
+from modelzoo_trainer.sparsity.init_methods import Layout, random_scores, ranks
 
 
 def masked(algorithm, weight, mask=None, grad=None):

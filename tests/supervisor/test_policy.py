@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelzoo_trainer.supervisor.outcome import Ending, Outcome
-from modelzoo_trainer.supervisor.policy import Policy
+from modelzoo_trainer.supervisor.outcome import Ending, Outcome, Policy
 
 KILLED = Ending(outcome=Outcome.KILLED, cause="", exit_code=1)
 

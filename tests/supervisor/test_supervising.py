@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.supervisor import policy, process, supervising
+from modelzoo_trainer.supervisor import outcome, process, supervising
 from modelzoo_trainer.supervisor.settings import Settings
 from modelzoo_trainer.supervisor.status import write_json
 from modelzoo_trainer.supervisor.supervising import supervise
@@ -41,7 +41,7 @@ class Supervised:
 def run(tmp_path, monkeypatch):
     """Return a function that supervises a child with a list of acts for each attempt."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(policy, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(outcome, "FIRST_PAUSE_S", 0.01)
 
     def start(*plan, num_restarts=3, num_trainers=1, tell=None, **limits):
         told = []
@@ -260,7 +260,7 @@ def test_the_same_signal_a_second_time_kills(run):
 
 
 def test_a_signal_between_two_attempts_ends_the_run(run, monkeypatch):
-    monkeypatch.setattr(policy, "FIRST_PAUSE_S", 60.0)
+    monkeypatch.setattr(outcome, "FIRST_PAUSE_S", 60.0)
 
     def send():
         wait_for(Path("told"), "failed")

@@ -9,8 +9,13 @@ from contextlib import suppress
 from typing import Any, Final
 
 from modelzoo_trainer.config.arguments import schema_of
-from modelzoo_trainer.config.json_schema.docs import argument_texts, summary
-from modelzoo_trainer.config.json_schema.types import NOT_GIVEN, JsonSchema, TypeSchemas
+from modelzoo_trainer.config.json_schema.types import (
+    NOT_GIVEN,
+    JsonSchema,
+    TypeSchemas,
+    argument_texts,
+    summary,
+)
 from modelzoo_trainer.config.names import NameTable
 from modelzoo_trainer.errors import ConfigError
 

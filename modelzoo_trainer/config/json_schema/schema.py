@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from modelzoo_trainer.config.arguments import adapter_of
-from modelzoo_trainer.config.build import INIT_KEYS
 from modelzoo_trainer.config.json_schema.components import (
     Definitions,
     component_schema,
@@ -15,7 +14,7 @@ from modelzoo_trainer.config.json_schema.components import (
 )
 from modelzoo_trainer.config.json_schema.types import JsonSchema, TypeSchemas
 from modelzoo_trainer.config.names import Names, NameTable
-from modelzoo_trainer.config.sections import OPTIONAL_PATH, OPTIONAL_TEXT, SEED
+from modelzoo_trainer.config.sections import INIT_KEYS, OPTIONAL_PATH, OPTIONAL_TEXT, SEED
 
 _MODEL_KEYS: Final = ("name", "model_name")
 _TEXTS: Final = {

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Collection
 from typing import Final
 
-from modelzoo_trainer.config.build import INIT_KEYS
 from modelzoo_trainer.config.components import check_list
 from modelzoo_trainer.config.legacy import keys
 from modelzoo_trainer.config.legacy.draft import Draft, entry_of, without
@@ -25,6 +24,7 @@ from modelzoo_trainer.config.positions import (
     is_null,
 )
 from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.sections import INIT_KEYS
 from modelzoo_trainer.errors import suggest
 
 log = logging.getLogger("modelzoo_trainer.config")

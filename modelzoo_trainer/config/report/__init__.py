@@ -1,6 +1,6 @@
 """What `--check` tells of a plan: components, length, schedules, notes, hooks."""
 
 from modelzoo_trainer.config.report.hooks import hook_order
-from modelzoo_trainer.config.report.text import report
+from modelzoo_trainer.config.report.run import report
 
 __all__ = ["hook_order", "report"]

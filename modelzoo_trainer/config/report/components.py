@@ -2,13 +2,199 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from pathlib import PurePath
 from typing import Any, Final
 
+from pydantic import BaseModel
+
 from modelzoo_trainer.config.components import Component
+from modelzoo_trainer.config.loader import kind_of
 from modelzoo_trainer.config.names import Unshipped
 from modelzoo_trainer.config.plan import TrainerPlan
-from modelzoo_trainer.config.report.values import argument_lines, defaults_of, packed
+from modelzoo_trainer.config.secrets import HIDDEN, hide_in_text, is_secret
+
+WIDTH: Final = 100
+LABEL: Final = 15  # characters of the first column of a table, with the colon and a space
+
+_PLAIN_TEXT: Final = re.compile(r"[A-Za-z_./~][\w./~:@%+*{}-]*", re.ASCII)
+_MOST_CHARACTERS: Final = 80  # of a text; of a longer one the middle is left out
+_KEPT: Final = (50, 27)  # of its beginning and of its end
+_MOST_ITEMS: Final = 12  # of a list of values
+
+
+def defaults_of(component: Component, num_injected: int = 0) -> dict[str, Any]:
+    """Return the arguments that the signature adds to those of the file.
+
+    Args:
+        component: What is made; what this package does not have adds nothing that is known.
+        num_injected: Number of leading parameters that the program gives.
+    """
+    try:
+        parameters = list(inspect.signature(component.target).parameters.values())
+    except ValueError:  # a class written in C without one
+        return {}
+    return {
+        parameter.name: parameter.default
+        for parameter in parameters[num_injected:]
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and parameter.default is not parameter.empty
+        and parameter.name not in component.arguments
+    }
+
+
+def plain(value: Any, key: object = "") -> Any:
+    """Return a value as mappings, lists and scalars, with secrets hidden.
+
+    Args:
+        value: As it was checked.
+        key: Its name, which says whether it is a secret.
+    """
+    if is_secret(key, value):
+        return HIDDEN
+    if isinstance(value, BaseModel):
+        return plain(dict(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain({one.name: getattr(value, one.name) for one in dataclasses.fields(value)})
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner, name) for name, inner in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(inner) for inner in value]
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, PurePath):
+        value = str(value)
+    return hide_in_text(value) if isinstance(value, str) else value
+
+
+def show(value: Any) -> str:
+    """Return a plain value as YAML would write it on one line; what is long is shortened.
+
+    Args:
+        value: As `plain` returns it.
+    """
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case dict():
+            return f"{{{', '.join(f'{key}: {show(inner)}' for key, inner in value.items())}}}"
+        case list():
+            shown = [show(inner) for inner in value[:_MOST_ITEMS]]
+            rest = len(value) - len(shown)
+            return f"[{', '.join(shown + [f'and {rest} more'] * (rest > 0))}]"
+        case str():
+            return _text(value)
+        case int() | float():
+            return str(value)
+        case _:
+            return _text(getattr(value, "__name__", type(value).__name__))
+
+
+def _text(value: str) -> str:
+    if value == HIDDEN:
+        return value
+    if len(value) > _MOST_CHARACTERS:
+        value = f"{value[: _KEPT[0]]}...{value[-_KEPT[1] :]}"
+    if _PLAIN_TEXT.fullmatch(value) and kind_of(value) == "str":
+        return value
+    return json.dumps(value)
+
+
+def argument_lines(arguments: Mapping[str, Any], indent: int, head: str = "") -> list[str]:
+    """Return lines with `name=value`, as many to a line as fit; long mappings get lines below.
+
+    Args:
+        arguments: Their values may be anything but components.
+        indent: Of the lines, in spaces.
+        head: Begins the first line.
+    """
+    short: list[str] = []
+    below: list[str] = []
+    for name, value in arguments.items():
+        known = plain(value, name)
+        text = f"{name}={show(known)}"
+        if isinstance(known, dict) and len(text) > WIDTH - indent - len(head):
+            below += mapping_lines(name, known, indent)
+        else:
+            short.append(text)
+    return packed(short, indent, head) + below
+
+
+def mapping_lines(name: str, mapping: dict[str, Any], indent: int) -> list[str]:
+    """Return a line for each key of a mapping, in block style.
+
+    Args:
+        name: Its own.
+        mapping: As `plain` returns it.
+        indent: Of the first line, in spaces.
+    """
+    lines = [f"{' ' * indent}{name}:"]
+    for key, value in mapping.items():
+        text = f"{key}: {show(value)}"
+        if isinstance(value, dict) and len(text) > WIDTH - indent - 2:
+            lines += mapping_lines(key, value, indent + 2)
+        else:
+            lines += wrapped(text, indent + 2)
+    return lines
+
+
+def packed(items: Iterable[str], indent: int, head: str = "") -> list[str]:
+    """Return lines of items with commas between them; none if there are no items.
+
+    Args:
+        items: Those that are too long for a line are broken at spaces.
+        indent: Of the lines, in spaces.
+        head: Begins the first line; the others are indented as far.
+    """
+    deeper = indent + len(head)
+    texts = list(items)
+    texts[:-1] = [f"{text}," for text in texts[:-1]]
+    lines: list[str] = []
+    for item in texts:
+        if lines and len(lines[-1]) + 1 + len(item) <= WIDTH:
+            lines[-1] += f" {item}"
+        else:
+            lines += wrapped(item, deeper)
+    if lines:
+        lines[0] = f"{' ' * indent}{head}{lines[0][deeper:]}"
+    return lines
+
+
+def row(label: str, text: str) -> list[str]:
+    """Return a line of a table of two columns, or several if it is long.
+
+    Args:
+        label: Goes into the first one, with a colon.
+        text: Goes into the second one.
+    """
+    return wrapped(f"{label + ':':{LABEL}}{text}", 2, deeper=LABEL)
+
+
+def wrapped(text: str, indent: int, deeper: int = 2) -> list[str]:
+    """Return a text in lines that are not too long.
+
+    Args:
+        text: Broken at spaces.
+        indent: Of the first line, in spaces.
+        deeper: By how much the others are indented more.
+    """
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + deeper),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
 
 _INIT: Final = (
     "model",

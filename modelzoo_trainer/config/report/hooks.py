@@ -3,20 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from torch.nn import Module
 
 from modelzoo_trainer.callback import Callback, CoreCallback, hook_names
 from modelzoo_trainer.callback_list import core_callbacks
+from modelzoo_trainer.callbacks import GlobalFlags, ScopedTrainFlags, ScopedValidateFlags
 from modelzoo_trainer.config.components import Component
 from modelzoo_trainer.config.names import Unshipped
 from modelzoo_trainer.config.plan import TrainerPlan
-from modelzoo_trainer.config.report.flags import micro_batch_sizes
-from modelzoo_trainer.config.report.values import packed
+from modelzoo_trainer.config.report.components import packed
+from modelzoo_trainer.csx_flags import MICRO_BATCH_SIZE, micro_batch_size
 from modelzoo_trainer.hooks.global_callbacks import global_callbacks
 from modelzoo_trainer.hooks.spec import HOOKS
 from modelzoo_trainer.loggers.logger import Logger
+
+
+class MicroBatchSizes(NamedTuple):
+    """Most samples that go through the model at once; None = the whole batch."""
+
+    train: int | None
+    validate: int | None
+
+
+def micro_batch_sizes(plan: TrainerPlan) -> MicroBatchSizes:
+    """Return what the flags of a plan come to: scoped ones go before global ones.
+
+    Args:
+        plan: One trainer.
+    """
+    return MicroBatchSizes(_size(plan, ScopedTrainFlags), _size(plan, ScopedValidateFlags))
+
+
+def _size(plan: TrainerPlan, scoped: type) -> int | None:
+    callbacks = plan.init.get("callbacks", ())
+    given = [one for kind in (GlobalFlags, scoped) for one in callbacks if one.target is kind]
+    sizes = [micro_batch_size(one.arguments) for one in given if MICRO_BATCH_SIZE in one.arguments]
+    return sizes[-1] if sizes else None
+
 
 GROUPS: Final = ("core", "user", "loggers", "global")
 

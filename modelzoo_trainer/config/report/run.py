@@ -1,4 +1,4 @@
-"""What runs, where, and from what: as lines."""
+"""What a configuration would run, for a person at a terminal; nothing of it is built."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from pathlib import Path
 from typing import Final
 
 from modelzoo_trainer.config.plan import TrainerPlan
-from modelzoo_trainer.config.report.length import RunLength
-from modelzoo_trainer.config.report.values import LABEL, argument_lines, plain, row, show
+from modelzoo_trainer.config.report.components import (
+    LABEL,
+    argument_lines,
+    component_lines,
+    plain,
+    row,
+    show,
+)
+from modelzoo_trainer.config.report.length import RunLength, length_lines
+from modelzoo_trainer.config.report.schedules import schedule_lines
 from modelzoo_trainer.core import Checkpoint
 from modelzoo_trainer.errors import CheckpointError
 
@@ -71,3 +79,27 @@ def _lack(checkpoint: Checkpoint, place: str | Path | None, shown: str) -> str |
     except CheckpointError as error:
         return str(error).rstrip(".")
     return f"no checkpoint in {shown}" if is_lacking else None
+
+
+def report(plan: TrainerPlan) -> str:
+    """Return what a trainer would run: plain text in sections, without a newline at the end.
+
+    Neither a model nor a backend is made, nor anything of the user's.
+
+    Args:
+        plan: One trainer, checked.
+    """
+    sections = {
+        "What runs": run_lines(plan),
+        "Components": component_lines(plan),
+        "Length": length_lines(plan),
+        "Schedules": schedule_lines(plan),
+        "Notes": [f"  {line}".rstrip() for note in plan.notes for line in _lines(str(note))],
+    }
+    return "\n\n".join("\n".join([title, *lines]) for title, lines in sections.items() if lines)
+
+
+def _lines(note: str) -> list[str]:
+    """Return the lines of a note: nearly always one, otherwise the others as a block below it."""
+    first, *others = note.rstrip().splitlines()
+    return [first, *(f"    {line}" for line in others)]

@@ -9,9 +9,8 @@ from typing import Any, Final
 from modelzoo_trainer.config.components import Component
 from modelzoo_trainer.config.names import Unshipped
 from modelzoo_trainer.config.plan import TrainerPlan
-from modelzoo_trainer.config.report.components import class_name
+from modelzoo_trainer.config.report.components import WIDTH, class_name, wrapped
 from modelzoo_trainer.config.report.length import RunLength
-from modelzoo_trainer.config.report.values import WIDTH, wrapped
 from modelzoo_trainer.optim import Scheduler
 
 _MOST_STEPS: Final = 9

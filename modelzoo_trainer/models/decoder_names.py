@@ -1,12 +1,17 @@
-"""Llama: `llama`."""
+"""Decoders by their published names: `gpt2`, `gpt3`, `llama`."""
 
-# Annotations are evaluated here: the fields are a constructor's parameters, and so its schema.
 from dataclasses import dataclass
 from typing import Literal
 
 from modelzoo_trainer.models.decoder import Decoder
-from modelzoo_trainer.models.feed_forward import Nonlinearity
-from modelzoo_trainer.models.norms import NormType
+from modelzoo_trainer.models.feed_forward import Nonlinearity, NormType
+
+
+class Gpt2(Decoder):
+    """A decoder with the defaults of the smallest GPT-2: learned positions, LayerNorm, GELU.
+
+    The arguments are described in `DecoderSettings`.
+    """
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

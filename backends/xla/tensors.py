@@ -1,0 +1,212 @@
+"""Tensors of a device that records: values that are kept, in-place arithmetic, batch norm."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.nn import Module
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.overrides import TorchFunctionMode
+
+from ..errors import BackendError
+
+log = logging.getLogger("modelzoo_trainer.backends.xla")
+
+
+class Snapshot:
+    """A tensor's value as it is now, without an operation of the graph for it.
+
+    The value under a tensor does not change: what is done in place gives the tensor another one.
+    But the memory of the one before is used again by the graph that does it, so that has to make
+    a copy.
+
+    Args:
+        tensor: Detached; shares its memory with what is read.
+    """
+
+    __slots__ = ("_tensor", "kept")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor: Tensor | None = None
+        if torch._is_functional_tensor(tensor) and not _num_changes(tensor):
+            self.kept = torch._from_functional_tensor(tensor)
+            self._tensor = tensor
+        else:
+            self.kept = tensor.clone()  # what was changed in place once will be again
+
+    def forget(self) -> None:
+        """Care no more for what becomes of the tensor."""
+        self._tensor = None
+
+    def save(self) -> bool:
+        """Make the copy if the tensor has been changed; return whether it may be still."""
+        if self._tensor is None:
+            return False
+        if _num_changes(self._tensor):
+            if torch._from_functional_tensor(self._tensor) is self.kept:
+                log.warning(
+                    "A tensor was overwritten (copy_) before its value, which was to be read, had "
+                    "left the device: the new value is read. Read a clone of it."
+                )
+            self.kept = self.kept.clone()
+            self._tensor = None
+        return self._tensor is not None
+
+
+def _num_changes(tensor: Tensor) -> int:
+    """Return how often a tensor's memory was changed in place, through whichever of its views."""
+    # A tensor's own version does not know of what was done to its `.data`.
+    num: int = torch._functionalize_mutation_counter(tensor)
+    return num
+
+
+_METHODS: Final = (
+    *("add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv", "pow", "maximum", "minimum"),
+    *("sqrt", "rsqrt", "neg", "reciprocal", "abs", "exp", "sign", "clamp", "clamp_min"),
+    *("clamp_max", "addmm", "sigmoid", "tanh"),
+)
+
+
+class OutOfPlace(TorchFunctionMode):
+    """Computes what is done in place beside, and puts it in its place: x.mul_(y) as x = x * y.
+
+    The graph is the same, and so is the memory that the result is in; of a list, no two elements
+    may share memory. But for what is done in
+    place torch works out shapes by Python functions, which takes the host some 200 us for an
+    `addcmul_`, and 25 us this way.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function, or the one that does the same beside."""
+        kwargs = kwargs or {}
+        beside = _BESIDE.get(func)
+        if beside is not None:
+            return _fill(args[0], beside(*args, **kwargs))
+        beside = _LISTS_BESIDE.get(func)
+        if beside is not None:
+            for target, result in zip(args[0], beside(*args, **kwargs), strict=True):
+                _fill(target, result)
+            return args[0]
+        return func(*args, **kwargs)
+
+
+def _fill(target: Tensor, result: Tensor) -> Tensor:
+    if target.dtype is not result.dtype and not torch.can_cast(result.dtype, target.dtype):
+        raise RuntimeError(
+            f"result type {result.dtype} can't be cast to the desired output type {target.dtype}"
+        )
+    if (
+        target.dtype is not result.dtype
+        or target.shape != result.shape
+        or not torch._is_functional_tensor(target)
+    ):
+        return target.copy_(result)
+    # What torch does after an operation in place. A `copy_` would change the value itself, which
+    # a read of the time before may still have.
+    before = torch._from_functional_tensor(target)
+    torch._functionalize_replace(target, torch._from_functional_tensor(result))
+    torch._functionalize_commit_update(target)
+    torch._functionalize_sync(target)
+    torch._propagate_xla_data(before, torch._from_functional_tensor(target))  # the same memory
+    torch.autograd.graph.increment_version(target)
+    return target
+
+
+def _beside() -> dict[Any, Any]:
+    return {
+        getattr(Tensor, f"{name}_"): getattr(Tensor, name)
+        for name in _METHODS
+        if hasattr(Tensor, f"{name}_")
+    }
+
+
+def _lists_beside() -> dict[Any, Any]:
+    return {
+        getattr(torch, f"_foreach_{name}_"): getattr(torch, f"_foreach_{name}")
+        for name in _METHODS
+        if hasattr(torch, f"_foreach_{name}_")
+    }
+
+
+_BESIDE: Final = _beside()
+_LISTS_BESIDE: Final = _lists_beside()
+
+
+_Norm = _BatchNorm | _InstanceNorm
+
+
+def check_batch_norms(model: Module) -> None:
+    """Refuse what reads on the host in each step.
+
+    Raises:
+        BackendError: If an average has no momentum.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, _Norm) and module.track_running_stats and module.momentum is None:
+            raise BackendError(
+                f"{name or type(module).__name__} is a {type(module).__name__} with "
+                f"momentum=None, which reads its count on the host in every step. Set a momentum."
+            )
+
+
+def correct_batch_norms(model: Module) -> None:
+    """Have the running variances of a model average unbiased ones, as torch's documentation says.
+
+    torch_xla 2.9.0 averages biased ones, smaller by (n - 1) / n for n values to a channel. The
+    numbers of a training step are right; those of a validation, which uses the average, are not.
+    """
+    for module in model.modules():
+        is_meant = isinstance(module, _Norm) and module.track_running_stats
+        if is_meant and not _is_corrected(module):
+            correction = _Correction()
+            module.register_forward_pre_hook(correction.remember)
+            module.register_forward_hook(correction.correct)
+
+
+def _is_corrected(module: Module) -> bool:
+    hooks = module._forward_hooks.values()
+    return any(isinstance(getattr(hook, "__self__", None), _Correction) for hook in hooks)
+
+
+class _Correction:
+    """Adds what the average of one module lacks after each forward pass in training."""
+
+    def __init__(self) -> None:
+        self._before: Tensor | None = None
+
+    def remember(self, module: _Norm, args: tuple[Any, ...]) -> None:
+        """Keep the average from before."""
+        variance = module.running_var
+        is_here = module.training and variance is not None and variance.device.type == "xla"
+        self._before = variance.clone() if is_here and variance is not None else None
+
+    def correct(self, module: _Norm, args: tuple[Any, ...], output: Tensor) -> None:
+        """Make the part that came in anew n / (n - 1) times as large."""
+        before, self._before = self._before, None
+        if before is None or module.running_var is None or module.momentum is None:
+            return
+        num = _num_values(module, output)
+        # Autograd has noted the average's version, though it needs it no more.
+        with torch.no_grad(), _unsafe_preserve_version_counter(module.running_var):
+            part = module.running_var - (1 - module.momentum) * before
+            module.running_var.add_(part / (num - 1))
+
+
+def _num_values(module: _Norm, output: Tensor) -> int:
+    """Return how many values a variance is of."""
+    if isinstance(module, _InstanceNorm):  # of each sample; their variances are averaged
+        num_dims: int = module._get_no_batch_dim() - 1  # type: ignore[no-untyped-call]  # torch's
+        return output.shape[-num_dims:].numel()
+    return output.numel() // output.shape[1]
