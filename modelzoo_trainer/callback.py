@@ -127,6 +127,10 @@ class Callback:
         """Called when an exception leaves `fit`, before anything unwinds."""
 
     @hook(Phase.RUN)
+    def on_fit_committed(self, trainer: Trainer, loop: Callback) -> None:
+        """Called after everybody's `on_fit_end`, when all values have been delivered."""
+
+    @hook(Phase.RUN)
     def on_interrupt(self, trainer: Trainer, reason: str) -> None:
         """Called at the step boundary at which a signal ends the run.
 
@@ -158,6 +162,25 @@ class Callback:
         loop_idx: int,
     ) -> None:
         """Called before the first batch of a train stage."""
+
+    @hook(Phase.RUN)
+    def on_train_ready(self, trainer: Trainer) -> None:
+        """Called when all state is restored, and nothing but data is between here and training.
+
+        That is after everybody's `on_train_start`; after a roll-back; and where a run resumes,
+        before the validation or the end of an epoch that it owes.
+        """
+
+    @hook(Phase.RUN)
+    def on_rollback(self, trainer: Trainer, ckpt_path: Path) -> None:
+        """Called before a run goes back to a checkpoint from before a bad step.
+
+        Whatever is under way is dropped here; the state comes back by `on_load_checkpoint`.
+
+        Args:
+            trainer: The trainer.
+            ckpt_path: The checkpoint.
+        """
 
     @hook(Phase.RUN)
     def on_train_end(self, trainer: Trainer, model: Module, loop: Callback, loop_idx: int) -> None:
@@ -204,6 +227,20 @@ class Callback:
         """Called after everybody's `on_train_batch_end` of a batch with an optimizer step.
 
         State is consistent here. Checkpoints, stops and evaluations are decided here.
+        """
+
+    @hook(Phase.BATCH)
+    def on_step_committed(self, trainer: Trainer) -> None:
+        """Called after everybody's `on_step_boundary`, before the run may stop.
+
+        Nothing of the step changes any more: a checkpoint that is due is written here.
+        """
+
+    @hook(Phase.BATCH)
+    def on_step_discarded(self, trainer: Trainer) -> None:
+        """Called when a stop has cut off a step: its batches will be trained on again.
+
+        Whatever was collected for the optimizer step to come is dropped here.
         """
 
     @hook(Phase.STEP)

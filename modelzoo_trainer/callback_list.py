@@ -1,11 +1,11 @@
-"""The callbacks of a trainer, in the order in which they are called."""
+"""The callbacks of a trainer: their order, their names, the hook tables made of them."""
 
 from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.nn import Module
 
@@ -29,7 +29,13 @@ from modelzoo_trainer.core.reproducibility import Reproducibility
 from modelzoo_trainer.core.run_lock import RunLock
 from modelzoo_trainer.core.schedulers import SchedulersCallback
 from modelzoo_trainer.core.sparsity import Sparsity
-from modelzoo_trainer.errors import ConfigError, HookError
+from modelzoo_trainer.devices import LIMIT_BATCHES, from_environment
+from modelzoo_trainer.errors import ConfigError, HookError, StopTraining
+from modelzoo_trainer.hooks.global_callbacks import global_callbacks
+from modelzoo_trainer.hooks.model_hooks import ModelHooks, model_hooks
+from modelzoo_trainer.hooks.table import HookTable
+from modelzoo_trainer.loggers.logger import Logger
+from modelzoo_trainer.plugins import plugin_callbacks
 
 _EXAMPLES: Final = {  # with a number that a user may have given instead
     "autorestart": "AutoRestart(max_num_restarts={0})",
@@ -39,6 +45,224 @@ _EXAMPLES: Final = {  # with a number that a user may have given instead
     "precision": "MixedPrecision() for bfloat16 or MixedPrecision(fp16_type='float16'); None is "
     "full precision",
 }
+
+
+class CallbackList(Mapping[str, Any]):
+    """The callbacks of a trainer by name, in the order in which they are called.
+
+    It changes through `trainer.add_callback` and `trainer.remove_callback` alone. Global callbacks
+    and the model's own hooks are called after those in it, and are not by name.
+
+    Args:
+        core: The core callbacks by name.
+        callbacks: The user's; loggers among them join the others.
+        loggers: Called after the user's.
+        check_loss: Whether to add `CheckLoss()` where no other callback acts on a bad loss.
+        on_stop: Called with a `StopTraining` that a hook has raised.
+    """
+
+    def __init__(
+        self,
+        core: Mapping[str, CoreCallback],
+        callbacks: Any,
+        loggers: Any,
+        *,
+        check_loss: bool,
+        on_stop: Callable[[StopTraining], None],
+    ) -> None:
+        self.core = dict(core)
+        self._on_stop = on_stop
+        own = checked_callbacks(callbacks)
+        self._default_check = _make_default_check(check_loss)
+        installed = [*plugin_callbacks(checked_callbacks), *_limit_of_environment()]
+        if self._default_check is not None:
+            installed.insert(0, self._default_check)
+        own += [callback for callback in installed if not any(callback is cb for cb in own)]
+        self.user = [callback for callback in own if not isinstance(callback, Logger)]
+        self.loggers: list[Logger] = [callback for callback in own if isinstance(callback, Logger)]
+        for other in checked_callbacks(loggers, "loggers"):
+            self._append(other)
+        self._model_hooks: list[ModelHooks] = []
+        self.rebuild()
+
+    # ---- by name
+
+    def __getitem__(self, name: str) -> Any:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._by_name!r})"
+
+    def __setitem__(self, name: str, callback: Any) -> None:
+        raise TypeError(
+            f"trainer.callbacks[{name!r}] cannot be set. Use trainer.add_callback(callback)."
+        )
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            "trainer.callbacks cannot be changed. Use trainer.remove_callback(callback)."
+        )
+
+    __delitem__ = __ior__ = clear = move_to_end = pop = popitem = setdefault = update = _refuse
+
+    if not TYPE_CHECKING:  # else a checker would accept any attribute name
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("append", "extend", "insert"):
+                raise AttributeError(
+                    f"trainer.callbacks is not a list and has no {name}. Use "
+                    f"trainer.add_callback(callback), also for a pair such as ('post-loss', f)."
+                )
+            if name == "remove":
+                raise AttributeError(
+                    "trainer.callbacks is not a list and has no remove. Use "
+                    "trainer.remove_callback(callback)."
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def copy(self) -> dict[str, Any]:
+        """Return the callbacks by name, as a dictionary of its own."""
+        return dict(self._by_name)
+
+    def name_of(self, callback: Any) -> str:
+        """Return the name of one of these callbacks.
+
+        Raises:
+            ValueError: If it is not one of them.
+        """
+        for name, known in self.items():
+            if known is callback:
+                return name
+        raise ValueError(f"{callback!r} is not a callback of this trainer.")
+
+    # ---- hook tables
+
+    def rebuild(self) -> None:
+        """Make the hook tables anew: core, user's, loggers, global, the model's own."""
+        user = self._without_second_check()
+        core = list(self.core.values())
+        self._by_name = {**self.core, **named([*user, *self.loggers])}
+        everybody = [*core, *user, *self.loggers, *global_callbacks()]
+        known = set(map(id, everybody))
+        everybody += [own for own in self._model_hooks if id(own.__wrapped__) not in known]
+        self.all = tuple({id(callback): callback for callback in everybody}.values())
+        self.log_hooks = HookTable(self.all, on_stop=self._on_stop)
+        self.quiet_hooks = HookTable(self.all, is_log_step=False, on_stop=self._on_stop)
+
+    @property
+    def rehearsal_hooks(self) -> HookTable:
+        """The quiet hooks, with those of the traced step that are for log steps; made anew."""
+        return HookTable(self.all, is_log_step=False, rehearses=True, on_stop=self._on_stop)
+
+    def _without_second_check(self) -> list[Any]:
+        """Return the user's callbacks; the default `CheckLoss` only if no other does its job."""
+        default = self._default_check
+        if default is None:
+            return self.user
+        from modelzoo_trainer.callbacks import CheckLoss, SpikeDetection, TerminateOnNaN
+
+        def does_its_job(callback: Any) -> bool:
+            if isinstance(callback, SpikeDetection):
+                return callback.finite_only
+            return isinstance(callback, (CheckLoss, TerminateOnNaN))
+
+        others = [callback for callback in self.user if callback is not default]
+        is_given = any(map(does_its_job, (*others, *global_callbacks())))
+        return others if is_given else self.user
+
+    # ---- changes, each followed by `rebuild`
+
+    def _append(self, callback: Any) -> bool:
+        group: list[Any] = self.loggers if isinstance(callback, Logger) else self.user
+        if any(callback is known for known in group):
+            return False
+        group.append(callback)
+        return True
+
+    def add(self, callback: Any) -> tuple[Any, bool]:
+        """Add a callback after those of its kind.
+
+        Returns:
+            The callback, and whether it is new.
+
+        Raises:
+            HookError: If it does not fit.
+        """
+        [added] = checked_callbacks([callback])
+        return added, self._append(added)
+
+    def remove_object(self, callback: Any) -> None:
+        """Remove a callback or logger. Idempotent."""
+        self.user = [known for known in self.user if known is not callback]
+        self.loggers = [known for known in self.loggers if known is not callback]
+
+    def include_model_hooks(self, model: Module) -> bool:
+        """Have the hooks called that the model itself defines: last, if it is no callback."""
+        found = model_hooks(model)
+        if found is not None:
+            self._model_hooks = [found]
+        return found is not None
+
+    # ---- state
+
+    def stateful(self) -> list[tuple[str, Any]]:
+        """Return those with state of their own, with their names in a checkpoint.
+
+        The default `CheckLoss` is not among them: its state decides nothing, and checkpoints are
+        the same with and without it.
+        """
+        left_out = {id(self._default_check), *map(id, self.core.values())}
+        own = [callback for callback in self.all if id(callback) not in left_out]
+        return [
+            (name, callback)
+            for name, callback in named(own).items()
+            if hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict")
+        ]
+
+    @property
+    def stateless_names(self) -> list[str]:
+        """Names whose state a checkpoint may have, though this run saves none: the default check.
+
+        A run from a file saves that of its `CheckLoss`.
+        """
+        default = self._default_check
+        is_active = any(callback is default for callback in self.all)
+        return [type(default).__name__] if is_active else []
+
+
+def _make_default_check(check_loss: bool) -> Any:
+    """Return a `CheckLoss`, or None if it is not wanted.
+
+    Raises:
+        ConfigError: If `check_loss` is not a bool.
+    """
+    if not isinstance(check_loss, bool):
+        raise ConfigError(
+            f"check_loss is {check_loss!r}; it must be True or False. Pass a CheckLoss with "
+            f"settings in callbacks."
+        )
+    if not check_loss:
+        return None
+    # All callbacks are imported with it, which takes as long as the trainer.
+    from modelzoo_trainer.callbacks import CheckLoss
+
+    return CheckLoss()
+
+
+def _limit_of_environment() -> list[Any]:
+    """Return the callback that limits epochs if the environment asks for it, in a list."""
+    if not from_environment(LIMIT_BATCHES):
+        return []
+    # All callbacks are imported with it: only for who asks.
+    from modelzoo_trainer.callbacks.limit_batches import limit_of_environment
+
+    return list(limit_of_environment())
 
 
 def core_callbacks(parts: Mapping[str, Any]) -> OrderedDict[str, CoreCallback]:

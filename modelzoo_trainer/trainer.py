@@ -2,42 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import atexit
+import logging as python_logging
+import os
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import EllipsisType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
+from typing_extensions import override
 
-from modelzoo_trainer.advised_parts import AdvisedParts
-from modelzoo_trainer.callback import Batch, Loader, Outputs
+from modelzoo_trainer.callback import Batch, Loader, Metrics, Outputs, ValidationCallback
+from modelzoo_trainer.callback_list import CallbackList, core_callbacks
 from modelzoo_trainer.core import (
     AutoRestart,
     Checkpoint,
+    DataLoaderCallback,
+    EarlyExit,
+    GradientAccumulation,
+    Interrupt,
     Logging,
     LoopCallback,
+    LossAccumulation,
     Precision,
+    Reproducibility,
+    RunSchedule,
     TrainingLoop,
     ValidationLoop,
 )
+from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.core.dataloader import NOTHING
+from modelzoo_trainer.core.grad_accum import Weight, weight_of
 from modelzoo_trainer.core.model import ModelFactory, note_call, require_loss, to_outputs
 from modelzoo_trainer.core.optimizer import OptimizerFactory
+from modelzoo_trainer.core.trainer_arguments import check_arguments
 from modelzoo_trainer.devices import Backend, Stream
 from modelzoo_trainer.errors import CheckpointError, ConfigError, RollBack, StopTraining
+from modelzoo_trainer.hooks.global_callbacks import global_pairs, watch_global_callbacks
 from modelzoo_trainer.hooks.spec import note_origin
-from modelzoo_trainer.interceptors import begin, end, event
+from modelzoo_trainer.hooks.table import HookTable
+from modelzoo_trainer.interceptors import (
+    AdvisedMethods,
+    Interceptors,
+    Pair,
+    begin,
+    class_pairs,
+    end,
+    event,
+    is_own_pair,
+    is_pair,
+    parted,
+)
 from modelzoo_trainer.loading.epochs import Pass, as_loaders, resolve_loader
 from modelzoo_trainer.loading.train_data import validation_data
 from modelzoo_trainer.loggers.logger import Logger
+from modelzoo_trainer.metrics import MetricLog
+from modelzoo_trainer.run_context import run_context, stop_scope
 
 CkptPath = str | Path | EllipsisType | None
+T = TypeVar("T")
+
+_SET_BY: Final = {
+    "backend": "BackendCallback in pre_setup",
+    "artifact_dir": "ArtifactDir in pre_setup",
+    "summary_dir": "ArtifactDir in pre_setup",
+    "model": "ModelCallback in setup",
+    "compiled_model": "ModelCallback in setup",
+    "optimizer": "OptimizerCallback in setup",
+    "schedulers": "SchedulersCallback in setup",
+    "global_step": "the loop in setup",
+}
+_ALIVE: weakref.WeakSet[Trainer] = weakref.WeakSet()
+_RUNS: Final = frozenset({"__init__", "fit", "validate", "validate_all"})
 
 
-class Trainer(AdvisedParts):
+class Trainer(AdvisedMethods):
     """Trains and validates a model by calling the hooks of its callbacks in a fixed order.
 
     Args:
@@ -67,6 +111,50 @@ class Trainer(AdvisedParts):
         HookError: If a callback does not fit.
     """
 
+    # Set by core callbacks; see _SET_BY.
+    backend: Backend
+    global_step: int
+    artifact_dir: Path
+    summary_dir: Path
+    model: Module
+    compiled_model: Module
+    optimizer: Optimizer
+    schedulers: list[Any]
+    interrupted: str | None = None
+    """What ended the last fit before its time: a signal's name such as "SIGINT", "stop file",
+    "max_time"; None = nothing. Set by EarlyExit."""
+    late_signal: str | None = None
+    """The signal that came when the last fit was about to end anyway. Set by Interrupt."""
+    raise_on_interrupt: bool = True
+    """Whether `fit`, once it has ended in order, raises KeyboardInterrupt after Ctrl-C and
+    SystemExit after SIGTERM. If not it returns, and `interrupted` tells."""
+    is_fitting: bool = False
+    """Whether a fit is under way, its validations included."""
+    is_resuming: bool = False
+    """Whether a fit is loading what it goes on from: at its start, or rolling back."""
+    unsaved_attributes: Collection[str] = ()
+    """Names of attributes of a subclass whose state is not to be in checkpoints, such as that of a
+    large teacher that never changes."""
+    metadata: list[dict[str, Any]] | None = None
+    """What the checkpoint that was loaded says of its run. Set by ModelZooParamsMetadata."""
+    val_is_complete: bool = True
+    """Whether the validation at hand was not cut short. False while `on_validate_end` of a
+    validation that a stop has cut short is called: its averages are none."""
+    is_log_step: bool = True
+    """Whether metrics that are logged now reach the loggers. Set by Logging."""
+    rehearses: bool = False
+    """Whether the batch at hand records what one of a log step would, though nothing is logged,
+    so that the graph of log steps is compiled in the beginning. Set by Logging."""
+    val_micro_batch_size: int | None = None
+    """Most samples of a validation batch that go through the model at once; None = all."""
+
+    if not TYPE_CHECKING:  # the constructor's signature counts for a checker
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+            """Make the object, if the constructor has these arguments."""
+            check_arguments(cls, args, kwargs)
+            return super().__new__(cls, *args, **kwargs)
+
     def __init__(  # noqa: PLR0913  # one parameter for each exchangeable part
         self,
         *,
@@ -87,12 +175,8 @@ class Trainer(AdvisedParts):
         autorestart: AutoRestart | None = None,
         check_loss: bool = True,
     ) -> None:
-        super().__init__(
-            model_dir,
-            callbacks,
-            loggers,
-            check_loss=check_loss,
-            core={
+        core = core_callbacks(
+            {
                 "device": device,
                 "backend": backend,
                 "model": model,
@@ -105,8 +189,48 @@ class Trainer(AdvisedParts):
                 "logging": logging,
                 "seed": seed,
                 "autorestart": autorestart,
-            },
+            }
         )
+        self.model_dir = Path(os.path.abspath(folder_of("model_dir", model_dir)))  # stays there
+        pairs, others = parted(callbacks)
+        self.early_exit: EarlyExit = core["early_exit"]  # type: ignore[assignment]  # by name
+        self.callbacks = CallbackList(
+            core, others, loggers, check_loss=check_loss, on_stop=self.early_exit.request_stop
+        )
+        self._bind_core()
+        self.metrics = MetricLog(self, self.logging)
+        self.interceptors = Interceptors(self, core.values(), pairs)
+        self.val_pass: Pass | None = None
+        self._is_closed = False
+        self.rebuild_hooks()
+        watch_global_callbacks(self)
+        try:
+            self.hooks.pre_setup(self)
+            self.hooks.setup(self)
+            if self.callbacks.include_model_hooks(self.model):
+                self.rebuild_hooks()
+            self.hooks.post_setup(self)
+        except BaseException as error:
+            note_origin(error, self.all_callbacks, step=None)
+            self.close()
+            raise
+        if not _ALIVE:
+            atexit.register(_close_all)
+        _ALIVE.add(self)
+
+    def _bind_core(self) -> None:
+        core: dict[str, Any] = self.callbacks.core
+        self.reproducibility: Reproducibility = core["reproducibility"]
+        self.precision: Precision = core["precision"]
+        self.data: DataLoaderCallback = core["dataloader"]
+        self.loop: LoopCallback = core["loop"]
+        self.logging: Logging = core["logging"]
+        self.grad_accum: GradientAccumulation = core["grad_accum"]
+        self.loss_accum: LossAccumulation = core["loss_accum"]
+        self.schedule: RunSchedule = core["run_schedule"]
+        self.checkpoint: Checkpoint = core["checkpoint"]
+        self.interruptions: Interrupt = core["interrupt"]
+        self.autorestart: AutoRestart = core["autorestart"]
 
     # ---- fit
 
@@ -142,59 +266,55 @@ class Trainer(AdvisedParts):
             CheckpointError: If the checkpoint cannot be used.
         """
         loop = self._training_loop()
-        with self.interruptions.ending(self), ExitStack() as stack, self.on_exception("fit"):
+        with run_context(self, "fit") as stack:
             stack.callback(setattr, self, "is_fitting", False)
             self.is_fitting = True
             self.hooks.on_enter_fit(self, stack, train_dataloader, val_dataloader, loop)
             self._resume(ckpt_path)
-            with self.early_exit.honouring_stops():
+            with stop_scope(self):
                 self.hooks.on_fit_start(self, train_dataloader, val_dataloader, loop)
-                self.early_exit.heed(self)
             val_dataloaders = self.number_val_dataloaders(
                 as_loaders(val_dataloader, "val_dataloader")
             )
-            with self.early_exit.honouring_stops():
+            with stop_scope(self):
                 self._end_owed_epoch()
-            if self.schedule.owes_validation(self):
-                self.reproducibility.restore(self)
-                self._validate_stage(val_dataloaders, loop)
-            while self.schedule.has_steps_left(self):
-                with self.early_exit.honouring_stops():
-                    self._run_train(train_dataloader, loop)
-                if self.schedule.validates and not self.early_exit.should_exit:
-                    self._validate_stage(val_dataloaders, loop)
+            for stage in self.schedule.stages(self):
+                with stop_scope(self):
+                    if stage.trains:
+                        self._train(train_dataloader, loop)
+                    else:
+                        idx = self.schedule.loop_idx
+                        self._validate_all(
+                            val_dataloaders, [None], loop.val_loop, idx, stage.is_last
+                        )
             self.hooks.on_fit_end(self, loop)
             self.drain()
-            if self.schedule.is_finished(self) and not self.interruptions.will_raise(self):
-                self.checkpoint.note_finished(self)
+            self.hooks.on_fit_committed(self, loop)
 
-    def _run_train(self, train_dataloader: Loader, loop: TrainingLoop) -> None:
+    def _train(self, train_dataloader: Loader, loop: TrainingLoop) -> None:
         loop_idx = self.schedule.loop_idx
-        with ExitStack() as stack, self.on_exception("train"):
-            self.schedule.begin_stage(self)
+        with run_context(self, "train") as stack:
             self.hooks.on_enter_train(self, stack, train_dataloader, loop, loop_idx)
             self.hooks.on_train_start(self, self.model, train_dataloader, loop, loop_idx)
-            self.reproducibility.restore(self)
-            self.early_exit.heed(self)
+            self.hooks.on_train_ready(self)
             is_over = False
             while not is_over:
                 is_over = self._train_stage()
             self.hooks.on_train_end(self, self.model, loop, loop_idx)
 
     def _train_stage(self) -> bool:
-        """Train on; return whether the stage is over."""
+        """Train on; return whether the stage is over, and not only interrupted."""
         try:
             while self.schedule.stage_continues(self):
                 self._train_batch()
             self.drain()
         except StopTraining as stop:
             self.early_exit.end(stop)
-            self.data.give_back_window(self)
-            self.grad_accum.drop(self)
+            self.hooks.on_step_discarded(self)
             return False  # values may still be under way
         except RollBack as found:
             self.roll_back(found)
-            return self.schedule.owes_validation(self)
+            return False
         return True
 
     def _train_batch(self) -> None:
@@ -208,18 +328,16 @@ class Trainer(AdvisedParts):
         batch_idx = data.batch_idx - data.ends_batch
         self.hooks.on_train_batch_start(self, self.model, batch, batch_idx)
         outputs = self.training_step(batch)
-        data.is_pending = False
         self.hooks.on_train_batch_end(self, self.model, outputs, batch, batch_idx)
         if self.grad_accum.should_run_optimizer_step:
             self.hooks.on_step_boundary(self)
-            self.checkpoint.save_if_due(self)
+            self.hooks.on_step_committed(self)
             if self.early_exit.is_asked:
                 self.early_exit.check(self)
         if data.is_last:
             self.hooks.on_train_epoch_end(self, data.epoch)
             end(self, "_epoch")
             data.end_epoch()
-            self.early_exit.heed(self)
 
     @event("epoch")
     def _epoch(self) -> None:
@@ -340,11 +458,7 @@ class Trainer(AdvisedParts):
             CheckpointError: If the checkpoint cannot be used.
         """
         loop = self._validation_loop(loop)
-        with (
-            ExitStack() as stack,
-            self.early_exit.honouring_stops(),
-            self.on_exception("validate"),
-        ):
+        with run_context(self, "validate") as stack:
             stack.enter_context(self.name_scope(self.get_val_dataloader_scope(val_dataloader)))
             self.hooks.on_enter_validate(self, stack, val_dataloader, loop)
             self.load_checkpoint(ckpt_path)
@@ -412,16 +526,6 @@ class Trainer(AdvisedParts):
         loaders = self.number_val_dataloaders(as_loaders(val_dataloaders, "val_dataloaders"))
         self._validate_all(loaders, paths, self._validation_loop(loop), None, True)
 
-    def _validate_stage(self, val_dataloaders: list[Loader], loop: TrainingLoop) -> None:
-        schedule = self.schedule
-        is_last = not schedule.has_steps_left(self)
-        with self.early_exit.honouring_stops():
-            self._validate_all(val_dataloaders, [None], loop.val_loop, schedule.loop_idx, is_last)
-        is_cut = self.early_exit.should_exit or not self.val_is_complete
-        schedule.end_stage(self, is_validated=not is_cut)
-        if schedule.has_steps_left(self):
-            self.early_exit.heed(self)
-
     def _validate_all(
         self,
         val_dataloaders: list[Loader],
@@ -440,7 +544,8 @@ class Trainer(AdvisedParts):
                     self.validate(val_dataloader, ckpt_path=None, loop=loop)
                     if not self.val_is_complete:
                         return
-                    self.schedule.num_validated += loop_idx is not None
+                    if loop_idx is not None:
+                        self.schedule.count_validation()
                     if self.early_exit.should_exit:
                         return
                 self.hooks.run_validation(self, loop_idx, is_last)
@@ -476,17 +581,14 @@ class Trainer(AdvisedParts):
         state: dict[str, Any] = {}
         self.hooks.on_save_checkpoint(self, state)
         self.hooks.postprocess_checkpoint(self, state)
-        self.autorestart.add_state(self, state)
         path = self.checkpoint.write(self, self.backend.writable(state), wait=wait)
-        self.after_save(self.checkpoint.take_committed())
+        self.checkpoint.report_committed(self)
         return path
 
     def after_save(self, committed: Iterable[Path]) -> None:
         """Tell everybody of checkpoints that have been committed."""
         for path in committed:
-            self.autorestart.note_commit(path)
             self.hooks.on_after_save_checkpoint(self, path)
-            self.autorestart.saved(self, path)
 
     @event("load-checkpoint")
     def load_checkpoint(self, ckpt_path: CkptPath = None) -> None:
@@ -503,9 +605,7 @@ class Trainer(AdvisedParts):
         self.hooks.on_before_load_checkpoint(self, path)
         if path is None:
             return
-        state = self.checkpoint.read(self, path)
-        with self.checkpoint.restoring(self):
-            self.autorestart.loaded(self, state)
+        with self.checkpoint.restoring(self, path) as state:
             self.hooks.preprocess_checkpoint(self, state)
             self.hooks.on_load_checkpoint(self, state)
 
@@ -518,8 +618,7 @@ class Trainer(AdvisedParts):
 
     def _end_owed_epoch(self) -> None:
         if self.data.owes_epoch_end:
-            self.reproducibility.restore(self)
-            self.data.owes_epoch_end = False
+            self.hooks.on_train_ready(self)
             self.hooks.on_train_epoch_end(self, self.data.epoch - 1)
             end(self, "_epoch")
 
@@ -535,16 +634,13 @@ class Trainer(AdvisedParts):
         path = self.checkpoint.to_roll_back_to(self, found.step)
         if path is None:
             raise found.cause
-        self.backend.reads.clear()
-        self.logging.drop(self)
-        self.grad_accum.drop(self)
+        self.hooks.on_rollback(self, path)
         self._resume(path)
         self.data.pass_over(found.batches)
-        self.reproducibility.restore(self)
+        self.hooks.on_train_ready(self)
         self._end_owed_epoch()
-        self.schedule.begin_stage(self)
 
-    # ---- which loop, and what happens on an error
+    # ---- which loop
 
     def _training_loop(self) -> TrainingLoop:
         if not isinstance(self.loop, TrainingLoop):
@@ -561,23 +657,304 @@ class Trainer(AdvisedParts):
             raise ConfigError(f"validate needs a ValidationLoop, and got a {type(loop).__name__}.")
         return loop
 
-    @contextmanager
-    def on_exception(self, hook: str) -> Iterator[None]:
-        """Call `on_{hook}_exception` of every callback when an exception leaves the block.
+    # ---- callbacks
+
+    def call(self, hook_name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Fire a hook by name, declared or one's own.
 
         Args:
-            hook: "fit", "train" or "validate".
+            hook_name: The hook; this trainer goes first to a declared one, and to listeners of
+                one's own event whose first parameter is called `trainer`.
+            args: The hook's arguments after the trainer.
+            kwargs: Likewise by name; of one's own event each listener gets those that it names.
+
+        Raises:
+            HookError: If the name is nearly that of a declared hook and nobody has it, or the
+                arguments do not fit.
         """
-        try:
-            yield
-        except StopTraining:
-            raise  # no failure
-        except BaseException as error:
-            self.backend.explain(error)  # first: other processes are told, too
+        self.hooks.call(self, hook_name, *args, **kwargs)
+
+    def rebuild_hooks(self) -> None:
+        """Make the hook tables anew, and place interceptors anew."""
+        self.callbacks.rebuild()
+        self.hooks: HookTable = self.callbacks.log_hooks
+        self.interceptors.place(global_pairs())
+
+    def add_callback(self, callback: Any) -> CallbackHandle:
+        """Add a callback after those of its kind, and set it up; or a function of an event.
+
+        Args:
+            callback: A callback, a logger, or a pair such as `("post-forward", f)`.
+
+        Returns:
+            A handle whose `remove` takes it out again.
+
+        Raises:
+            HookError: If it does not fit.
+            ConfigError: If nobody has the event of a pair, or its function does not fit.
+        """
+        if is_pair(callback):
+            added = self.interceptors.add(callback)
             try:
-                self.drain()
-            except Exception as late:  # noqa: BLE001  # the first error must win
-                error.add_note(f"values that were under way: {type(late).__name__}: {late}")
-            note_origin(error, self.all_callbacks, self.global_step)
-            getattr(self.hooks, f"on_{hook}_exception")(self, error)
-            raise
+                self.rebuild_hooks()
+            except ConfigError:
+                self._keep_pairs(lambda known: known is not added)
+                raise
+            return CallbackHandle(lambda: self._keep_pairs(lambda known: known is not added))
+        added, is_new = self.callbacks.add(callback)
+        if is_new:
+            self.rebuild_hooks()
+            alone = HookTable([added], on_stop=self.early_exit.request_stop)
+            for hook in (alone.pre_setup, alone.setup, alone.post_setup):
+                hook(self)
+        return CallbackHandle(lambda: self.remove_callback(added))
+
+    def remove_callback(self, callback: Any) -> None:
+        """Remove a callback, logger or pair of this trainer. Idempotent."""
+        if is_pair(callback):
+            self._keep_pairs(lambda known: known != callback)
+        else:
+            self.callbacks.remove_object(callback)
+            self.rebuild_hooks()
+
+    def _keep_pairs(self, wanted: Callable[[Pair], bool]) -> None:
+        self.interceptors.keep(wanted)
+        self.rebuild_hooks()
+
+    @property
+    def loggers(self) -> list[Logger]:
+        """The loggers, in order."""
+        return self.callbacks.loggers
+
+    def split_train_batches(self, micro_batch_size: int | None) -> None:
+        """Train on batches in parts whose gradients add up to that of the batch.
+
+        Args:
+            micro_batch_size: Most samples that go through the model at once, > 0; None = all.
+        """
+        self.data.micro_batch_size = micro_batch_size
+        self.grad_accum.activate()
+        self.loss_accum.activate()
+        self.rebuild_hooks()
+
+    @property
+    def all_callbacks(self) -> Iterator[Any]:
+        """All callbacks in the order in which they are called."""
+        return iter(self.callbacks.all)
+
+    @property
+    def validation_callbacks(self) -> list[ValidationCallback]:
+        """The callbacks that run validations of their own."""
+        return self.get_callbacks(ValidationCallback)  # type: ignore[type-abstract]  # a filter
+
+    def get_callbacks(self, kind: type[T]) -> list[T]:
+        """Return all callbacks of a type, global ones included."""
+        return [callback for callback in self.all_callbacks if isinstance(callback, kind)]
+
+    def get_callback(self, kind: type[T]) -> T | None:
+        """Return the first callback of a type, or None."""
+        return next(iter(self.get_callbacks(kind)), None)
+
+    def get_callback_name(self, callback: Any) -> str:
+        """Return the name of one of this trainer's callbacks.
+
+        Raises:
+            ValueError: If it is not one of them.
+        """
+        return self.callbacks.name_of(callback)
+
+    def stateful_callbacks(self) -> list[tuple[str, Any]]:
+        """Return those with state of their own, with their names in a checkpoint."""
+        return self.callbacks.stateful()
+
+    @override
+    @classmethod
+    def own_pairs(cls) -> tuple[Pair, ...]:
+        return tuple(pair for pair in class_pairs(cls) if is_own_pair(cls, pair))
+
+    @override
+    def heed_stop(self, stop: StopTraining, attribute: str) -> None:
+        if attribute in _RUNS:  # no run is under way, or it is a whole validation that ends
+            raise stop
+        self.early_exit.request_stop(stop)
+
+    # ---- values and metrics
+
+    def read(
+        self,
+        tensors: Sequence[Tensor],
+        deliver: Callable[[list[Any]], None],
+        step: int | None = None,
+    ) -> None:
+        """Have values read on the host as soon as that costs nothing.
+
+        Args:
+            tensors: What to read, as it is now.
+            deliver: Called with the values: numbers, or CPU tensors if they have dimensions.
+            step: The `global_step` during the delivery; None = that of the batch at hand.
+        """
+        self.metrics.read(tensors, deliver, step)
+
+    def drain(self) -> None:
+        """Deliver all values that are under way, and what deliveries log. Waits for the device.
+
+        Raises:
+            RuntimeError: If deliveries log without an end.
+        """
+        self.metrics.drain()
+
+    def log_metrics(self, **metrics: Any) -> None:
+        """Log metrics by name: off log steps nothing is logged; see `log_metrics_dict`."""
+        self.log_metrics_dict(metrics)
+
+    def log_metrics_dict(
+        self,
+        metrics: Metrics,
+        step: int | None = None,
+        dest: str | Sequence[str] | None = None,
+    ) -> None:
+        """Log metrics: to all loggers, and to `on_metrics`.
+
+        While training only log steps are logged, every `log_steps` of `Logging` and the last one:
+        what is given at another step, or in `on_train_epoch_end` after one, is dropped.
+        `trainer.is_log_step` says whether it will be. In `on_train_end` and `on_fit_end` all is
+        logged; in a validation every `log_steps` batches and the last one count. Names get the
+        prefix of the name scopes that are open.
+
+        Args:
+            metrics: Names and values; tensors are read later, without waiting.
+            step: None = the step at hand.
+            dest: Names of loggers; these alone get them, and `on_metrics` does not. None = all.
+
+        Raises:
+            ValueError: If there is no logger of a name, or a metric of this batch has the name of
+                one already.
+        """
+        self.metrics.log(metrics, step, dest)
+
+    def remove_logger_destination(self, name: str) -> None:
+        """Send no more metrics to the loggers of a name, unless `dest` asks for them."""
+        self.logging.removed_destinations.add(name)
+
+    def name_scope(self, name: str) -> AbstractContextManager[None]:
+        """Put a prefix before the names of all metrics logged inside.
+
+        Args:
+            name: One part of the path.
+        """
+        return self.metrics.name_scope(name)
+
+    @property
+    def name_scope_path(self) -> str:
+        """The open name scopes, joined and closed by "/"; "" if there is none."""
+        return self.metrics.name_scope_path
+
+    @property
+    def is_delivering(self) -> bool:
+        """Whether values that were read are being delivered: `global_step` is that of theirs."""
+        return self.metrics.is_delivering
+
+    def number_val_dataloaders(self, val_dataloaders: list[Loader]) -> list[Loader]:
+        """Fix the name scopes of dataloaders by their order, and return them."""
+        return self.metrics.number_val_dataloaders(val_dataloaders)
+
+    def get_val_dataloader_scope(self, val_dataloader: Loader) -> str:
+        """Return the name scope of a validation dataloader: numbered as they are first seen."""
+        return self.metrics.val_dataloader_scope(val_dataloader)
+
+    # ---- where the run is
+
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether the trainer can train; one without an optimizer can only validate."""
+        return "optimizer" in self.__dict__
+
+    @property
+    def should_run_optimizer_step(self) -> bool:
+        """Whether the batch at hand completes a window of accumulation."""
+        return self.grad_accum.should_run_optimizer_step
+
+    @property
+    def is_filler(self) -> bool:
+        """Whether the batch at hand stands for nothing: others have data left, this process not."""
+        return self.data.is_filler if self.val_pass is None else self.val_pass.is_filler
+
+    def weight_of(self, outputs: Outputs, batch: Batch) -> Weight:
+        """Return what the batch at hand counts in an average.
+
+        Returns:
+            `num_items` of the model's output, else the number of samples; 0 if it stands for
+            nothing.
+        """
+        return 0 if self.is_filler else weight_of(outputs, batch)
+
+    @property
+    def is_first_iteration(self) -> bool:
+        """Whether the batch at hand, or a part of it, is the first one of its pass."""
+        if self.val_pass is not None:
+            return self.val_pass.num_yielded <= 1
+        return self.data.batch_idx <= self.data.ends_batch
+
+    @property
+    def is_final_iteration(self) -> bool:
+        """Whether the batch at hand is the last one of its validation or train stage."""
+        if self.val_pass is not None:
+            return self.val_pass.is_last
+        step = self.logging.step if self.logging.in_batch else self.global_step
+        ends = step >= self.schedule.stage_end
+        is_last = self.data.is_last and self.data.epoch + 1 >= self.schedule.end_epoch
+        return self.should_run_optimizer_step and (ends or is_last)
+
+    @property
+    def logger(self) -> python_logging.Logger:
+        """The Python logger that messages of a run go to."""
+        return python_logging.getLogger("modelzoo_trainer")
+
+    @property
+    def is_tracing(self) -> bool:
+        """Whether a traced step is under way."""
+        return self.backend.in_step
+
+    if not TYPE_CHECKING:  # else a checker would accept any attribute name
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _SET_BY:
+                raise AttributeError(f"trainer.{name} is not set yet: {_SET_BY[name]} sets it.")
+            raise AttributeError(f"Trainer has no attribute {name!r}.")
+
+    # ---- end
+
+    def close(self) -> None:
+        """Call `finalize` of every callback; a second call does nothing.
+
+        Also done when the trainer is collected, when the process ends, and on leaving `with`.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            self.hooks.finalize()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if "hooks" in self.__dict__:
+            self.close()
+
+
+class CallbackHandle:
+    """What removes an added callback from its trainer again."""
+
+    def __init__(self, remove: Callable[[], None]) -> None:
+        self._remove = remove
+
+    def remove(self) -> None:
+        """Remove the callback. Idempotent."""
+        self._remove()
+
+
+def _close_all() -> None:
+    for trainer in tuple(_ALIVE):
+        trainer.close()

@@ -593,5 +593,5 @@ def test_callbacks_of_a_trainer_are_a_dict_in_all_else(trainer_of) -> None:
     callbacks = trainer_of(Callback(), check_loss=False).callbacks
     assert list(callbacks.copy())[-1] == "Callback"
     assert not hasattr(callbacks, "append")
-    with pytest.raises(AttributeError, match="'CallbacksByName' object has no attribute 'sort'"):
+    with pytest.raises(AttributeError, match="'CallbackList' object has no attribute 'sort'"):
         callbacks.sort()

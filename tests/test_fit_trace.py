@@ -27,6 +27,8 @@ _PAIRS: Final = {
 _SILENT: Final = {
     "on_fit_exception",
     "on_interrupt",
+    "on_step_discarded",
+    "on_rollback",
     "on_load_checkpoint",
     "on_load_trainer_state",
     "on_save_trainer_state",

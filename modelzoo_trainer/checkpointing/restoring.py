@@ -18,7 +18,7 @@ from modelzoo_trainer.errors import CheckpointError, ModelZooError
 _OF_CONTENT: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _OWN: Final = frozenset({"backends", "modelzoo_trainer", "torch"})
 _LIBRARIES: Final = _OWN | {"numpy"} | sys.stdlib_module_names
-_HOOKS: Final = ("load_state_dict", "on_load_checkpoint", "restore")
+_HOOKS: Final = ("load_state_dict", "on_load_checkpoint", "on_train_ready")
 
 
 @contextmanager

@@ -32,6 +32,7 @@ _HOOKS: Final = frozenset(
         "on_train_exception",
         "on_save_checkpoint",
         "on_after_save_checkpoint",
+        "postprocess_checkpoint",
     }
 )
 
@@ -137,26 +138,16 @@ class AutoRestart(CoreCallback):
 
     # ---- state of the trainer
 
-    def add_state(self, trainer: Trainer, state: StateDict) -> None:
-        """Collect what only a restart needs, into the state of a checkpoint."""
+    @override
+    def postprocess_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         if self.enabled:
             own: StateDict = {}
             trainer.hooks.on_save_trainer_state(trainer, own)
-            state[STATE_KEY] = own
+            state_dict[STATE_KEY] = own
 
-    def note_commit(self, path: Path) -> None:
-        """Tell the supervisor of a checkpoint that has been committed."""
-        if self._on_commit is not None:
-            self._on_commit(path)
-
-    def saved(self, trainer: Trainer, path: Path) -> None:
-        """Tell everybody that a checkpoint with that state has been committed."""
-        if self.enabled:
-            trainer.hooks.on_after_save_trainer_state(trainer, path)
-
-    def loaded(self, trainer: Trainer, state: StateDict) -> None:
-        """Take that state out of a checkpoint's, if it has any, and hand it to everybody."""
-        own = state.pop(STATE_KEY, None)
+    @override
+    def preprocess_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        own = state_dict.pop(STATE_KEY, None)
         if own is not None:
             trainer.hooks.on_load_trainer_state(trainer, own)
 
@@ -265,8 +256,12 @@ class AutoRestart(CoreCallback):
 
     @override
     def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
+        if self._on_commit is not None:
+            self._on_commit(ckpt_path)
         self._saving_at = None
         self._mark()
+        if self.enabled:
+            trainer.hooks.on_after_save_trainer_state(trainer, ckpt_path)
 
 
 def _is_count(value: object, *, least: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -59,6 +60,10 @@ class BackendCallback(CoreCallback):
             raise ConfigError(str(error)) from None
         self._opened = backend
         trainer.backend = backend
+
+    @override
+    def on_rollback(self, trainer: Trainer, ckpt_path: Path) -> None:
+        trainer.backend.reads.clear()
 
     def _make(self) -> Backend:
         if isinstance(self._backend, Backend):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -411,12 +412,12 @@ class Checkpoint(CoreCallback, Advised):
         """Have a checkpoint written at the next step boundary: all processes are told so."""
         self.times.ask()
 
-    def save_if_due(self, trainer: Trainer) -> None:
-        """Write a checkpoint if one is due; called when all callbacks are through with a step."""
+    @override
+    def on_step_committed(self, trainer: Trainer) -> None:
         if not self.times.is_any:
             return
         try:
-            trainer.after_save(self._saving.collect())
+            self.report_committed(trainer)
         except CheckpointError as error:
             self._tell(trainer, error)
         if self.times.is_due(trainer):
@@ -459,11 +460,14 @@ class Checkpoint(CoreCallback, Advised):
         """Return whether nothing has changed since the last checkpoint, or since the fit began."""
         return self._saved[1] == trainer.global_step
 
-    def note_finished(self, trainer: Trainer) -> None:
+    @override
+    def on_fit_committed(self, trainer: Trainer, loop: Any) -> None:
         """Note beside the last checkpoint that its fit has finished: it has nothing left to do.
 
         Done by the main process, when its own part of the fit is over.
         """
+        if not trainer.schedule.is_finished(trainer) or trainer.interruptions.will_raise(trainer):
+            return
         path = self._saved[0] if self._is_saved(trainer) else None
         if not trainer.backend.is_main or path is None:
             return
@@ -528,16 +532,26 @@ class Checkpoint(CoreCallback, Advised):
             state_dict.get("callbacks", {}),
             strict=strict,
             is_foreign=path is not None and not self.is_in_folder(trainer, path),
-            ignored=trainer.stateless_names,
+            ignored=trainer.callbacks.stateless_names,
         )
         self._not_fresh.add(trainer)  # a state that was loaded in part is none
         if path is not None:
             log.info("Loaded checkpoint %s.", path)
 
-    def restoring(self, trainer: Trainer) -> AbstractContextManager[None]:
-        """Return the boundary around what is restored from the checkpoint that was read last."""
-        path = self._begun[0]
-        return restoring(path, parts_of(trainer.callbacks, trainer.stateful_callbacks()))
+    @contextmanager
+    def restoring(self, trainer: Trainer, path: Path | None = None) -> Iterator[StateDict]:
+        """Read a checkpoint and yield its content; whatever in it does not fit is an error of it.
+
+        Args:
+            trainer: The trainer.
+            path: None = what was read last, for what is restored later; an empty state then.
+
+        Raises:
+            CheckpointError: As `read`; or if the block fails by content of a wrong kind.
+        """
+        state = {} if path is None else self.read(trainer, path)
+        with restoring(self._begun[0], parts_of(trainer.callbacks, trainer.stateful_callbacks())):
+            yield state
 
     @event("save")
     def write(self, trainer: Trainer, state: StateDict, *, wait: bool) -> Path:
@@ -563,9 +577,9 @@ class Checkpoint(CoreCallback, Advised):
         self.times.start()
         return path
 
-    def take_committed(self) -> list[Path]:
-        """Return the checkpoints that have been committed since this was asked last."""
-        return self._saving.collect()
+    def report_committed(self, trainer: Trainer) -> None:
+        """Have everybody hear of the checkpoints that were committed since this was last called."""
+        trainer.after_save(self._saving.collect())
 
     @event("load")
     def read(self, trainer: Trainer, path: Path) -> StateDict:

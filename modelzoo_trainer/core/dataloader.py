@@ -8,9 +8,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Batch, CoreCallback, Loader, StateDict
+from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, StateDict
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.dataset_info import warn_of_changes, warn_of_renumbering
 from modelzoo_trainer.loading.epochs import Pass
@@ -360,7 +361,18 @@ class DataLoaderCallback(CoreCallback):
         if self._feed is not None:
             self._feed.forget_before(self.batch_idx)
 
-    def give_back_window(self, trainer: Trainer) -> None:
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
+    ) -> None:
+        self.is_pending = False
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, epoch: int) -> None:
+        self.owes_epoch_end = False
+
+    @override
+    def on_step_discarded(self, trainer: Trainer) -> None:
         """Go back to where the step at hand began: a run that resumes takes its batches again."""
         self.is_pending = False
         num = self.num_batches - self._window.num_batches

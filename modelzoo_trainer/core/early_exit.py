@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -125,15 +125,7 @@ class EarlyExit(CoreCallback):
             self._proposed.add(topic)
             backend.propose(topic)
 
-    @contextmanager
-    def honouring_stops(self) -> Iterator[None]:
-        """Turn a `StopTraining` that leaves the block into a stop, and go on behind the block."""
-        try:
-            yield
-        except StopTraining as stop:
-            self.end(stop)
-
-    def grant(self, stop: StopTraining) -> None:
+    def request_stop(self, stop: StopTraining) -> None:
         """Ask for the end of the run, as that was raised by a callback."""
         self.stop(str(stop) or "StopTraining was raised")
 
@@ -155,7 +147,7 @@ class EarlyExit(CoreCallback):
         self.reason = self._asked
         log.info("The run ends: %s.", self.reason)
 
-    def heed(self, trainer: Trainer) -> None:
+    def stop_if_requested(self, trainer: Trainer) -> None:
         """End the run here if it was asked to; conditions are for step boundaries."""
         if self._asked or self._shared is not None:
             self.check(trainer)
@@ -188,6 +180,10 @@ class EarlyExit(CoreCallback):
         ckpt_paths: list[Any],
     ) -> None:
         self._enter(trainer, stack)
+
+    @override
+    def on_train_ready(self, trainer: Trainer) -> None:
+        self.stop_if_requested(trainer)
 
     def _enter(self, trainer: Trainer, stack: ExitStack) -> None:
         if self._depth == 0:

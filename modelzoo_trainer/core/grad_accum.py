@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -108,6 +109,14 @@ class GradientAccumulation(CoreCallback):
         loop_idx: int,
     ) -> None:
         stack.callback(self.drop, trainer)  # a stop may cut a window off: it is not to be saved
+
+    @override
+    def on_step_discarded(self, trainer: Trainer) -> None:
+        self.drop(trainer)
+
+    @override
+    def on_rollback(self, trainer: Trainer, ckpt_path: Path) -> None:
+        self.drop(trainer)
 
     def drop(self, trainer: Trainer) -> None:
         """Forget a window that is not complete, and its gradients."""

@@ -115,7 +115,7 @@ class Logging(CoreCallback):
         self.in_batch = False
         self.is_log_window = trainer.is_log_step = True
         trainer.rehearses = False
-        trainer.hooks = trainer.log_hooks
+        trainer.hooks = trainer.callbacks.log_hooks
 
     def _leave(self, trainer: Trainer) -> None:
         self._open_gate(trainer)
@@ -172,17 +172,17 @@ class Logging(CoreCallback):
         )
         if self.is_log_window and trainer.grad_accum.should_run_optimizer_step:
             trainer.is_log_step = True
-            trainer.hooks = trainer.log_hooks
+            trainer.hooks = trainer.callbacks.log_hooks
         else:
             trainer.is_log_step = False
-            trainer.hooks = trainer.quiet_hooks
+            trainer.hooks = trainer.callbacks.quiet_hooks
             if self._num_to_rehearse:
                 self._rehearse(trainer)
 
     def _rehearse(self, trainer: Trainer) -> None:
         trainer.rehearses = self._num_to_rehearse % 2 == 1
         if trainer.rehearses and trainer.grad_accum.should_run_optimizer_step:
-            trainer.hooks = trainer.rehearsal_hooks
+            trainer.hooks = trainer.callbacks.rehearsal_hooks
 
     @override
     def on_step_boundary(self, trainer: Trainer) -> None:
@@ -226,8 +226,8 @@ class Logging(CoreCallback):
                 f"log one of them inside trainer.name_scope(...)."
             )
 
-    def drop(self, trainer: Trainer) -> None:
-        """Forget what was collected: the run goes back to before it."""
+    @override
+    def on_rollback(self, trainer: Trainer, ckpt_path: Path) -> None:
         self.collected = {}
         self._open_gate(trainer)
 
@@ -316,7 +316,7 @@ class Logging(CoreCallback):
 
     def hand_over(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
         """Give host values to the loggers, then to `on_metrics`."""
-        before, trainer.is_delivering = trainer.is_delivering, True
+        before, trainer.metrics.is_delivering = trainer.metrics.is_delivering, True
         try:
             if trainer.backend.is_main:
                 for logger in trainer.loggers:
@@ -326,7 +326,7 @@ class Logging(CoreCallback):
                         self._guarded(logger, logger.log_metrics, metrics, step)
             trainer.hooks.on_metrics(trainer, metrics, step)
         finally:
-            trainer.is_delivering = before
+            trainer.metrics.is_delivering = before
 
     def _guarded(self, logger: Logger, act: Callable[..., None], *args: Any) -> None:
         """Have a logger do something; what it fails at is told once, and stops nothing."""

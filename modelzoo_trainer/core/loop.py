@@ -6,7 +6,9 @@ import logging
 import math
 import re
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.nn import Module
@@ -187,6 +189,15 @@ def _check_frequency(value: int | float | None) -> None:
 
 
 log = logging.getLogger("modelzoo_trainer.schedule")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A stretch of training, or a validation of all dataloaders."""
+
+    trains: bool
+    is_last: bool = False
+    """Whether no train stage follows."""
 
 
 class RunSchedule(CoreCallback):
@@ -385,7 +396,33 @@ class RunSchedule(CoreCallback):
             is_over or self._has_ended_here or (self._every is not None and step % self._every == 0)
         )
 
-    def end_stage(self, trainer: Trainer, *, is_validated: bool) -> None:
+    def stages(self, trainer: Trainer) -> Iterator[Stage]:
+        """Yield the train stages and validations of a fit; each is asked for when one is over.
+
+        A fit that resumes between a stage and its validation begins with the validation.
+        """
+        trainer.early_exit.stop_if_requested(trainer)
+        if self.owes_validation(trainer):
+            trainer.hooks.on_train_ready(trainer)
+            yield from self._validation(trainer)
+        while self.has_steps_left(trainer):
+            yield Stage(trains=True)
+            if self.validates and not trainer.early_exit.should_exit:
+                yield from self._validation(trainer)
+
+    def _validation(self, trainer: Trainer) -> Iterator[Stage]:
+        yield Stage(trains=False, is_last=not self.has_steps_left(trainer))
+        self._end_stage(
+            trainer, is_validated=not trainer.early_exit.should_exit and trainer.val_is_complete
+        )
+        if self.has_steps_left(trainer):
+            trainer.early_exit.stop_if_requested(trainer)
+
+    def count_validation(self) -> None:
+        """Count one dataloader of the validation at hand as done."""
+        self.num_validated += 1
+
+    def _end_stage(self, trainer: Trainer, *, is_validated: bool) -> None:
         """Count a stage; one whose validation was cut short still owes it."""
         if is_validated:
             self._validated = trainer.global_step
@@ -393,15 +430,35 @@ class RunSchedule(CoreCallback):
             self.num_validated = 0
             self.loop_idx += 1
 
-    def begin_stage(self, trainer: Trainer) -> None:
-        """Fix where the stage that begins will end."""
+    @override
+    def on_enter_train(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        loop: Any,
+        loop_idx: int,
+    ) -> None:
+        self._begin_stage(trainer)
+
+    @override
+    def on_train_ready(self, trainer: Trainer) -> None:
+        self._begin_stage(trainer)  # it may have gone back to another step
+
+    def _begin_stage(self, trainer: Trainer) -> None:
+        """Fix where the stage at hand will end: here, if its validation is due."""
+        if self.owes_validation(trainer):
+            self.stage_end = trainer.global_step
+            return
         self.stage_end = self.end_step
         if self._every is not None:
             due = (trainer.global_step // self._every + 1) * self._every
             self.stage_end = min(self.end_step, due)
 
     def stage_continues(self, trainer: Trainer) -> bool:
-        """Return whether the stage has another batch."""
+        """Return whether the stage has another batch; also ends the run between two epochs."""
+        if trainer.data.begins_epoch:
+            trainer.early_exit.stop_if_requested(trainer)
         return (
             trainer.global_step < self.stage_end
             and trainer.data.epoch < self.end_epoch

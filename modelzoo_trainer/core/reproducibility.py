@@ -85,7 +85,8 @@ class Reproducibility(CoreCallback):
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         self._loaded = state_dict.get("rng")
 
-    def restore(self, trainer: Trainer) -> None:
+    @override
+    def on_train_ready(self, trainer: Trainer) -> None:
         """Give the host's generators the state that was loaded, if there is one; once."""
         state, self._loaded = self._loaded, None
         if state is not None:

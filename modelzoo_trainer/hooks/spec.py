@@ -178,15 +178,11 @@ def _check_parameters(owner: str, declared: HookSpec, method: HookFn) -> None:
         raise HookError(f"{owner}.{declared.name} takes ({takes}), but the hook passes ({passes}).")
 
 
-def fan_out(calls: Sequence[HookFn]) -> HookFn:
+def fan_out(calls: Sequence[HookFn], on_stop: Callable[[StopTraining], None]) -> HookFn:
     """Return one function that calls every listener, in order.
 
     What a listener raises goes through, and `note_origin` finds out later whose it was; but for
-    `StopTraining`, which is a request to the trainer and cuts nothing off.
-
-    Args:
-        calls: The listeners' bound methods; at least one. Their first argument is the trainer, if
-            one of them may ask for a stop.
+    `StopTraining`, which is a request and cuts nothing off: `on_stop` is called with it.
     """
     if len(calls) == 1:
         [only] = calls
@@ -195,7 +191,7 @@ def fan_out(calls: Sequence[HookFn]) -> HookFn:
             try:
                 only(*args)
             except StopTraining as stop:
-                args[0].early_exit.grant(stop)
+                on_stop(stop)
 
         return fire_one
     every = tuple(calls)
@@ -205,7 +201,7 @@ def fan_out(calls: Sequence[HookFn]) -> HookFn:
             try:
                 listener(*args)
             except StopTraining as stop:  # a block that raises nothing costs nothing
-                args[0].early_exit.grant(stop)
+                on_stop(stop)
 
     return fire
 

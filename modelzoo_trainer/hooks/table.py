@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from modelzoo_trainer.callback import Callback, CoreCallback, hook_names
-from modelzoo_trainer.errors import HookError
+from modelzoo_trainer.errors import HookError, StopTraining
 from modelzoo_trainer.hooks.keyword_calls import KeywordCall, listener_of
 from modelzoo_trainer.hooks.spec import HOOKS, HookFn, fan_out, fan_out_all, near_miss
 
@@ -26,6 +26,7 @@ class HookTable(Callback):
         is_log_step: Whether to include hooks that are for log steps only.
         rehearses: Include those of them that belong to the traced step in any case, so that
             what a log step records is recorded, though nothing is logged.
+        on_stop: Called with a `StopTraining` that a hook has raised; None = it is raised.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class HookTable(Callback):
         *,
         is_log_step: bool = True,
         rehearses: bool = False,
+        on_stop: Callable[[StopTraining], None] | None = None,
     ) -> None:
         self.callbacks: Final = tuple(callbacks)
+        self._on_stop = _raised if on_stop is None else on_stop
         self._events: dict[str, Event | None] = {}
         listeners: dict[str, list[HookFn]] = {}
         for callback in self.callbacks:
@@ -55,7 +58,7 @@ class HookTable(Callback):
         [*_, last] = calls
         if len(calls) == 1 and isinstance(getattr(last, "__self__", None), CoreCallback):
             return last  # asks for no stop by raising
-        return fan_out(calls)
+        return fan_out(calls, self._on_stop)
 
     def call(self, trainer: Any, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Fire a hook by its name.
@@ -87,7 +90,7 @@ class HookTable(Callback):
         found = [listener_of(callback, name) for callback in self.callbacks]
         calls = [_with_trainer(listener) for listener in found if listener is not None]
         if calls:
-            return fan_out(calls)
+            return fan_out(calls, self._on_stop)
         meant = near_miss(name)
         if meant is not None:
             raise HookError(f"{name!r} is not a hook. Did you mean {meant!r}?")
@@ -105,6 +108,10 @@ def _ordered(
         passed = ", ".join([*map(repr, args), *kwargs])
         raise HookError(f"call({name!r}) got ({passed}), but takes ({', '.join(parameters)}).")
     return tuple(given[key] for key in parameters)
+
+
+def _raised(stop: StopTraining) -> None:
+    raise stop
 
 
 def _nobody(*args: Any) -> None:

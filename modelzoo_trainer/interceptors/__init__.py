@@ -25,6 +25,7 @@ from modelzoo_trainer.interceptors.objects import (
     FunctionHandle,
     FunctionList,
 )
+from modelzoo_trainer.interceptors.placement import Interceptors, is_own_pair, parted
 
 __all__ = [
     "INIT",
@@ -32,14 +33,17 @@ __all__ = [
     "AdvisedMethods",
     "FunctionHandle",
     "FunctionList",
+    "Interceptors",
     "Pair",
     "begin",
     "canonical",
     "class_pairs",
     "end",
     "event",
+    "is_own_pair",
     "is_pair",
     "pair_of",
+    "parted",
     "split_pair",
     "unknown_event",
 ]

@@ -99,11 +99,11 @@ def order_of(text):
 
 def order_in(trainer):
     """Return the order in which a trainer calls: hook -> [(group, class)]."""
-    core = len(trainer.callbacks) - len([*trainer._user, *trainer.loggers])
+    core = len(trainer.callbacks) - len([*trainer.callbacks.user, *trainer.loggers])
     found = {}
     for number, callback in enumerate(trainer.hooks.callbacks):
         group = "core" if number < core else "global"
-        group = "user" if callback in trainer._user else group
+        group = "user" if callback in trainer.callbacks.user else group
         group = "loggers" if callback in trainer.loggers else group
         for name in hook_names(callback):
             found.setdefault(name, []).append((group, type(callback).__name__))

@@ -49,7 +49,7 @@ def test_a_run_that_is_stopped_ends_at_the_boundary_with_its_end_hooks(trainer_o
     trainer.fit(tiny_batches(5), tiny_batches(1))
     assert trainer.global_step == 2
     assert trainer.early_exit.reason == "enough"
-    assert recorder.names[-2:] == ["on_train_end", "on_fit_end"]
+    assert recorder.names[-3:] == ["on_train_end", "on_fit_end", "on_fit_committed"]
 
 
 def test_a_stop_within_a_window_waits_for_the_optimizer(trainer_of) -> None:
@@ -129,7 +129,7 @@ def test_a_stop_during_a_validation_ends_it_and_the_run(trainer_of) -> None:
     trainer.fit(tiny_batches(6), tiny_batches(3))
     assert trainer.global_step == 2
     assert recorder.count("on_validate_batch_end") == 1
-    assert recorder.names[-1] == "on_fit_end"
+    assert recorder.names[-2:] == ["on_fit_end", "on_fit_committed"]
 
 
 def test_a_validation_alone_can_be_stopped(trainer_of) -> None:
@@ -155,8 +155,8 @@ def test_a_signal_ends_the_run_at_the_boundary(trainer_of, number) -> None:
     assert trainer.global_step == 1
     assert trainer.interrupted == number.name
     assert signalling.told == [(number.name, 1)]
-    ends = [name for name in recorder.names[-6:] if "checkpoint" not in name]
-    assert ends[-3:] == ["on_interrupt", "on_train_end", "on_fit_end"]
+    ends = [name for name in recorder.names[-7:] if "checkpoint" not in name]
+    assert ends[-4:] == ["on_interrupt", "on_train_end", "on_fit_end", "on_fit_committed"]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_signal_for_the_program_is_raised_when_the_fit_has_ended_in_order(
     with pytest.raises(error) as raised:
         trainer.fit(tiny_batches(5))
     assert getattr(raised.value, "code", None) == code
-    assert recorder.names[-1] == "on_fit_end"
+    assert recorder.names[-2:] == ["on_fit_end", "on_fit_committed"]
     assert recorder.count("on_fit_exception") == recorder.count("on_train_exception") == 0
     assert (trainer.model_dir / "checkpoint_1").is_dir()
     assert signal.getsignal(number) == before
@@ -438,7 +438,7 @@ def test_stop_training_ends_a_run_in_order_from_anywhere(trainer_of, hook, steps
     trainer.fit(tiny_batches(5), tiny_batches(1))
     assert trainer.interrupted is None
     assert trainer.early_exit.reason == "enough"
-    assert recorder.names[-1] == "on_fit_end"
+    assert recorder.names[-2:] == ["on_fit_end", "on_fit_committed"]
     assert recorder.count("on_fit_exception") == recorder.count("on_train_exception") == 0
     assert recorder.count("on_train_end") == (hook != "on_fit_start")
     assert [path.name for path in trainer.model_dir.glob("checkpoint_*")] == (
@@ -452,7 +452,7 @@ def test_stop_training_in_a_validation_ends_the_run(trainer_of) -> None:
     trainer.fit(tiny_batches(6), tiny_batches(3))
     assert trainer.global_step == 2
     assert recorder.count("on_validate_exception") == 0
-    assert recorder.names[-1] == "on_fit_end"
+    assert recorder.names[-2:] == ["on_fit_end", "on_fit_committed"]
 
 
 def test_stop_training_in_a_validation_alone_ends_it(trainer_of) -> None:

@@ -310,7 +310,7 @@ def test_an_exception_in_a_rehearsal_ends_it(tmp_path, accumulated) -> None:
         trainer.fit(constant_batches(*range(1, 27)))
     assert not trainer.rehearses
     assert trainer.is_log_step
-    assert trainer.hooks is trainer.log_hooks
+    assert trainer.hooks is trainer.callbacks.log_hooks
 
 
 def test_a_fit_after_an_exception_rehearses_from_the_beginning(tmp_path) -> None:
@@ -384,7 +384,7 @@ def test_a_stop_in_a_rehearsal_ends_it(tmp_path) -> None:
 
     trainer = trained(tmp_path, Stops(), grad_accum_steps=2)
     assert not trainer.rehearses
-    assert trainer.hooks is trainer.log_hooks
+    assert trainer.hooks is trainer.callbacks.log_hooks
 
 
 # ---- hook tables

@@ -64,6 +64,11 @@ ADDED = {
     "on_step_boundary": "trainer",
     "on_metrics": "trainer metrics step",
     "on_interrupt": "trainer reason",
+    "on_train_ready": "trainer",
+    "on_step_committed": "trainer",
+    "on_step_discarded": "trainer",
+    "on_rollback": "trainer ckpt_path",
+    "on_fit_committed": "trainer loop",
 }
 
 
@@ -79,10 +84,10 @@ def of_phase(phase: Phase) -> set[str]:
     return {name for name, declared in HOOKS.items() if declared.phase is phase}
 
 
-def test_there_are_the_45_hooks_of_the_original_and_five_of_ours() -> None:
+def test_there_are_the_45_hooks_of_the_original_and_ten_of_ours() -> None:
     declared = {name: " ".join(spec.parameters) for name, spec in HOOKS.items()}
     assert declared == ORIGINAL | ADDED
-    assert (len(ORIGINAL), len(ADDED)) == (45, 5)
+    assert (len(ORIGINAL), len(ADDED)) == (45, 10)
 
 
 def test_the_hooks_inside_the_traced_step_are_these() -> None:
@@ -99,6 +104,7 @@ def test_the_hooks_inside_the_traced_step_are_these() -> None:
 def test_the_hooks_on_the_host_between_two_steps_are_these() -> None:
     assert of_phase(Phase.BATCH) == {
         *("on_train_batch_start", "on_train_batch_end", "on_step_boundary", "on_metrics"),
+        *("on_step_committed", "on_step_discarded"),
         *("on_validate_batch_start", "on_validate_batch_end"),
     }
 

@@ -1,0 +1,121 @@
+"""Whose each interceptor of a trainer is: the trainer's own, or that of a core callback."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.interceptors.classes import class_pairs, pair_of
+from modelzoo_trainer.interceptors.functions import (
+    INIT,
+    Pair,
+    canonical,
+    is_pair,
+    split_pair,
+    unknown_event,
+)
+from modelzoo_trainer.interceptors.objects import AdvisedMethods
+
+
+class Interceptors:
+    """The interceptors of a trainer and its core callbacks, such as `("post-forward", f)`.
+
+    One is for an event of the trainer or of its core callbacks; if several have it, for all.
+    Functions are called in the order of the classes, of the trainer's `callbacks`, then those
+    added, then global.
+
+    Args:
+        owner: The trainer; held weakly.
+        parts: The core callbacks.
+        pairs: The user's.
+
+    Raises:
+        ConfigError: When placed, if nobody has the event of a pair, or its function does not fit.
+    """
+
+    def __init__(self, owner: AdvisedMethods, parts: Iterable[Any], pairs: Iterable[Pair]) -> None:
+        self._owner = weakref.ref(owner)
+        self._parts = [part for part in parts if isinstance(part, AdvisedMethods)]
+        cls = type(owner)
+        of_classes = [pair for pair in class_pairs(cls) if not is_own_pair(cls, pair)]
+        self._pairs = [pair_of(owner, pair) for pair in of_classes]
+        self._pairs += [(event, function) for event, function in pairs]  # of its own, for removal
+        self._placed: list[Pair] = []
+
+    def place(self, global_pairs: Iterable[Pair]) -> None:
+        """Give the functions to whoever has their events, in place of those given before."""
+        wanted = [*self._pairs, *global_pairs]
+        if len(wanted) == len(self._placed) and all(map(_is, wanted, self._placed)):
+            return
+        before = self._placed
+        try:
+            self._place(wanted)
+        except ConfigError:
+            self._place(before)
+            raise
+
+    def add(self, pair: Pair) -> Pair:
+        """Return the pair as it was added, an object of its own; it is not placed yet."""
+        event, function = pair
+        added = (event, function)
+        self._pairs.append(added)
+        return added
+
+    def keep(self, wanted: Callable[[Pair], bool]) -> None:
+        """Drop the other pairs, when they are placed anew."""
+        self._pairs = [known for known in self._pairs if wanted(known)]
+
+    def _place(self, pairs: list[Pair]) -> None:
+        for owner in self._owners():
+            owner.drop_pairs(self._placed)
+        self._placed = list(pairs)
+        for pair in pairs:
+            for owner in self._owners_of(pair):
+                owner.add_pair_once(pair)
+
+    def _owners(self) -> list[AdvisedMethods]:
+        owner = self._owner()
+        return self._parts if owner is None else [owner, *self._parts]
+
+    def _owners_of(self, pair: Pair) -> list[AdvisedMethods]:
+        _, name, _ = split_pair(pair, "callbacks")
+        if name == INIT:
+            raise ConfigError(
+                f"callbacks: {pair[0]!r} comes too late for the trainer, which is being made. Give "
+                f"it in the list `callbacks` of a subclass, or use a callback's pre_setup or "
+                f"post_setup."
+            )
+        owners = self._owners()
+        found = [owner for owner in owners if name in owner.events()]
+        if not found:
+            known = {event for owner in owners for event in owner.events()}
+            raise unknown_event("callbacks", pair[0], known)
+        return found
+
+
+def is_own_pair(cls: type[AdvisedMethods], pair: Pair) -> bool:
+    """Return whether a function of a class is for the object itself, not for its parts."""
+    if not is_pair(pair):
+        return True  # which is refused there
+    _, _, name = canonical(pair[0]).partition("-")
+    return name in (INIT, *cls.events())
+
+
+def parted(callbacks: Any) -> tuple[list[Pair], Any]:
+    """Return the pairs among a user's callbacks, and the other ones as they were given.
+
+    Args:
+        callbacks: An iterable, or a single one.
+    """
+    if is_pair(callbacks):
+        return [callbacks], ()
+    if not isinstance(callbacks, Iterable) or isinstance(callbacks, (str, Mapping)):
+        return [], callbacks
+    given = list(callbacks)
+    return [one for one in given if is_pair(one)], [one for one in given if not is_pair(one)]
+
+
+def _is(first: object, second: object) -> bool:
+    return first is second
