@@ -198,7 +198,7 @@ class Trainer(AdvisedMethods):
             core, others, loggers, check_loss=check_loss, on_stop=self.early_exit.request_stop
         )
         self._bind_core()
-        self.metrics = MetricLog(self, self.logging)
+        self.metric_log = MetricLog(self, self.logging)
         self.interceptors = Interceptors(self, core.values(), pairs)
         self.val_pass: Pass | None = None
         self._is_closed = False
@@ -793,7 +793,7 @@ class Trainer(AdvisedMethods):
             deliver: Called with the values: numbers, or CPU tensors if they have dimensions.
             step: The `global_step` during the delivery; None = that of the batch at hand.
         """
-        self.metrics.read(tensors, deliver, step)
+        self.metric_log.read(tensors, deliver, step)
 
     def drain(self) -> None:
         """Deliver all values that are under way, and what deliveries log. Waits for the device.
@@ -801,7 +801,7 @@ class Trainer(AdvisedMethods):
         Raises:
             RuntimeError: If deliveries log without an end.
         """
-        self.metrics.drain()
+        self.metric_log.drain()
 
     def log_metrics(self, **metrics: Any) -> None:
         """Log metrics by name: off log steps nothing is logged; see `log_metrics_dict`."""
@@ -830,7 +830,7 @@ class Trainer(AdvisedMethods):
             ValueError: If there is no logger of a name, or a metric of this batch has the name of
                 one already.
         """
-        self.metrics.log(metrics, step, dest)
+        self.metric_log.log(metrics, step, dest)
 
     def remove_logger_destination(self, name: str) -> None:
         """Send no more metrics to the loggers of a name, unless `dest` asks for them."""
@@ -842,25 +842,25 @@ class Trainer(AdvisedMethods):
         Args:
             name: One part of the path.
         """
-        return self.metrics.name_scope(name)
+        return self.metric_log.name_scope(name)
 
     @property
     def name_scope_path(self) -> str:
         """The open name scopes, joined and closed by "/"; "" if there is none."""
-        return self.metrics.name_scope_path
+        return self.metric_log.name_scope_path
 
     @property
     def is_delivering(self) -> bool:
         """Whether values that were read are being delivered: `global_step` is that of theirs."""
-        return self.metrics.is_delivering
+        return self.metric_log.is_delivering
 
     def number_val_dataloaders(self, val_dataloaders: list[Loader]) -> list[Loader]:
         """Fix the name scopes of dataloaders by their order, and return them."""
-        return self.metrics.number_val_dataloaders(val_dataloaders)
+        return self.metric_log.number_val_dataloaders(val_dataloaders)
 
     def get_val_dataloader_scope(self, val_dataloader: Loader) -> str:
         """Return the name scope of a validation dataloader: numbered as they are first seen."""
-        return self.metrics.val_dataloader_scope(val_dataloader)
+        return self.metric_log.val_dataloader_scope(val_dataloader)
 
     # ---- where the run is
 

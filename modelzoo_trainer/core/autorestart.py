@@ -31,7 +31,6 @@ _HOOKS: Final = frozenset(
         "on_train_end",
         "on_train_exception",
         "on_save_checkpoint",
-        "on_after_save_checkpoint",
         "postprocess_checkpoint",
     }
 )

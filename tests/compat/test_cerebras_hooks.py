@@ -81,11 +81,16 @@ THEIRS = {
     "on_load_trainer_state": "trainer, state_dict",
 }
 NEW = {
+    "on_fit_committed",
     "on_interrupt",
     "on_metrics",
+    "on_rollback",
     "on_step_boundary",
+    "on_step_committed",
+    "on_step_discarded",
     "on_train_epoch_end",
     "on_train_epoch_start",
+    "on_train_ready",
 }
 
 

@@ -446,7 +446,7 @@ def test_pa_17_a_stop_within_the_loop_ends_the_run_in_order(
     trainer.fit(tiny_batches(2), tiny_batches(2))
     assert trainer.global_step == num_steps  # the step at hand is completed
     assert stop.count("on_validate_batch_end") == num_val
-    assert stop.names[-1] == "on_fit_end"
+    assert stop.names[-2:] == ["on_fit_end", "on_fit_committed"]
     assert stop.count("on_fit_exception") == 0
     assert trainer.early_exit.reason == f"enough in {hook}"
 
@@ -462,7 +462,7 @@ def test_pa_17_a_stop_by_what_is_no_hook(trainer_of) -> None:
     trainer = trainer_of(recorder, model=Stops)
     trainer.fit([*tiny_batches(2), (torch.full((4, 3), 99.0), torch.ones(4, 1))], tiny_batches(1))
     assert (trainer.global_step, recorder.count("on_validate_start")) == (2, 0)
-    assert recorder.names[-1] == "on_fit_end"
+    assert recorder.names[-2:] == ["on_fit_end", "on_fit_committed"]
 
 
 @pytest.mark.parametrize(("hook", "num_steps"), [("on_fit_start", 0), ("on_fit_end", 2)])
@@ -471,7 +471,7 @@ def test_pa_18_a_stop_around_the_loop_does_not_escape(trainer_of, hook, num_step
     trainer = trainer_of(stop)
     trainer.fit(tiny_batches(2))
     assert trainer.global_step == num_steps
-    assert stop.names[-1] == "on_fit_end"
+    assert stop.names[-2:] == ["on_fit_end", "on_fit_committed"]
     trainer.fit(tiny_batches(2), ckpt_path=None)  # nothing is left of it
     assert trainer.global_step == num_steps + 2
 
@@ -509,7 +509,7 @@ def test_pa_20_a_loss_that_is_no_number_ends_the_run(trainer_of, bad) -> None:
     trainer.fit(constant_batches(1, bad, 1))
     assert trainer.model.weight.item() == pytest.approx(0.9)
     assert "TerminateOnNaN: loss is" in trainer.early_exit.reason
-    assert behind.names[-1] == "on_fit_end"
+    assert behind.names[-2:] == ["on_fit_end", "on_fit_committed"]
     trainer.fit(constant_batches(1), ckpt_path=None)  # the next one is not ended
     assert trainer.model.weight.item() == pytest.approx(0.8)
 

@@ -215,7 +215,8 @@ def test_a_report_says_what_runs_of_what_how_long_and_what_to_know(shown):
     assert shown(FILE) == REPORT
 
 
-def test_a_report_is_told_without_what_is_not_there(shown):
+def test_a_report_is_told_without_what_is_not_there(shown, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     text = "trainer: {init: {model: {name: net, sizes: [1]}}, validate: {val_dataloader: %s}}"
     assert shown(text % "{data_processor: Digits, batch_size: 2}", "eval") == (
         "What runs\n"

@@ -42,8 +42,8 @@ def test_it_is_on_if_there_are_restarts(num, enabled):
     assert AutoRestart(max_num_restarts=num, min_num_csx=2).enabled is enabled
 
 
-def test_switched_off_it_listens_to_nothing_but_a_state_that_it_did_not_save():
-    assert list(hook_names(AutoRestart())) == ["preprocess_checkpoint"]
+def test_switched_off_it_listens_to_nothing_but_checkpoints():
+    assert set(hook_names(AutoRestart())) == {"preprocess_checkpoint", "on_after_save_checkpoint"}
     assert list(hook_names(AutoRestart(1))) == list(hook_names(AutoRestart(hang_timeout=1)))
 
 
