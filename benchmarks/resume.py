@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from modelzoo_trainer.loading.position import PassSeeds
+from modelzoo_trainer.loading.position import EpochSeeds
 from modelzoo_trainer.loading.sources import Start, make_source
 
 STEPS: Final = (10, 1_000_000)
@@ -37,7 +37,7 @@ def seconds_to_next(loader: DataLoader[torch.Tensor], step: int) -> float:
         epoch=3,
         position=step,
         passed_over=frozenset(),
-        seeds=PassSeeds(order=1, fetches=2, samples=3),
+        seeds=EpochSeeds(order=1, fetches=2, samples=3),
         restores=True,
     )
     begin = time.perf_counter()

@@ -52,8 +52,8 @@ class MetricLog:
         made_at = self._step(trainer) if step is None else step
 
         def at_its_step(values: list[Any]) -> None:
-            now, delivering = trainer.global_step, self.is_delivering
-            trainer.global_step, self.is_delivering = made_at, True
+            now, delivering = trainer.loop.show_step(trainer, made_at), self.is_delivering
+            self.is_delivering = True
             try:
                 deliver(values)
             except StopTraining as stop:
@@ -62,13 +62,19 @@ class MetricLog:
                 error.add_note(f"found when the values of global_step {made_at} arrived")
                 raise
             finally:
-                trainer.global_step, self.is_delivering = now, delivering
+                trainer.loop.show_step(trainer, now)
+                self.is_delivering = delivering
 
         backend = trainer.backend
         if backend.reads_at_once:
             at_its_step([host_value(tensor) for tensor in tensors])
         else:
             backend.read(tensors, at_its_step)
+
+    def deliver_now(self, is_delivering: bool) -> bool:
+        """Say whether what is logged now belongs to a delivery; return what was said before."""
+        before, self.is_delivering = self.is_delivering, is_delivering
+        return before
 
     def drain(self) -> None:
         """Deliver all values under way, and what deliveries log. Waits for the device."""

@@ -43,7 +43,12 @@ def stop_scope(trainer: Trainer) -> Iterator[None]:
     try:
         yield
     except StopTraining as stop:
-        trainer.early_exit.end(stop)
+        end_run(trainer, stop)
+
+
+def end_run(trainer: Trainer, stop: StopTraining) -> None:
+    """End the run where a `StopTraining` was raised by something that is no callback."""
+    trainer.early_exit.end(stop)
 
 
 def _report(trainer: Trainer, kind: str, error: BaseException) -> None:

@@ -58,11 +58,11 @@ from modelzoo_trainer.interceptors import (
     is_pair,
     parted,
 )
-from modelzoo_trainer.loading.epochs import Pass, as_loaders, resolve_loader
+from modelzoo_trainer.loading.epochs import EpochIterator, as_loaders, resolve_loader
 from modelzoo_trainer.loading.train_data import validation_data
 from modelzoo_trainer.loggers.logger import Logger
 from modelzoo_trainer.metrics import MetricLog
-from modelzoo_trainer.run_context import run_context, stop_scope
+from modelzoo_trainer.run_context import end_run, run_context, stop_scope
 
 CkptPath = str | Path | EllipsisType | None
 T = TypeVar("T")
@@ -200,7 +200,7 @@ class Trainer(AdvisedMethods):
         self._bind_core()
         self.metric_log = MetricLog(self, self.logging)
         self.interceptors = Interceptors(self, core.values(), pairs)
-        self.val_pass: Pass | None = None
+        self.val_pass: EpochIterator | None = None
         self._is_closed = False
         self.rebuild_hooks()
         watch_global_callbacks(self)
@@ -309,7 +309,7 @@ class Trainer(AdvisedMethods):
                 self._train_batch()
             self.drain()
         except StopTraining as stop:
-            self.early_exit.end(stop)
+            end_run(self, stop)
             self.hooks.on_step_discarded(self)
             return False  # values may still be under way
         except RollBack as found:
@@ -465,7 +465,7 @@ class Trainer(AdvisedMethods):
             self.call(loop.on_start_hook, self.model, val_dataloader, loop)
             loader = resolve_loader(val_dataloader, "val_dataloader")
             size = self.val_micro_batch_size
-            batches = Pass(
+            batches = EpochIterator(
                 validation_data(loader, self.backend, self.global_step, size),
                 self.backend.batches,
                 limit=loop.eval_steps,
@@ -481,7 +481,7 @@ class Trainer(AdvisedMethods):
             self.call(loop.on_end_hook, self.model, loop)
             self.drain()
 
-    def _validate_batches(self, batches: Pass, loop: ValidationLoop) -> None:
+    def _validate_batches(self, batches: EpochIterator, loop: ValidationLoop) -> None:
         while not batches.is_last and not self.early_exit.check(self):
             batch_idx = batches.num_yielded
             batch = next(batches, None)
@@ -636,7 +636,7 @@ class Trainer(AdvisedMethods):
             raise found.cause
         self.hooks.on_rollback(self, path)
         self._resume(path)
-        self.data.pass_over(found.batches)
+        self.data.skip_batches(found.batches)
         self.hooks.on_train_ready(self)
         self._end_owed_epoch()
 
@@ -732,7 +732,7 @@ class Trainer(AdvisedMethods):
         Args:
             micro_batch_size: Most samples that go through the model at once, > 0; None = all.
         """
-        self.data.micro_batch_size = micro_batch_size
+        self.data.split_batches(micro_batch_size)
         self.grad_accum.activate()
         self.loss_accum.activate()
         self.rebuild_hooks()
@@ -773,7 +773,7 @@ class Trainer(AdvisedMethods):
         return tuple(pair for pair in class_pairs(cls) if is_own_pair(cls, pair))
 
     @override
-    def heed_stop(self, stop: StopTraining, attribute: str) -> None:
+    def handle_stop(self, stop: StopTraining, attribute: str) -> None:
         if attribute in _RUNS:  # no run is under way, or it is a whole validation that ends
             raise stop
         self.early_exit.request_stop(stop)

@@ -133,7 +133,7 @@ class SpikeDetection(StepLosses):
                 num_shards,
             )
         elif ahead:
-            trainer.data.pass_over(ahead)
+            trainer.data.skip_batches(ahead)
 
     def _read(self, trainer: Trainer) -> tuple[Batches, int]:
         return read_batches(self._file(trainer), trainer.backend.data_shard[1])

@@ -162,7 +162,7 @@ class Runner:
         if self.processes is not None and self.processes.agree(
             self.processes.launch.restart_count > 0
         ):
-            trainer.autorestart.is_restart = True
+            trainer.autorestart.resume_run()
 
         def phase() -> Phase:
             is_before_fit = plan.method == "fit" and not trainer.data.num_batches

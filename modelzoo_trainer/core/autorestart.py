@@ -135,6 +135,10 @@ class AutoRestart(CoreCallback):
         self.began = began
         self._on_commit = on_commit
 
+    def resume_run(self) -> None:
+        """Have it know that this process goes on with a run that another one began."""
+        self.is_restart = True
+
     # ---- state of the trainer
 
     @override

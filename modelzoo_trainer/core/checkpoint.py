@@ -19,8 +19,8 @@ from modelzoo_trainer.checkpointing.folder import name_pattern, name_problem
 from modelzoo_trainer.checkpointing.restoring import parts_of, restoring
 from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.core.checkpoint_writer import (
-    Saving,
-    Times,
+    CheckpointSaver,
+    CheckpointSchedule,
     facts_of,
     prepare,
     was_written_before,
@@ -100,7 +100,7 @@ class Checkpoint(CoreCallback, Advised):
                 f"checkpoint.save_final_checkpoint is {save_final_checkpoint!r}; it must be True "
                 f"or False."
             )
-        self.times = Times(steps, minutes, epochs)
+        self.times = CheckpointSchedule(steps, minutes, epochs)
         self.steps = self.times.steps
         self.autoload_last_checkpoint = autoload_last_checkpoint
         self.disable_strict_checkpoint_loading = disable_strict_checkpoint_loading
@@ -112,7 +112,7 @@ class Checkpoint(CoreCallback, Advised):
         self.checkpoint_name = checkpoint_name
         self.strict_version = strict_version
         self.asynchronous = asynchronous
-        self._saving = Saving()
+        self._saving = CheckpointSaver()
         self._lock = FolderLock("checkpoint_root")
         self._saved: tuple[Path | None, int | None] = (None, None)  # path, step
         self._has_written = False  # in this fit

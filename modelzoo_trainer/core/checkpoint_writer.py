@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 
-class Times:
+class CheckpointSchedule:
     """The step boundaries at which a checkpoint is due: by steps, by the clock, by passes.
 
     Args:
@@ -104,7 +104,7 @@ _HEADROOM: Final = 1.1
 _WITHIN_STEP: Final = "within_step"  # written between two batches of a step
 
 
-class Saving:
+class CheckpointSaver:
     """Writes checkpoints, one at a time, and says which have been committed."""
 
     def __init__(self) -> None:

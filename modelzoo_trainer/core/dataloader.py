@@ -14,11 +14,11 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, StateDict
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.dataset_info import warn_of_changes, warn_of_renumbering
-from modelzoo_trainer.loading.epochs import Pass
+from modelzoo_trainer.loading.epochs import EpochIterator
 from modelzoo_trainer.loading.per_sample import mixed, seed_generators
-from modelzoo_trainer.loading.position import Numbering, PassSeeds, Position, has_loader_state
+from modelzoo_trainer.loading.position import EpochSeeds, Position, ShardLayout, has_loader_state
 from modelzoo_trainer.loading.sources import LoaderState
-from modelzoo_trainer.loading.train_data import Feed
+from modelzoo_trainer.loading.train_data import TrainData
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -76,16 +76,16 @@ class DataLoaderCallback(CoreCallback):
         """Whether there is a batch at hand that has not been trained on yet."""
         self.is_torn = False
         """Whether a fit was left in the middle of a step, and no state has been loaded since."""
-        self._feed: Feed | None = None
+        self._feed: TrainData | None = None
         self._max_batches: int | None = None
-        self._pass: Pass | None = None
+        self._pass: EpochIterator | None = None
         self._was_loaded = False
         self._restores = False
         self._loader_state: LoaderState | None = None
         self._facts: dict[str, Any] = {}
         self._window = Position()
         self._window_step: int | None = None
-        self._numbering = Numbering()
+        self._numbering = ShardLayout()
         self._had_loader_state = False
         self._drops_window = False
 
@@ -100,7 +100,7 @@ class DataLoaderCallback(CoreCallback):
     ) -> None:
         steps = loop.steps_per_epoch
         limit = None if steps is None else steps * loop.grad_accum_steps
-        self._feed = Feed(train_dataloader, limit, trainer.backend)
+        self._feed = TrainData(train_dataloader, limit, trainer.backend)
         self._settle(self._feed)
         self._window_step = None
         if train_dataloader is not self._given and not self._was_loaded:
@@ -142,6 +142,10 @@ class DataLoaderCallback(CoreCallback):
         self._leave_out_passes()
 
     # ---- batches
+
+    def split_batches(self, micro_batch_size: int | None) -> None:
+        """Give out batches in micro-batches of at most this many samples; None = whole."""
+        self.micro_batch_size = micro_batch_size
 
     def next_batch(self, trainer: Trainer) -> Batch:
         """Return the next training batch, on the device, and count it as consumed.
@@ -187,7 +191,7 @@ class DataLoaderCallback(CoreCallback):
         self.batch_idx = self._parts = 0
         self._forget_pass()
 
-    def _begin(self, trainer: Trainer) -> Pass:
+    def _begin(self, trainer: Trainer) -> EpochIterator:
         feed = self._feed
         assert feed is not None  # there for the length of a fit
         if self._drops_window:
@@ -195,8 +199,8 @@ class DataLoaderCallback(CoreCallback):
             trainer.grad_accum.drop(trainer)
         begun = feed.begin(
             self._position(),
-            PassSeeds.of(trainer.backend, self.epoch),
-            self._passed_over_here(),
+            EpochSeeds.of(trainer.backend, self.epoch),
+            self._skipped_here(),
             restores=self._restores,
             needs_sizes=self.micro_batch_size is not None,
         )
@@ -205,7 +209,7 @@ class DataLoaderCallback(CoreCallback):
             warn_of_changes(self._facts, facts)
         self._facts = facts
         self._restores = False
-        return Pass(
+        return EpochIterator(
             begun,
             trainer.backend.batches,
             limit=feed.limit,
@@ -256,7 +260,7 @@ class DataLoaderCallback(CoreCallback):
 
     # ---- what is not trained on
 
-    def pass_over(self, batches: Iterable[tuple[int, int]]) -> None:
+    def skip_batches(self, batches: Iterable[tuple[int, int]]) -> None:
         """Leave batches out when their pass comes to them; they count as consumed.
 
         Args:
@@ -299,7 +303,7 @@ class DataLoaderCallback(CoreCallback):
         self._leave_out_passes()
         return num_batches * size
 
-    def _passed_over_here(self) -> frozenset[int]:
+    def _skipped_here(self) -> frozenset[int]:
         return frozenset(idx for epoch, idx in self.passed_over if epoch == self.epoch)
 
     def _leave_out_passes(self) -> None:
@@ -307,20 +311,20 @@ class DataLoaderCallback(CoreCallback):
         if not self.passed_over or self._feed is None:
             return
         while self._feed.has_nothing_left(
-            self.batch_idx, self._passed_over_here(), self._numbering.first
+            self.batch_idx, self._skipped_here(), self._numbering.first
         ):
             log.info("Pass %d: all that is left of it is passed over.", self.epoch)
             self.owes_epoch_end = self.owes_epoch_end or self.batch_idx > 0
             self._go_on_to(self.epoch + 1)
             self._loader_state = None
 
-    def _after_nothing(self, trainer: Trainer, feed: Feed) -> Any:
+    def _after_nothing(self, trainer: Trainer, feed: TrainData) -> Any:
         """End the pass and return `NOTHING`, if all that was left of it is passed over.
 
         Raises:
             ConfigError: If the pass has no batch.
         """
-        if not any(idx >= self.batch_idx for idx in self._passed_over_here()):
+        if not any(idx >= self.batch_idx for idx in self._skipped_here()):
             raise ConfigError(self.explain_empty())
         trainer.hooks.on_train_epoch_end(trainer, self.epoch)
         self.end_epoch()
@@ -414,7 +418,7 @@ class DataLoaderCallback(CoreCallback):
         self._settle(self._feed)
         self.passed_over |= before if is_used else set()
 
-    def _settle(self, feed: Feed | None) -> None:
+    def _settle(self, feed: TrainData | None) -> None:
         """Count batches as this number of processes does, if a checkpoint's did otherwise."""
         if feed is None:
             return

@@ -316,7 +316,7 @@ class Logging(CoreCallback):
 
     def hand_over(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
         """Give host values to the loggers, then to `on_metrics`."""
-        before, trainer.metric_log.is_delivering = trainer.metric_log.is_delivering, True
+        before = trainer.metric_log.deliver_now(True)
         try:
             if trainer.backend.is_main:
                 for logger in trainer.loggers:
@@ -326,7 +326,7 @@ class Logging(CoreCallback):
                         self._guarded(logger, logger.log_metrics, metrics, step)
             trainer.hooks.on_metrics(trainer, metrics, step)
         finally:
-            trainer.metric_log.is_delivering = before
+            trainer.metric_log.deliver_now(before)
 
     def _guarded(self, logger: Logger, act: Callable[..., None], *args: Any) -> None:
         """Have a logger do something; what it fails at is told once, and stops nothing."""

@@ -39,6 +39,11 @@ class LoopCallback(CoreCallback):
         if trainer.grad_accum.should_run_optimizer_step:
             trainer.global_step += 1
 
+    def show_step(self, trainer: Trainer, step: int) -> int:
+        """Have `trainer.global_step` be that of a late delivery; return what it was."""
+        before, trainer.global_step = trainer.global_step, step
+        return before
+
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         state_dict["global_step"] = trainer.global_step

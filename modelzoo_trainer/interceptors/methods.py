@@ -24,7 +24,7 @@ FUNCTIONS: Final = "_advice_functions"
 class Owner(Protocol):
     """An object whose methods have functions around them."""
 
-    def heed_stop(self, stop: StopTraining, attribute: str) -> None:
+    def handle_stop(self, stop: StopTraining, attribute: str) -> None:
         """Do what a `StopTraining` asks for that a function has raised.
 
         Args:
@@ -163,7 +163,7 @@ def _guarded(owner: Owner, function: Function, call: Callable[[Any, Any], Any], 
     try:
         return call(owner, value)
     except StopTraining as stop:
-        owner.heed_stop(stop, function.attribute)
+        owner.handle_stop(stop, function.attribute)
         return value
     except BaseException as error:
         error.add_note(f"raised in {function.label}")

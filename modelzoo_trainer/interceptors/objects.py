@@ -164,7 +164,7 @@ class AdvisedMethods:
         method = Method.of(cls, name, methods[name])
         return (PreFunction if side == "pre" else PostFunction)(pair, method)
 
-    def heed_stop(self, stop: StopTraining, attribute: str) -> None:
+    def handle_stop(self, stop: StopTraining, attribute: str) -> None:
         """Do what a `StopTraining` asks for that a function has raised: it goes through.
 
         Args:

@@ -170,13 +170,13 @@ def _kept(
     """Yield what is to be loaded, and note it."""
     for draw in found:
         if draw.number in passed_over:
-            log_passed_over(epoch, draw.number, draw.items)
+            log_skipped(epoch, draw.number, draw.items)
             continue
         taken.append(draw)
         yield draw
 
 
-def log_passed_over(epoch: int, number: int, items: Any = None) -> None:
+def log_skipped(epoch: int, number: int, items: Any = None) -> None:
     """Say which batch is left out.
 
     Args:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from modelzoo_trainer.callback import Batch, Loader
 from modelzoo_trainer.data.batches import split_batch
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.loading.sharded_sources import SharedItems, parts_of
+from modelzoo_trainer.loading.sharded_sources import ShardedItems, parts_of
 from modelzoo_trainer.loading.workers import shut_down, start_iterator
 
 
@@ -120,7 +120,7 @@ def known_length(items: Any) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class StartedEpoch:
     """A pass that was begun, perhaps in its middle.
 
     Args:
@@ -142,7 +142,7 @@ class Begun:
     close: Callable[[], None] | None = None
 
 
-class Pass:
+class EpochIterator:
     """One pass over the batches of a dataloader; `items` yields (batch, is it the last, number).
 
     A loader whose length is exact is read batch by batch; of any other one the next batch is
@@ -162,7 +162,7 @@ class Pass:
 
     def __init__(
         self,
-        loader: Iterable[Batch] | Begun,
+        loader: Iterable[Batch] | StartedEpoch,
         place: Callable[[Iterable[Any]], Iterator[Any]],
         *,
         limit: int | None = None,
@@ -171,11 +171,11 @@ class Pass:
         self._started: Iterator[Batch] | None = None
         self.is_filler = False
         self.is_even = True
-        if isinstance(loader, Begun):
+        if isinstance(loader, StartedEpoch):
             begun = loader
         else:
             iterator = start_iterator(loader)
-            begun = Begun(items=enumerate(iterator), length=exact_length(loader))
+            begun = StartedEpoch(items=enumerate(iterator), length=exact_length(loader))
             if iterator is not loader and not getattr(loader, "persistent_workers", False):
                 self._started = iterator
         self._close = begun.close
@@ -213,7 +213,7 @@ class Pass:
             num_left_out = 0
 
     def _shared(
-        self, items: SharedItems, size: int | None, num_left_out: int
+        self, items: ShardedItems, size: int | None, num_left_out: int
     ) -> Iterator[tuple[Batch, bool, int]]:
         for shared, is_last, idx in items:
             parts = [shared] if size is None else parts_of(shared, size)
@@ -225,7 +225,7 @@ class Pass:
             num_left_out = 0
 
 
-def _marked(begun: Begun, limit: int | None) -> Iterator[tuple[Batch, bool, int]]:
+def _marked(begun: StartedEpoch, limit: int | None) -> Iterator[tuple[Batch, bool, int]]:
     ends = [end for end in (begun.length, limit) if end is not None]
     if not ends:
         return _one_ahead(begun.items)
@@ -243,7 +243,7 @@ def last_index(start: int, end: int, passed_over: Collection[int]) -> int | None
     return next((number for number in numbers if number not in passed_over), None)
 
 
-def _counted(begun: Begun, last: int) -> Iterator[tuple[Batch, bool, int]]:
+def _counted(begun: StartedEpoch, last: int) -> Iterator[tuple[Batch, bool, int]]:
     idx = begun.position - 1
     for idx, batch in begun.items:
         yield batch, idx == last, idx

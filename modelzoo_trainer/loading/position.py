@@ -14,7 +14,7 @@ from modelzoo_trainer.loading.per_sample import mixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbering:
+class ShardLayout:
     """How the batches of a pass count what its loader draws.
 
     Batch k is made of the draws `first + k * per_batch` and following.
@@ -32,7 +32,7 @@ class Numbering:
     size: int | None = None
     first: int = 0
 
-    def is_like(self, other: Numbering) -> bool:
+    def is_like(self, other: ShardLayout) -> bool:
         """Return whether batches of equal numbers are the same, for all processes."""
         mine, others = (self.num_shards, self.per_batch), (other.num_shards, other.per_batch)
         return mine == others
@@ -56,7 +56,7 @@ class Position:
     num_batches: int = 0
     parts: int = 0
     loader: dict[str, Any] | None = None
-    numbering: Numbering = Numbering()
+    numbering: ShardLayout = ShardLayout()
 
     @property
     def offset(self) -> int:
@@ -104,7 +104,7 @@ class Position:
             num_batches=whole_number(state, "num_batches"),
             parts=whole_number(state, "parts", 0),
             loader=state.get(_key_of_loader(num_shards, index)),
-            numbering=Numbering(
+            numbering=ShardLayout(
                 num_shards=num_shards,
                 per_batch=per_batch,
                 size=whole_number(state, "draw_size", None),
@@ -136,7 +136,7 @@ class Position:
             self, epoch=epoch, batch_idx=idx, parts=0, loader=loader, numbering=numbering
         )
 
-    def renumbered(self, numbering: Numbering) -> Position:
+    def renumbered(self, numbering: ShardLayout) -> Position:
         """Return the place in batches of another number of processes; none is in their middle.
 
         Where the draws have other sizes, as many samples are left out; what is not a whole draw
@@ -169,7 +169,7 @@ def has_loader_state(state: Mapping[str, Any]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PassSeeds:
+class EpochSeeds:
     """What decides the random numbers of a pass.
 
     Args:
@@ -183,7 +183,7 @@ class PassSeeds:
     fetches: int
 
     @classmethod
-    def of(cls, backend: Backend, epoch: int) -> PassSeeds:
+    def of(cls, backend: Backend, epoch: int) -> EpochSeeds:
         """Return those of a pass; the generators are left as they are."""
         return cls(
             order=_seed(backend, epoch, Stream.EPOCH),
@@ -191,9 +191,9 @@ class PassSeeds:
             fetches=mixed(_seed(backend, epoch, Stream.FETCH), backend.data_shard[0]),
         )
 
-    def of_validation(self) -> PassSeeds:
+    def of_validation(self) -> EpochSeeds:
         """Return those of a validation: none is a training pass's."""
-        return PassSeeds(
+        return EpochSeeds(
             order=mixed(self.order, 1),
             samples=mixed(self.samples, 1),
             fetches=mixed(self.fetches, 1),

@@ -16,7 +16,7 @@ from modelzoo_trainer.callback import Batch
 from modelzoo_trainer.data.batches import batch_size_of, split_batch
 from modelzoo_trainer.data.processor import BatchDataset
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.loading.dataloader import can_be_positioned, log_passed_over
+from modelzoo_trainer.loading.dataloader import can_be_positioned, log_skipped
 from modelzoo_trainer.loading.per_sample import collates_plainly
 from modelzoo_trainer.loading.shard_layout import Share, Split, is_split_already
 from modelzoo_trainer.loading.sources import (
@@ -32,7 +32,7 @@ from modelzoo_trainer.loading.sources import (
 
 
 @dataclass(frozen=True, slots=True)
-class ShareFacts:
+class ShardInfo:
     """What a process knows of a batch that all share, equal on all but for `is_filler`.
 
     Args:
@@ -53,10 +53,10 @@ class Shared(NamedTuple):
     """A batch of this process; the facts are no tuple, so that nothing moves them to a device."""
 
     batch: Batch
-    facts: ShareFacts
+    facts: ShardInfo
 
 
-SharedItems = Iterator[tuple[Shared, bool, int]]
+ShardedItems = Iterator[tuple[Shared, bool, int]]
 
 
 def size_of(batch: Batch) -> int:
@@ -87,7 +87,7 @@ def parts_of(shared: Shared, size: int) -> list[Shared]:
     for number in range(num):
         sizes = tuple(min(max(each - number * size, 0), size) for each in facts.sizes)
         is_filler = number >= len(own)
-        parts.append(Shared(filler if is_filler else own[number], ShareFacts(sizes, is_filler)))
+        parts.append(Shared(filler if is_filler else own[number], ShardInfo(sizes, is_filler)))
     return parts
 
 
@@ -142,7 +142,7 @@ def _check_global(size: int | None, num: int, name: str) -> None:
     )
 
 
-def make_shared_source(
+def make_sharded_source(
     loader: Iterable[Batch], split: Split | None, shard: tuple[int, int], exchange: Exchange
 ) -> Source:
     """Return where the batches of a loader come from.
@@ -155,17 +155,17 @@ def make_shared_source(
     """
     if split is not None:
         if isinstance(loader, (list, tuple)):
-            return SharedSequence(loader, split)
-        return SharedPositioned(cast("DataLoader[Any]", loader), split, exchange)
+            return ShardedSequence(loader, split)
+        return ShardedPositioned(cast("DataLoader[Any]", loader), split, exchange)
     owner = owner_of_state(loader)
     if owner is not None:
-        return SharedStateful(loader, owner, shard=shard, exchange=exchange)
+        return ShardedStateful(loader, owner, shard=shard, exchange=exchange)
     if can_be_positioned(loader):
-        return SplitAlready(cast("DataLoader[Any]", loader), shard=shard, exchange=exchange)
-    return Agreeing(loader, shard=shard, exchange=exchange)
+        return PresplitSource(cast("DataLoader[Any]", loader), shard=shard, exchange=exchange)
+    return UnsizedShardedSource(loader, shard=shard, exchange=exchange)
 
 
-class SharedSequence(SequenceSource):
+class ShardedSequence(SequenceSource):
     """The batches of a list that all processes have: each takes every so manieth of them.
 
     Args:
@@ -184,16 +184,16 @@ class SharedSequence(SequenceSource):
         places = range(start.offset(num), len(batches), num)
         for number, place in enumerate(places, start.position):
             if number in start.passed_over:
-                log_passed_over(start.epoch, number)
+                log_skipped(start.epoch, number)
                 continue
             group = batches[place : place + num]
             sizes = tuple(map(size_of, group)) + (0,) * (num - len(group))
             is_filler = self._split.index >= len(group)
             batch = batches[-1] if is_filler else group[self._split.index]
-            yield number, Shared(batch, ShareFacts(sizes, is_filler))
+            yield number, Shared(batch, ShardInfo(sizes, is_filler))
 
 
-class SharedPositioned(PositionedSource):
+class ShardedPositioned(PositionedSource):
     """This process's part of a plain torch loader over samples with indices.
 
     How many samples each process has is known from the order. Where samples are put together by
@@ -237,10 +237,10 @@ class SharedPositioned(PositionedSource):
                 told = tuple(self._exchange(0 if share.is_filler else size_of(batch)))
                 is_trusted = told == sizes and not asks
                 is_first, sizes = False, told
-            yield share.number, Shared(batch, ShareFacts(sizes, share.is_filler))
+            yield share.number, Shared(batch, ShardInfo(sizes, share.is_filler))
 
 
-class Agreeing(Source):
+class UnsizedShardedSource(Source):
     """The batches of any iterable, of which each process has its own.
 
     A pass is over when all processes' loaders are: one that ends earlier gives its last batch
@@ -290,7 +290,7 @@ class Agreeing(Source):
             if min(told) == _NEVER_BEGUN:
                 self._refuse(told)
             sizes = tuple(max(size, 0) for size in told)
-            yield number, Shared(self._last, ShareFacts(sizes, found is None))
+            yield number, Shared(self._last, ShardInfo(sizes, found is None))
 
     def _sizes(self, found: tuple[int, Batch] | None) -> list[int]:
         if found is None:
@@ -306,7 +306,7 @@ class Agreeing(Source):
         )
 
 
-class SplitAlready(Agreeing, PositionedSource):
+class PresplitSource(UnsizedShardedSource, PositionedSource):
     """A torch loader with a sampler that has divided the samples already, as torch's does."""
 
     @override
@@ -319,7 +319,7 @@ class SplitAlready(Agreeing, PositionedSource):
         return super()._sizes(found)
 
 
-class SharedStateful(Agreeing, StatefulSource):
+class ShardedStateful(UnsizedShardedSource, StatefulSource):
     """The batches of a loader that keeps its own state, of which each process has its own.
 
     Of one that has ended before the others, the state before its last batch is kept, so that a

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch
-from modelzoo_trainer.loading.dataloader import PositionedLoader, can_be_positioned, log_passed_over
+from modelzoo_trainer.loading.dataloader import PositionedLoader, can_be_positioned, log_skipped
 from modelzoo_trainer.loading.per_sample import mixed, seed_generators
-from modelzoo_trainer.loading.position import PassSeeds
+from modelzoo_trainer.loading.position import EpochSeeds
 from modelzoo_trainer.loading.workers import shut_down, start_iterator
 
 log = logging.getLogger("modelzoo_trainer.data")
@@ -43,7 +43,7 @@ class Start:
     epoch: int
     position: int
     passed_over: frozenset[int]
-    seeds: PassSeeds
+    seeds: EpochSeeds
     before: int = 0
     restores: bool = False
     loader_state: LoaderState | None = None
@@ -102,7 +102,7 @@ class Source:
             if number < start.position:
                 continue
             if number in start.passed_over:
-                log_passed_over(start.epoch, number)
+                log_skipped(start.epoch, number)
                 continue
             yield number, batch
 
@@ -139,7 +139,7 @@ class SequenceSource(Source):
     def _kept(self, start: Start) -> Numbered:
         for number in range(start.position, len(self.loader)):
             if number in start.passed_over:
-                log_passed_over(start.epoch, number)
+                log_skipped(start.epoch, number)
                 continue
             yield number, self.loader[number]
 

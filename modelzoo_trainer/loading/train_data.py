@@ -14,15 +14,19 @@ from modelzoo_trainer.devices import Backend
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.dataset_info import check_position, facts_of, size_of_draws
 from modelzoo_trainer.loading.epochs import (
-    Begun,
+    StartedEpoch,
     exact_length,
     known_length,
     last_index,
     resolve_loader,
 )
-from modelzoo_trainer.loading.position import Numbering, PassSeeds, Position, tell_epoch
+from modelzoo_trainer.loading.position import EpochSeeds, Position, ShardLayout, tell_epoch
 from modelzoo_trainer.loading.shard_layout import Split, drops_last, is_split_already, num_shares
-from modelzoo_trainer.loading.sharded_sources import Agreeing, make_shared_source, split_of
+from modelzoo_trainer.loading.sharded_sources import (
+    UnsizedShardedSource,
+    make_sharded_source,
+    split_of,
+)
 from modelzoo_trainer.loading.sources import LoaderState, Source, Start, make_source
 
 log = logging.getLogger("modelzoo_trainer.data")
@@ -31,7 +35,7 @@ log = logging.getLogger("modelzoo_trainer.data")
 _TRAINING: Final = "train_dataloader"
 
 
-class Feed:
+class TrainData:
     """The training data of a fit.
 
     Args:
@@ -88,10 +92,10 @@ class Feed:
         """Whether there are several processes with data of their own."""
         return self.shard[1] > 1
 
-    def numbering(self) -> Numbering:
+    def numbering(self) -> ShardLayout:
         """Return what the numbers of batches mean."""
         num = self.shard[1]
-        return Numbering(
+        return ShardLayout(
             num_shards=num,
             per_batch=num if self._split is None else self._split.per_batch,
             size=size_of_draws(self.loader),
@@ -131,12 +135,12 @@ class Feed:
     def begin(
         self,
         position: Position,
-        seeds: PassSeeds,
+        seeds: EpochSeeds,
         passed_over: frozenset[int] = frozenset(),
         *,
         restores: bool = False,
         needs_sizes: bool = False,
-    ) -> Begun:
+    ) -> StartedEpoch:
         """Begin a pass.
 
         Args:
@@ -170,7 +174,7 @@ class Feed:
         self.host_seed = seeds.fetches if source.seeds_host else None
         items = source.begin(start)
         self.is_used = True
-        return Begun(
+        return StartedEpoch(
             items=items,
             length=None if source.reads_to_end else length,
             position=position.batch_idx,
@@ -187,7 +191,7 @@ class Feed:
                 self.close()
                 self._source = None
                 self._split = self._split_of_loader()
-            elif restores and type(self._source) in (Source, Agreeing):
+            elif restores and type(self._source) in (Source, UnsizedShardedSource):
                 raise ConfigError(
                     f"train_dataloader is an iterator, and the run goes back to batch "
                     f"{position.batch_idx} of pass {position.epoch}, which it has left behind. "
@@ -200,7 +204,7 @@ class Feed:
     def _make_source(self) -> Source:
         if not self.is_shared:
             return make_source(self.loader)
-        return make_shared_source(self.loader, self._split, self.shard, self._exchange)
+        return make_sharded_source(self.loader, self._split, self.shard, self._exchange)
 
     def _num_before(self, epoch: int) -> int:
         """Return how many batches earlier passes have taken from an iterator that all share."""
@@ -252,7 +256,7 @@ class Feed:
 
 def validation_data(
     loader: Iterable[Batch], backend: Backend, number: int, micro_batch_size: int | None
-) -> Iterable[Batch] | Begun:
+) -> Iterable[Batch] | StartedEpoch:
     """Return what a validation passes over: the loader, or this process's part of its data.
 
     Args:
@@ -266,7 +270,7 @@ def validation_data(
     """
     if backend.data_shard[1] == 1:
         return loader
-    feed = Feed(loader, None, backend, "val_dataloader")
-    seeds = PassSeeds.of(backend, number).of_validation()
+    feed = TrainData(loader, None, backend, "val_dataloader")
+    seeds = EpochSeeds.of(backend, number).of_validation()
     position = Position(epoch=number, numbering=feed.numbering())
     return feed.begin(position, seeds, needs_sizes=micro_batch_size is not None)

@@ -309,7 +309,7 @@ def test_an_optimizer_that_a_callback_saves_or_steps_elsewhere_is_not_reported(
             self.probe(BATCHES[0])[0].backward()
             self.optimizer.step()
 
-    class Saving(Probe):
+    class CheckpointSaver(Probe):
         def on_after_forward(self, trainer, model, outputs, batch):
             self.step()
 
@@ -323,7 +323,7 @@ def test_an_optimizer_that_a_callback_saves_or_steps_elsewhere_is_not_reported(
         def on_step_boundary(self, trainer):
             self.step()
 
-    run(Gan, tmp_path, 3, callbacks=[Saving(), AtBoundary()])
+    run(Gan, tmp_path, 3, callbacks=[CheckpointSaver(), AtBoundary()])
     assert warnings_in(caplog) == []
 
 

@@ -15,9 +15,9 @@ from typing_extensions import override
 
 from backends.cpu import CpuBackend
 from modelzoo_trainer import Callback
-from modelzoo_trainer.loading.epochs import Pass
-from modelzoo_trainer.loading.position import PassSeeds, Position
-from modelzoo_trainer.loading.train_data import Feed
+from modelzoo_trainer.loading.epochs import EpochIterator
+from modelzoo_trainer.loading.position import EpochSeeds, Position
+from modelzoo_trainer.loading.train_data import TrainData
 from tests.doubles import Scale, make_trainer
 
 Seen = tuple[int, list[float], bool, bool]
@@ -140,10 +140,10 @@ def passes(rank: int, make: Callable[..., Any], cases: list[dict[str, Any]]) -> 
         options = dict(case)
         size = options.pop("micro_batch_size", None)
         backend = DividedBackend(*place)
-        feed = Feed(make(*place, **options), None, backend)
+        feed = TrainData(make(*place, **options), None, backend)
         position = Position(numbering=feed.numbering())
-        begun = feed.begin(position, PassSeeds.of(backend, 0), needs_sizes=size is not None)
-        one = Pass(begun, backend.batches, micro_batch_size=size)
+        begun = feed.begin(position, EpochSeeds.of(backend, 0), needs_sizes=size is not None)
+        one = EpochIterator(begun, backend.batches, micro_batch_size=size)
         found.append(
             [
                 (idx, batch.flatten().tolist(), one.is_filler, one.is_even)

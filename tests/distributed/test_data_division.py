@@ -11,8 +11,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.dataloader import PositionedLoader
-from modelzoo_trainer.loading.position import PassSeeds
-from modelzoo_trainer.loading.train_data import Feed
+from modelzoo_trainer.loading.position import EpochSeeds
+from modelzoo_trainer.loading.train_data import TrainData
 from tests.distributed.data_runs import (
     DividedBackend,
     Numbers,
@@ -36,7 +36,7 @@ CASES = [
 
 def one_process(cases: list[dict[str, Any]], factor: int) -> list[list[list[float]]]:
     """Return the batches of one process, with batches of all processes' size."""
-    seeds = PassSeeds.of(DividedBackend(0, 1), 0)
+    seeds = EpochSeeds.of(DividedBackend(0, 1), 0)
     found = []
     for case in cases:
         loader = number_loader(0, 1, **(case | {"size": case["size"] * factor}))
@@ -190,7 +190,7 @@ def test_iterables_split_batches_of_unequal_size_into_as_many_parts(count: int) 
 def test_a_size_that_the_processes_cannot_divide_is_refused() -> None:
     loader = number_loader(0, 4, 20, 10, is_global=True)
     with pytest.raises(ConfigError) as caught:
-        Feed(loader, None, DividedBackend(0, 4))
+        TrainData(loader, None, DividedBackend(0, 4))
     assert str(caught.value) == (
         "train_dataloader: global_batch_size is 10, which 4 processes cannot divide evenly. Use 8 "
         "or 12, or another number of processes."
@@ -201,4 +201,4 @@ def test_a_mark_on_what_cannot_be_divided_is_refused() -> None:
     loader = Part(1, 2)
     loader.is_global_batch = True
     with pytest.raises(ConfigError, match=r"^train_dataloader \(Part\) has is_global_batch set"):
-        Feed(loader, None, DividedBackend(0, 2))
+        TrainData(loader, None, DividedBackend(0, 2))

@@ -35,7 +35,7 @@ class PassOver(Callback):
         self.batches = batches
 
     def on_fit_start(self, trainer, train_dataloader, val_dataloader, loop):
-        trainer.data.pass_over(self.batches)
+        trainer.data.skip_batches(self.batches)
 
 
 class WithoutLength:

@@ -1,0 +1,185 @@
+"""Print how the code hangs together, from the source: python docs/structure.py.
+
+Hooks that `trainer.py` fires, its direct calls to core callbacks, who writes which attribute of the
+trainer, files and lines of each package, and who may import whom. `tests/policy/test_structure.py`
+holds what must not grow.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+TRAINER: Final = ROOT / "modelzoo_trainer" / "trainer.py"
+PACKAGES: Final = ("backends", "modelzoo_trainer")
+
+CORE: Final = {
+    "autorestart": "AutoRestart",
+    "checkpoint": "Checkpoint",
+    "data": "DataLoaderCallback",
+    "early_exit": "EarlyExit",
+    "grad_accum": "GradientAccumulation",
+    "interruptions": "Interrupt",
+    "logging": "Logging",
+    "loop": "LoopCallback",
+    "loss_accum": "LossAccumulation",
+    "precision": "Precision",
+    "reproducibility": "Reproducibility",
+    "schedule": "RunSchedule",
+}
+"""Attributes of the trainer that are core callbacks."""
+
+CALLS: Final = {
+    "data.next_batch": "act: load a batch",
+    "data.end_epoch": "act: go on to the next epoch, after everybody's on_train_epoch_end",
+    "data.skip_batches": "act: skip the batches of a bad step",
+    "grad_accum.scale": "answer: what of the loss is differentiated",
+    "precision.backward": "act: differentiate",
+    "precision.optimizer_step": "act: update the parameters",
+    "schedule.stages": "answer: which stages the fit has",
+    "schedule.stage_continues": "answer: is there another batch in this stage",
+    "schedule.count_validation": "act: one dataloader of the validation is done",
+    "early_exit.check": "answer: has a stop been asked for",
+    "logging.gate_validation": "act: loops with hooks of their own have no other sign of a batch",
+    "checkpoint.choose": "answer: which checkpoint",
+    "checkpoint.restoring": "act: read",
+    "checkpoint.to_roll_back_to": "answer: which checkpoint",
+    "checkpoint.expand": "answer: which checkpoints a glob means",
+    "checkpoint.finish": "act: wait for the checkpoint before this one",
+    "checkpoint.write": "act: write",
+    "checkpoint.report_committed": "act: what is on disk by now is told by a hook",
+}
+"""Direct calls of `trainer.py` to core callbacks that the sequence needs, with the reason."""
+
+SETTINGS: Final = {
+    "data.split_batches": "split_train_batches",
+    "grad_accum.activate": "split_train_batches",
+    "loss_accum.activate": "split_train_batches",
+    "early_exit.request_stop": "what an interceptor asks for by StopTraining",
+}
+"""Calls of methods of the trainer that are for callbacks to call, and no part of the sequence."""
+
+WRITERS: Final = {
+    "backend": "core/backend.py",
+    "model": "core/model.py",
+    "compiled_model": "core/model.py",
+    "optimizer": "core/optimizer.py",
+    "schedulers": "core/schedulers.py",
+    "artifact_dir": "core/artifact_dir.py",
+    "summary_dir": "core/artifact_dir.py",
+    "global_step": "core/loop.py",
+    "interrupted": "core/early_exit.py",
+    "late_signal": "core/interrupt.py",
+    "is_log_step": "core/logging.py",
+    "rehearses": "core/logging.py",
+    "hooks": "core/logging.py",  # which of the tables; trainer.py makes them
+    "metadata": "callbacks/model_zoo_params_metadata.py",
+    "val_micro_batch_size": "callbacks/flags.py",
+    "raise_on_interrupt": "cli/runner.py",
+}
+"""Attributes of the trainer that others set, each in one file."""
+
+
+def hooks_fired() -> list[str]:
+    """Return the names of the hooks that `trainer.py` fires, once for each place."""
+    return [
+        node.func.attr
+        for node in ast.walk(_tree(TRAINER))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and ast.unparse(node.func.value) == "self.hooks"
+    ]
+
+
+def direct_calls() -> list[str]:
+    """Return the direct calls of `trainer.py` to core callbacks, once for each place."""
+    found = []
+    for node in ast.walk(_tree(TRAINER)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = ast.unparse(node.func.value).removeprefix("self.")
+            if owner in CORE:
+                found.append(f"{owner}.{node.func.attr}")
+            elif owner == "data":  # a local name, for speed
+                found.append(f"data.{node.func.attr}")
+    return found
+
+
+def written() -> Iterator[tuple[str, str]]:
+    """Yield attributes of the trainer, such as "global_step", and the file that sets each.
+
+    Also "data.epoch": what one sets of a core callback that is another one's.
+    """
+    for path in sorted((ROOT / "modelzoo_trainer").rglob("*.py")):
+        name = path.relative_to(ROOT / "modelzoo_trainer").as_posix()
+        for node in ast.walk(_tree(path)):
+            targets: list[ast.expr] = []
+            if isinstance(node, ast.Assign):
+                targets = node.targets
+            elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+                targets = [node.target]
+            for target in _flat(targets):
+                if not isinstance(target, ast.Attribute):
+                    continue
+                text = ast.unparse(target)
+                if text.startswith("trainer."):
+                    yield text.removeprefix("trainer."), name
+
+
+def _flat(targets: list[ast.expr]) -> Iterator[ast.expr]:
+    for target in targets:
+        if isinstance(target, ast.Tuple):
+            yield from _flat(target.elts)
+        else:
+            yield target
+
+
+def sizes() -> dict[str, list[int]]:
+    """Return the lines of each file, by folder."""
+    found: dict[str, list[int]] = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            folder = path.parent.relative_to(ROOT).as_posix()
+            found.setdefault(folder, []).append(len(path.read_text(encoding="utf-8").splitlines()))
+    return found
+
+
+def floors() -> list[str]:
+    """Return the floors of `modelzoo_trainer`, highest first; lint-imports checks them."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    layers: list[str] = tomllib.loads(text)["tool"]["importlinter"]["contracts"][0]["layers"]
+    return layers
+
+
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def main() -> None:
+    """Print all tables."""
+    hooks, calls = hooks_fired(), direct_calls()
+    print(f"hooks fired by trainer.py: {len(set(hooks))}, in {len(hooks)} places")
+    print("  " + " ".join(dict.fromkeys(hooks)))
+    needed = [call for call in calls if call in CALLS]
+    print(f"\ndirect calls of the sequence to core callbacks: {len(needed)}")
+    for call, why in CALLS.items():
+        print(f"  {call:28s} {calls.count(call)} x  {why}")
+    print("\nattributes of the trainer that others set")
+    for attribute, name in WRITERS.items():
+        print(f"  {attribute:24s} {name}")
+    print("\nfiles and lines")
+    total = 0
+    for folder, lines in sizes().items():
+        total += sum(lines)
+        print(f"  {folder:36s} {len(lines):3d} files  {sum(lines):6d} lines")
+    print(f"  {'':36s} {sum(map(len, sizes().values())):3d} files  {total:6d} lines")
+    print("\nfloors of modelzoo_trainer: each imports from those below it")
+    for floor in floors():
+        print(f"  {floor}")
+
+
+if __name__ == "__main__":
+    main()
