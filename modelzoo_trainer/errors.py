@@ -99,10 +99,7 @@ class TrainingSpike(ModelZooError, RuntimeError):
 def suggest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Return a sentence that helps with a wrong name.
 
-    Args:
-        given: What the user wrote.
-        known: What would have fitted.
-        cutoff: Least similarity, 0 to 1, of a suggestion (`difflib`'s ratio).
+    `cutoff`: least similarity, 0 to 1, of a suggestion (`difflib`'s ratio).
 
     Returns:
         "Did you mean 'x'?" if one name is near, else "Known: a, b, c.".

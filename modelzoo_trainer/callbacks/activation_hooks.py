@@ -45,10 +45,6 @@ class ModuleWatch:
     Hooks are on the modules for that long only: a batch that is not watched costs nothing, and
     what activation checkpointing computes again is not seen twice. A compiled module runs as it is
     written in a batch that is watched, since a compiled graph has no modules.
-
-    Args:
-        model: Its modules are found anew each time.
-        after_forward: Gets the module's name, the module, its arguments and its output.
     """
 
     def __init__(self, model: Module, after_forward: AfterForward) -> None:

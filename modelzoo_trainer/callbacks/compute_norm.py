@@ -112,8 +112,7 @@ class ComputeNorm(Callback):
 def norms_of(tensors: list[Tensor]) -> list[Tensor]:
     """Return the 2-norm of each tensor: in float32, or in double if it is double itself.
 
-    Args:
-        tensors: None of them requires a gradient.
+    `tensors`: none of them requires a gradient.
     """
     if all(tensor.dtype is torch.float32 for tensor in tensors):
         return list(torch._foreach_norm(tensors))

@@ -55,13 +55,7 @@ class LimitEvalSteps(Callback):
 
 
 def shorten(loop: ValidationLoop, num_batches: int, stack: ExitStack) -> None:
-    """Have a validation end after so many batches at most.
-
-    Args:
-        loop: That of the validation.
-        num_batches: Its batches.
-        stack: Puts back what was there.
-    """
+    """Have a validation end after so many batches at most."""
     stack.callback(setattr, loop, "eval_steps", loop.eval_steps)
     loop.eval_steps = min(num_batches, loop.eval_steps or num_batches)
 

@@ -15,10 +15,6 @@ log = logging.getLogger("modelzoo_trainer.metrics")
 class MetricWatch:
     """Picks a metric by its name; remembers the others' names until it has come.
 
-    Args:
-        owner: The callback that asks for it, for messages.
-        metric: Its name as the loggers see it.
-
     Raises:
         ConfigError: If the name is none.
     """

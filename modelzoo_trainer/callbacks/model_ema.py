@@ -38,15 +38,9 @@ class WeightAverage:
     of the model's state. All else is taken as the model has it when the average is used: it does
     not change, or has no average.
 
-    Args:
-        model: On its device.
-        decay: In [0, 1).
-        warms_up: Use min(decay, (1 + n) / (10 + n)) for the update after n others.
-        averages_buffers: False = leave buffers as the model has them.
-        dtype: Of the averages of parameters; None = that of the parameter, or float32 where it is
-            a half type, in which an average would stand still.
-        launches_cost: Whether many small operations are slow, as on all devices but the host.
-        part: Returns what of a tensor this process has.
+    `decay`: in [0, 1). `dtype`: of the averages of parameters; None = that of the parameter, or
+    float32 where it is a half type, in which an average would stand still. `part`: returns what of
+    a tensor this process has.
 
     Cost: One copy of what is averaged. An update is one launch for all tensors of a type (three
         if a flag on the device decides), and a copy in passing of what is of another type.
@@ -123,10 +117,8 @@ class WeightAverage:
     def update(self, keep: Tensor | None = None, *, counts_on_device: bool = False) -> None:
         """Bring the weights as they are into the average.
 
-        Args:
-            keep: (), bool, on the device: False = leave average and count as they are. None =
-                True.
-            counts_on_device: Take the decay from a count on the device.
+        `keep`: (), bool, on the device: False = leave average and count as they are. None = True.
+        `counts_on_device`: take the decay from a count on the device.
 
         Raises:
             RuntimeError: Within `swap`, when the model has the average itself.
@@ -229,9 +221,7 @@ class WeightAverage:
     ) -> None:
         """Go on from what `state_dict` returned.
 
-        Args:
-            state: Averages that are not in it stay what they are: the weights.
-            fit: Returns tensors of a checkpoint in the form that is copied into one's own.
+        `fit`: returns tensors of a checkpoint in the form that is copied into one's own.
         """
         num = state["num_updates"]
         if not isinstance(num, Tensor):

@@ -152,10 +152,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 def post_json(url: str, content: Mapping[str, Any], headers: Mapping[str, str]) -> bytes:
     """Send a JSON document to a server and return its answer.
 
-    Args:
-        url: Of the server; redirections are not followed.
-        content: The document.
-        headers: On top of that of the content.
+    `url`: of the server; redirections are not followed.
 
     Raises:
         OSError: If the server cannot be reached in time, or refuses it.
@@ -174,10 +171,6 @@ def post_json(url: str, content: Mapping[str, Any], headers: Mapping[str, str]) 
 
 def names_of(name: str, value: Any) -> list[str]:
     """Return one name or several as a list.
-
-    Args:
-        name: Of the argument, for messages.
-        value: A text, commas between names, or a list of texts.
 
     Raises:
         ConfigError: If it is something else, or empty.

@@ -52,8 +52,7 @@ Use = Matrix | Rows | Vector
 def squared_norms(uses: list[Use]) -> Tensor:
     """Return for each example the squared 2-norm of what all uses bring to one parameter.
 
-    Args:
-        uses: Of one parameter, with equal B; vectors alone, or matrices and tables.
+    `uses`: of one parameter, with equal B; vectors alone, or matrices and tables.
 
     Shapes:
         Returns: (B,), float32, or float64 if they are double.
@@ -136,10 +135,7 @@ def is_countable(layer: Module, given: Tensor) -> bool:
 def uses_of(layer: Module, given: Tensor, grad: Tensor) -> dict[str, Use]:
     """Return how a call of a layer uses each of its parameters.
 
-    Args:
-        layer: Of one of the `KINDS`.
-        given: Its input; the first dimension is B.
-        grad: The gradient of its output.
+    `given`: its input; the first dimension is B.
     """
     num = given.shape[0]
     if isinstance(layer, nn.Embedding):

@@ -53,11 +53,7 @@ class TrainingProfiler(Profiler):
         return False
 
     def rate_since(self, total: int) -> float | None:
-        """Return how many a second there were since this was asked last; None = no time went by.
-
-        Args:
-            total: How many there were since the fit began.
-        """
+        """Return how many a second there were since this was asked last; None = no time went by."""
         elapsed = self._clock.elapsed()
         since = elapsed - self._asked_at
         if since <= 0:

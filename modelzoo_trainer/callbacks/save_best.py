@@ -46,10 +46,7 @@ class BestCheckpoints:
     resumes finds what was written after its checkpoint, and takes it over instead of writing it
     again, and nothing else is ever deleted.
 
-    Args:
-        k: How many to keep, > 0.
-        mode: "min" or "max".
-        template: Their names, with the field `{step}`.
+    `k`: how many to keep, > 0. `template`: their names, with the field `{step}`.
     """
 
     def __init__(self, k: int, mode: str, template: str) -> None:
@@ -85,13 +82,7 @@ class BestCheckpoints:
     # ---- on the disk
 
     def find_or_name(self, root: Path, step: int, facts: Any) -> tuple[str, bool]:
-        """Return the name of a step's checkpoint, and whether it was written before a restart.
-
-        Args:
-            root: The folder.
-            step: The global step.
-            facts: What makes it one and the same: metric and value.
-        """
+        """Return the name of a step's checkpoint, and whether it was written before a restart."""
         facts = {_FACT: self._mark, **facts}
         for path, manifest in self._own(root).items():
             is_same = manifest.step == step and manifest.facts == facts
@@ -102,10 +93,7 @@ class BestCheckpoints:
     def write(self, write: Callable[[Mapping[str, Any]], None], step: int, facts: Any) -> bool:
         """Write a checkpoint.
 
-        Args:
-            write: Does so, with the facts that it is given in the manifest.
-            step: The global step.
-            facts: What makes it one and the same: metric and value.
+        `write`: does so, with the facts that it is given in the manifest.
 
         Returns:
             Whether it was written; if the disk has refused it, that is logged.
@@ -120,12 +108,7 @@ class BestCheckpoints:
         return True
 
     def sweep(self, root: Path, step: int) -> None:
-        """Delete what was written and is not listed; what a restart left is found when due.
-
-        Args:
-            root: The folder.
-            step: The last one whose checkpoints may be deleted.
-        """
+        """Delete what was written and is not listed; what a restart left is found when due."""
         listed = {entry["name"] for entry in self.entries}
         for path, manifest in self._own(root).items():
             if path.name not in listed and manifest.step <= step:

@@ -32,9 +32,6 @@ def outlier_mask(param: Tensor) -> Tensor:
     The standard deviation is that of the absolute values along the first dimension. A parameter
     that has only one row has none.
 
-    Args:
-        param: Of any shape.
-
     Shapes:
         Returns: as `param`, bool, on its device.
     """

@@ -34,10 +34,6 @@ FILE_SUFFIX: Final = ".safetensors"
 def part_names(where: str, given: str | Iterable[str]) -> tuple[str, ...]:
     """Return the names of a checkpoint's parts that an argument stands for.
 
-    Args:
-        where: The argument, for the message.
-        given: A list of names, or a text with commas.
-
     Raises:
         ConfigError: If no part is named.
     """
@@ -55,11 +51,6 @@ def part_names(where: str, given: str | Iterable[str]) -> tuple[str, ...]:
 def parts_of(where: str, state: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Return the named parts of a state, and those that belong to any: `__*`.
 
-    Args:
-        where: The argument that names them, for the message.
-        state: A checkpoint's.
-        names: The parts.
-
     Raises:
         ConfigError: If there is no such part.
     """
@@ -74,13 +65,7 @@ def parts_of(where: str, state: Mapping[str, Any], names: Iterable[str]) -> dict
 
 
 def check_name(where: str, template: str, fields: tuple[str, ...]) -> None:
-    """Raise a `ConfigError` unless a template is a file name with each field once.
-
-    Args:
-        where: The argument, for the message.
-        template: What it is.
-        fields: The names of the fields.
-    """
+    """Raise a `ConfigError` unless a template is a file name with each field once."""
     try:
         parsed = Formatter().parse(template) if isinstance(template, str) else ()
         found = [tuple(part[1:]) for part in parsed if part[1] is not None]
@@ -97,13 +82,7 @@ def is_of_run(trainer: Trainer, name: str) -> bool:
 
 
 def check_is_apart(where: str, trainer: Trainer, example: str) -> None:
-    """Raise a `ConfigError` if a run would take what has this name for its own checkpoint.
-
-    Args:
-        where: The argument, for the message.
-        trainer: Whose run it is.
-        example: A name as the argument makes them.
-    """
+    """Raise a `ConfigError` if a run would take what has this name for its own checkpoint."""
     if is_of_run(trainer, example):
         raise ConfigError(
             f"{where}: {example!r} is a name of the checkpoints that the run itself goes on from "
@@ -125,10 +104,7 @@ def free_path(path: Path) -> Path:
 def state_of(trainer: Trainer, where: str, names: tuple[str, ...] = ("all",)) -> dict[str, Any]:
     """Return what a checkpoint of the run as it is now holds; shares memory with the run.
 
-    Args:
-        trainer: At a step boundary.
-        where: The argument that names the parts, for the message.
-        names: The parts, or "all".
+    `trainer`: at a step boundary.
 
     Raises:
         ConfigError: If there is no such part.
@@ -144,11 +120,7 @@ def save_state(
 ) -> None:
     """Write a state of the current step: each process what it has, or the only one all of it.
 
-    Args:
-        trainer: Whose state it is.
-        path: Not in use; the same on all processes.
-        state: What `state_of` returned.
-        facts: For the manifest.
+    `path`: not in use; the same on all processes.
 
     Raises:
         CheckpointError: If it cannot be written.
@@ -177,12 +149,7 @@ log = logging.getLogger("modelzoo_trainer.checkpoint")
 
 
 def check_is_directory(where: str, template: str) -> None:
-    """Raise a `ConfigError` if a name of checkpoints is one of files of weights.
-
-    Args:
-        where: The argument, for the message.
-        template: What it is.
-    """
+    """Raise a `ConfigError` if a name of checkpoints is one of files of weights."""
     if template.endswith(FILE_SUFFIX):
         raise ConfigError(
             f"{where} is {template!r}; a checkpoint is a directory. Leave out {FILE_SUFFIX}, which "
@@ -195,11 +162,8 @@ class SideCheckpoints:
 
     A disk that refuses is logged; the run goes on.
 
-    Args:
-        owner: The callback, for messages.
-        folder: Within `model_dir`, so that nobody else writes there.
-        states: Names of the parts, or "all".
-        averaged: Write the averaged weights of `ModelEma` instead of the model's.
+    `folder`: within `model_dir`, so that nobody else writes there. `averaged`: write the averaged
+    weights of `ModelEma` instead of the model's.
 
     Raises:
         ConfigError: If the folder is not within.
@@ -226,10 +190,7 @@ class SideCheckpoints:
     def check_is_apart(self, where: str, trainer: Trainer, template: str) -> None:
         """Raise a `ConfigError` if a run would take what is written for its own checkpoint.
 
-        Args:
-            where: The argument that names it, for the message.
-            trainer: Whose run it is.
-            template: Its name, with the field `{step}`.
+        `template`: its name, with the field `{step}`.
         """
         example = self.root(trainer) / template.format(step=0)
         if trainer.checkpoint.is_in_folder(trainer, example):
@@ -252,11 +213,9 @@ class SideCheckpoints:
     def write(self, trainer: Trainer, name: str, *, replaces: bool = False) -> str | None:
         """Write what the run is now.
 
-        Args:
-            trainer: At a step boundary.
-            name: A file of weights, if it ends in .safetensors; else a checkpoint.
-            replaces: What is there under the name was written by this run, before it was resumed,
-                and goes. Otherwise it stays, and another name is used.
+        `trainer`: at a step boundary. `name`: a file of weights, if it ends in .safetensors; else a
+        checkpoint. `replaces`: what is there under the name was written by this run, before it was
+        resumed, and goes. Otherwise it stays, and another name is used.
 
         Returns:
             The name that it has; None = the disk has refused it.

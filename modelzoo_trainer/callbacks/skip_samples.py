@@ -31,9 +31,7 @@ def file_at(path: Path) -> Path:
 def read_batches(path: Path, num_shards: int) -> tuple[Batches, int]:
     """Return the batches that a file names, and of how many processes their numbers are.
 
-    Args:
-        path: The file; without it there are none.
-        num_shards: Of how many processes they are if it does not say so.
+    `path`: the file; without it there are none.
 
     Raises:
         ConfigError: If it is there and cannot be read.
@@ -69,10 +67,7 @@ def _pair(place: Any) -> tuple[int, int]:
 def write_batches(path: Path, batches: Batches, num_shards: int) -> None:
     """Write the file anew, at once or not at all.
 
-    Args:
-        path: The file; its folder is made if it is not there.
-        batches: The pass, and the number in it, of each.
-        num_shards: Of how many processes these numbers are.
+    `path`: the file; its folder is made if it is not there.
 
     Raises:
         OSError: If that fails.

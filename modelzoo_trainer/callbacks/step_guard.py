@@ -32,11 +32,7 @@ class LossWindow:
     Median and median absolute deviation say what is usual, as outliers do not move them (Leys et
     al. 2013, Detecting outliers, J. Exp. Soc. Psychol. 49(4), 764-766).
 
-    Args:
-        size: How many losses, > 0.
-        threshold: Robust standard deviations above the median from which on a loss is a spike.
-        device: Where they are.
-        dtype: Their type.
+    `size`: how many losses, > 0.
 
     State: `losses`, the oldest first; NaN where there is none yet.
     """
@@ -68,9 +64,7 @@ class LossWindow:
     def add(self, loss: Tensor, bad: Tensor) -> None:
         """Take a loss in, unless it is that of a bad step.
 
-        Args:
-            loss: (), of the window's type.
-            bad: (), bool.
+        `loss`: (), of the window's type. `bad`: (), bool.
         """
         moved = torch.cat((self._losses[1:], loss.reshape(1)))
         self._losses = torch.where(bad, self._losses, moved)
@@ -92,22 +86,14 @@ Batches = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFinding:
-    """What was found of a step, on the host.
-
-    Args:
-        step: Its `global_step`.
-        is_bad: Whether it is bad, on any process.
-        batches: Epoch and index of each of its batches.
-        loss: Their mean loss.
-        norm: The norm of the gradients; None = not looked at.
-        limit: The largest loss that is no spike; None = spikes were not looked for.
-    """
+    """What was found of a step, on the host."""
 
     step: int
-    is_bad: bool
-    batches: Batches
+    is_bad: bool  # whether it is bad, on any process
+    batches: Batches  # epoch and index of each of its batches
     loss: float
-    norm: float | None = None
+    norm: float | None = None  # the norm of the gradients; None = not looked at
+    # the largest loss that is no spike; None = spikes were not looked for
     limit: float | None = None
 
     @property
@@ -221,12 +207,9 @@ class StepGuard(StepLosses):
     optimizer's state are then what they were before its first batch, bit by bit. A buffer whose
     shape a batch has changed is not put back.
 
-    Args:
-        trainer: Whose steps they are.
-        report: Called with each step's finding, when it is on the host.
-        window: What decides about spikes; None = nothing.
-        masks: Leave out bad steps, and log how many: `skipped_steps`.
-        gradients: Look at the gradients; under a loss scaler they are the scaler's affair.
+    `report`: called with each step's finding, when it is on the host. `window`: what decides about
+    spikes; None = nothing. `masks`: leave out bad steps, and log how many: `skipped_steps`.
+    `gradients`: look at the gradients; under a loss scaler they are the scaler's affair.
 
     State: The window's losses, the number of steps left out, and, within a step of several
         batches, what these have come to so far.

@@ -45,9 +45,6 @@ class HostBuffer:
     def copy(self, tensors: Tensors) -> Tensors:
         """Return copies of tensors; those of the call before are overwritten.
 
-        Args:
-            tensors: By file and name, on any device.
-
         Cost: Waits for the device. No more than the copy if the buffer fits.
         """
         every = [tensor for named in tensors.values() for tensor in named.values()]

@@ -29,10 +29,8 @@ _Job: TypeAlias = list[memoryview]
 def fill(fd: int, views: Iterable[memoryview], look: Callable[[memoryview], object]) -> None:
     """Fill `views` with the next bytes of a file.
 
-    Args:
-        fd: The file.
-        views: Where to; taken one after the other, at most `NUM_AHEAD` chunks before their turn.
-        look: Called with what was read, in order, by the calling thread.
+    `views`: where to; taken one after the other, at most `NUM_AHEAD` chunks before their turn.
+    `look`: called with what was read, in order, by the calling thread.
 
     Raises:
         ValueError: If the file ends before all are full.
@@ -89,10 +87,7 @@ _PROBLEMS: Final = (ValueError, TypeError, LookupError, RuntimeError, RecursionE
 class CheckedFile:
     """A file, and the digest of what was read of it.
 
-    Args:
-        fd: Its descriptor, at its start.
-        size: Its length.
-        record: What was written; None = nobody knows.
+    `record`: what was written; None = not known.
     """
 
     def __init__(self, fd: int, size: int, record: FileRecord | None) -> None:
@@ -135,9 +130,7 @@ class CheckedFile:
 def open_checked(path: Path, record: FileRecord | None) -> Iterator[CheckedFile]:
     """Open a file for one pass; a symbolic link is refused.
 
-    Args:
-        path: The file.
-        record: What was written; None = nobody knows.
+    `record`: what was written; None = not known.
 
     Raises:
         CheckpointError: If it cannot be read, or what is done with it raises an error that says

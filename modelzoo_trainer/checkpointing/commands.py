@@ -49,11 +49,7 @@ class _WrongUse(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code.
-
-    Args:
-        argv: The arguments; None = those of the process.
-    """
+    """Run a command and return the exit code."""
     try:
         options = _parser().parse_args(argv)
         run: Callable[[argparse.Namespace], int] = options.run

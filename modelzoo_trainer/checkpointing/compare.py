@@ -18,25 +18,17 @@ _Path: TypeAlias = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One entry that differs.
+    """One entry that differs."""
 
-    Args:
-        name: Its full name.
-        kind: "added", "removed" or "changed".
-        what: In words.
-    """
-
-    name: str
-    kind: str
+    name: str  # full name
+    kind: str  # "added", "removed" or "changed"
     what: str
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
     """Return what differs between two states, by name; an empty list if all bits are equal.
 
-    Args:
-        before: Nested mappings, lists and tuples, as `load` returns them.
-        after: Likewise.
+    `before`: nested mappings, lists and tuples, as `load` returns them.
     """
     left, right = dict(_leaves(before)), dict(_leaves(after))
     found = []

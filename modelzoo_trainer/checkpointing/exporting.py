@@ -57,11 +57,7 @@ def export(path: Path, file: Path, *, force: bool = False) -> list[str]:
 
 
 def tied_in(file: Path) -> dict[str, str]:
-    """Return the tied weights that a file does not store: their names, and under which they are.
-
-    Args:
-        file: One that `export` has written.
-    """
+    """Return the tied weights that a file does not store: their names, and under which they are."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(LENGTH_BYTES), "little")
         metadata = json.loads(opened.read(length))[METADATA]
@@ -123,9 +119,7 @@ def _check_target(file: Path, force: bool) -> None:
 def read_part(path: Path, key: str) -> Any:
     """Return what one key of a checkpoint's state holds, reading nothing else.
 
-    Args:
-        path: The checkpoint.
-        key: Of the state, such as "model".
+    `key`: of the state, such as "model".
 
     Raises:
         CheckpointError: If what is read is not intact, or the state has no such key.

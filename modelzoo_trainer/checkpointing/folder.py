@@ -31,9 +31,7 @@ _WRITER: Final = re.compile(r".*-(\d+)-[0-9a-f]{8}")
 def hidden_name(kind: str, name: str) -> str:
     """Return a name of this process's own, for what is not to be seen as `name`.
 
-    Args:
-        kind: "tmp" = being made; "trash" = being removed.
-        name: What it will be, or was.
+    `kind`: "tmp" = being made; "trash" = being removed.
     """
     return f".{kind}-{name}-{os.getpid()}-{secrets.token_hex(4)}"
 
@@ -41,8 +39,7 @@ def hidden_name(kind: str, name: str) -> str:
 def name_problem(template: Any) -> str | None:
     """Return what makes a name of checkpoints one that is not found again; None = it is found.
 
-    Args:
-        template: With the field `{step}`.
+    `template`: with the field `{step}`.
     """
     if not isinstance(template, str) or _fields_of(template) != [("step", "", None)]:
         return "it must be a file name with the field {step} once"
@@ -62,8 +59,7 @@ def name_problem(template: Any) -> str | None:
 def name_pattern(template: str) -> re.Pattern[str]:
     """Return what the names of checkpoints fit, those with a number behind the step among them.
 
-    Args:
-        template: With the field `{step}`.
+    `template`: with the field `{step}`.
     """
     before, after = template.split("{step}")
     return re.compile(rf"{re.escape(before)}\d+{re.escape(after)}(_\d+)?")

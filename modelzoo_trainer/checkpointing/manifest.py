@@ -137,10 +137,6 @@ def text_of(file: Path) -> str:
 def parse_manifest(text: str, path: Path) -> Manifest:
     """Return the manifest that a text stands for.
 
-    Args:
-        text: As `Manifest.to_json` wrote it.
-        path: The checkpoint's directory.
-
     Raises:
         CheckpointError: If it is damaged, of an unknown version, or does not fit the directory.
         ValueError: If it is no manifest; other malformed ones raise LookupError, TypeError,
@@ -203,12 +199,7 @@ def _record_of(raw: dict[str, Any]) -> FileRecord:
 
 
 def listing_problems(path: Path, manifest: Manifest) -> list[str]:
-    """Return what is wrong with a checkpoint that can be seen without reading its files.
-
-    Args:
-        path: Its directory.
-        manifest: What was read of it.
-    """
+    """Return what is wrong with a checkpoint that can be seen without reading its files."""
     try:
         found = {entry.name: entry for entry in path.iterdir() if entry.name != MANIFEST}
     except OSError as error:

@@ -18,8 +18,7 @@ def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
     Leaves are tensors, everything that is no container, and lists and tuples without tensors and
     dicts in them: the names are those that torch.distributed.checkpoint gives.
 
-    Args:
-        state: Nested mappings, lists and tuples.
+    `state`: nested mappings, lists and tuples.
 
     Raises:
         CheckpointError: If two leaves have one name.
@@ -69,10 +68,6 @@ def _has_parts(value: Any) -> bool:
 
 def unflatten(leaves: Mapping[str, Any], paths: Mapping[str, Path]) -> dict[str, Any]:
     """Return the state that was taken apart; what `leaves` does not have is left out of dicts.
-
-    Args:
-        leaves: By full name.
-        paths: Where each of them is, in the order of the state.
 
     Raises:
         CheckpointError: If they do not fit each other.

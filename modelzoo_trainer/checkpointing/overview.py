@@ -42,28 +42,18 @@ _NUM_BYTES = dict(DTYPES.values()) | {"complex128": 16}
 
 @dataclass(frozen=True, slots=True)
 class TensorRow:
-    """One tensor.
+    """One tensor."""
 
-    Args:
-        name: Its file's name without the suffix, and its name there; of a checkpoint that several
-            processes wrote, its full name.
-        dtype: As torch calls it.
-        shape: Its lengths; of complex numbers in a file, one more of 2.
-        num_bytes: What it takes.
-    """
-
+    # its file's name without the suffix, and its name there; of a checkpoint that several processes
+    # wrote, its full name
     name: str
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  # as torch calls it
+    shape: tuple[int, ...]  # its lengths; of complex numbers in a file, one more of 2
     num_bytes: int
 
 
 def tensor_table(path: Path, manifest: Manifest) -> list[TensorRow]:
     """Return the tensors of a checkpoint.
-
-    Args:
-        path: Its directory.
-        manifest: What was read of it.
 
     Raises:
         CheckpointError: If a header cannot be read.
@@ -102,25 +92,15 @@ _MARKS: Final = (MANIFEST, STATE, SHARDS)  # a directory with any of them is mea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """What can be said of a directory at a glance.
-
-    Args:
-        path: The directory.
-        step: Its global step; None = nobody can tell.
-        num_bytes: What its files take.
-        written: When, local time; None = nobody can tell.
-        problems: What is wrong with it; empty = nothing that was seen.
-        is_leftover: Whether it is what an interrupted process left, and no checkpoint.
-        is_verified: Whether all files were read.
-    """
+    """What can be said of a directory at a glance."""
 
     path: Path
-    step: int | None
+    step: int | None  # None = not known
     num_bytes: int
-    written: datetime | None
-    problems: tuple[str, ...] = ()
-    is_leftover: bool = False
-    is_verified: bool = False
+    written: datetime | None  # when, local time; None = not known
+    problems: tuple[str, ...] = ()  # empty = nothing was found
+    is_leftover: bool = False  # whether it is what an interrupted process left, and no checkpoint
+    is_verified: bool = False  # all files were read
 
     @property
     def is_intact(self) -> bool:
@@ -175,9 +155,6 @@ def overview(path: Path) -> Overview:
 
 def find_checkpoints(folder: Path) -> list[Overview]:
     """Return the checkpoints of a folder and what is left of some, the oldest step first.
-
-    Args:
-        folder: Where to look; a checkpoint stands for itself.
 
     Raises:
         OSError: If it cannot be listed.

@@ -27,10 +27,6 @@ def restoring(path: Path | None, parts: Mapping[str, Any]) -> Iterator[None]:
 
     An error that comes through code of the user's keeps its type: it is a mistake there.
 
-    Args:
-        path: The checkpoint.
-        parts: Callbacks by the names that messages have for them.
-
     Raises:
         CheckpointError: With the original error as its cause.
     """
@@ -73,10 +69,7 @@ def _part_of(error: BaseException, parts: Mapping[str, Any]) -> str:
 def whole_number(state: Mapping[str, Any], key: str, *default: Any) -> Any:
     """Return an entry that counts something.
 
-    Args:
-        state: A part of a checkpoint.
-        key: The entry.
-        default: At most one: what is returned if there is no entry; may be None, which then fits.
+    `default`: at most one: what is returned if there is no entry; may be None, which then fits.
 
     Raises:
         ValueError: If it is not a whole number, or negative.
@@ -101,10 +94,7 @@ def kinds(state: Any) -> dict[str, Any]:
 def check_kinds(owner: Any, before: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Check that what was loaded is of the kinds that were there before.
 
-    Args:
-        owner: Whose state it is; only of torch's classes and this package's is it known.
-        before: What `kinds` returned.
-        state: What is there now.
+    `owner`: whose state it is; only of torch's classes and this package's is it known.
 
     Raises:
         ValueError: If something is missing, or of another kind.
@@ -144,10 +134,6 @@ def group_kinds(optimizer: Optimizer) -> list[dict[str, Any]]:
 def check_optimizer(optimizer: Optimizer, before: list[dict[str, Any]]) -> None:
     """Check what an optimizer has loaded.
 
-    Args:
-        optimizer: It has loaded a state.
-        before: What `group_kinds` returned before.
-
     Raises:
         ValueError: If a setting is of another kind; or if parameters of a group have states with
             other entries, or with entries of other kinds.
@@ -176,10 +162,5 @@ def check_steps(state: Mapping[str, Any]) -> None:
 
 
 def parts_of(core: Mapping[str, Any], stateful: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the callbacks of a trainer by the names that messages have for them.
-
-    Args:
-        core: The core callbacks by name.
-        stateful: Names and callbacks of those with a state of their own.
-    """
+    """Return the callbacks of a trainer by the names that messages have for them."""
     return dict(chain(core.items(), ((f"callbacks.{name}", owner) for name, owner in stateful)))

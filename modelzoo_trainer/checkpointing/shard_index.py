@@ -20,16 +20,9 @@ Path: TypeAlias = tuple[tuple[str, str | int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A block of a tensor, which one process wrote.
+    """A block of a tensor, which one process wrote."""
 
-    Args:
-        offsets: Where in the whole tensor it begins.
-        lengths: Its shape.
-        file: The file.
-        name: Its name there.
-    """
-
-    offsets: tuple[int, ...]
+    offsets: tuple[int, ...]  # where in the whole tensor it begins
     lengths: tuple[int, ...]
     file: str
     name: str
@@ -37,33 +30,21 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedTensor:
-    """A tensor in blocks that fill it.
+    """A tensor in blocks that fill it."""
 
-    Args:
-        dtype: As torch calls it, such as "float32".
-        shape: Of the whole.
-        chunks: The blocks.
-    """
-
-    dtype: str
+    dtype: str  # as torch calls it, such as "float32"
     shape: tuple[int, ...]
     chunks: tuple[Chunk, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardIndex:
-    """What the processes wrote together.
-
-    Args:
-        world_size: How many they were.
-        tensors: By full name.
-        values: The file of what is no tensor, by full name.
-        paths: Where in the state each of them is, in the order of the state.
-    """
+    """What the processes wrote together."""
 
     world_size: int
-    tensors: Mapping[str, ShardedTensor]
-    values: Mapping[str, str]
+    tensors: Mapping[str, ShardedTensor]  # by full name
+    values: Mapping[str, str]  # the file of what is no tensor, by full name
+    # where in the state each of them is, in the order of the state
     paths: Mapping[str, Path] = field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -90,9 +71,6 @@ class ShardIndex:
 
 def parse_index(raw: Any) -> ShardIndex:
     """Return an index that was read.
-
-    Args:
-        raw: The JSON of the file.
 
     Raises:
         CheckpointError: If it does not describe tensors that their blocks fill.

@@ -38,30 +38,19 @@ from modelzoo_trainer.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What a process is told: where to write.
-
-    Args:
-        folder: The directory that is being written.
-        rank: Its number among those that write.
-    """
+    """What a process is told: where to write."""
 
     folder: str
-    rank: int
+    rank: int  # its number among those that write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What a process tells of one entry that it wrote.
-
-    Args:
-        file: Where it is.
-        name: Its name there.
-        records: Of all files of the process.
-    """
+    """What a process tells of one entry that it wrote."""
 
     file: str
     name: str
-    records: Mapping[str, FileRecord]
+    records: Mapping[str, FileRecord]  # of all files of the process
 
 
 class _Content:

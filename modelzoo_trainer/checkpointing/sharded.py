@@ -44,10 +44,7 @@ def load_sharded(
 ) -> dict[str, Any]:
     """Verify a checkpoint that several processes wrote and return its state, with whole tensors.
 
-    Args:
-        path: Its directory.
-        manifest: What `read_manifest` returned.
-        keys: Of the state; None = all, and then every file is verified, else those of these keys.
+    `keys`: of the state; None = all, and then every file is verified, else those of these keys.
 
     Raises:
         CheckpointError: If it is not intact.
@@ -68,12 +65,7 @@ def load_sharded(
 
 
 class Parts:
-    """Reads what is wanted of the tensor files, each of them once.
-
-    Args:
-        path: The checkpoint's directory.
-        manifest: What was read of it.
-    """
+    """Reads what is wanted of the tensor files, each of them once."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
@@ -95,8 +87,7 @@ class Parts:
     def read(self, *, everything: bool = False) -> None:
         """Read all that is wanted; when this returns, all of it is verified.
 
-        Args:
-            everything: Verify the tensor files that nothing is wanted of as well.
+        `everything`: verify the tensor files that nothing is wanted of as well.
 
         Raises:
             CheckpointError: If a file is damaged, or does not have what is wanted of it.
@@ -118,9 +109,7 @@ class Parts:
 class Values:
     """What is no tensor, and the arrays in it.
 
-    Args:
-        parts: Asked for the arrays; to be read before `decoded`.
-        files: The file of each value, by full name.
+    `parts`: asked for the arrays; to be read before `decoded`.
     """
 
     def __init__(self, parts: Parts, files: Mapping[str, str]) -> None:

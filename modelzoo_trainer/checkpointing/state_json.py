@@ -27,11 +27,7 @@ def uncompiled(name: str) -> str:
 
 
 def bare_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the names by what they are in the bare model; by themselves if that is ambiguous.
-
-    Args:
-        names: All of a model.
-    """
+    """Return the names by what they are in the bare model; by themselves if that is ambiguous."""
     given = list(names)
     bare = [uncompiled(name) for name in given]
     if all(name.startswith(WRAPPED) for name in bare):
@@ -72,9 +68,8 @@ class Encoder:
     comes back with its type and all its bits. Tensors that are the same memory are stored once.
     In the tensor files a model's tensors have the names of the bare module's state.
 
-    Args:
-        state: Nested mappings (of str or int), lists and tuples of tensors, numpy arrays and
-            scalars, bool, int, float, str, bytes and None.
+    `state`: nested mappings (of str or int), lists and tuples of tensors, numpy arrays and scalars,
+    bool, int, float, str, bytes and None.
 
     Raises:
         CheckpointError: If something in it cannot be saved; the message has its path.
@@ -217,10 +212,6 @@ _ENCODERS: Final[tuple[tuple[Any, _Encode], ...]] = (
 
 def decode(skeleton: Mapping[str, Json], tensors: Tensors) -> dict[str, Any]:
     """Return the state that an `Encoder` took apart.
-
-    Args:
-        skeleton: As the encoder left it.
-        tensors: By file and name.
 
     Raises:
         CheckpointError: If the skeleton does not fit the tensors.

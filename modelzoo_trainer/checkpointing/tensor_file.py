@@ -34,8 +34,7 @@ def can_hold(tensor: Tensor) -> bool:
 def bytes_of(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     """Yield the content of a file that holds `tensors`; none is copied that need not be.
 
-    Args:
-        tensors: By name; `can_hold` each.
+    `tensors`: by name; `can_hold` each.
     """
     # The widest first, so that all of them are aligned.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
@@ -83,10 +82,8 @@ def checked_tensors(
     Nothing that was yielded is known to be right before the iterator has ended: the digest is
     that of the whole file.
 
-    Args:
-        path: The file.
-        record: What was written; None = nobody knows.
-        wanted: Which tensors to yield; the bytes of the others are checked all the same.
+    `record`: what was written; None = not known. `wanted`: which tensors to yield; the bytes of the
+    others are checked all the same.
 
     Returns:
         The file's header, a name, its tensor.

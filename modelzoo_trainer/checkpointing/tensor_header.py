@@ -46,19 +46,12 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """One tensor of a file.
+    """One tensor of a file."""
 
-    Args:
-        dtype: As torch calls it, such as "float32".
-        shape: Its lengths.
-        begin: Its first byte, counted from the start of the data.
-        end: The byte after its last.
-    """
-
-    dtype: str
+    dtype: str  # as torch calls it, such as "float32"
     shape: tuple[int, ...]
-    begin: int
-    end: int
+    begin: int  # its first byte, counted from the start of the data
+    end: int  # the byte after its last
 
     @property
     def num_bytes(self) -> int:
@@ -68,25 +61,15 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a file holds.
+    """What a file holds."""
 
-    Args:
-        tensors: By name, in the order of their bytes.
-        metadata: What the writer added.
-        data_start: Where in the file the data begin.
-    """
-
-    tensors: dict[str, TensorEntry]
-    metadata: dict[str, str]
-    data_start: int
+    tensors: dict[str, TensorEntry]  # by name, in the order of their bytes
+    metadata: dict[str, str]  # what the writer added
+    data_start: int  # where in the file the data begin
 
 
 def read_header(file: Readable, size: int) -> Header:
     """Read and check a file's header; the file is left at the start of the data.
-
-    Args:
-        file: At its start.
-        size: The length of the whole file.
 
     Raises:
         ValueError: If it is no safetensors file, or its tensors do not fill it without gaps and
@@ -104,10 +87,6 @@ def read_header(file: Readable, size: int) -> Header:
 
 def parse_header(text: bytes, size: int) -> Header:
     """Return what a header says.
-
-    Args:
-        text: The header, without the length before it.
-        size: The length of the whole file.
 
     Raises:
         ValueError: As `read_header`.

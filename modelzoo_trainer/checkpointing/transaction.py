@@ -156,10 +156,6 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
 
     Digest, copy and disk work at the same time: the disk begins with the first piece.
 
-    Args:
-        path: A name that is not in use.
-        chunks: Its content.
-
     Raises:
         OSError: If the disk refuses.
     """

@@ -64,10 +64,7 @@ init.autorestart.max_num_restarts in the file, a run that fails is started again
 def main(argv: Sequence[str] | None = None, *, names: MakeNames | None = None) -> int:
     """Run a configuration file and return the exit code.
 
-    Args:
-        argv: The arguments; None = those of the process.
-        names: Makes what the file may name, given the modules of `--import`; None = what is
-            shipped.
+    `names`: makes what the file may name, given the modules of `--import`; None = what is shipped.
     """
     if argv is None:
         open_missing_streams()

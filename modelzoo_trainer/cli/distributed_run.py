@@ -31,10 +31,6 @@ class JointRun:
 
     What is wrong is said once, by the process that it was found in first. The others end without
     a word, whatever it is that this has led to in them.
-
-    Args:
-        processes: All of them.
-        owns_process: Whether the process ends with the run.
     """
 
     def __init__(self, processes: Processes, *, owns_process: bool) -> None:
@@ -45,11 +41,7 @@ class JointRun:
         processes.describe = _describe
 
     def run(self, act: Callable[[Tell], int]) -> int:
-        """Run a command, and return its exit code if the process is to live on.
-
-        Args:
-            act: The command; is given what it is to say messages with.
-        """
+        """Run a command, and return its exit code if the process is to live on."""
         try:
             code = act(self._tell)
         except ConfigError as error:
@@ -130,11 +122,6 @@ def run_jointly(
     act: Callable[[Processes, Tell], int], requests: StopRequests, *, owns_process: bool
 ) -> int:
     """Run a command together with other processes, and return the exit code.
-
-    Args:
-        act: The command; is given the processes, and what it is to say messages with.
-        requests: Has the signals that no trainer takes.
-        owns_process: Whether the process is there for the command alone.
 
     Raises:
         ConfigError: If the others cannot be reached.

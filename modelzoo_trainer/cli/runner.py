@@ -26,13 +26,9 @@ _CKPT_KEYS: Final = {"validate": "ckpt_path", "validate_all": "ckpt_paths"}
 class Runner:
     """Builds and runs trainers; what users wrote raises through, with its traceback.
 
-    Args:
-        command: The words of the command line, for the kept file.
-        requests: Has the signals that no trainer takes.
-        child: Tells a supervisor how it goes; None = there is none.
-        scratch: Where each trainer has a folder instead of its own, as the run is only to compile
-            graphs; how many is said after each. None = it is not.
-        owns_process: Whether the process is there for the run alone.
+    `child`: tells a supervisor how it goes; None = none. `scratch`: where each trainer has a folder
+    instead of its own, as the run is only to compile graphs; how many is said after each. None = it
+    is not.
     """
 
     def __init__(

@@ -17,11 +17,7 @@ _NAMES: Final = ("SIGINT", "SIGTERM", "SIGUSR1")
 
 
 def exit_code(interruption: str) -> int:
-    """Return the exit code of a run that ended before its time.
-
-    Args:
-        interruption: By what: "SIGINT", or any other signal, a stop file, the end of its time.
-    """
+    """Return the exit code of a run that ended before its time."""
     return INTERRUPTED if interruption == "SIGINT" else PREEMPTED
 
 
@@ -42,9 +38,8 @@ class StopRequests:
     remembered. A process that ends because of one disregards SIGTERM and SIGUSR1 from then on, and
     quits by SIGINT without a word.
 
-    Args:
-        owns_process: Whether the process is there for the run alone; one that is somebody else's is
-            never ended on the spot.
+    `owns_process`: whether the process is there for the run alone; one that is somebody else's is
+    never ended on the spot.
     """
 
     def __init__(self, *, owns_process: bool = True) -> None:
@@ -62,9 +57,6 @@ class StopRequests:
 
         It does so also while the main thread waits in native code, where Python's handlers are not
         called: for other processes.
-
-        Args:
-            end: Ends the process; is given the signal's name.
         """
         if not (self._owns_process and self._before):
             return
@@ -91,11 +83,7 @@ class StopRequests:
             self._end(name)
 
     def set_phase(self, phase: Phase | Callable[[], Phase]) -> None:
-        """Set what follows from a signal.
-
-        Args:
-            phase: What goes on from now on, or a function that knows.
-        """
+        """Set what follows from a signal."""
         if isinstance(phase, Phase):
             self._phase, self._ask = phase, None
         else:

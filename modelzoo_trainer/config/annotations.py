@@ -36,9 +36,8 @@ _WORDS: Final[dict[Any, str]] = {
 def annotations_of(target: Callable[..., Any]) -> dict[str, Any]:
     """Return the annotations of the parameters of `target`, names resolved.
 
-    Args:
-        target: A class or a function. An annotation that names what exists for type checkers only
-            counts as `Any`.
+    `target`: a class or a function. An annotation that names what exists for type checkers only
+    counts as `Any`.
     """
     made_by = getattr(target, "__init__") if isinstance(target, type) else target  # noqa: B009
     function = inspect.unwrap(made_by)

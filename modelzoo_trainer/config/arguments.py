@@ -40,34 +40,22 @@ Check = Callable[[Place, Problems], Any]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One argument that a file may give.
-
-    Args:
-        name: As the file writes it.
-        annotation: Its type; `Any` fits everything.
-        is_required: Whether there is no default.
-        adapter: Checks and converts; None if anything fits, or nothing that YAML can write.
-    """
+    """One argument that a file may give."""
 
     name: str
-    annotation: Any
+    annotation: Any  # its type; `Any` fits everything
     is_required: bool
+    # checks and converts; None if anything fits, or nothing that YAML can write
     adapter: TypeAdapter[Any] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What a class or function takes.
+    """What a class or function takes."""
 
-    Args:
-        owner: Its name, for messages.
-        parameters: By name.
-        is_open: Whether it takes any other name as well (`**kwargs`).
-    """
-
-    owner: str
+    owner: str  # for messages
     parameters: dict[str, Parameter] = field(default_factory=dict)
-    is_open: bool = False
+    is_open: bool = False  # whether it takes any other name as well (`**kwargs`)
 
 
 @lru_cache(maxsize=512)
@@ -76,11 +64,8 @@ def schema_of(
 ) -> Schema:
     """Return what a file may give to `target`.
 
-    Args:
-        target: A class or a function.
-        num_injected: Number of leading parameters that the program gives: `params` of an
-            optimizer, `optimizer` of a scheduler.
-        owner: Its name in messages; None = its own.
+    `num_injected`: number of leading parameters that the program gives: `params` of an optimizer,
+    `optimizer` of a scheduler. `owner`: its name in messages; None = its own.
     """
     owner = owner or str(getattr(target, "__name__", target))
     try:
@@ -105,11 +90,7 @@ def schema_of(
 
 
 def adapter_of(annotation: Any) -> TypeAdapter[Any] | None:
-    """Return what checks values for `annotation`.
-
-    Args:
-        annotation: None is returned if it fits everything, or is beyond pydantic.
-    """
+    """Return what checks values for `annotation`."""
     if annotation in (Any, object):
         return None
     try:
@@ -132,12 +113,8 @@ def check_arguments(
 ) -> dict[str, Any]:
     """Return the arguments that a mapping gives, checked and converted.
 
-    Args:
-        place: A mapping of arguments; null counts as an empty one.
-        schema: What they are for.
-        problems: What is wrong is added here; the result is of use only if nothing was.
-        nested: Arguments that are not values but components, and who checks them.
-        ignored: Keys that are not arguments.
+    `place`: a mapping of arguments; null counts as an empty one. `problems`: what is wrong is added
+    here; the result is of use only if nothing was.
     """
     arguments: dict[str, Any] = {}
     if not isinstance(place.node, Mapping) and not is_null(place.node):
@@ -180,13 +157,7 @@ def _unknown(key: str, schema: Schema, others: Collection[str]) -> str:
 
 
 def check_value(place: Place, parameter: Parameter, problems: Problems) -> Any:
-    """Return one value, checked and converted: a number for a float, a text for a path.
-
-    Args:
-        place: The value.
-        parameter: What it is for.
-        problems: What is wrong is added here.
-    """
+    """Return one value, checked and converted: a number for a float, a text for a path."""
     plain = to_plain(place.node)
     if parameter.adapter is None:
         return plain

@@ -45,11 +45,8 @@ def check_config(
 ) -> list[TrainerPlan]:
     """Return the trainers of a file, all of it checked, nothing built.
 
-    Args:
-        root: The file, overrides applied.
-        names: What it may name.
-        mode: One of `MODES`; None = the first that the file has a section for.
-        problems: Those found before; None = none, for a run.
+    `mode`: one of `MODES`; None = the first that the file has a section for. `problems`: those
+    found before; None = none, for a run.
 
     Raises:
         ConfigError: If anything in it is wrong, also in sections that the mode does not use; all
@@ -294,15 +291,11 @@ def load_plans(
 ) -> list[TrainerPlan]:
     """Return the trainers of a file, all of it checked, nothing built.
 
-    Args:
-        path: The file; one of the older layout is converted, with a note that shows the new one.
-        names: Makes what the file may name; called when its syntax is known to be right, because
-            that imports torch.
-        mode: "train", "train_and_eval", "eval" or "eval_all"; None = the first that the file has
-            a section for.
-        changes: As for `--set`, `PATH=VALUE`; applied in order, after `options`.
-        options: The command line's own options by name, see `options.OPTIONS`.
-        for_a_run: Whether to refuse what is right in the format but cannot run here.
+    `path`: the file; one of the older layout is converted, with a note that shows the new one.
+    `names`: makes what the file may name; called when its syntax is known to be right, because that
+    imports torch. `mode`: "train", "train_and_eval", "eval" or "eval_all"; None = the first that
+    the file has a section for. `changes`: as for `--set`, `PATH=VALUE`; applied in order, after
+    `options`. `options`: the command line's own options by name, see `options.OPTIONS`.
 
     Raises:
         ConfigError: If anything is wrong; one line for each problem.

@@ -33,25 +33,17 @@ from modelzoo_trainer.errors import ConfigError, suggest
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A class with checked arguments; nothing is built yet.
-
-    Args:
-        target: The class, or a function.
-        arguments: By name; components among them are built first.
-        at: Where the file names it.
-        path: Of it in the file.
-    """
+    """A class with checked arguments; nothing is built yet."""
 
     target: Any
-    arguments: dict[str, Any]
-    at: Position
+    arguments: dict[str, Any]  # by name; components among them are built first
+    at: Position  # where the file names it
     path: str
 
     def build(self, *injected: Any) -> Any:
         """Return the object.
 
-        Args:
-            *injected: What the program gives before the arguments; members get None for it.
+        `*injected`: what the program gives before the arguments; members get None for it.
 
         Raises:
             ConfigError: If the class refuses its arguments, or asks for more memory than there
@@ -75,11 +67,7 @@ class Component:
             raise
 
     def make(self, *injected: Any) -> Any:
-        """Return the object; what the class raises has no place in the file.
-
-        Args:
-            *injected: As in `build`.
-        """
+        """Return the object; what the class raises has no place in the file."""
         absent = (None,) * len(injected)
         arguments = {name: _built(value, absent) for name, value in self.arguments.items()}
         return self.target(*injected, **arguments)
@@ -88,9 +76,6 @@ class Component:
         """Return the message of `error` with the path in front, what both name said once.
 
         Secrets among the arguments are hidden.
-
-        Args:
-            error: What the class raised.
         """
         parent, _, name = self.path.rpartition(".")
         text = hiding(self.arguments)(str(error))
@@ -117,12 +102,7 @@ def check_component(
 ) -> Component | None:
     """Return the component that `place` describes, or None with problems added.
 
-    Args:
-        place: A mapping with one key, the class; its value holds the arguments, or is null.
-        table: Where the class is looked up.
-        problems: What is wrong is added here.
-        num_injected: Number of leading parameters that the program gives.
-        nested: Arguments that are components, and who checks them.
+    `place`: a mapping with one key, the class; its value holds the arguments, or is null.
     """
     found = named(place, table.one, problems)
     if found is None:
@@ -143,16 +123,7 @@ def check_call(
     nested: MappingOf[str, Check] | None = None,
     ignored: Collection[str] = (),
 ) -> Component:
-    """Return `target` with the arguments at `place`, checked.
-
-    Args:
-        target: A class or a function.
-        place: A mapping of arguments, or null.
-        problems: What is wrong is added here.
-        num_injected: Number of leading parameters that the program gives.
-        nested: Arguments that are components, and who checks them.
-        ignored: Keys that are not arguments.
-    """
+    """Return `target` with the arguments at `place`, checked."""
     is_shipped = not isinstance(target, Unshipped)
     schema = schema_of(target, num_injected) if is_shipped else target.schema
     arguments = check_arguments(place, schema, problems, nested=nested, ignored=ignored)
@@ -162,10 +133,7 @@ def check_call(
 def named(place: Place, one: str, problems: Problems) -> tuple[Any, Place] | None:
     """Return the one key of a mapping, a class name, and the place of its value.
 
-    Args:
-        place: Should be `{ClassName: {arguments}}`.
-        one: What it is, with an article, for messages.
-        problems: If it is not of that form, that is added here and None is returned.
+    `place`: should be `{ClassName: {arguments}}`.
     """
     form = f"{one} is written as {{ClassName: {{arguments}}}}"
     node = place.node
@@ -191,25 +159,13 @@ def is_null_first(node: Mapping) -> bool:
 
 
 def check_plain(place: Place, annotation: Any, problems: Problems) -> Any:
-    """Return a value that is no component, checked.
-
-    Args:
-        place: The value.
-        annotation: What fits.
-        problems: What is wrong is added here.
-    """
+    """Return a value that is no component, checked."""
     parameter = Parameter(place.path, annotation, False, adapter_of(annotation))
     return check_value(place, parameter, problems)
 
 
 def check_list(place: Place | None, kind: str, problems: Problems) -> list[Place]:
-    """Return the places of a list's items; none if it is missing or null.
-
-    Args:
-        place: Should be a list.
-        kind: What its items are, for messages.
-        problems: If it is not a list, that is added here.
-    """
+    """Return the places of a list's items; none if it is missing or null."""
     if place is None or is_null(place.node):
         return []
     if not isinstance(place.node, Sequence):
@@ -223,14 +179,7 @@ def check_list(place: Place | None, kind: str, problems: Problems) -> list[Place
 def check_keys(
     place: Place, known: Collection[str], required: Collection[str], problems: Problems
 ) -> bool:
-    """Return whether `place` is a mapping; unknown and missing keys are added as problems.
-
-    Args:
-        place: Should be a mapping with keys of a fixed set.
-        known: The set.
-        required: Those that must be there and not null.
-        problems: What is wrong is added here.
-    """
+    """Return whether `place` is a mapping; unknown and missing keys are added as problems."""
     what = place.path or "the file"
     if not isinstance(place.node, Mapping):
         given = describe(place.node)
@@ -257,15 +206,7 @@ def add_lack(
     problems: Problems,
     add: Callable[[Position, str, str], None],
 ) -> None:
-    """Add that a key is missing, or that it is misspelt.
-
-    Args:
-        place: The mapping that lacks it.
-        key: The key.
-        why: What it is for.
-        problems: A misspelt key is added here.
-        add: How a missing one is added.
-    """
+    """Add that a key is missing, or that it is misspelt."""
     for other, inner in place.pairs():
         advice = suggest(str(other), (key,), cutoff=0.75)
         if advice.startswith("Did"):

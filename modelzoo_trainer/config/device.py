@@ -57,11 +57,7 @@ def check_device(
 ) -> tuple[str | None, dict[str, Any] | None]:
     """Return the device's name in lower case, and the backend's options.
 
-    Args:
-        device: `init.device`.
-        backend: `init.backend`; its `backend_type` is the device as well.
-        names: Knows the backends.
-        problems: What is wrong is added here, what has no meaning here is noted.
+    `device`: `init.device`. `backend`: `init.backend`; its `backend_type` is the device as well.
     """
     given = [place for place in (device,) if place is not None and not is_null(place.node)]
     options: dict[str, Any] | None = None

@@ -21,9 +21,6 @@ from modelzoo_trainer.trainer import Trainer
 def fitting_callback(target: Any) -> Any:
     """Return a class with hooks.
 
-    Args:
-        target: What the path leads to.
-
     Raises:
         ConfigError: If it is no class, has no hook, or is a part of the trainer.
     """
@@ -69,10 +66,6 @@ _RULES: dict[str, tuple[Callable[[type], bool], str]] = {
 
 def fitting(kind: str, target: Any) -> Any:
     """Return a class of a kind, or a function that may return an object of one.
-
-    Args:
-        kind: A key of the rules: "model", "optimizer", "scheduler" or "data processor".
-        target: What the path leads to.
 
     Raises:
         ConfigError: If it is neither.

@@ -36,8 +36,7 @@ MAX_DIGITS: Final = 300  # more than any float has; longer ones take quadratic t
 def kind_of(text: str) -> str:
     """Return "null", "bool", "int", "float" or "str": what `text` is without quotes.
 
-    Args:
-        text: A plain scalar. `1e-4` is a float; `on`, `no` and `12:30:45` are text; `0123` is 123.
+    `text`: a plain scalar. `1e-4` is a float; `on`, `no` and `12:30:45` are text; `0123` is 123.
     """
     for kind, pattern in _KINDS:
         if pattern.fullmatch(text):
@@ -48,9 +47,7 @@ def kind_of(text: str) -> str:
 def value_of(kind: str, text: str) -> bool | int | float | str | None:
     """Return the value of a scalar.
 
-    Args:
-        kind: As `kind_of` says, or as a tag in the file demands.
-        text: The scalar.
+    `kind`: as `kind_of` says, or as a tag in the file demands.
 
     Raises:
         ValueError: If `text` is not of that kind, or is a number that Python cannot hold; the
@@ -70,9 +67,6 @@ def value_of(kind: str, text: str) -> bool | int | float | str | None:
 
 def whole_number(text: str) -> int | None:
     """Return the integer that a plain scalar such as `1e3` or `1_000` means where one is expected.
-
-    Args:
-        text: A plain scalar.
 
     Returns:
         None if it means none: `1.5e0`, or a number that is no integer without an exponent (`1.0`).
@@ -115,9 +109,6 @@ _SCALARS: Final = ("null", "bool", "int", "float", "str")
 def read_file(path: Path) -> Node:
     """Return the content of a YAML file.
 
-    Args:
-        path: Messages name it as it is written here.
-
     Raises:
         ConfigError: If it cannot be read or is wrong; all problems together.
     """
@@ -141,10 +132,6 @@ def read_file(path: Path) -> Node:
 def read_text(text: str, source: str) -> Node:
     """Return the content of YAML text.
 
-    Args:
-        text: One document.
-        source: What messages call it.
-
     Raises:
         ConfigError: If it is wrong; all problems together.
     """
@@ -158,9 +145,8 @@ def read_text(text: str, source: str) -> Node:
 def read_value(text: str, source: str) -> Node:
     """Return the value that an option of the command line gives, in YAML's syntax.
 
-    Args:
-        text: The value; empty means null.
-        source: The option; it is the position of all that is in the value.
+    `text`: the value; empty means null. `source`: the option; it is the position of all that is in
+    the value.
 
     Raises:
         ConfigError: If it is wrong.
@@ -362,9 +348,5 @@ class _Dumper(yaml.SafeDumper):
 
 
 def to_yaml(plain: Any) -> str:
-    """Return `plain` as YAML, keys in their order, nothing shared.
-
-    Args:
-        plain: Dictionaries, lists, numbers, texts, booleans and None.
-    """
+    """Return `plain` as YAML, keys in their order, nothing shared."""
     return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

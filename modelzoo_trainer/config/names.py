@@ -51,19 +51,12 @@ _HOW_TO_WRITE: Final = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unshipped:
-    """A published class that is not part of this package: its arguments are checked, no more.
+    """A published class that is not part of this package: its arguments are checked, no more."""
 
-    Args:
-        kind: "model", "data processor", "callback" or "logger".
-        name: As the format knows it.
-        schema: What it takes.
-        shipped: What this package has of the kind.
-    """
-
-    kind: str
-    name: str
+    kind: str  # "model", "data processor", "callback" or "logger"
+    name: str  # as the format knows it
     schema: Schema
-    shipped: tuple[str, ...]
+    shipped: tuple[str, ...]  # what this package has of the kind
 
     @property
     def __name__(self) -> str:
@@ -90,35 +83,22 @@ class Unshipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameTable:
-    """The classes of one kind that a file may name.
+    """The classes of one kind that a file may name."""
 
-    Args:
-        kind: What messages call one of them: "callback".
-        names: The shipped ones.
-        load: Returns the class of one of `names`.
-        modules: Those of `--import`: their public classes have bare names as well.
-        adapt: Makes of a class of the user's what is called in its place.
-        published: Returns what a published class takes that is not shipped; None if there is no
-            such class.
-        published_names: The names of those.
-    """
-
-    kind: str
+    kind: str  # what messages call one of them: "callback"
     names: tuple[str, ...] = ()
-    load: Callable[[str], Any]
+    load: Callable[[str], Any]  # returns the class of one of `names`
+    # those of `--import`: their public classes have bare names as well
     modules: tuple[ModuleType, ...] = ()
+    # makes of a class of the user's what is called in its place
     adapt: Callable[[Any], Any] = _as_it_is
+    # returns what a published class takes that is not shipped; None if there is no such class
     published: Callable[[str, str], Schema | None] = _nothing_published
-    published_names: Callable[[str], tuple[str, ...]] = _no_names
+    published_names: Callable[[str], tuple[str, ...]] = _no_names  # the names of those
 
     @classmethod
     def of(cls, kind: str, classes: Mapping[str, Any]) -> Self:
-        """Return the table of classes that are there already.
-
-        Args:
-            kind: What messages call one of them.
-            classes: By name.
-        """
+        """Return the table of classes that are there already."""
         return cls(kind=kind, names=tuple(classes), load=classes.__getitem__)
 
     @property
@@ -129,15 +109,7 @@ class NameTable:
     def find(
         self, name: object, place: Place, problems: Problems, *, is_removed: bool = False
     ) -> Any | None:
-        """Return the class that `name` means, or None with a problem added.
-
-        Args:
-            name: A shipped one's in any case, one's of an imported module, or a dotted path,
-                whose module is imported.
-            place: Where it is written.
-            problems: What is wrong is added here.
-            is_removed: Whether it is named only to be left out: then it need not be shipped.
-        """
+        """Return the class that `name` means, or None with a problem added."""
         if not isinstance(name, str):
             problems.add(place.key_at, place.path, f"{name!r} is not the name of {self.one}.")
             return None
@@ -199,63 +171,46 @@ def _classes_of(module: ModuleType) -> Iterable[tuple[str, type]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """All that a file may name, and what has a fixed class.
-
-    Args:
-        trainer: Makes a trainer from keyword arguments.
-        models: Of `init.model`.
-        optimizers: Of `init.optimizer`.
-        schedulers: Of `init.schedulers`.
-        callbacks: Of `init.callbacks`.
-        loggers: Of `init.loggers`.
-        processors: Of `data_processor` in a dataloader.
-        sections: The classes of the sections `precision`, `loop`, `checkpoint` and `logging`.
-        try_backend: Raises a `ConfigError` if there is no such kind of device (None = the default
-            one), or it has no such options; messages begin with "device" or "backend". Returns
-            a sentence if this machine lacks the device, else None.
-        try_model: Makes a model as far as that costs nothing, so that it can refuse its
-            arguments before anything else is built.
-        try_optimizer: Likewise an optimizer.
-        try_scheduler: Likewise a scheduler.
-        try_together: Raises a `ConfigError` if an optimizer (or None) and schedulers do not fit
-            together.
-        try_callback: Likewise a callback or logger; what it returns may have `notes`, sentences
-            on settings without an effect.
-        try_processor: Checks the arguments of a data processor; returns what this machine lacks
-            for it, sentences.
-        try_checkpoint: Returns what this machine lacks for a checkpoint's path, sentences.
-        published_fields: Returns what the format knows of a shipped model, by key
-            (`published.Field`), whether or not this package supports it.
-        default_callbacks: Makes those that are added unless named.
-        default_loggers: Makes those that are added unless named.
-    """
+    """All that a file may name, and what has a fixed class."""
 
     trainer: Callable[..., Any]
-    models: NameTable
-    optimizers: NameTable
-    schedulers: NameTable
-    callbacks: NameTable
-    loggers: NameTable
-    processors: NameTable
+    models: NameTable  # of `init.model`
+    optimizers: NameTable  # of `init.optimizer`
+    schedulers: NameTable  # of `init.schedulers`
+    callbacks: NameTable  # of `init.callbacks`
+    loggers: NameTable  # of `init.loggers`
+    processors: NameTable  # of `data_processor` in a dataloader
+    # the classes of the sections `precision`, `loop`, `checkpoint` and `logging`
     sections: Mapping[str, Any]
+    # raises a `ConfigError` if there is no such kind of device (None = the default one), or it has
+    # no such options; messages begin with "device" or "backend". Returns a sentence if this machine
+    # lacks the device, else None
     try_backend: Callable[[str | None, Mapping[str, Any]], str | None]
+    # makes a model as far as that costs nothing, so that it can refuse its arguments before
+    # anything else is built
     try_model: Callable[[Any], object] = _no_trial
-    try_optimizer: Callable[[Any], object] = _no_trial
-    try_scheduler: Callable[[Any], object] = _no_trial
+    try_optimizer: Callable[[Any], object] = _no_trial  # likewise an optimizer
+    try_scheduler: Callable[[Any], object] = _no_trial  # likewise a scheduler
+    # raises a `ConfigError` if an optimizer (or None) and schedulers do not fit together
     try_together: Callable[[Any, list[Any]], object] = _no_trial_together
+    # likewise a callback or logger; what it returns may have `notes`, sentences on settings without
+    # an effect
     try_callback: Callable[[Any], object] = _no_trial
+    # checks the arguments of a data processor; returns what this machine lacks for it, sentences
     try_processor: Callable[[Any], Iterable[str]] = _nothing_lacks
+    # returns what this machine lacks for a checkpoint's path, sentences
     try_checkpoint: Callable[[str], Iterable[str]] = _nothing_lacks
+    # returns what the format knows of a shipped model, by key (`published.Field`), whether or not
+    # this package supports it
     published_fields: Callable[[str], Mapping[str, Any]] = _no_fields
+    # makes those that are added unless named
     default_callbacks: Callable[[], Iterable[Any]] = field(default=tuple)
+    # makes those that are added unless named
     default_loggers: Callable[[], Iterable[Any]] = field(default=tuple)
 
 
 def import_module(name: str) -> ModuleType:
     """Return a module of the user's, imported.
-
-    Args:
-        name: Its dotted name.
 
     Raises:
         ConfigError: If there is no such module. What goes wrong inside it is raised as it is.
@@ -278,8 +233,7 @@ def import_module(name: str) -> ModuleType:
 def import_path(path: str) -> Any:
     """Return the class or function at a dotted path, its module imported.
 
-    Args:
-        path: `package.module.Name`.
+    `path`: `package.module.Name`.
 
     Raises:
         ConfigError: If there is no such module, or no such name in it. What goes wrong inside

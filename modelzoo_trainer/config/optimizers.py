@@ -28,8 +28,7 @@ _ADDED = {
 def with_groups(cls: Any) -> Any:
     """Return a callable that makes `cls` over the parameter groups of a model.
 
-    Args:
-        cls: A subclass of torch's `Optimizer`, or a function, which is returned as it is.
+    `cls`: a subclass of torch's `Optimizer`, or a function, which is returned as it is.
 
     Raises:
         ConfigError: If it is another class, or an optimizer whose step needs a closure.
@@ -65,22 +64,13 @@ _ABSOLUTE: Final = ("base_lr", "max_lr")  # rates that torch takes for each grou
 
 @dataclass(frozen=True, slots=True)
 class WithoutOptimizer:
-    """A scheduler of torch's that waits for the optimizer: a member of another.
-
-    Args:
-        cls: The scheduler's class.
-        arguments: All but the optimizer.
-    """
+    """A scheduler of torch's that waits for the optimizer: a member of another."""
 
     cls: type[LRScheduler]
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Any]  # all but the optimizer
 
     def __call__(self, optimizer: Optimizer | None) -> Any:
-        """Return the scheduler, or this object if there is no optimizer yet.
-
-        Args:
-            optimizer: Whose learning rates it sets.
-        """
+        """Return the scheduler, or this object if there is no optimizer yet."""
         return self if optimizer is None else _made(self.cls, optimizer, dict(self.arguments))
 
     def __str__(self) -> str:
@@ -93,9 +83,8 @@ class WithoutOptimizer:
 def with_optimizer(cls: Any) -> Any:
     """Return a callable `(optimizer, ...) -> scheduler` that a file can describe.
 
-    Args:
-        cls: A subclass of torch's `LRScheduler`; a class of one's own with a step method, and a
-            function, are returned as they are.
+    `cls`: a subclass of torch's `LRScheduler`; a class of one's own with a step method, and a
+    function, are returned as they are.
 
     Raises:
         ConfigError: If it is another class, or its step needs a metric.

@@ -8,16 +8,10 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option that changes the file.
+    """An option that changes the file."""
 
-    Args:
-        name: Without its dashes.
-        metavar: What the help calls its value; None = it has none, it is a switch.
-        help: A line for the help.
-    """
-
-    name: str
-    metavar: str | None
+    name: str  # without its dashes
+    metavar: str | None  # what the help calls its value; None = it has none, it is a switch
     help: str
 
 

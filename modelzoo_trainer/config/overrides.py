@@ -39,27 +39,20 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """A value and where it goes.
+    """A value and where it goes."""
 
-    Args:
-        steps: From the root of the file; a text is a key, an `Item` leads into a list.
-        node: The value.
-        at: The option, for messages.
-        only_present: Whether a path that is not there is left alone instead of made.
-    """
-
+    # from the root of the file; a text is a key, an `Item` leads into a list
     steps: tuple[str | Item, ...]
     node: Node
-    at: Position
-    only_present: bool = False
+    at: Position  # the option, for messages
+    only_present: bool = False  # whether a path that is not there is left alone instead of made
 
 
 def parse_override(text: str) -> Override:
     """Return what a `--set` option asks for.
 
-    Args:
-        text: `PATH=VALUE`, the value in YAML's syntax. A path that does not begin with `trainer`
-            begins inside it.
+    `text`: `PATH=VALUE`, the value in YAML's syntax. A path that does not begin with `trainer`
+    begins inside it.
 
     Raises:
         ConfigError: If it is not of that form.
@@ -92,10 +85,6 @@ def apply_overrides(root: Node, overrides: list[Override]) -> Node:
     """Return a copy of `root` with values set; what is left out of a path is made.
 
     In a file with a list of trainers, a path that names none of them goes to all.
-
-    Args:
-        root: The file.
-        overrides: Applied in order.
 
     Raises:
         ConfigError: If a path leads through something that is no mapping or list, or to an item
@@ -178,14 +167,7 @@ def _class_name(item: Node) -> str | None:
 def set_option(
     steps: tuple[str | Item, ...], value: str | None, option: str, *, only_present: bool = False
 ) -> Override:
-    """Return the override that an option of its own, such as `--device`, stands for.
-
-    Args:
-        steps: From the root of the file, as in `Override`.
-        value: Taken as text.
-        option: Its name, for messages.
-        only_present: Whether a path that is not there is left alone instead of made.
-    """
+    """Return the override that an option of its own, such as `--device`, stands for."""
     at = Position(option if value is None else f"{option} {value}")
     return Override(steps, Scalar(value, at), at, only_present)
 
@@ -197,10 +179,9 @@ _LENGTHS: Final = ("num_steps", "max_steps", "num_epochs")
 def changes_of(given: MappingOf[str, str | None], mode: str | None, root: Node) -> list[Override]:
     """Return the changes that options stand for.
 
-    Args:
-        given: Their values as text by name; options that were not given are None.
-        mode: What runs; None = each section of the file.
-        root: The file; its layout decides where a checkpoint's path goes.
+    `given`: their values as text by name; options that were not given are None. `mode`: what runs;
+    None = each section of the file. `root`: the file; its layout decides where a checkpoint's path
+    goes.
 
     Raises:
         ConfigError: If a value cannot be read, or a path could go to several trainers.

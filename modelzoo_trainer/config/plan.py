@@ -33,26 +33,20 @@ class TakesConfig(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainerPlan:
-    """One trainer of a file, checked: what it is made of and what it will run.
-
-    Args:
-        trainer: Makes the trainer from keyword arguments.
-        init: Its arguments; components are built by `build`.
-        defaults: Callbacks and loggers that the file neither names nor removes.
-        mode: A key of `MODES`; None if the file, which was only to be checked, runs nothing.
-        call: The arguments of the method that the mode runs; dataloaders are components, built
-            when the method asks for them.
-        resolved: What the file says of this trainer, options of the command line included; as
-            YAML (`resolved.to_yaml`) it is a configuration itself.
-        notes: What the user should hear once: settings without an effect here.
-    """
+    """One trainer of a file, checked: what it is made of and what it will run."""
 
     trainer: Callable[..., Any]
-    init: dict[str, Any]
-    defaults: dict[str, list[Any]]
+    init: dict[str, Any]  # its arguments; components are built by `build`
+    defaults: dict[str, list[Any]]  # callbacks and loggers that the file neither names nor removes
+    # a key of `MODES`; None if the file, which was only to be checked, runs nothing
     mode: str | None
+    # the arguments of the method that the mode runs; dataloaders are components, built when the
+    # method asks for them
     call: dict[str, Any]
+    # what the file says of this trainer, options of the command line included; as YAML
+    # (`resolved.to_yaml`) it is a configuration itself
     resolved: dict[str, Any]
+    # what the user should hear once: settings without an effect here
     notes: tuple[Problem, ...] = ()
 
     @property
@@ -91,9 +85,6 @@ class TrainerPlan:
     def run(self, trainer: Any) -> None:
         """Run what the mode asks for.
 
-        Args:
-            trainer: As `build` returned it.
-
         Raises:
             ConfigError: If the checkpoints to validate are not named, and there is none.
         """
@@ -118,8 +109,7 @@ def _dataloaders(value: Any) -> Any:
 def _dataloader(component: Component) -> Callable[[], Any]:
     """Return a callable that builds the data processor and returns its dataloader.
 
-    Args:
-        component: The data processor; one without `create_dataloader` is the dataloader itself.
+    `component`: the data processor; one without `create_dataloader` is the dataloader itself.
     """
 
     def create() -> Any:

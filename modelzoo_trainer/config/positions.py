@@ -9,17 +9,11 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in a file, or on the command line.
+    """A place in a file, or on the command line."""
 
-    Args:
-        source: The file as the user wrote it, or the option.
-        line: From 1; 0 where lines mean nothing, as on the command line.
-        column: From 1.
-    """
-
-    source: str
-    line: int = 0
-    column: int = 0
+    source: str  # the file as the user wrote it, or the option
+    line: int = 0  # from 1; 0 where lines mean nothing, as on the command line
+    column: int = 0  # from 1
 
     def __str__(self) -> str:
         return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
@@ -81,9 +75,7 @@ def option_in(node: Node) -> Position | None:
 def to_plain(node: Node, instead: dict[int, Any] | None = None) -> Any:
     """Return dictionaries, lists and values; nothing is shared, whatever the file's aliases.
 
-    Args:
-        node: What was read.
-        instead: Values in place of those of scalars, by `id`.
+    `instead`: values in place of those of scalars, by `id`.
     """
     match node:
         case Scalar():
@@ -114,17 +106,11 @@ def describe(node: Node) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A value and the path to it from the root of the file.
-
-    Args:
-        node: The value.
-        path: As messages write it, such as "trainer.init.callbacks[2]".
-        key_at: Where its key stands; of an item of a list, where the item stands.
-    """
+    """A value and the path to it from the root of the file."""
 
     node: Node
-    path: str
-    key_at: Position
+    path: str  # as messages write it, such as "trainer.init.callbacks[2]"
+    key_at: Position  # where its key stands; of an item of a list, where the item stands
 
     @classmethod
     def root(cls, node: Node) -> Place:
@@ -153,8 +139,7 @@ class Place:
     def inside(self, location: tuple[int | str, ...]) -> Place:
         """Return the place that `location`, a validator's, leads to.
 
-        Args:
-            location: Keys and indices; names that lead nowhere (of a union's members) are skipped.
+        `location`: keys and indices; names that lead nowhere (of a union's members) are skipped.
         """
         place = self
         for step in location:

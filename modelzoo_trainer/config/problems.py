@@ -19,17 +19,11 @@ _UNSEEN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
-
-    Args:
-        at: Where it stands.
-        path: Of what; empty for the file itself.
-        message: What was given, what fits, what to do.
-    """
+    """One thing that is wrong."""
 
     at: Position
-    path: str
-    message: str
+    path: str  # of what; empty for the file itself
+    message: str  # what was given, what fits, what to do
 
     def __str__(self) -> str:
         parts = (str(self.at), _shown(self.path), self.message)
@@ -45,9 +39,8 @@ def _shown(text: str) -> str:
 class Problems:
     """The problems found so far, each once, whatever the number of aliases that lead to it.
 
-    Args:
-        for_a_run: Whether the file is to be run; in a mere check, what is right but cannot run
-            here is a note.
+    `for_a_run`: whether the file is to be run; in a mere check, what is right but cannot run here
+    is a note.
     """
 
     def __init__(self, *, for_a_run: bool = True) -> None:
@@ -62,37 +55,19 @@ class Problems:
         """How often a problem was added, the same one at the same place counted each time."""
 
     def add(self, at: Position, path: str, message: str) -> None:
-        """Note a problem; the same one at the same place counts once.
-
-        Args:
-            at: Where it stands.
-            path: Of what, from the root of the file.
-            message: What was given, what fits, what to do.
-        """
+        """Note a problem; the same one at the same place counts once."""
         self.num_added += 1
         self._found.setdefault((at, message), Problem(at, path, message))
 
     def add_to_run(self, at: Position, path: str, message: str) -> None:
-        """Note what is right in the format, but stands in the way of a run: a problem for that.
-
-        Args:
-            at: Where it stands.
-            path: Of what, from the root of the file.
-            message: What cannot run, and what to do.
-        """
+        """Note what is right in the format, but stands in the way of a run: a problem for that."""
         if self.for_a_run:
             self.add(at, path, message)
         else:
             self.note(at, path, f"cannot run as it is: {message}")
 
     def note(self, at: Position, path: str, message: str) -> None:
-        """Keep what the user should hear once: a setting that has no effect here, for instance.
-
-        Args:
-            at: Where it stands.
-            path: Of what, from the root of the file.
-            message: What it means here.
-        """
+        """Keep what the user should hear once: a setting that has no effect here, for instance."""
         self._noted.setdefault((at, message), Problem(at, path, message))
 
     def of_one_trainer(self) -> Problems:

@@ -30,10 +30,6 @@ def describe_run(plan: TrainerPlan, command: Sequence[str]) -> str:
     """Return the configuration that is run, as YAML with its origin in comments.
 
     The text is a configuration itself. Secrets are left out, and named in the comments.
-
-    Args:
-        plan: What is run.
-        command: The words of the command line.
     """
     modules = [word for word in command if word.startswith("--import")]
     head = [

@@ -39,23 +39,16 @@ _TYPES: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a published class.
+    """A field of a published class."""
 
-    Args:
-        parameter: Its name and type.
-        is_inert: Whether it does nothing in the original either.
-    """
-
-    parameter: Parameter
-    is_inert: bool
+    parameter: Parameter  # its name and type
+    is_inert: bool  # whether it does nothing in the original either
 
 
 def published_schema(kind: str, name: str) -> Schema | None:
     """Return what a published class takes; None if there is none of that name.
 
-    Args:
-        kind: "model", "data processor", "callback" or "logger"; there is nothing of another one.
-        name: In any case.
+    `kind`: "model", "data processor", "callback" or "logger"; there is nothing of another one.
     """
     by_lower_name = {known.lower(): known for known in published_names(kind)}
     known = by_lower_name.get(name.lower())
@@ -63,19 +56,14 @@ def published_schema(kind: str, name: str) -> Schema | None:
 
 
 def published_names(kind: str) -> tuple[str, ...]:
-    """Return the names of the published classes of a kind, as the format writes them.
-
-    Args:
-        kind: As in `published_schema`.
-    """
+    """Return the names of the published classes of a kind, as the format writes them."""
     return tuple(_tables()[_SECTIONS[kind]]) if kind in _SECTIONS else ()
 
 
 def published_fields(name: str) -> dict[str, Field]:
     """Return what the format knows of a shipped model, whether or not this package supports it.
 
-    Args:
-        name: In any case; there is nothing of a model that is not shipped.
+    `name`: in any case; there is nothing of a model that is not shipped.
     """
     name = name.lower()
     if name not in _tables()[_SHIPPED]:

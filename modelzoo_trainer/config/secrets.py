@@ -131,10 +131,9 @@ _LONGEST_QUOTED: Final = 57  # characters of a longer text that a message quotes
 def is_secret(key: object, value: object = "") -> bool:
     """Return whether the value of a key is a secret: a text, or a list or mapping with one.
 
-    Args:
-        key: As the file writes it; of a dotted one the last name counts. Its parts are told apart
-            by case and by what is neither letter nor digit.
-        value: Null is none, and a number is one only under a key such as `password`.
+    `key`: as the file writes it; of a dotted one the last name counts. Its parts are told apart by
+    case and by what is neither letter nor digit. `value`: null is none, and a number is one only
+    under a key such as `password`.
     """
     if not isinstance(key, str):
         return False
@@ -229,11 +228,7 @@ def _holds_number(value: object) -> bool:
 
 
 def hide_in_text(text: str) -> str:
-    """Return a text without what has the form of a secret: logins in addresses, issued tokens.
-
-    Args:
-        text: A value, or a message with values.
-    """
+    """Return a text without what has the form of a secret: logins in addresses, issued tokens."""
     if _PRIVATE_KEY.search(text):
         return HIDDEN
     if "://" in text:
@@ -284,11 +279,7 @@ def _hidden_value(found: re.Match[str]) -> str:
 
 
 def without_secrets(plain: Any) -> Any:
-    """Return a copy of plain values: without keys of secrets, and with those in texts hidden.
-
-    Args:
-        plain: Dictionaries, lists and values.
-    """
+    """Return a copy of plain values: without keys of secrets, and with those in texts hidden."""
     if isinstance(plain, dict):
         return {
             key: without_secrets(value) for key, value in plain.items() if not is_secret(key, value)
@@ -299,12 +290,7 @@ def without_secrets(plain: Any) -> Any:
 
 
 def left_out(plain: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield path and value of what `without_secrets` leaves out, or hides in a text.
-
-    Args:
-        plain: Dictionaries, lists and values.
-        path: Theirs.
-    """
+    """Yield path and value of what `without_secrets` leaves out, or hides in a text."""
     if isinstance(plain, dict):
         for key, value in plain.items():
             inner = f"{path}.{key}" if path else str(key)
@@ -320,11 +306,7 @@ def left_out(plain: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def stands_for_secret(value: object) -> bool:
-    """Return whether a value is what `without_secrets` leaves in the place of one.
-
-    Args:
-        value: As a file gives it.
-    """
+    """Return whether a value is what `without_secrets` leaves in the place of one."""
     if not isinstance(value, str) or HIDDEN not in value:
         return False
     is_in_address = "://" in value and _STANDS_IN_ADDRESS.search(value)
@@ -332,11 +314,7 @@ def stands_for_secret(value: object) -> bool:
 
 
 def hiding(plain: Any) -> Callable[[str], str]:
-    """Return what hides the secrets of a file in a message about it.
-
-    Args:
-        plain: The file.
-    """
+    """Return what hides the secrets of a file in a message about it."""
     secrets = [str(leaf) for _, value in left_out(plain) for leaf in _leaves(value)]
     shown = {form for one in secrets for form in _quoted(one)}
     known = "|".join(re.escape(one) for one in sorted(shown, key=len, reverse=True))
@@ -358,11 +336,7 @@ def _quoted(secret: str) -> Iterator[str]:
 
 
 def hide_in_command(words: Iterable[str]) -> list[str]:
-    """Return the words of a command with secrets hidden.
-
-    Args:
-        words: Such as `--set`, `init.loggers[WandbLogger].api_key=...`.
-    """
+    """Return the words of a command with secrets hidden."""
     return [_hide_in_word(word) for word in words]
 
 

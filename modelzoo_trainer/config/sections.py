@@ -56,13 +56,7 @@ SEED: Final = Annotated[int, Field(ge=0, lt=2**32)] | None
 
 
 def check_model(place: Place, names: Names, problems: Problems) -> Component | None:
-    """Return the model: `{name: gpt2, ...}` or `{mypkg.MyModel: {...}}`.
-
-    Args:
-        place: The section.
-        names: Knows the models.
-        problems: What is wrong is added here.
-    """
+    """Return the model: `{name: gpt2, ...}` or `{mypkg.MyModel: {...}}`."""
     num_before = problems.num_added
     component = _model(place, names, problems)
     if component is not None and problems.num_added == num_before:
@@ -132,10 +126,7 @@ def _check_others(
 def check_dataloader(place: Place, names: Names, problems: Problems) -> Component | None:
     """Return the data processor that a dataloader names.
 
-    Args:
-        place: `{data_processor: Name, ...arguments}`.
-        names: Knows the data processors.
-        problems: What is wrong is added here.
+    `place`: `{data_processor: Name, ...arguments}`.
     """
     if not isinstance(place.node, Mapping):
         fits = "expected a mapping with data_processor and its arguments"
@@ -176,14 +167,7 @@ def _named_class(place: Place, table: NameTable, problems: Problems) -> Any | No
 
 
 def check_section(key: str, place: Place, names: Names, problems: Problems) -> Component | None:
-    """Return a section whose class is fixed, such as `loop`; None if it is null.
-
-    Args:
-        key: The section's name.
-        place: Its arguments.
-        names: Knows the class.
-        problems: What is wrong is added here, also what the constructor refuses.
-    """
+    """Return a section whose class is fixed, such as `loop`; None if it is null."""
     if is_null(place.node):
         return None
     num_before = problems.num_added
@@ -229,10 +213,7 @@ def _named_in(message: str, owner: str, place: Place) -> Place | None:
 def check_optimizer(place: Place, names: Names, problems: Problems) -> Component | None:
     """Return the optimizer; None if it is null.
 
-    Args:
-        place: `{ClassName: {arguments}}`.
-        names: Knows the optimizers.
-        problems: What is wrong is added here.
+    `place`: `{ClassName: {arguments}}`.
     """
     if is_null(place.node):
         return None
@@ -246,10 +227,7 @@ def check_optimizer(place: Place, names: Names, problems: Problems) -> Component
 def check_scheduler(place: Place, names: Names, problems: Problems) -> Component | None:
     """Return a scheduler; the members of one that is made of others are components as well.
 
-    Args:
-        place: `{ClassName: {arguments}}`.
-        names: Knows the schedulers.
-        problems: What is wrong is added here.
+    `place`: `{ClassName: {arguments}}`.
     """
 
     def one(inner: Place, problems: Problems) -> Component | None:
@@ -273,15 +251,7 @@ def check_together(
     names: Names,
     problems: Problems,
 ) -> None:
-    """Check that schedulers fit the optimizer, and one another.
-
-    Args:
-        optimizer: None if there is none, or it is wrong.
-        schedulers: Components.
-        places: Theirs.
-        names: Knows what fits together.
-        problems: What does not is added here.
-    """
+    """Check that schedulers fit the optimizer, and one another."""
     for one, place in zip(schedulers, places, strict=True):
         try:
             names.try_together(optimizer, [one])
@@ -308,12 +278,7 @@ def check_installed(
 ) -> tuple[list[Component], list[Any]]:
     """Return the components of a list, and the defaults that it neither names nor removes.
 
-    Args:
-        place: `callbacks` or `loggers`; an item `Name: null` removes a default.
-        table: Where the classes are looked up.
-        defaults: Instances that are installed unless named.
-        problems: What is wrong is added here.
-        try_one: Makes one as far as that has no effects, so that it can refuse its arguments.
+    `place`: `callbacks` or `loggers`; an item `Name: null` removes a default.
     """
     components = []
     classes = set()

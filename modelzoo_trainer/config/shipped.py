@@ -43,8 +43,7 @@ _OF_A_MODEL: Final = ("params", "adjust_learning_rate", "adamw_params")
 def shipped_names(modules: Iterable[ModuleType] = ()) -> Names:
     """Return all shipped names.
 
-    Args:
-        modules: The user's, imported; their public classes may be named as well.
+    `modules`: the user's, imported; their public classes may be named as well.
     """
     own = tuple(modules)
     return Names(

@@ -27,12 +27,7 @@ _CURVED: Final = ("sparsity", "schedule", "drop_fraction")  # numbers, or curves
 
 
 def check_sparsity(place: Place, problems: Problems) -> Component | None:
-    """Return the algorithm of the section; None with problems added if it is wrong.
-
-    Args:
-        place: A fraction, a mapping, or a list of mappings.
-        problems: What is wrong is added here, also what the algorithms refuse.
-    """
+    """Return the algorithm of the section; None with problems added if it is wrong."""
     # Imported here, as it brings torch: a file without the section is checked without it.
     from modelzoo_trainer.sparsity import Group, Static
 

@@ -38,9 +38,7 @@ def split_batch(batch: Any, size: int) -> list[Any]:
     Tensors without dimensions, and what is no tensor, list of samples or container, go to every
     part as they are.
 
-    Args:
-        batch: As in `batch_size_of`.
-        size: Samples of a part, > 0; the last part may have fewer.
+    `size`: samples of a part, > 0; the last part may have fewer.
 
     Raises:
         ConfigError: If the tensors do not have as many samples as one another.

@@ -20,10 +20,7 @@ _CHUNK: Final = 8192  # indices that are Python objects at a time
 class SeededSampler(Sampler[int]):
     """Every index once a pass, in an order that seed and pass determine.
 
-    Args:
-        length: Number of samples.
-        seed: Of the order.
-        reshuffle: Whether every pass has its own order. If not, all are as the first.
+    `reshuffle`: whether every pass has its own order. If not, all are as the first.
 
     The number of the pass is what `set_epoch` says; each pass that begins counts one on.
     """
@@ -47,9 +44,6 @@ class SeededSampler(Sampler[int]):
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """Return all indices of a pass.
-
-        Args:
-            epoch: The number of the pass.
 
         Cost:
             Eight bytes and about ten nanoseconds an index.
@@ -169,10 +163,6 @@ def make_dataloader(dataset: BatchDataset, options: LoadingOptions) -> DataLoade
 
     With `global_batch_size` it has `is_global_batch` set: each process takes a slice of a batch.
 
-    Args:
-        dataset: Whose batches need no collation.
-        options: How to load.
-
     Raises:
         ConfigError: If there is not one full batch, and smaller ones are left out.
     """
@@ -215,9 +205,8 @@ def _sampler(dataset: Sized, options: LoadingOptions) -> Sampler[int]:
 class TensorRows(BatchDataset):
     """Row i of every tensor is sample i.
 
-    Args:
-        tensors: All with the same first dimension; a batch is of the same kind (a tuple or a
-            mapping with these keys).
+    `tensors`: all with the same first dimension; a batch is of the same kind (a tuple or a mapping
+    with these keys).
     """
 
     def __init__(self, tensors: tuple[Tensor, ...] | Mapping[str, Tensor]) -> None:

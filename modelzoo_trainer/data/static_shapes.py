@@ -374,13 +374,7 @@ def _checked_values(what: str, values: Mapping[Any, Any]) -> dict[Name, float]:
 
 
 def _check_names(names: Mapping[Name, float], owner: Any, said: str) -> None:
-    """Raise a `ConfigError` if a mapping, tuple or list lacks one of these entries.
-
-    Args:
-        names: The entries.
-        owner: What should have them.
-        said: The beginning of the message, with {} for the name.
-    """
+    """Raise a `ConfigError` if a mapping, tuple or list lacks one of these entries."""
     known: list[Name] = []
     if isinstance(owner, Mapping):
         known = list(owner)

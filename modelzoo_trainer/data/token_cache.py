@@ -33,15 +33,11 @@ _DEFAULT_PATTERN: Final = "**/*.txt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A text file of a corpus.
-
-    Args:
-        path: Where it is.
-        name: Its path below the folder it was found in, with `/`; it decides the split, so that
-            a corpus is split alike wherever it lies.
-    """
+    """A text file of a corpus."""
 
     path: Path
+    # its path below the folder it was found in, with `/`; it decides the split, so that a corpus is
+    # split alike wherever it lies
     name: str
 
     @property
@@ -54,10 +50,9 @@ class Document:
 def find_documents(data_dir: str | Sequence[str], pattern: str | None) -> list[Document]:
     """Return the documents of a corpus, each file once, in an order that names determine.
 
-    Args:
-        data_dir: Folders, files, glob patterns, or `stdlib`; one or several.
-        pattern: Which files of a folder, as a glob; not given, `**/*.txt`. Of `stdlib` it is
-            always the Python files, without tests and installed packages.
+    `data_dir`: folders, files, glob patterns, or `stdlib`; one or several. `pattern`: which files
+    of a folder, as a glob; not given, `**/*.txt`. Of `stdlib` it is always the Python files,
+    without tests and installed packages.
 
     Raises:
         ConfigError: If a folder is missing, or no file is found.
@@ -79,11 +74,6 @@ def split_documents(
     documents: Iterable[Document], split: Split, val_fraction: float
 ) -> list[Document]:
     """Return the documents of one split; adding a document moves no other.
-
-    Args:
-        documents: Of the whole corpus.
-        split: Which ones.
-        val_fraction: Expected share of documents in `val`.
 
     Raises:
         ConfigError: If there are none.
@@ -118,11 +108,7 @@ def _find(place: str, pattern: str | None) -> list[Document]:
 
 
 def missing_places(data_dir: str | Sequence[str]) -> list[str]:
-    """Return a sentence for each place of a corpus that is not there; no folder is read.
-
-    Args:
-        data_dir: As in `find_documents`.
-    """
+    """Return a sentence for each place of a corpus that is not there; no folder is read."""
     places = [data_dir] if isinstance(data_dir, str) else data_dir
     return [
         _missing(place)
@@ -154,9 +140,7 @@ def _below(root: Path, path: Path) -> Document:
 class TokenWindows(BatchDataset):
     """Windows that follow each other without overlap; the rest at the end is left out.
 
-    Args:
-        path: A `.npy` file of tokens; mapped into memory by each process for itself.
-        length: Tokens in a window.
+    `path`: a `.npy` file of tokens; mapped into memory by each process for itself.
 
     Shapes:
         A batch: input_ids and labels (B, length), int32.
@@ -218,12 +202,8 @@ def cached_tokens(
 ) -> Path:
     """Return the file with the tokens of a split; make it if it is not there, or damaged.
 
-    Args:
-        documents: Of the whole corpus. If it is only one, the end of it is for validation.
-        tokenization: Makes the tokens.
-        split: Which part.
-        val_fraction: Share of `val`.
-        cache_dir: Where the file is; made if missing.
+    `documents`: of the whole corpus. If it is only one, the end of it is for validation.
+    `cache_dir`: where the file is; made if missing.
 
     Returns:
         A `.npy` file, mapped with `numpy.load(path, mmap_mode="r")`.

@@ -45,9 +45,8 @@ class ByteTokenization:
 class FileTokenization:
     """The tokenizer of a file that the `tokenizers` library wrote.
 
-    Args:
-        path: The file, usually `tokenizer.json`.
-        eos_token: The token that ends a document; not given, nothing does.
+    `path`: the file, usually `tokenizer.json`. `eos_token`: the token that ends a document; not
+    given, none.
 
     Raises:
         ConfigError: If the library or file is missing, or has no such token.
@@ -76,9 +75,7 @@ class FileTokenization:
 def make_tokenization(tokenizer_file_path: str | None, eos_token: str | None) -> Tokenization:
     """Return the tokenization that the arguments ask for.
 
-    Args:
-        tokenizer_file_path: Of the `tokenizers` library; not given, tokens are bytes.
-        eos_token: Of that file: what ends a document.
+    `tokenizer_file_path`: of the `tokenizers` library; not given, tokens are bytes.
 
     Raises:
         ConfigError: If it cannot be had.

@@ -30,8 +30,7 @@ class CsvTable:
     Each row is one line. A new column gets the file written anew, at once or not at all; its cells
     are empty in the rows before.
 
-    Args:
-        path: The file; made when the first row comes.
+    `path`: the file; made when the first row comes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,8 +67,7 @@ class CsvTable:
     def cut(self, keep: Callable[[list[Row]], list[Row]]) -> None:
         """Keep some of the rows.
 
-        Args:
-            keep: Given all rows, returns those that stay.
+        `keep`: given all rows, returns those that stay.
         """
         self._settle()
         rows = self._read()

@@ -34,9 +34,6 @@ _END_BYTES: Final = 1 << 20
 def mark(path: Path) -> dict[str, Any]:
     """Return where a file ends, to cut it back to: its length, and a digest of what is before.
 
-    Args:
-        path: The file.
-
     Returns:
         `num_bytes`, and `tail`, the digest of at most the last 64 KiB. `num_bytes` is None if
         there is no way back: the file is none, or does not end with a line.
@@ -61,10 +58,6 @@ def cut_to(path: Path, place: dict[str, Any]) -> bool:
     """Cut a file back in place, if it is the one that was marked; return whether it was.
 
     An empty file cannot be told from others, so it is never taken for the one that was marked.
-
-    Args:
-        path: The file.
-        place: What `mark` returned.
     """
     num_bytes = place.get("num_bytes")
     if not num_bytes or not path.is_file():
@@ -93,9 +86,7 @@ def _digest(content: bytes) -> str:
 def cut_back(path: Path, step: int) -> None:
     """Remove the lines of later steps, and any that is not whole, at once or not at all.
 
-    Args:
-        path: The file; nothing happens if it is not there.
-        step: The last one to keep.
+    `path`: the file; no-op if it does not exist.
     """
     if not path.is_file():  # a pipe or device has no past
         return
@@ -121,8 +112,7 @@ def cut_back(path: Path, step: int) -> None:
 def put_aside(path: Path) -> Path | None:
     """Give a file another name, with the time in it, and return that.
 
-    Args:
-        path: The file; nothing happens, and None is returned, if it is empty or not there.
+    `path`: the file; no-op that returns None if it is empty or does not exist.
     """
     if not path.is_file() or path.stat().st_size == 0:  # a pipe or device has no past
         return None
@@ -135,13 +125,7 @@ def put_aside(path: Path) -> Path | None:
 
 
 def lines_from(path: Path, start: int, step: int) -> bytes:
-    """Return the lines of a file from a place on, without those of later steps.
-
-    Args:
-        path: The file.
-        start: The number of bytes before them.
-        step: The last one that counts.
-    """
+    """Return the lines of a file from a place on, without those of later steps."""
     if not path.is_file():
         return b""
     with path.open("rb") as file:
@@ -153,8 +137,7 @@ def lines_from(path: Path, start: int, step: int) -> bytes:
 def end_last_line(path: Path) -> None:
     """Remove a last line that a crash cut off; end one that only lacks its newline.
 
-    Args:
-        path: The file; nothing happens if it is not there.
+    `path`: the file; no-op if it does not exist.
     """
     if not path.is_file():  # a pipe or device has no past
         return

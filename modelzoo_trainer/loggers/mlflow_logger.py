@@ -171,9 +171,7 @@ class MLflowLogger(ServiceLogger):
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Return settings as pairs of a name, such as `trainer.init.seed`, and a text.
 
-    Args:
-        value: Mappings, lists and plain values. A list without mappings is one text.
-        name: What it is called.
+    `value`: mappings, lists and plain values. A list without mappings is one text.
     """
     items: list[tuple[Any, Any]] | None = None
     if isinstance(value, Mapping):

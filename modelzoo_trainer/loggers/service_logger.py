@@ -27,8 +27,7 @@ class ReachedStep:
     It is written before the step is sent: what a process that is killed had sent and not told is
     lost, and nothing is sent twice.
 
-    Args:
-        path: The file; made with the first step.
+    `path`: the file; made with the first step.
 
     Raises:
         ConfigError: If it is a named pipe, a socket or a device.
@@ -75,9 +74,6 @@ class ServiceLogger(Logger):
     that cannot be reached when it begins is told of once, and the fit goes on without it.
 
     With a run from a file, its settings are shown with the run, without their secrets.
-
-    Args:
-        log: Where messages go.
     """
 
     state_is_of_run = True

@@ -13,11 +13,7 @@ from modelzoo_trainer.models.rotary import rotate
 
 
 class Attention(nn.Module):
-    """Every position attends to itself and to those before it.
-
-    Args:
-        settings: Of the whole model.
-    """
+    """Every position attends to itself and to those before it."""
 
     def __init__(self, settings: DecoderSettings) -> None:
         super().__init__()
@@ -35,10 +31,6 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor, angles: tuple[Tensor, Tensor] | None) -> Tensor:
         """Return the attended states.
-
-        Args:
-            hidden: The normalised states.
-            angles: Cosines and sines of rotary positions, if the model has them.
 
         Shapes:
             hidden: (B, T, H). Returns: the same.

@@ -6,9 +6,6 @@ from modelzoo_trainer.errors import ConfigError
 def require_positive(**sizes: float) -> None:
     """Check that every size is at least 1.
 
-    Args:
-        sizes: Argument name to its value.
-
     Raises:
         ConfigError: For the first that is not.
     """
@@ -19,9 +16,6 @@ def require_positive(**sizes: float) -> None:
 
 def require_rates(**rates: float) -> None:
     """Check that every dropout rate is at least 0 and below 1.
-
-    Args:
-        rates: Argument name to its value.
 
     Raises:
         ConfigError: For the first that is not.

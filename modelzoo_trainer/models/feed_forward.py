@@ -23,10 +23,7 @@ _NORMS: Final[Mapping[str, Callable[..., nn.Module]]] = MappingProxyType(
 def make_norm(norm_type: NormType, size: int, epsilon: float) -> nn.Module:
     """Return a layer that normalises the last dimension.
 
-    Args:
-        norm_type: Which one.
-        size: Of the last dimension.
-        epsilon: Added to the variance, > 0.
+    `epsilon`: added to the variance, > 0.
     """
     return _NORMS[norm_type](size, eps=epsilon)
 
@@ -74,11 +71,7 @@ GATED: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
 class FeedForward(nn.Module):
     """Widen, apply a nonlinearity, narrow; a gated one multiplies by a second projection.
 
-    Args:
-        hidden_size: Of the input and output.
-        filter_size: In between.
-        nonlinearity: Its name; `swiglu`, `geglu` and `reglu` are gated.
-        use_bias: Whether the projections have one.
+    `nonlinearity`: its name; `swiglu`, `geglu` and `reglu` are gated.
     """
 
     def __init__(

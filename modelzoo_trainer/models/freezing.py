@@ -25,17 +25,11 @@ _STAYS_EVAL: Final = "_stays_in_evaluation_mode"  # of a module: whether trainin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGroup:
-    """One of the parts that are frozen together.
+    """One of the parts that are frozen together."""
 
-    Args:
-        name: As in the model.
-        modules: What has parameters of its own in it, in order.
-        all_modules: Everything in it, also what has none, such as a dropout.
-    """
-
-    name: str
-    modules: tuple[Module, ...]
-    all_modules: tuple[Module, ...]
+    name: str  # as in the model
+    modules: tuple[Module, ...]  # what has parameters of its own in it, in order
+    all_modules: tuple[Module, ...]  # everything in it, also what has none, such as a dropout
 
     @property
     def parameters(self) -> list[Parameter]:

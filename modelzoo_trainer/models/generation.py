@@ -11,11 +11,9 @@ def draw_next(
 ) -> Tensor:
     """Return one token for every sequence.
 
-    Args:
-        scores: Of all tokens of the vocabulary.
-        temperature: Below 1 likelier tokens are preferred; 0 always takes the likeliest.
-        top_k: Draw only among so many of the likeliest; not given, among all.
-        generator: Random numbers, on the device of `scores`; not given, the global ones.
+    `temperature`: below 1 likelier tokens are preferred; 0 always takes the likeliest. `top_k`:
+    draw only among so many of the likeliest; not given, among all. `generator`: random numbers, on
+    the device of `scores`; not given, the global ones.
 
     Shapes:
         scores: (B, V) floating. Returns: (B, 1), int64.
@@ -34,11 +32,8 @@ def check_generation(
 ) -> None:
     """Check the arguments of `generate`.
 
-    Args:
-        input_ids: (batch, tokens), with at least one token.
-        max_new_tokens: At least 0.
-        temperature: At least 0.
-        top_k: At least 1, if given.
+    `input_ids`: (batch, tokens), with at least one token. `max_new_tokens`: at least 0.
+    `temperature`: at least 0. `top_k`: at least 1, if given.
 
     Raises:
         ConfigError: For the first that is out of range.

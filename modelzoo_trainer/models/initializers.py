@@ -43,15 +43,10 @@ _SCALABLE: Final = ("normal", "truncated_normal")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Initializer:
-    """A function of `torch.nn.init` with its arguments.
+    """A function of `torch.nn.init` with its arguments."""
 
-    Args:
-        name: As a configuration says it.
-        options: All arguments of the function, after the tensor.
-    """
-
-    name: str
-    options: Mapping[str, Any]
+    name: str  # as a configuration says it
+    options: Mapping[str, Any]  # all arguments of the function, after the tensor
 
     def __call__(self, tensor: Tensor) -> None:
         """Fill the tensor in place."""
@@ -88,9 +83,7 @@ def normal(std: float) -> Initializer:
 def read_initializer(argument: str, setting: InitializerSetting) -> Initializer:
     """Return what a setting describes.
 
-    Args:
-        argument: Where the setting was given; messages start with it.
-        setting: A name, or a mapping with `name` and the arguments of that initializer.
+    `setting`: a name, or a mapping with `name` and the arguments of that initializer.
 
     Raises:
         ConfigError: If the name is unknown, or an argument is none of that initializer's.

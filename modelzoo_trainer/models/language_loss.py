@@ -22,12 +22,8 @@ def language_loss(
 ) -> tuple[Tensor, Tensor | int]:
     """Return the loss and the number of items that it is a mean over.
 
-    Args:
-        logits: Scores of the next token at every position.
-        labels: The next tokens.
-        attention_mask: 1 where a position counts, 0 where not; not given, all count.
-        loss_scaling: Mean over counted tokens; or sum, over the number of sequences.
-        loss_weight: Factor on the loss, for the latter.
+    `attention_mask`: 1 where a position counts, 0 where not; not given, all count. `loss_scaling`:
+    mean over counted tokens; or sum, over the number of sequences.
 
     Shapes:
         logits: (B, T, V) floating. labels, attention_mask: (B, T) integer.

@@ -28,14 +28,9 @@ from modelzoo_trainer.models.initializers import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LrAdjustmentGroup:
-    """Parameters whose learning rate is multiplied by a factor.
+    """Parameters whose learning rate is multiplied by a factor."""
 
-    Args:
-        param_filter_patterns: Globs on parameter names.
-        scale: The factor.
-    """
-
-    param_filter_patterns: tuple[str, ...]
+    param_filter_patterns: tuple[str, ...]  # globs on parameter names
     scale: float = 1.0
 
 

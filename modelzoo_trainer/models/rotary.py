@@ -16,27 +16,18 @@ ScalingType = Literal["linear", "llama3"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotary:
-    """The angles of a rotary embedding; has no tensors, so it lives on no device.
+    """The angles of a rotary embedding; has no tensors, so it lives on no device."""
 
-    Args:
-        rotary_dim: Number of dimensions that turn, even; the rest of a head stays.
-        theta: Base of the wavelengths.
-        scaling_type: `linear` divides every position by `scaling_factor`; `llama3` slows only
-            the long wavelengths down.
-        scaling_factor: By how much longer the context is than in pre-training, >= 1.
-        low_freq_factor: `llama3`: wavelengths above the original length over this are slowed
-            down fully.
-        high_freq_factor: `llama3`: those below the original length over this are kept.
-        original_length: `llama3`: the context length of pre-training.
-    """
-
-    rotary_dim: int
-    theta: float
+    rotary_dim: int  # number of dimensions that turn, even; the rest of a head stays
+    theta: float  # base of the wavelengths
+    # `linear` divides every position by `scaling_factor`; `llama3` slows only the long wavelengths
+    # down
     scaling_type: ScalingType = "linear"
-    scaling_factor: float = 1.0
+    scaling_factor: float = 1.0  # by how much longer the context is than in pre-training, >= 1
+    # `llama3`: wavelengths above the original length over this are slowed down fully
     low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_length: int = 8192
+    high_freq_factor: float = 4.0  # `llama3`: those below the original length over this are kept
+    original_length: int = 8192  # `llama3`: the context length of pre-training
 
     def angles(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the cosines and sines of all positions.

@@ -22,9 +22,7 @@ class SharedBatchNorm(_BatchNorm):
     Trained, it is what torch's batch normalization is for the processes' batches put together; in
     evaluation mode it is that one itself.
 
-    Args:
-        like: A layer of torch's, whose settings and tensors it takes over.
-        reduce: Returns the sum of a tensor over the processes; collective, without a gradient.
+    `reduce`: returns the sum of a tensor over the processes; collective, without a gradient.
 
     Shapes:
         Input: (samples, channels, ...), with as many channels as `like` has; so is the output.
@@ -112,10 +110,6 @@ class _Kept:
 
 def share_batch_norms(model: Module, reduce: Reduce) -> tuple[Module, int]:
     """Replace torch's batch normalizations of a model by shared ones.
-
-    Args:
-        model: Changed in place, unless it is such a layer itself.
-        reduce: As for `SharedBatchNorm`.
 
     Returns:
         The model, and how many layers were replaced.

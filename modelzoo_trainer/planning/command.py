@@ -24,10 +24,7 @@ _META: Final = "init.backend.sharding.meta_init=true"
 def advice(figures: Figures, memory: int, attempt: Try) -> tuple[bool, str]:
     """Return whether a run fits, and what to say of that.
 
-    Args:
-        figures: Of the run as it is.
-        memory: Bytes that a process has.
-        attempt: Returns the figures with changes of the file, as for `--set`.
+    `attempt`: returns the figures with changes of the file, as for `--set`.
     """
     need = figures.peak_bytes
     if need <= memory:
@@ -87,10 +84,9 @@ def plan_on_paper(
 ) -> tuple[bool, str]:
     """Return whether a file's trainers fit, and the tables of what they would take.
 
-    Args:
-        load: Returns the plans of the file, with further changes as for `--set`.
-        world_size: How many processes; None = 1.
-        memory: Of each process's device, such as "80GiB"; None = not asked for.
+    `load`: returns the plans of the file, with further changes as for `--set`. `world_size`: how
+    many processes; None = 1. `memory`: of each process's device, such as "80GiB"; None = not asked
+    for.
 
     Raises:
         ConfigError: If an argument is no good, or the processes do not fit the file.

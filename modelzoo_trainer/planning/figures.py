@@ -22,8 +22,7 @@ _LETTERS: Final = ("", "k", "M", "G", "T", "P", "E")
 def bytes_of(text: str) -> int:
     """Return a size of memory in bytes.
 
-    Args:
-        text: Such as "80GiB", "141GB" or a number of bytes.
+    `text`: such as "80GiB", "141GB" or a number of bytes.
 
     Raises:
         ConfigError: If it is no size > 0.
@@ -60,41 +59,24 @@ def in_thousands(num: float, unit: str = "") -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """A run on paper, of one of its processes.
-
-    Args:
-        world_size: Processes.
-        axes: Sizes of their mesh, by name.
-        device: What the file asks for.
-        num_data_shards: How many of them have different data.
-        batch_size: Samples of a batch of one process.
-        num_batches: Batches of an optimizer step, micro-batches counted.
-        num_params: Of the whole model; shared ones count once.
-        num_params_here: Of this process.
-        building: Memory while the model and its optimizer are built.
-        training: Memory during the steps.
-        exchanges: What a step sends, by kind of collective and size of the group.
-        flops: Floating-point operations of a step on this process; a product with a sum is two.
-        num_host_reads: Values that a step reads on the host.
-        checkpoint_bytes: Of a checkpoint's tensors.
-        checkpoint_bytes_here: About how many of them this process writes.
-    """
+    """A run on paper, of one of its processes."""
 
     world_size: int
-    axes: dict[str, int]
+    axes: dict[str, int]  # sizes of their mesh, by name
     device: str
-    num_data_shards: int
-    batch_size: int
-    num_batches: int
-    num_params: int
-    num_params_here: int
-    building: Peak
+    num_data_shards: int  # how many of them have different data
+    batch_size: int  # samples of a batch of one process
+    num_batches: int  # batches of an optimizer step, micro-batches counted
+    num_params: int  # of the whole model; shared ones count once
+    num_params_here: int  # of this process
+    building: Peak  # memory while the model and its optimizer are built
     training: Peak
+    # what a step sends, by kind of collective and size of the group
     exchanges: dict[tuple[str, int], Exchange]
-    flops: int
-    num_host_reads: int
-    checkpoint_bytes: int
-    checkpoint_bytes_here: int
+    flops: int  # floating-point operations of a step on this process; a product with a sum is two
+    num_host_reads: int  # values that a step reads on the host
+    checkpoint_bytes: int  # of a checkpoint's tensors
+    checkpoint_bytes_here: int  # about how many of them this process writes
 
     @property
     def peak_bytes(self) -> int:
@@ -109,12 +91,7 @@ def sizes_of(tensors: Iterable[Tensor]) -> tuple[int, int]:
 
 
 def checkpoint_sizes(trees: Iterable[Any], world_size: int) -> tuple[int, int]:
-    """Return the bytes of all tensors in state dicts, and about how many this process writes.
-
-    Args:
-        trees: State dicts.
-        world_size: Processes, over which what all of them have is spread.
-    """
+    """Return the bytes of all tensors in state dicts, and about how many this process writes."""
     tensors = {id(leaf): leaf for leaf in tree_leaves(list(trees)) if isinstance(leaf, Tensor)}
     unique = {_place(one): one for one in tensors.values()}.values()
     total = sum(one.numel() * one.element_size() for one in unique)

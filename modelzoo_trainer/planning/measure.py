@@ -44,8 +44,7 @@ def measure(plan: TrainerPlan) -> Figures:
 
     A batch is loaded for its shapes. Nothing is written, and no device is touched.
 
-    Args:
-        plan: One trainer of a file; inside `processes_on_paper`.
+    `plan`: one trainer of a file; inside `processes_on_paper`.
 
     Raises:
         ConfigError: If the plan does not train, or the processes do not fit it.

@@ -37,31 +37,20 @@ class Kind(StrEnum):
 
 @dataclass(slots=True)
 class Exchange:
-    """What one kind of collective sends.
-
-    Args:
-        num_calls: How many there were.
-        num_bytes: Of the whole tensors.
-        num_sent: Bytes that each process sends.
-    """
+    """What one kind of collective sends."""
 
     num_calls: int = 0
-    num_bytes: int = 0
-    num_sent: int = 0
+    num_bytes: int = 0  # of the whole tensors
+    num_sent: int = 0  # bytes that each process sends
 
 
 @dataclass(slots=True)
 class Peak:
-    """The moment at which most memory is taken.
-
-    Args:
-        total: Bytes.
-        parts: The same by kind.
-        highest: The most that each kind takes, at whatever moment.
-    """
+    """The moment at which most memory is taken."""
 
     total: int = 0
-    parts: Counter[Kind] = field(default_factory=Counter)
+    parts: Counter[Kind] = field(default_factory=Counter)  # the same by kind
+    # the most that each kind takes, at whatever moment
     highest: Counter[Kind] = field(default_factory=Counter)
 
 
@@ -73,9 +62,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     What is read on the host of a fake tensor is zero; how often, `num_host_reads` tells.
 
-    Args:
-        mode: Of the fake tensors that stand for real ones; None = there are none.
-        on_host: Whether tensors stand for some in host memory, whose messages take other ways.
+    `mode`: of the fake tensors that stand for real ones; None = none.
     """
 
     def __init__(self, mode: FakeTensorMode | None = None, *, on_host: bool = False) -> None:
@@ -189,13 +176,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             self._events.append((number, size - before))
 
     def name(self, tensors: Iterable[Tensor], kind: Kind, *, only_new: bool = False) -> None:
-        """Say what the memory of tensors is for.
-
-        Args:
-            tensors: Sharded ones stand for the part that is here.
-            kind: What for.
-            only_new: Leave out what has a kind already.
-        """
+        """Say what the memory of tensors is for."""
         for tensor in filter(self._is_memory, map(local, tensors)):
             number = self.take(tensor)
             if not only_new or number not in self._kinds:

@@ -128,9 +128,7 @@ class SparsityAlgorithm(ABC):
 def described(thing: object, without: str = "") -> str:
     """Return a value, or what a class of this package keeps, as text that is equal for equals.
 
-    Args:
-        thing: Plain, an algorithm, a curve or updates; of others the class alone.
-        without: An attribute that is left out.
+    `thing`: plain, an algorithm, a curve or updates; of others the class alone.
     """
     if thing is None or isinstance(thing, (bool, int, float, str)):
         return repr(thing)
@@ -152,11 +150,6 @@ def limited(fraction: float) -> float:
 
 def one_of(schedule: object, sparsity: object, name: str) -> object:
     """Return the one that is given of two names of one argument.
-
-    Args:
-        schedule: The one.
-        sparsity: The other.
-        name: Whose argument it is.
 
     Raises:
         ConfigError: If both are given, or none.

@@ -178,9 +178,7 @@ CURVES: Final[dict[str, type[Curve]]] = {
 def as_curve(given: float | Mapping[str, Any] | Curve, where: str) -> Curve:
     """Return a curve.
 
-    Args:
-        given: One; a number in [0, 1); or a mapping with `type`, a key of `CURVES`, and arguments.
-        where: What it is for, in messages.
+    `given`: one; a number in [0, 1); or a mapping with `type`, a key of `CURVES`, and arguments.
 
     Raises:
         ConfigError: If it is none of these.
@@ -201,10 +199,6 @@ def as_curve(given: float | Mapping[str, Any] | Curve, where: str) -> Curve:
 def as_fraction(given: Any, where: str) -> float:
     """Return a number in [0, 1).
 
-    Args:
-        given: Should be one.
-        where: What it is for, in messages.
-
     Raises:
         ConfigError: If it is not.
     """
@@ -215,11 +209,6 @@ def as_fraction(given: Any, where: str) -> float:
 
 def make(target: Any, arguments: Mapping[str, Any], where: str) -> Any:
     """Return what a class makes of arguments.
-
-    Args:
-        target: The class.
-        arguments: By name.
-        where: What it is for, in messages.
 
     Raises:
         ConfigError: If a name is unknown or missing, or the class refuses a value.

@@ -15,15 +15,10 @@ _FACTOR: Final = 0x45D9F3B  # odd: multiplying by it loses nothing; small: no ov
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a tensor is divided into groups that are ranked apart.
+    """How a tensor is divided into groups that are ranked apart."""
 
-    Args:
-        dim: The dimension that is divided.
-        num: The number of groups, of equal size.
-    """
-
-    dim: int = 0
-    num: int = 1
+    dim: int = 0  # the dimension that is divided
+    num: int = 1  # the number of groups, of equal size
 
     def rows(self, tensor: Tensor) -> Tensor:
         """Return the elements of each group, (num, elements of a group)."""
@@ -37,8 +32,7 @@ class Layout:
 def ranks(scores: Tensor) -> Tensor:
     """Return the place of each element in its row: 0 for the greatest; the first of equals first.
 
-    Args:
-        scores: (rows, elements).
+    `scores`: (rows, elements).
 
     Returns:
         Of the same shape, int64.
@@ -54,9 +48,7 @@ def random_scores(rows: Tensor, key: Tensor) -> Tensor:
     A function of the key and the place alone: no generator is used or changed, and every device
     and process has the same.
 
-    Args:
-        rows: (rows, elements), fewer than 2**32 in all.
-        key: (2,), int64, each in [0, 2**32).
+    `rows`: (rows, elements), fewer than 2**32 in all. `key`: (2,), int64, each in [0, 2**32).
 
     Returns:
         Of the shape of `rows`, int64, in [0, 2**32).

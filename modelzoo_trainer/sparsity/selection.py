@@ -23,10 +23,6 @@ _MOST_NAMES: Final = 12  # in a message
 def check_filter(given: Any, where: str) -> tuple[str, ...] | None:
     """Return the globs of a filter; None if there is none.
 
-    Args:
-        given: Should be a glob, or a list of them.
-        where: What it is for, in messages.
-
     Raises:
         ConfigError: If it is neither.
     """

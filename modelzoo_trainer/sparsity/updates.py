@@ -87,9 +87,7 @@ class UpdateAt(Updates):
 def as_updates(given: Mapping[str, Any] | Updates, where: str) -> Updates:
     """Return the steps of updates.
 
-    Args:
-        given: Those; or a mapping with `freq` and perhaps `start` and `stop`, or with `steps`.
-        where: What it is for, in messages.
+    `given`: those; or a mapping with `freq` and perhaps `start` and `stop`, or with `steps`.
 
     Raises:
         ConfigError: If it is none of these.

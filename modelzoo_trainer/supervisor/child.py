@@ -31,9 +31,6 @@ _ORPHANED: Final = 1
 class Child:
     """Makes this process the child of a supervisor: it beats, tells how it ends, dies with it.
 
-    Args:
-        order: What the supervisor has told.
-
     Raises:
         OSError: If there is no such supervisor.
     """
@@ -76,12 +73,7 @@ class Child:
         return self._autorestart.position()
 
     def begin_trainer(self, number: int, autorestart: AutoRestart) -> None:
-        """Have a trainer measured and watched; those before it are done.
-
-        Args:
-            number: Its index in the file.
-            autorestart: Its own.
-        """
+        """Have a trainer measured and watched; those before it are done."""
         from modelzoo_trainer.callback import register_global_callback
         from modelzoo_trainer.supervisor.timekeeper import Timekeeper
 
@@ -106,9 +98,7 @@ class Child:
     def end_trainer(self, number: int, interrupted: str | None) -> None:
         """Note how a trainer ended.
 
-        Args:
-            number: Its index in the file.
-            interrupted: What ended it before its time; None = it is done.
+        `interrupted`: what ended it before its time; None = it is done.
         """
         if interrupted is None:
             self._page.values[Field.NUM_DONE] = number + 1

@@ -37,37 +37,21 @@ _STEPPING: Final = (Kind.FIRST_STEP, Kind.STEPS)
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One child: what it measured, and how it ended.
+    """One child: what it measured, and how it ended."""
 
-    Args:
-        number: From 1.
-        down_s: Between the end of the one before and its start.
-        num_done: Trainers that had come to their end when it ended.
-        trainer: Index of the one that the steps are of.
-        start_step: At which the fit of that began; None = it did not come to that.
-        step: The last step of it.
-        saved_step: The newest checkpoint that it committed.
-        seconds: By kind, as measured.
-        unfinished_s: Of a step that it was in when it died.
-        spent_at_start: Seconds of steps of the trainers before.
-        spent_at_save: Seconds of steps when that checkpoint was made.
-        median_s: Of a batch; None = not known.
-        ending: How it ended; None = it has not.
-    """
-
-    number: int
-    down_s: float
-    num_done: int = 0
-    trainer: int = 0
-    start_step: int | None = None
+    number: int  # from 1
+    down_s: float  # between the end of the one before and its start
+    num_done: int = 0  # trainers that had come to their end when it ended
+    trainer: int = 0  # index of the one that the steps are of
+    start_step: int | None = None  # at which the fit of that began; None = it did not come to that
     step: int | None = None
-    saved_step: int | None = None
-    seconds: dict[Kind, float] = field(default_factory=dict)
-    unfinished_s: float = 0.0
-    spent_at_start: float = 0.0
-    spent_at_save: float = 0.0
-    median_s: float | None = None
-    ending: Ending | None = None
+    saved_step: int | None = None  # the newest checkpoint that it committed
+    seconds: dict[Kind, float] = field(default_factory=dict)  # by kind, as measured
+    unfinished_s: float = 0.0  # of a step that it was in when it died
+    spent_at_start: float = 0.0  # seconds of steps of the trainers before
+    spent_at_save: float = 0.0  # seconds of steps when that checkpoint was made
+    median_s: float | None = None  # of a batch; None = not known
+    ending: Ending | None = None  # None = still running
 
     @classmethod
     def of(cls, number: int, down_s: float, page: Page) -> Self:
@@ -122,11 +106,7 @@ class Attempt:
         return self.start_step or 0 if self.saved_step is None else self.saved_step
 
     def settled(self, kept_step: int) -> dict[str, float]:
-        """Return its seconds by the names of `KINDS`; they add up to its life and `down_s`.
-
-        Args:
-            kept_step: The last step that was not taken again.
-        """
+        """Return its seconds by the names of `KINDS`; they add up to its life and `down_s`."""
         first = self.seconds[Kind.FIRST_STEP]
         compiling = first if self.median_s is None else max(0.0, first - self.median_s)
         steps = self.seconds[Kind.STEPS] + first - compiling
@@ -151,12 +131,7 @@ class Attempt:
 
 
 class Ledger:
-    """The attempts of a run, and the account of them.
-
-    Args:
-        command: The words of the command line, without secrets.
-        started: When the run began, as text.
-    """
+    """The attempts of a run, and the account of them."""
 
     def __init__(self, command: Sequence[str], started: str) -> None:
         self._command = list(command)

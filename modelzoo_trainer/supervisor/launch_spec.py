@@ -13,27 +13,17 @@ _MISFIT: Final = "is for a supervisor to give, and this is nothing that one gave
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a child has to know.
+    """What a child has to know."""
 
-    Args:
-        folder: Of the supervisor; the child writes its files there.
-        attempt: Its number, from 1.
-        supervisor: The process that it must not survive.
-        descriptor: Of the page.
-        trainer: The first trainer of the file that is not done yet.
-        is_restart: Whether the run has written a checkpoint before.
-        checkpoint: The newest one, if it is known.
-        began: When the first attempt at that trainer began its fit, on the monotonic clock, which
-            all processes share; None = none has.
-    """
-
-    folder: str
-    attempt: int
-    supervisor: int
-    descriptor: int
-    trainer: int = 0
-    is_restart: bool = False
-    checkpoint: str | None = None
+    folder: str  # of the supervisor; the child writes its files there
+    attempt: int  # from 1
+    supervisor: int  # the process that it must not survive
+    descriptor: int  # of the page
+    trainer: int = 0  # the first trainer of the file that is not done yet
+    is_restart: bool = False  # whether the run has written a checkpoint before
+    checkpoint: str | None = None  # the newest, if known
+    # when the first attempt at that trainer began its fit, on the monotonic clock, which all
+    # processes share; None = none has
     began: float | None = None
 
     def to_words(self) -> list[str]:

@@ -38,18 +38,12 @@ FAILURES: Final = frozenset({Outcome.CRASHED, Outcome.KILLED, Outcome.HUNG})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """What is known of the end of a child.
-
-    Args:
-        outcome: Its class.
-        cause: In words.
-        exit_code: That of the command, if the run ends with this.
-        fingerprint: Equal for the same exception at the same step; None = there was no exception.
-    """
+    """What is known of the end of a child."""
 
     outcome: Outcome
     cause: str
-    exit_code: int
+    exit_code: int  # that of the command, if the run ends with this
+    # equal for the same exception at the same step; None = there was no exception
     fingerprint: tuple[str, str, int | None] | None = None
 
 
@@ -67,13 +61,9 @@ def classify(
     the end of its time) ends the run as well: whoever stops the process that trains wants the
     training to stop, and it has written its checkpoint. Only what nobody asked for is a failure.
 
-    Args:
-        code: Of its process; below 0 = the signal that killed it.
-        status: What it said of itself.
-        passed_on: The signals that the supervisor was sent, and passed on.
-        hung: What was found if it hung, by whomever.
-        is_cut: Whether it has trained, and not all of its trainers have come to their end: then an
-            exit code 0 is that of somebody's `sys.exit`.
+    `code`: of its process; below 0 = the signal that killed it. `is_cut`: whether it has trained,
+    and not all of its trainers have come to their end: then an exit code 0 is that of somebody's
+    `sys.exit`.
     """
     name = _signal_name(code)
     if code == DONE and is_cut and not passed_on:
@@ -138,13 +128,7 @@ Progress = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What happens after an attempt.
-
-    Args:
-        is_again: Whether another one is made.
-        pause_s: After so long.
-        reason: Why, or why not.
-    """
+    """What happens after an attempt."""
 
     is_again: bool
     pause_s: float = 0.0
@@ -166,14 +150,7 @@ class Policy:
         self._last: Ending | None = None
 
     def decide(self, ending: Ending, start: Progress, end: Progress, budget: int) -> Decision:
-        """Return what follows an attempt.
-
-        Args:
-            ending: How it ended.
-            start: Where it began.
-            end: How far it came.
-            budget: Most restarts in a row without progress.
-        """
+        """Return what follows an attempt."""
         before, self._last = self._last, ending
         best = start if self._best is None else max(start, self._best)
         has_progressed = end > best

@@ -68,11 +68,6 @@ class Stops:
 class Process:
     """A child in a process group of its own, so that Ctrl-C reaches it once: through here.
 
-    Args:
-        command: Its words.
-        page: What it inherits.
-        stops: Signals to pass on.
-
     Raises:
         OSError: If it cannot be started.
     """
@@ -90,11 +85,7 @@ class Process:
         self._idle_s = 0.0
 
     def wait(self, settings: Settings) -> int:
-        """Wait for its end, and return its code: below 0 = the signal that killed it.
-
-        Args:
-            settings: How long it may stand still.
-        """
+        """Wait for its end, and return its code: below 0 = the signal that killed it."""
         before = time.monotonic()
         while self._popen.poll() is None:
             time.sleep(_POLL_S)

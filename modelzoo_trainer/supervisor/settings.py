@@ -17,19 +17,12 @@ _MODEL_DIR: Final = "model_dir"  # as the trainer has it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a supervisor needs to know of one trainer.
-
-    Args:
-        model_dir: Its folder.
-        max_num_restarts: Most restarts in a row without progress, > 0.
-        hang_timeout: Of `AutoRestart`.
-        startup_timeout: Of `AutoRestart`.
-    """
+    """What a supervisor needs to know of one trainer."""
 
     model_dir: Path
-    max_num_restarts: int
-    hang_timeout: float | None = None
-    startup_timeout: float | None = None
+    max_num_restarts: int  # most restarts in a row without progress, > 0
+    hang_timeout: float | None = None  # of `AutoRestart`
+    startup_timeout: float | None = None  # of `AutoRestart`
 
     @property
     def beat_timeout_s(self) -> float:
@@ -57,11 +50,7 @@ def read_settings(
 
     A file that is wrong asks for nothing: who runs it says what is wrong.
 
-    Args:
-        path: The file.
-        mode: What runs.
-        changes: As for `--set`.
-        options: The command line's own options by name.
+    `changes`: as for `--set`.
 
     Raises:
         ConfigError: If only some trainers of a list ask for restarts.

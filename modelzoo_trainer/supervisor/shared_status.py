@@ -60,8 +60,7 @@ class Page:
 
     It has no name in any file system, and it outlives the child.
 
-    Args:
-        descriptor: Of the memory, inherited by the child; closed with the page.
+    `descriptor`: of the memory, inherited by the child; closed with the page.
     """
 
     def __init__(self, descriptor: int) -> None:

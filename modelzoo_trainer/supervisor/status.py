@@ -16,19 +16,12 @@ _LONGEST: Final = 2000  # characters of a message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """The exception that ended a child.
+    """The exception that ended a child."""
 
-    Args:
-        kind: Its type's name, with the module.
-        message: Its text, shortened.
-        step: The global step at that time; None = before training.
-        can_heal: Whether another attempt may fare better: not if something is to be mended first.
-        is_config: Whether a setting is wrong.
-    """
-
-    kind: str
-    message: str
-    step: int | None
+    kind: str  # its type's name, with the module
+    message: str  # its text, shortened
+    step: int | None  # the global step at that time; None = before training
+    # whether another attempt may fare better: not if something is to be mended first
     can_heal: bool
     is_config: bool
 
@@ -48,20 +41,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """A child's account of itself.
-
-    Args:
-        pid: Its process.
-        checkpoint: The newest that it has committed.
-        interrupted: What ended a trainer before its time, such as "SIGTERM" or "stop file".
-        hung: What its watchdog found.
-        failure: The exception that ended it.
-    """
+    """A child's account of itself."""
 
     pid: int = 0
-    checkpoint: str | None = None
+    checkpoint: str | None = None  # the newest that it has committed
+    # what ended a trainer before its time, such as "SIGTERM" or "stop file"
     interrupted: str | None = None
-    hung: str | None = None
+    hung: str | None = None  # what its watchdog found
     failure: Failure | None = None
 
     def write(self, path: Path) -> None:

@@ -42,11 +42,7 @@ def supervise(
     SIGINT, SIGTERM and SIGUSR1 are passed on, once each; the same one a second time kills the
     child. What the child prints goes where this process prints.
 
-    Args:
-        command: What to start; told that it is supervised by more words at its end.
-        settings: Of each trainer of the run.
-        tell: Gets sentences for the user.
-        shown: The command as the ledger shows it; None = as it is.
+    `shown`: the command as the ledger shows it; None = as it is.
 
     Raises:
         ConfigError: If the folder cannot be made.

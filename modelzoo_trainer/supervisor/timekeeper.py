@@ -29,9 +29,6 @@ class Timekeeper(Callback):
     Every instant belongs to one kind, and what ends one begins the next, so the seconds add up to
     the life of the process. It has to be called last of all callbacks. On a device that works
     behind the host's back, a step lasts as long as the host is held up by it.
-
-    Args:
-        page: Where it writes.
     """
 
     def __init__(self, page: Page) -> None:
@@ -134,11 +131,7 @@ class Timekeeper(Callback):
             self._page.switch(self._before)
 
     def note_commit(self, path: Path) -> None:
-        """Write down that a checkpoint has been committed.
-
-        Args:
-            path: The checkpoint.
-        """
+        """Write down that a checkpoint has been committed."""
         try:
             step = read_manifest(path).step
         except CheckpointError:  # somebody has taken it away

@@ -29,30 +29,17 @@ _SPECIAL: Final = re.compile(r"[\\^$.|?*+()\[\]{}]")
 
 
 def reference(name: str) -> JsonSchema:
-    """Return a schema that is a definition.
-
-    Args:
-        name: Of the definition.
-    """
+    """Return a schema that is a definition."""
     return {"$ref": f"#/$defs/{name}"}
 
 
 def one_of_types(kind: str, *, is_optional: bool) -> str | list[str]:
-    """Return the keyword `type` of what may be null.
-
-    Args:
-        kind: "object" or "array".
-        is_optional: Whether it may.
-    """
+    """Return the keyword `type` of what may be null."""
     return [kind, "null"] if is_optional else kind
 
 
 def in_any_case(names: Iterable[str]) -> str:
-    """Return a pattern of texts that are one of `names`; JSON Schema has no flag for the case.
-
-    Args:
-        names: At least one.
-    """
+    """Return a pattern of texts that are one of `names`; JSON Schema has no flag for the case."""
     return f"^({'|'.join(''.join(map(_either_case, name)) for name in names)})$"
 
 
@@ -62,11 +49,7 @@ def _either_case(character: str) -> str:
 
 
 class Definitions:
-    """What classes take, one definition for each class.
-
-    Args:
-        types: Makes the schemas of arguments.
-    """
+    """What classes take, one definition for each class."""
 
     def __init__(self, types: TypeSchemas) -> None:
         self._types = types
@@ -90,14 +73,8 @@ class Definitions:
     ) -> dict[str, JsonSchema]:
         """Return references to the definitions of all classes of a kind, by name.
 
-        Args:
-            table: The shipped ones, and those that imported modules define.
-            num_injected: Number of leading parameters that the program gives.
-            nested: Arguments that are components, and their schemas.
-            ignored: Keys that are not arguments.
-            removable: The classes for which null may stand; None = those without a required
-                argument.
-            published: Returns what the format knows of a class beyond what it takes here.
+        `removable`: the classes for which null may stand; None = those without a required argument.
+        `published`: returns what the format knows of a class beyond what it takes here.
         """
         return {
             name: self._of_class(
@@ -131,13 +108,8 @@ class Definitions:
     ) -> JsonSchema:
         """Return the schema of the arguments of one class.
 
-        Args:
-            target: The class, or a function.
-            num_injected: As in `of_table`.
-            nested: As there.
-            ignored: As there.
-            is_optional: Whether null may stand for all arguments; None = if none is required.
-            published: What the format knows of the class, by key (`published.Field`).
+        `is_optional`: whether null may stand for all arguments; None = if none is required.
+        `published`: what the format knows of the class, by key (`published.Field`).
         """
         schema = schema_of(target, num_injected)
         texts, defaults = argument_texts(target), _defaults_of(target)
@@ -171,10 +143,7 @@ def component_schema(
 ) -> JsonSchema:
     """Return the schema of `{ClassName: {arguments}}`.
 
-    Args:
-        table: Of the class.
-        classes: What each takes, by name; an editor offers these names.
-        is_optional: Whether null may stand for the whole.
+    `classes`: what each takes, by name; an editor offers these names.
     """
     patterns = {in_any_case([name]): arguments for name, arguments in classes.items()}
     known = {name.lower() for name in classes}
@@ -196,10 +165,7 @@ def component_schema(
 def named_schema(text: str, classes: Mapping[str, JsonSchema], keys: Collection[str]) -> JsonSchema:
     """Return the schema of a mapping in which a key names the class, beside its arguments.
 
-    Args:
-        text: What the key says.
-        classes: What each class takes, by name; the arguments of any other are free.
-        keys: The key, and other names for it.
+    `classes`: what each class takes, by name; the arguments of any other are free.
     """
     sharing: dict[str, list[str]] = {}
     for name, arguments in classes.items():

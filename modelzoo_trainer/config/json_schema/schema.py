@@ -51,9 +51,6 @@ def json_schema(names: Names) -> dict[str, Any]:
 
     It refuses what can be refused without running anything; what constructors refuse, and what
     only the device knows, is left to the check before a run.
-
-    Args:
-        names: What a file may name.
     """
     return _Format(names).schema()
 

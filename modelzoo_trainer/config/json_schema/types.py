@@ -22,20 +22,15 @@ _ENTRY: Final = re.compile(r"    (\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: \(.*?\))?:(?: 
 
 
 def summary(target: Any) -> str:
-    """Return the first line of the docstring; empty if there is none.
-
-    Args:
-        target: A class or a function.
-    """
+    """Return the first line of the docstring; empty if there is none."""
     return next((text.splitlines()[0] for text in _docstrings(target)), "")
 
 
 def argument_texts(target: Any) -> dict[str, str]:
     """Return what the section `Args:` says, by argument.
 
-    Args:
-        target: A class or a function. What a class leaves out is taken from its bases of the same
-            package; another package's may have other defaults, and are not asked.
+    `target`: a class or a function. What a class leaves out is taken from its bases of the same
+    package; another package's may have other defaults, and are not asked.
     """
     found: dict[str, str] = {}
     for docstring in _docstrings(target):
@@ -150,10 +145,7 @@ class TypeSchemas:
     ) -> JsonSchema:
         """Return a schema; what it refers to is among the definitions then.
 
-        Args:
-            adapter: What checks values; None if anything fits.
-            text: The description.
-            default: Left out if JSON cannot hold it.
+        `adapter`: what checks values; None if anything fits.
         """
         found = {} if adapter is None else self._written_down(adapter)
         return ({"description": text} if text else {}) | found | _default(default)

@@ -33,11 +33,7 @@ _NEAR: Final = 0.85  # least similarity of a misspelt key where any other key ma
 
 
 def is_legacy(root: Node) -> bool:
-    """Return whether a file has the older layout.
-
-    Args:
-        root: The file. A misspelt `trainer` is not the older layout.
-    """
+    """Return whether a file has the older layout."""
     if not isinstance(root, Mapping):
         return False
     sections = [key for key in root.entries if key in keys.SECTIONS]
@@ -47,14 +43,7 @@ def is_legacy(root: Node) -> bool:
 
 
 def convert_legacy(root: Node, problems: Problems) -> Node:
-    """Return a file of the older layout in today's.
-
-    Args:
-        root: The file, for which `is_legacy` holds.
-        problems: What is wrong is added here, with paths of the older layout: unknown keys, and
-            values that cannot be moved. Arguments of the model, the data processors, the optimizer
-            and the schedulers are left to the check of today's layout.
-    """
+    """Return a file of the older layout in today's."""
     return _Conversion(Place.root(root), problems).run()
 
 

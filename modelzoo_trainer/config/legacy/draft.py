@@ -8,12 +8,7 @@ from modelzoo_trainer.config.positions import Entry, Mapping, Node, Place, Posit
 
 
 class Draft:
-    """A mapping to which values are added by path; what lies between is made when needed.
-
-    Args:
-        key_at: Where its key stands.
-        at: Where it begins.
-    """
+    """A mapping to which values are added by path; what lies between is made when needed."""
 
     def __init__(self, key_at: Position, at: Position) -> None:
         self.key_at = key_at
@@ -21,13 +16,7 @@ class Draft:
         self._entries: dict[str, Entry | Draft] = {}
 
     def put(self, path: str, entry: Entry, section: Place) -> None:
-        """Add a value.
-
-        Args:
-            path: Keys, separated by "/".
-            entry: The value and the place of its key.
-            section: Where in the file mappings come from that this value makes necessary.
-        """
+        """Add a value."""
         first, _, rest = path.partition("/")
         if not rest:
             self._entries[first] = entry
@@ -35,24 +24,13 @@ class Draft:
         self.inside(first, section).put(rest, entry, section)
 
     def inside(self, key: str, section: Place) -> Draft:
-        """Return the mapping at `key`, made if it is not there.
-
-        Args:
-            key: A key.
-            section: Where in the file the mapping comes from if it is made.
-        """
+        """Return the mapping at `key`, made if it is not there."""
         inner = self._entries.setdefault(key, Draft(section.key_at, section.node.at))
         assert isinstance(inner, Draft)  # no value is put above another one
         return inner
 
     def list_components(self, key: str, order: Iterable[str], more: Iterable[Node] = ()) -> None:
-        """Make of the mapping at `key`, if there is one, a list of mappings with one key each.
-
-        Args:
-            key: A key.
-            order: Of the keys of the mapping.
-            more: Further items, which come last.
-        """
+        """Make of the mapping at `key`, if there is one, a list of mappings with one key each."""
         inner = self._entries.get(key)
         if isinstance(inner, Draft):
             items = [Mapping({name: entry}, entry.key_at) for name, entry in inner._ordered(order)]
@@ -61,8 +39,7 @@ class Draft:
     def mapping(self, order: Iterable[str] | None = None) -> Mapping:
         """Return what was added.
 
-        Args:
-            order: Of the keys; none = as they were added.
+        `order`: of the keys; none = as they were added.
         """
         return Mapping(dict(self._ordered(order)), self.at)
 
@@ -76,21 +53,12 @@ class Draft:
 
 
 def entry_of(place: Place) -> Entry:
-    """Return the value at `place` with the place of its key.
-
-    Args:
-        place: Where it stands in the file.
-    """
+    """Return the value at `place` with the place of its key."""
     return Entry(place.key_at, place.node)
 
 
 def without(place: Place, keys: Iterable[str]) -> Mapping:
-    """Return the mapping at `place` without some of its keys.
-
-    Args:
-        place: A mapping.
-        keys: Those to leave out.
-    """
+    """Return the mapping at `place` without some of its keys."""
     left_out = set(keys)
     kept = {key: entry_of(inner) for key, inner in place.pairs() if key not in left_out}
     return Mapping(kept, place.node.at)

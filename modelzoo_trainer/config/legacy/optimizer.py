@@ -78,12 +78,7 @@ _MAIN: Final = {
 
 
 def convert_optimizer(section: Place, problems: Problems) -> Node | None:
-    """Return `{Type: {arguments}}`, or None with a problem added.
-
-    Args:
-        section: `optimizer`, a mapping; what moved elsewhere is left out.
-        problems: What is wrong is added here.
-    """
+    """Return `{Type: {arguments}}`, or None with a problem added."""
     kind = section.key("optimizer_type")
     if kind is None or is_null(kind.node):
         path = section.path_of("optimizer_type")
@@ -102,12 +97,7 @@ def convert_optimizer(section: Place, problems: Problems) -> Node | None:
 
 
 def convert_schedulers(section: Place, problems: Problems) -> Entry | None:
-    """Return the list of schedulers that `learning_rate` describes; None if there is none.
-
-    Args:
-        section: `optimizer`, a mapping.
-        problems: What is wrong is added here.
-    """
+    """Return the list of schedulers that `learning_rate` describes; None if there is none."""
     place = section.key("learning_rate")
     if place is None or is_null(place.node):
         return None

@@ -32,9 +32,7 @@ _MOST_ITEMS: Final = 12  # of a list of values
 def defaults_of(component: Component, num_injected: int = 0) -> dict[str, Any]:
     """Return the arguments that the signature adds to those of the file.
 
-    Args:
-        component: What is made; what this package does not have adds nothing that is known.
-        num_injected: Number of leading parameters that the program gives.
+    `component`: what is made; what this package does not have adds nothing that is known.
     """
     try:
         parameters = list(inspect.signature(component.target).parameters.values())
@@ -50,12 +48,7 @@ def defaults_of(component: Component, num_injected: int = 0) -> dict[str, Any]:
 
 
 def plain(value: Any, key: object = "") -> Any:
-    """Return a value as mappings, lists and scalars, with secrets hidden.
-
-    Args:
-        value: As it was checked.
-        key: Its name, which says whether it is a secret.
-    """
+    """Return a value as mappings, lists and scalars, with secrets hidden."""
     if is_secret(key, value):
         return HIDDEN
     if isinstance(value, BaseModel):
@@ -74,11 +67,7 @@ def plain(value: Any, key: object = "") -> Any:
 
 
 def show(value: Any) -> str:
-    """Return a plain value as YAML would write it on one line; what is long is shortened.
-
-    Args:
-        value: As `plain` returns it.
-    """
+    """Return a plain value as YAML would write it on one line; what is long is shortened."""
     match value:
         case None:
             return "null"
@@ -109,13 +98,7 @@ def _text(value: str) -> str:
 
 
 def argument_lines(arguments: Mapping[str, Any], indent: int, head: str = "") -> list[str]:
-    """Return lines with `name=value`, as many to a line as fit; long mappings get lines below.
-
-    Args:
-        arguments: Their values may be anything but components.
-        indent: Of the lines, in spaces.
-        head: Begins the first line.
-    """
+    """Return lines with `name=value`, as many to a line as fit; long mappings get lines below."""
     short: list[str] = []
     below: list[str] = []
     for name, value in arguments.items():
@@ -129,13 +112,7 @@ def argument_lines(arguments: Mapping[str, Any], indent: int, head: str = "") ->
 
 
 def mapping_lines(name: str, mapping: dict[str, Any], indent: int) -> list[str]:
-    """Return a line for each key of a mapping, in block style.
-
-    Args:
-        name: Its own.
-        mapping: As `plain` returns it.
-        indent: Of the first line, in spaces.
-    """
+    """Return a line for each key of a mapping, in block style."""
     lines = [f"{' ' * indent}{name}:"]
     for key, value in mapping.items():
         text = f"{key}: {show(value)}"
@@ -147,13 +124,7 @@ def mapping_lines(name: str, mapping: dict[str, Any], indent: int) -> list[str]:
 
 
 def packed(items: Iterable[str], indent: int, head: str = "") -> list[str]:
-    """Return lines of items with commas between them; none if there are no items.
-
-    Args:
-        items: Those that are too long for a line are broken at spaces.
-        indent: Of the lines, in spaces.
-        head: Begins the first line; the others are indented as far.
-    """
+    """Return lines of items with commas between them; none if there are no items."""
     deeper = indent + len(head)
     texts = list(items)
     texts[:-1] = [f"{text}," for text in texts[:-1]]
@@ -169,23 +140,12 @@ def packed(items: Iterable[str], indent: int, head: str = "") -> list[str]:
 
 
 def row(label: str, text: str) -> list[str]:
-    """Return a line of a table of two columns, or several if it is long.
-
-    Args:
-        label: Goes into the first one, with a colon.
-        text: Goes into the second one.
-    """
+    """Return a line of a table of two columns, or several if it is long."""
     return wrapped(f"{label + ':':{LABEL}}{text}", 2, deeper=LABEL)
 
 
 def wrapped(text: str, indent: int, deeper: int = 2) -> list[str]:
-    """Return a text in lines that are not too long.
-
-    Args:
-        text: Broken at spaces.
-        indent: Of the first line, in spaces.
-        deeper: By how much the others are indented more.
-    """
+    """Return a text in lines that are not too long."""
     return textwrap.wrap(
         text,
         WIDTH,
@@ -215,8 +175,7 @@ _NUM_INJECTED: Final = {"optimizer": 1, "schedulers": 1}  # parameters that the 
 def component_lines(plan: TrainerPlan) -> list[str]:
     """Return lines on the components of a plan.
 
-    Args:
-        plan: The core components that the file says nothing of are left out.
+    `plan`: the core components that the file says nothing of are left out.
     """
     lines: list[str] = []
     for key in _INIT:
@@ -232,11 +191,7 @@ def component_lines(plan: TrainerPlan) -> list[str]:
 
 
 def class_name(target: Any) -> str:
-    """Return the name of a class, with its module if it is one of the user's.
-
-    Args:
-        target: A class, a function, or one that this package does not have.
-    """
+    """Return the name of a class, with its module if it is one of the user's."""
     name = getattr(target, "__name__", type(target).__name__)
     if isinstance(target, Unshipped):
         return f"{name} (not part of this package)"

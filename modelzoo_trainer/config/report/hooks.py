@@ -28,11 +28,7 @@ class MicroBatchSizes(NamedTuple):
 
 
 def micro_batch_sizes(plan: TrainerPlan) -> MicroBatchSizes:
-    """Return what the flags of a plan come to: scoped ones go before global ones.
-
-    Args:
-        plan: One trainer.
-    """
+    """Return what the flags of a plan come to: scoped ones go before global ones."""
     return MicroBatchSizes(_size(plan, ScopedTrainFlags), _size(plan, ScopedValidateFlags))
 
 
@@ -53,9 +49,6 @@ def hook_order(plan: TrainerPlan) -> str:
 
     Nothing of the user's is made, nor the model or a backend. Core callbacks are made, which only
     keep what they are given: what a hook does there depends on it.
-
-    Args:
-        plan: One trainer.
     """
     table: dict[str, dict[str, list[str]]] = {name: {} for name in HOOKS}
     for group, callback, name in _listeners(plan):
@@ -73,9 +66,7 @@ def hook_order(plan: TrainerPlan) -> str:
 def listens(target: Any, name: str) -> bool:
     """Return whether the objects of a class listen to a hook.
 
-    Args:
-        target: A class; of a function nothing is known.
-        name: The hook.
+    `target`: a class; of a function nothing is known.
     """
     if not isinstance(target, type):
         return False

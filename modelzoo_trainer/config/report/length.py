@@ -25,15 +25,10 @@ _FEW = 5  # positions that are listed without a gap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Positions:
-    """The steps at which something happens: the multiples of a number, and the end.
+    """The steps at which something happens: the multiples of a number, and the end."""
 
-    Args:
-        every: The number; None = at the end alone.
-        first: A step before those; None = there is none.
-    """
-
-    every: int | None
-    first: int | None = None
+    every: int | None  # the number; None = at the end alone
+    first: int | None = None  # a step before those; None = none
 
     def count(self, end: int) -> int:
         """Return how many there are in a run that ends at step `end`."""
@@ -50,8 +45,7 @@ class Positions:
     def describe(self, end: int | None) -> str:
         """Return their number and the steps, the middle ones of many left out.
 
-        Args:
-            end: The last step of the run; None = not known.
+        `end`: the last step of the run; None = not known.
         """
         if end is None:
             regular = "at the end" if self.every is None else f"{_ordinal(self.every)}, and the end"
@@ -70,33 +64,21 @@ def _ordinal(every: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLength:
-    """A fit in numbers; `global_step` is 0 at its start, unless a checkpoint says otherwise.
-
-    Args:
-        loop: The settings of the loop.
-        checkpoint: Those of checkpoints.
-        logging: Those of logging.
-        ckpt_path: The checkpoint that the file starts from; None = anew; Ellipsis = from the
-            newest one of its folder, if there is one.
-        is_at_step_0: Whether the run is known to begin there (or goes on with an earlier one).
-        evaluates_every: Steps between the validations of `StepBasedEvaluation`; None = it is not
-            there.
-    """
+    """A fit in numbers; `global_step` is 0 at its start, unless a checkpoint says otherwise."""
 
     loop: TrainingLoop
     checkpoint: Checkpoint
     logging: Logging
+    # the checkpoint that the file starts from; None = anew; Ellipsis = from the newest one of its
+    # folder, if there is one
     ckpt_path: Any
-    is_at_step_0: bool
+    is_at_step_0: bool  # whether the run is known to begin there (or goes on with an earlier one)
+    # steps between the validations of `StepBasedEvaluation`; None = it is not there
     evaluates_every: int | None = None
 
     @classmethod
     def of(cls, plan: TrainerPlan) -> RunLength:
-        """Return that of a plan.
-
-        Args:
-            plan: One trainer; what it runs is a fit.
-        """
+        """Return that of a plan."""
         ckpt_path = plan.call.get("ckpt_path", ...)
         loop = _made(TrainingLoop, plan.init.get("loop"))
         limits = _given(plan, LimitBatches, "num_batches")
@@ -195,11 +177,7 @@ def _drops_the_step(plan: TrainerPlan) -> bool:
 
 
 def length_lines(plan: TrainerPlan) -> list[str]:
-    """Return lines on how long the run is, with hints at what never happens.
-
-    Args:
-        plan: One trainer.
-    """
+    """Return lines on how long the run is, with hints at what never happens."""
     if plan.method is None:
         return []
     length = RunLength.of(plan)

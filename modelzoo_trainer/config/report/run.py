@@ -30,11 +30,7 @@ _MODES: Final = {
 
 
 def run_lines(plan: TrainerPlan) -> list[str]:
-    """Return lines on what runs: mode, device, folder, seed, start.
-
-    Args:
-        plan: One trainer.
-    """
+    """Return lines on what runs: mode, device, folder, seed, start."""
     init = plan.init
     lines = row("mode", _MODES[plan.mode])
     lines += row("device", init.get("device", "cpu (default)"))
@@ -85,9 +81,6 @@ def report(plan: TrainerPlan) -> str:
     """Return what a trainer would run: plain text in sections, without a newline at the end.
 
     Neither a model nor a backend is made, nor anything of the user's.
-
-    Args:
-        plan: One trainer, checked.
     """
     sections = {
         "What runs": run_lines(plan),

@@ -25,8 +25,7 @@ _WITHOUT_AN_END: Final = 1000  # steps that are shown if neither run nor schedul
 def schedule_lines(plan: TrainerPlan) -> list[str]:
     """Return a preview of each schedule.
 
-    Args:
-        plan: One trainer; its schedules are made without an optimizer.
+    `plan`: one trainer; its schedules are made without an optimizer.
     """
     length = RunLength.of(plan)
     lines: list[str] = []
@@ -71,12 +70,7 @@ def _is_ours(component: Component) -> bool:
 
 
 def value_at(schedule: Scheduler, step: int) -> float:
-    """Return the value after so many steps of a run; infinity if no float can hold it.
-
-    Args:
-        schedule: One of this package, where it is to begin.
-        step: Number of steps taken.
-    """
+    """Return the value after so many steps of a run; infinity if no float can hold it."""
     try:
         return schedule.value(schedule.last_step + step)
     except OverflowError:
@@ -84,12 +78,7 @@ def value_at(schedule: Scheduler, step: int) -> float:
 
 
 def telling_steps(schedule: Scheduler, last: int) -> list[int]:
-    """Return the steps that tell most of a schedule, most telling first.
-
-    Args:
-        schedule: One of this package.
-        last: Where the run ends.
-    """
+    """Return the steps that tell most of a schedule, most telling first."""
     turns = [step for step in _turns(schedule, -schedule.last_step) if 0 < step < last]
     turns = [turns[idx] for idx in _spread(len(turns), _MOST_TURNS)]
     quarters = [round(last * part / 4) for part in (2, 1, 3)]
