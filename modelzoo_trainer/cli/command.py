@@ -313,14 +313,14 @@ def _run_as_child(
     options: argparse.Namespace, names: MakeNames, words: Sequence[str], requests: StopRequests
 ) -> int:
     from modelzoo_trainer.supervisor.child import Child
-    from modelzoo_trainer.supervisor.launch_spec import Order, without_order
+    from modelzoo_trainer.supervisor.launch_spec import LaunchSpec, without_launch_spec
 
     try:
-        child = Child(Order.parse(options.supervised))
+        child = Child(LaunchSpec.parse(options.supervised))
     except (OSError, ValueError) as error:
         return refuse(str(error))
     try:
-        return _run(options, names, Runner(without_order(list(words)), requests, child))
+        return _run(options, names, Runner(without_launch_spec(list(words)), requests, child))
     except Exception as error:
         child.fail(error)
         raise

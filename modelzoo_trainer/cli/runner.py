@@ -58,7 +58,7 @@ class Runner:
         if stopped is not None:
             return exit_code(stopped)
         self._check_plans(plans)
-        done = 0 if self._child is None else self._child.order.trainer
+        done = 0 if self._child is None else self._child.spec.trainer
         for number, plan in enumerate(plans[done:], done):
             if self.requests.received is not None:
                 return exit_code(self.requests.received)

@@ -1,11 +1,11 @@
-"""Restarts of the command line: a supervisor, its child, and the ledger of where the time went.
+"""Restarts of the command line: a supervisor, its child, and the goodput of the run.
 
     supervising ---- starts, signals, kills ---> child (the same command again)
-      |  process      <--- page, shared memory: beats, steps, seconds ---  timekeeper, watchdog
+      |  process      <--- shared_status, memory: heartbeat, steps ------  timekeeper, watchdog
       |  outcome      <--- status, a file: exceptions, checkpoints ------  child
-      |  policy: again, or not
-      `- ledger
+      |  policy: restart, or not
+      `- goodput
 
 The supervisor imports nothing of torch. What survives the child's death at any instant is in the
-page: that needs no disk, so a full one looks like nothing worse than it is.
+shared status: that needs no disk, so a full one looks like nothing worse than it is.
 """

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from modelzoo_trainer.supervisor.launch_spec import Order
-from modelzoo_trainer.supervisor.shared_status import Field, Page
+from modelzoo_trainer.supervisor.launch_spec import LaunchSpec
+from modelzoo_trainer.supervisor.shared_status import SharedStatus, known
 from modelzoo_trainer.supervisor.status import Failure, Status
 from modelzoo_trainer.watchdog import Position, Watchdog
 
@@ -35,11 +35,11 @@ class Child:
         OSError: If there is no such supervisor.
     """
 
-    def __init__(self, order: Order) -> None:
-        self.order = order
-        self._page = Page(order.descriptor)
-        os.set_inheritable(order.descriptor, False)
-        _die_with(order.supervisor)
+    def __init__(self, spec: LaunchSpec) -> None:
+        self.spec = spec
+        self._shared = SharedStatus.attach(spec.descriptor)
+        os.set_inheritable(spec.descriptor, False)
+        _die_with(spec.supervisor)
         if hasattr(signal, "SIGTTOU"):  # its group is in the background: it may write nonetheless
             signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         self._write_stacks_on_request()
@@ -47,13 +47,13 @@ class Child:
         self._autorestart: AutoRestart | None = None
         self._timekeeper: Timekeeper | None = None
         self._watchdog = Watchdog(
-            self._position, order.stacks, on_hang=self._hang, on_look=self._beat
+            self._position, spec.stacks, on_hang=self._hang, on_look=self._beat
         )
         self._watchdog.start()
 
     def _write_stacks_on_request(self) -> None:
         with suppress(OSError):
-            self._stacks = self.order.stacks.open("ab")
+            self._stacks = self.spec.stacks.open("ab")
             faulthandler.enable(self._stacks)
             if STACKS_SIGNAL is not None:
                 faulthandler.register(STACKS_SIGNAL, self._stacks)
@@ -61,9 +61,9 @@ class Child:
     # ---- while it lives
 
     def _beat(self) -> None:
-        if os.getppid() != self.order.supervisor:  # where the kernel does not see to it
+        if os.getppid() != self.spec.supervisor:  # where the kernel does not see to it
             os._exit(_ORPHANED)
-        self._page.values[Field.BEAT] += 1
+        self._shared.heartbeat += 1
         if self._timekeeper is not None:
             self._timekeeper.note_median()
 
@@ -77,22 +77,22 @@ class Child:
         from modelzoo_trainer.callback import register_global_callback
         from modelzoo_trainer.supervisor.timekeeper import Timekeeper
 
-        order = self.order
-        is_known = order.trainer == number
-        checkpoint = order.checkpoint if is_known else None
+        spec = self.spec
+        is_known = spec.trainer == number
+        checkpoint = spec.checkpoint if is_known else None
         autorestart.supervise(
-            is_restart=is_known and order.is_restart,
+            is_restart=is_known and spec.is_restart,
             last_checkpoint=None if checkpoint is None else Path(checkpoint),
             on_commit=self._committed,
-            began=order.began if is_known else None,
+            began=spec.began if is_known else None,
         )
-        if number != int(self._page.values[Field.TRAINER]):
-            self._page.begin_trainer(number)
+        if number != int(self._shared.trainer):
+            self._shared.begin_trainer(number)
         self._status = Status(pid=os.getpid(), checkpoint=checkpoint)
         self._watchdog.set_limits(autorestart.hang_timeout, autorestart.startup_timeout)
         self._autorestart = autorestart
         if self._timekeeper is None:
-            self._timekeeper = Timekeeper(self._page)
+            self._timekeeper = Timekeeper(self._shared)
             register_global_callback(self._timekeeper)
 
     def end_trainer(self, number: int, interrupted: str | None) -> None:
@@ -101,7 +101,7 @@ class Child:
         `interrupted`: what ended it before its time; None = it is done.
         """
         if interrupted is None:
-            self._page.values[Field.NUM_DONE] = number + 1
+            self._shared.num_done = number + 1
         else:
             self._say(interrupted=interrupted)
 
@@ -112,17 +112,17 @@ class Child:
 
     def fail(self, error: BaseException) -> None:
         """Note what ends this process."""
-        step = self._page.number(Field.STEP)
+        step = known(self._shared.step)
         self._say(failure=Failure.of(error, step))
 
     def _hang(self, found: str) -> None:
-        self._page.values[Field.IS_HUNG] = 1
+        self._shared.is_hung = 1
         self._say(hung=found)
 
     def _say(self, **news: Any) -> None:
         self._status = replace(self._status, **news)
-        with suppress(OSError):  # a full disk: the exit code and the page say the rest
-            self._status.write(self.order.status)
+        with suppress(OSError):  # a full disk: the exit code and the shared status say the rest
+            self._status.write(self.spec.status)
 
 
 def _die_with(supervisor: int) -> None:

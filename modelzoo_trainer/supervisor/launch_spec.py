@@ -12,13 +12,13 @@ _MISFIT: Final = "is for a supervisor to give, and this is nothing that one gave
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class LaunchSpec:
     """What a child has to know."""
 
     folder: str  # of the supervisor; the child writes its files there
     attempt: int  # from 1
     supervisor: int  # the process that it must not survive
-    descriptor: int  # of the page
+    descriptor: int  # of the shared status
     trainer: int = 0  # the first trainer of the file that is not done yet
     is_restart: bool = False  # whether the run has written a checkpoint before
     checkpoint: str | None = None  # the newest, if known
@@ -57,7 +57,7 @@ class Order:
         return Path(self.folder, f"stacks_{self.attempt}.txt")
 
 
-def without_order(words: list[str]) -> list[str]:
+def without_launch_spec(words: list[str]) -> list[str]:
     """Return the words of a command line as the user wrote them."""
     if OPTION not in words:
         return words

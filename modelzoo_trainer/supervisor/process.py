@@ -13,7 +13,7 @@ from typing import Final
 
 from modelzoo_trainer.supervisor.child import STACKS_SIGNAL
 from modelzoo_trainer.supervisor.settings import Settings
-from modelzoo_trainer.supervisor.shared_status import Field, Kind, Page
+from modelzoo_trainer.supervisor.shared_status import Kind, SharedStatus
 
 _NAMES: Final = ("SIGINT", "SIGTERM", "SIGUSR1")
 _POLL_S: Final = 0.05
@@ -72,16 +72,16 @@ class Process:
         OSError: If it cannot be started.
     """
 
-    def __init__(self, command: Sequence[str], page: Page, stops: Stops) -> None:
-        self._page = page
+    def __init__(self, command: Sequence[str], shared: SharedStatus, stops: Stops) -> None:
+        self._shared = shared
         self._stops = stops
         # A group in the background must not read from the terminal.
         self._popen = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, pass_fds=(page.descriptor,), process_group=0
+            command, stdin=subprocess.DEVNULL, pass_fds=(shared.descriptor,), process_group=0
         )
         self.hung: str | None = None
         """What was found, if it had to be killed because it stood still."""
-        self._beat = -1.0
+        self._heartbeat = -1.0
         self._idle_s = 0.0
 
     def wait(self, settings: Settings) -> int:
@@ -109,16 +109,16 @@ class Process:
             stops.num_handled += 1
 
     def _watch(self, elapsed_s: float, settings: Settings) -> None:
-        values = self._page.values
-        beat, before = values[Field.BEAT], self._beat
-        self._beat = beat
-        if beat != before:
+        shared = self._shared
+        heartbeat, before = shared.heartbeat, self._heartbeat
+        self._heartbeat = heartbeat
+        if heartbeat != before:
             self._idle_s = 0.0
             return
         self._idle_s += elapsed_s
-        if values[Field.IS_HUNG]:
+        if shared.is_hung:
             limit_s = _SLOW_END_S
-        elif values[Field.KIND] == Kind.STARTUP:
+        elif shared.kind == Kind.STARTUP:
             limit_s = settings.startup_timeout_s
         else:
             limit_s = settings.beat_timeout_s

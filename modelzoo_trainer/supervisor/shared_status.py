@@ -1,7 +1,8 @@
-"""Memory that supervisor and child share: what is known of a child at any instant of its life."""
+"""Memory that supervisor and child share: where the child is, and what its time went to."""
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import mmap
 import os
@@ -9,7 +10,7 @@ import tempfile
 import time
 from typing import Final, Self
 
-_SIZE: Final = mmap.PAGESIZE
+UNKNOWN: Final = -1.0
 
 
 class Kind(enum.IntEnum):
@@ -24,92 +25,82 @@ class Kind(enum.IntEnum):
     OTHER = 6
 
 
-class Field(enum.IntEnum):
-    """The numbers of a page; the seconds of each `Kind` follow."""
+class SharedStatus(ctypes.Structure):
+    """Numbers that the child writes and the supervisor reads, at any time and after its death.
 
-    BEAT = 0  # rises while the interpreter runs
-    IS_HUNG = 1  # the child's own watchdog has found that
-    KIND = 2  # of what goes on
-    SINCE = 3  # monotonic clock: when that began
-    TRAINER = 4  # index of the one that the steps are of
-    START_STEP = 5  # at which its fit began; NONE = not yet
-    STEP = 6  # the last one that was taken
-    SAVED_STEP = 7  # of the newest checkpoint that this process has committed
-    SPENT_AT_START = 8  # seconds of STEPS when that fit began
-    SPENT_AT_SAVE = 9  # likewise when that checkpoint was made
-    MEDIAN_S = 10  # of a batch; NONE = not known
-    NUM_DONE = 11  # trainers that have come to their end, in earlier attempts as well
-    BEGAN = 12  # monotonic clock: when the first fit of that trainer in this process began
-    SECONDS = 16
-
-
-NONE: Final = -1.0
-_NOT_YET: Final = (
-    Field.START_STEP,
-    Field.STEP,
-    Field.SAVED_STEP,
-    Field.SPENT_AT_START,
-    Field.SPENT_AT_SAVE,
-    Field.MEDIAN_S,
-    Field.BEGAN,
-)
-
-
-class Page:
-    """A page of memory with the numbers that `Field` names.
-
-    It has no name in any file system, and it outlives the child.
-
-    `descriptor`: of the memory, inherited by the child; closed with the page.
+    Every field is a double, so it is written as a whole. The memory has no name in any file
+    system; the child inherits its file descriptor.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self._memory = mmap.mmap(descriptor, _SIZE)
-        self.values = memoryview(self._memory).cast("d")
+    heartbeat: float  # rises while the interpreter runs
+    is_hung: float  # the child's own watchdog has found that
+    num_done: float  # trainers that have finished, in earlier attempts as well
+    kind: float  # of what goes on
+    since: float  # monotonic clock: when that began
+    trainer: float  # index of the one that the fields below belong to
+    start_step: float  # at which its fit began
+    step: float  # the last completed one
+    saved_step: float  # of the newest checkpoint that this process has committed
+    spent_at_start: float  # seconds of STEPS when that fit began
+    spent_at_save: float  # likewise when that checkpoint was made
+    median_s: float  # of a batch
+    began: float  # monotonic clock: when the first fit of that trainer in this process began
+    _of_process = ("heartbeat", "is_hung", "num_done", "kind", "since", "trainer")
+    _of_trainer = (
+        *("start_step", "step", "saved_step", "spent_at_start", "spent_at_save"),
+        *("median_s", "began"),
+    )
+    _fields_ = [  # ctypes wants a list
+        *((name, ctypes.c_double) for name in (*_of_process, *_of_trainer)),
+        ("_seconds", ctypes.c_double * len(Kind)),
+    ]
+    descriptor: int
+
+    @classmethod
+    def attach(cls, descriptor: int) -> Self:
+        """Return the status behind a file descriptor, which `close` closes."""
+        shared = cls.from_buffer(mmap.mmap(descriptor, mmap.PAGESIZE))
+        shared.descriptor = descriptor
+        return shared
 
     @classmethod
     def create(cls) -> Self:
-        """Return a page of which nothing is known yet, and whose clock runs."""
+        """Return the status of a process that starts now."""
         if hasattr(os, "memfd_create"):
-            descriptor = os.memfd_create("page")
+            descriptor = os.memfd_create("status")
         else:
             with tempfile.TemporaryFile() as file:
                 descriptor = os.dup(file.fileno())
-        os.ftruncate(descriptor, _SIZE)
-        page = cls(descriptor)
-        for field in _NOT_YET:
-            page.values[field] = NONE
-        page.values[Field.SINCE] = time.monotonic()
-        return page
+        os.ftruncate(descriptor, mmap.PAGESIZE)
+        shared = cls.attach(descriptor)
+        shared.begin_trainer(0)
+        shared.since = time.monotonic()
+        return shared
 
     def close(self) -> None:
-        """Give the memory back."""
-        self.values.release()
-        self._memory.close()
+        """Close the file descriptor; the memory goes with the last object that refers to it."""
         os.close(self.descriptor)
 
+    def begin_trainer(self, number: int) -> None:
+        """Set the index of the trainer, and forget the steps of the one before."""
+        for name in self._of_trainer:
+            setattr(self, name, UNKNOWN)
+        self.trainer = number
+
     def switch(self, kind: Kind) -> float:
-        """Count the time from now on as that of `kind`, and return the seconds before it."""
-        values = self.values
+        """Count the time from now on as `kind`, and return the seconds of what ends with this."""
         now = time.monotonic()
-        elapsed = now - values[Field.SINCE]
-        values[Field.SECONDS + int(values[Field.KIND])] += elapsed
-        values[Field.KIND] = kind
-        values[Field.SINCE] = now
+        elapsed = now - self.since
+        self._seconds[int(self.kind)] += elapsed
+        self.kind = kind
+        self.since = now
         return elapsed
 
     def spent(self, kind: Kind) -> float:
-        """Return the seconds of a kind, without the stretch at hand."""
-        return self.values[Field.SECONDS + kind]
+        """Return the seconds of a kind, without those since the last switch."""
+        return float(self._seconds[kind])
 
-    def number(self, field: Field) -> int | None:
-        """Return a field as a whole number, or None if it is not known."""
-        value = self.values[field]
-        return None if value == NONE else int(value)
 
-    def begin_trainer(self, number: int) -> None:
-        """Forget the steps of the trainer before, and note which one is at hand."""
-        for field in _NOT_YET:
-            self.values[field] = NONE
-        self.values[Field.TRAINER] = number
+def known(value: float) -> int | None:
+    """Return a field as an integer, or None if it is unknown."""
+    return None if value == UNKNOWN else int(value)

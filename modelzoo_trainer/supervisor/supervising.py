@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.supervisor.goodput import Attempt, Ledger
-from modelzoo_trainer.supervisor.launch_spec import Order
+from modelzoo_trainer.supervisor.goodput import Attempt, Goodput
+from modelzoo_trainer.supervisor.launch_spec import LaunchSpec
 from modelzoo_trainer.supervisor.outcome import (
     FAILED,
     FAILURES,
@@ -23,11 +23,11 @@ from modelzoo_trainer.supervisor.outcome import (
 )
 from modelzoo_trainer.supervisor.process import Process, Stops
 from modelzoo_trainer.supervisor.settings import Settings
-from modelzoo_trainer.supervisor.shared_status import NONE, Field, Page
+from modelzoo_trainer.supervisor.shared_status import UNKNOWN, SharedStatus
 from modelzoo_trainer.supervisor.status import Status, write_json
 
 FOLDER: Final = "restarts"
-LEDGER: Final = "ledger.json"
+GOODPUT: Final = "ledger.json"
 
 
 def supervise(
@@ -42,7 +42,7 @@ def supervise(
     SIGINT, SIGTERM and SIGUSR1 are passed on, once each; the same one a second time kills the
     child. What the child prints goes where this process prints.
 
-    `shown`: the command as the ledger shows it; None = as it is.
+    `shown`: the command as the goodput file shows it; None = as it is.
 
     Raises:
         ConfigError: If the folder cannot be made.
@@ -67,7 +67,7 @@ class _Supervision:
         self._tell = tell
         self._stops = stops
         self._ended_at = time.monotonic()
-        self._ledger = Ledger(shown, time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+        self._goodput = Goodput(shown, time.strftime("%Y-%m-%dT%H:%M:%S%z"))
         self._policy = Policy()
         self._parent = settings[0].model_dir
         self._parent_is_new = not self._parent.exists()
@@ -102,40 +102,40 @@ class _Supervision:
 
     def _attempt(self) -> Attempt:
         """Run one child to its end, and return what is known of it."""
-        number = len(self._ledger.attempts) + 1
+        number = len(self._goodput.attempts) + 1
         settings = self._settings_at_hand
-        page = Page.create()
-        started_at = page.values[Field.SINCE]
+        shared = SharedStatus.create()
+        started_at = shared.since
         try:
-            page.values[Field.TRAINER] = page.values[Field.NUM_DONE] = self._num_done
-            order = self._order(number, page)
-            process = Process([*self._command, *order.to_words()], page, self._stops)
+            shared.trainer = shared.num_done = self._num_done
+            spec = self._launch_spec(number, shared)
+            process = Process([*self._command, *spec.to_words()], shared, self._stops)
             code = process.wait(settings)
-            attempt = Attempt.of(number, started_at - self._ended_at, page)
-            self._ended_at = page.values[Field.SINCE]
-            is_hung = page.values[Field.IS_HUNG] > 0
-            began = page.values[Field.BEGAN]
-            is_cut = page.values[Field.STEP] != NONE and attempt.num_done < len(self._settings)
+            attempt = Attempt.of(number, started_at - self._ended_at, shared)
+            self._ended_at = shared.since
+            is_hung = shared.is_hung > 0
+            began = shared.began
+            is_cut = shared.step != UNKNOWN and attempt.num_done < len(self._settings)
         finally:
-            page.close()
-        status = Status.read(order.status)
+            shared.close()
+        status = Status.read(spec.status)
         hung = process.hung or (status.hung or "no progress" if is_hung else None)
         passed_on = tuple(self._stops.received)
         attempt.ending = classify(code, status, passed_on=passed_on, hung=hung, is_cut=is_cut)
-        self._learn(attempt, status, None if began == NONE else began)
+        self._learn(attempt, status, None if began == UNKNOWN else began)
         with suppress(OSError):
-            if order.stacks.stat().st_size == 0:
-                order.stacks.unlink()
-        self._ledger.attempts.append(attempt)
-        self._write_ledger()
+            if spec.stacks.stat().st_size == 0:
+                spec.stacks.unlink()
+        self._goodput.attempts.append(attempt)
+        self._write_goodput()
         return attempt
 
-    def _order(self, number: int, page: Page) -> Order:
-        return Order(
+    def _launch_spec(self, number: int, shared: SharedStatus) -> LaunchSpec:
+        return LaunchSpec(
             folder=str(self._folder),
             attempt=number,
             supervisor=os.getpid(),
-            descriptor=page.descriptor,
+            descriptor=shared.descriptor,
             trainer=self._num_done,
             is_restart=self._has_saved,
             checkpoint=self._checkpoint,
@@ -167,15 +167,16 @@ class _Supervision:
         self._tell(text)
 
     def _end(self, ending: Ending) -> int:
-        self._tell(f"{self._ledger.summary()}. See {self._folder / LEDGER}.")
+        self._tell(f"{self._goodput.summary()}. See {self._folder / GOODPUT}.")
         return ending.exit_code
 
-    def _write_ledger(self) -> None:
+    def _write_goodput(self) -> None:
+        path = self._folder / GOODPUT
         try:
-            write_json(self._folder / LEDGER, self._ledger.to_dict())
+            write_json(path, self._goodput.to_dict())
         except OSError as error:
             if not self._has_warned:
-                self._tell(f"{self._folder / LEDGER} cannot be written: {error.strerror or error}.")
+                self._tell(f"{path} cannot be written: {error.strerror or error}.")
             self._has_warned = True
 
     @staticmethod

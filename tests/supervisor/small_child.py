@@ -12,36 +12,36 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from modelzoo_trainer.supervisor.child import Child
-from modelzoo_trainer.supervisor.launch_spec import Order
-from modelzoo_trainer.supervisor.shared_status import Field, Kind, Page
+from modelzoo_trainer.supervisor.launch_spec import LaunchSpec
+from modelzoo_trainer.supervisor.shared_status import Kind, SharedStatus
 
 
-class Acts:
+class Actions:
     """What it can do, by name."""
 
-    def __init__(self, child: Child, order: Order) -> None:
+    def __init__(self, child: Child, spec: LaunchSpec) -> None:
         self.child = child
-        self.folder = Path(order.folder)
-        self.page = Page(order.descriptor)
+        self.folder = Path(spec.folder)
+        self.shared = SharedStatus.attach(spec.descriptor)
 
     def start(self, step: str) -> None:
-        self.page.values[Field.START_STEP] = self.page.values[Field.STEP] = int(step)
-        self.page.values[Field.SPENT_AT_START] = self.page.spent(Kind.STEPS)
-        self.page.switch(Kind.DATA)
+        self.shared.start_step = self.shared.step = int(step)
+        self.shared.spent_at_start = self.shared.spent(Kind.STEPS)
+        self.shared.switch(Kind.DATA)
 
     def train(self, step: str) -> None:
-        self.page.switch(Kind.STEPS)
+        self.shared.switch(Kind.STEPS)
         time.sleep(0.01)
-        self.page.values[Field.STEP] = int(step)
-        self.page.switch(Kind.DATA)
+        self.shared.step = int(step)
+        self.shared.switch(Kind.DATA)
 
     def save(self, step: str) -> None:
-        self.page.values[Field.SAVED_STEP] = int(step)
-        self.page.values[Field.SPENT_AT_SAVE] = self.page.spent(Kind.STEPS)
+        self.shared.saved_step = int(step)
+        self.shared.spent_at_save = self.shared.spent(Kind.STEPS)
         self.child._say(checkpoint=f"checkpoint_{step}")
 
     def done(self, num: str) -> None:
-        self.page.values[Field.NUM_DONE] = int(num)
+        self.shared.num_done = int(num)
 
     def fail(self, message: str) -> None:
         self.child.fail(RuntimeError(message))
@@ -95,15 +95,15 @@ class Acts:
 
 
 def main() -> None:
-    order = Order.parse(sys.argv[-1])
-    with Path("orders").open("a") as file:
+    spec = LaunchSpec.parse(sys.argv[-1])
+    with Path("specs").open("a") as file:
         file.write(sys.argv[-1] + "\n")
-    acts = Acts(Child(order), order)
+    actions = Actions(Child(spec), spec)
     plan = json.loads(sys.argv[1])
-    for act in plan[min(order.attempt, len(plan)) - 1]:
-        name, _, value = act.partition(":")
-        getattr(acts, name)(value)
-    acts.done("99")  # all trainers of any plan
+    for action in plan[min(spec.attempt, len(plan)) - 1]:
+        name, _, value = action.partition(":")
+        getattr(actions, name)(value)
+    actions.done("99")  # all trainers of any plan
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The account of a run, from what its attempts measured."""
+"""The goodput of a run, from what its attempts measured."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from modelzoo_trainer.supervisor.goodput import KINDS, Attempt, Ledger
+from modelzoo_trainer.supervisor.goodput import KINDS, Attempt, Goodput
 from modelzoo_trainer.supervisor.outcome import Ending, Outcome
-from modelzoo_trainer.supervisor.shared_status import Field, Kind, Page
+from modelzoo_trainer.supervisor.shared_status import Kind, SharedStatus
 
 DONE = Ending(outcome=Outcome.DONE, cause="finished", exit_code=0)
 STOPPED = Ending(outcome=Outcome.STOPPED, cause="stopped by SIGTERM", exit_code=143)
@@ -22,69 +22,69 @@ def attempt(ending=KILLED, steps=8.0, first=0.0, **facts):
     return Attempt(**{"number": 1, "down_s": 0.0, "seconds": seconds, "ending": ending, **facts})
 
 
-def settle(*attempts):
-    ledger = Ledger(["run"], "now")
-    ledger.attempts += attempts
-    return ledger.settled()
+def breakdowns_of(*attempts):
+    goodput = Goodput(["run"], "now")
+    goodput.attempts += attempts
+    return goodput.breakdowns()
 
 
 def test_what_a_run_that_ends_in_order_did_is_useful():
     for ending in (DONE, STOPPED):
-        [account] = settle(attempt(ending, start_step=0, step=8, saved_step=4))
+        [account] = breakdowns_of(attempt(ending, start_step=0, step=8, saved_step=4))
         assert (account["steps"], account["lost"]) == (8, 0)
 
 
 def test_steps_after_the_last_checkpoint_are_lost():
     first = attempt(start_step=0, step=10, saved_step=6, spent_at_save=5.0)
-    accounts = settle(first, attempt(DONE, start_step=6, step=12))
+    accounts = breakdowns_of(first, attempt(DONE, start_step=6, step=12))
     assert (accounts[0]["steps"], accounts[0]["lost"]) == (5, 3)
     assert accounts[1]["lost"] == 0
 
 
 def test_of_a_run_without_a_checkpoint_all_is_lost():
-    [account] = settle(attempt(start_step=0, step=10))
+    [account] = breakdowns_of(attempt(start_step=0, step=10))
     assert (account["steps"], account["lost"]) == (0, 8)
 
 
 def test_steps_that_an_older_checkpoint_gave_up_are_lost_in_every_attempt_that_took_them():
     first = attempt(start_step=0, step=8, saved_step=8, spent_at_save=8.0)
     second = attempt(start_step=8, step=16, saved_step=16, spent_at_save=8.0)
-    accounts = settle(first, second, attempt(DONE, start_step=4, step=20))
+    accounts = breakdowns_of(first, second, attempt(DONE, start_step=4, step=20))
     assert [account["lost"] for account in accounts] == [4, 8, 0]
     assert [account["steps"] for account in accounts] == [4, 0, 8]
 
 
 def test_an_attempt_that_did_not_come_to_train_takes_nothing_from_another():
     first = attempt(start_step=0, step=4, saved_step=4, spent_at_save=8.0)
-    accounts = settle(first, attempt(steps=0.0), attempt(DONE, start_step=4, step=8))
+    accounts = breakdowns_of(first, attempt(steps=0.0), attempt(DONE, start_step=4, step=8))
     assert [account["lost"] for account in accounts] == [0, 0, 0]
 
 
 def test_steps_of_an_earlier_trainer_are_not_lost_with_those_of_the_next():
     both = attempt(num_done=1, trainer=1, start_step=0, step=4, spent_at_start=6.0)
-    [account] = settle(both)
+    [account] = breakdowns_of(both)
     assert (account["steps"], account["lost"]) == (6, 2)
 
 
 def test_the_steps_of_a_trainer_that_is_done_are_kept_though_it_saved_nothing():
-    [account] = settle(attempt(num_done=1, trainer=0, start_step=0, step=4))
+    [account] = breakdowns_of(attempt(num_done=1, trainer=0, start_step=0, step=4))
     assert (account["steps"], account["lost"]) == (8, 0)
 
 
 def test_what_the_first_batch_took_longer_is_compiling():
-    [account] = settle(attempt(DONE, first=5.0, median_s=2.0, start_step=0, step=5))
+    [account] = breakdowns_of(attempt(DONE, first=5.0, median_s=2.0, start_step=0, step=5))
     assert (account["compiling"], account["steps"]) == (3, 10)
-    [account] = settle(attempt(DONE, first=1.0, median_s=2.0, start_step=0, step=5))
+    [account] = breakdowns_of(attempt(DONE, first=1.0, median_s=2.0, start_step=0, step=5))
     assert (account["compiling"], account["steps"]) == (0, 9)
 
 
 def test_of_a_single_batch_all_is_compiling():
-    [account] = settle(attempt(DONE, steps=0.0, first=5.0, start_step=0, step=1))
+    [account] = breakdowns_of(attempt(DONE, steps=0.0, first=5.0, start_step=0, step=1))
     assert (account["compiling"], account["steps"]) == (5, 0)
 
 
 def test_the_time_in_a_step_that_did_not_end_is_lost():
-    [account] = settle(attempt(start_step=0, step=0, steps=0.0, unfinished_s=7.0))
+    [account] = breakdowns_of(attempt(start_step=0, step=0, steps=0.0, unfinished_s=7.0))
     assert account["lost"] == 7
 
 
@@ -122,43 +122,43 @@ def attempts(draw):
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(attempts())
 def test_whatever_was_measured_the_account_adds_up_and_nothing_is_negative(made):
-    for one, account in zip(made, settle(*made), strict=True):
+    for one, account in zip(made, breakdowns_of(*made), strict=True):
         measured = sum(one.seconds.values()) + one.unfinished_s + one.down_s
         assert sum(account.values()) == pytest.approx(measured)
         assert set(account) == set(KINDS)
         assert min(account.values()) >= -1e-9
 
 
-def test_the_time_of_a_page_adds_up_to_its_life():
+def test_the_time_of_a_child_adds_up_to_its_life():
     begin = time.monotonic()
-    page = Page.create()
-    created = page.values[Field.SINCE]
-    page.switch(Kind.STEPS)
-    page.switch(Kind.SAVING)
-    made = Attempt.of(1, 0.0, page)
+    shared = SharedStatus.create()
+    created = shared.since
+    shared.switch(Kind.STEPS)
+    shared.switch(Kind.SAVING)
+    made = Attempt.of(1, 0.0, shared)
     elapsed = time.monotonic() - begin
-    total = page.values[Field.SINCE] - created
+    total = shared.since - created
     assert sum(made.seconds.values()) == pytest.approx(total)
     assert total <= elapsed
     assert made.seconds[Kind.SAVING] > 0
     assert (made.start_step, made.step, made.saved_step, made.median_s) == (None,) * 4
-    page.close()
+    shared.close()
 
 
 def test_the_time_since_the_last_hook_is_of_a_step_that_did_not_end():
-    page = Page.create()
-    page.switch(Kind.STEPS)
-    made = Attempt.of(1, 0.0, page)
+    shared = SharedStatus.create()
+    shared.switch(Kind.STEPS)
+    made = Attempt.of(1, 0.0, shared)
     assert made.seconds[Kind.STEPS] == 0
     assert made.unfinished_s > 0
-    page.close()
+    shared.close()
 
 
 def test_the_summary_is_a_line():
-    ledger = Ledger(["run"], "now")
-    assert ledger.to_dict()["attempts"] == []
-    ledger.attempts.append(attempt(DONE, start_step=0, step=8, down_s=2.0))
-    assert ledger.summary() == "done after 1 attempt and 10.0 s: steps 80 %, down 20 %"
-    ledger.attempts.append(attempt(DONE, steps=0.0, down_s=10.0))
-    assert ledger.summary() == "done after 2 attempts and 20.0 s: steps 40 %, down 60 %"
-    assert ledger.to_dict()["goodput"] == 0.4
+    goodput = Goodput(["run"], "now")
+    assert goodput.to_dict()["attempts"] == []
+    goodput.attempts.append(attempt(DONE, start_step=0, step=8, down_s=2.0))
+    assert goodput.summary() == "done after 1 attempt and 10.0 s: steps 80 %, down 20 %"
+    goodput.attempts.append(attempt(DONE, steps=0.0, down_s=10.0))
+    assert goodput.summary() == "done after 2 attempts and 20.0 s: steps 40 %, down 60 %"
+    assert goodput.to_dict()["goodput"] == 0.4

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.supervisor.launch_spec import Order, without_order
+from modelzoo_trainer.supervisor.launch_spec import LaunchSpec, without_launch_spec
 from modelzoo_trainer.supervisor.settings import Settings, read_settings
 
 ONE = "trainer: {{init: {{model_dir: out, autorestart: {section}}}}}\n"
@@ -106,26 +106,26 @@ def test_the_limits_of_the_supervisor_are_longer_than_those_of_the_watchdog():
     assert (quick.beat_timeout_s, quick.startup_timeout_s) == (31, 31)
 
 
-ORDER = Order(folder="/f", attempt=2, supervisor=os.getpid(), descriptor=3, trainer=1)
+SPEC = LaunchSpec(folder="/f", attempt=2, supervisor=os.getpid(), descriptor=3, trainer=1)
 
 
-def test_an_order_is_read_as_it_was_written():
-    option, text = ORDER.to_words()
+def test_a_launch_spec_is_read_as_it_was_written():
+    option, text = SPEC.to_words()
     assert option == "--supervised"
-    assert Order.parse(text) == ORDER
-    assert (ORDER.status, ORDER.stacks) == (Path("/f/attempt_2.json"), Path("/f/stacks_2.txt"))
+    assert LaunchSpec.parse(text) == SPEC
+    assert (SPEC.status, SPEC.stacks) == (Path("/f/attempt_2.json"), Path("/f/stacks_2.txt"))
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{}", "[]", "1", "{", ORDER.to_words()[1].replace("2", "-2"), '{"folder": "x", "a": 1}'],
+    ["", "{}", "[]", "1", "{", SPEC.to_words()[1].replace("2", "-2"), '{"folder": "x", "a": 1}'],
 )
 def test_what_no_supervisor_wrote_is_refused(text):
     with pytest.raises(ValueError, match="is for a supervisor to give"):
-        Order.parse(text)
+        LaunchSpec.parse(text)
 
 
-def test_the_command_is_shown_without_the_order():
+def test_the_command_is_shown_without_the_launch_spec():
     words = ["run.py", "-p", "x.yaml"]
-    assert without_order([*words, *ORDER.to_words()]) == words
-    assert without_order(words) == words
+    assert without_launch_spec([*words, *SPEC.to_words()]) == words
+    assert without_launch_spec(words) == words

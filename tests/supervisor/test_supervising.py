@@ -31,7 +31,7 @@ class Supervised:
         self.told = told
         [self.folder] = Path("run/restarts").iterdir()
         self.ledger = json.loads((self.folder / "ledger.json").read_text())
-        self.orders = list(map(json.loads, Path("orders").read_text().splitlines()))
+        self.specs = list(map(json.loads, Path("specs").read_text().splitlines()))
 
     def ends(self):
         return [(one["outcome"], one["cause"]) for one in self.ledger["attempts"]]
@@ -93,9 +93,9 @@ def test_a_run_that_crashed_once_is_started_again_and_told_so(run):
     done = run(["start:0", "train:3", "save:2", "fail:broken"], ["start:2", "train:5"])
     assert done.code == 0
     assert done.ends() == [("crashed", "RuntimeError: broken"), ("done", "finished")]
-    assert [one["attempt"] for one in done.orders] == [1, 2]
-    assert [one["is_restart"] for one in done.orders] == [False, True]
-    assert [one["checkpoint"] for one in done.orders] == [None, "checkpoint_2"]
+    assert [one["attempt"] for one in done.specs] == [1, 2]
+    assert [one["is_restart"] for one in done.specs] == [False, True]
+    assert [one["checkpoint"] for one in done.specs] == [None, "checkpoint_2"]
     assert done.told[0] == (
         "Attempt 1 failed at step 3: RuntimeError: broken. Starting it again from its newest "
         "checkpoint; 3 restarts without progress left."
@@ -106,7 +106,7 @@ def test_a_child_that_was_killed_is_started_again(run):
     done = run(["signal:SIGKILL"], ["exit:0"])
     assert done.code == 0
     assert done.ends()[0] == ("killed", "killed by SIGKILL (possibly out of memory)")
-    assert done.orders[1]["is_restart"] is False
+    assert done.specs[1]["is_restart"] is False
     assert "failed before the first step" in done.told[0]
     assert "from where it began" in done.told[0]
 
@@ -163,14 +163,14 @@ def test_a_wrong_configuration_leaves_nothing_behind(run, tmp_path):
     one = Settings(model_dir=Path("run"), max_num_restarts=3)
     command = [sys.executable, str(CHILD), json.dumps([["exit:2"]])]
     assert supervise(command, [one], print) == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["orders"]
+    assert [path.name for path in tmp_path.iterdir()] == ["specs"]
 
 
 def test_trainers_that_are_done_are_not_run_again(run):
     first = ["start:0", "train:3", "save:3", "done:1", "signal:SIGKILL"]
     done = run(first, ["exit:0"], num_trainers=2)
-    assert [one["trainer"] for one in done.orders] == [0, 1]
-    assert [one["is_restart"] for one in done.orders] == [False, False]
+    assert [one["trainer"] for one in done.specs] == [0, 1]
+    assert [one["is_restart"] for one in done.specs] == [False, False]
     assert done.ledger["seconds"]["lost"] == 0
 
 

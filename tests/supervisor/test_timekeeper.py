@@ -8,9 +8,9 @@ import pytest
 
 from modelzoo_trainer import Callback, Checkpoint, register_global_callback
 from modelzoo_trainer.supervisor import shared_status
-from modelzoo_trainer.supervisor.goodput import Attempt, Ledger
+from modelzoo_trainer.supervisor.goodput import Attempt, Goodput
 from modelzoo_trainer.supervisor.outcome import Ending, Outcome
-from modelzoo_trainer.supervisor.shared_status import Field, Kind, Page
+from modelzoo_trainer.supervisor.shared_status import Kind, SharedStatus, known
 from modelzoo_trainer.supervisor.timekeeper import Timekeeper
 from tests.doubles import make_trainer, tiny_batches
 
@@ -19,12 +19,12 @@ CRASHED = Ending(outcome=Outcome.CRASHED, cause="", exit_code=1)
 
 
 class Measured:
-    """A page that a timekeeper writes into."""
+    """A shared status that a timekeeper writes into."""
 
     def __init__(self) -> None:
-        self.page = Page.create()
+        self.shared = SharedStatus.create()
         self.committed = []
-        self.timekeeper = Timekeeper(self.page)
+        self.timekeeper = Timekeeper(self.shared)
         self.handle = register_global_callback(self.timekeeper)
 
     def supervise(self, trainer) -> None:
@@ -36,11 +36,11 @@ class Measured:
 
     def end(self) -> None:
         self.handle.remove()
-        self.page.close()
+        self.shared.close()
 
     @property
     def kind(self) -> Kind:
-        return Kind(int(self.page.values[Field.KIND]))
+        return Kind(int(self.shared.kind))
 
 
 @pytest.fixture
@@ -110,19 +110,19 @@ def test_a_validation_alone_is_one_and_not_start_up(tmp_path, measured):
     with make_trainer(tmp_path) as trainer:
         trainer.validate(tiny_batches(2))
     assert measured.kind is Kind.OTHER
-    assert measured.page.spent(Kind.VALIDATION) > 0
-    assert measured.page.spent(Kind.STEPS) == 0
+    assert measured.shared.spent(Kind.VALIDATION) > 0
+    assert measured.shared.spent(Kind.STEPS) == 0
 
 
-def test_the_page_knows_steps_and_checkpoints(tmp_path, measured):
+def test_the_shared_status_knows_steps_and_checkpoints(tmp_path, measured):
     for max_steps in (3, 7):
         settings = {"max_steps": max_steps, "checkpoint": Checkpoint(steps=3), "num_steps": None}
         with make_trainer(tmp_path, eval_frequency=None, **settings) as trainer:
             measured.supervise(trainer)
             trainer.fit(tiny_batches(8))
-    numbers = [measured.page.number(one) for one in (Field.START_STEP, Field.STEP)]
+    numbers = [known(one) for one in (measured.shared.start_step, measured.shared.step)]
     assert numbers == [3, 7]
-    assert measured.page.number(Field.SAVED_STEP) == 7
+    assert known(measured.shared.saved_step) == 7
     names = [path.name for path in measured.committed]
     assert names == ["checkpoint_3", "checkpoint_6", "checkpoint_7"]
 
@@ -135,7 +135,7 @@ def test_a_checkpoint_that_is_written_meanwhile_is_that_of_its_own_step(tmp_path
             names.append(ckpt_path.name)
 
         def on_train_batch_start(self, trainer, model, batch, batch_idx):
-            seen = measured.page.number(Field.SAVED_STEP)
+            seen = known(measured.shared.saved_step)
             assert seen == (int(names[-1].removeprefix("checkpoint_")) if names else None)
             time.sleep(0.05)  # to write it in
 
@@ -145,8 +145,8 @@ def test_a_checkpoint_that_is_written_meanwhile_is_that_of_its_own_step(tmp_path
         measured.supervise(trainer)
         trainer.fit(tiny_batches(4))
     assert names == ["checkpoint_2", "checkpoint_4"]
-    assert measured.page.number(Field.SAVED_STEP) == 4
-    assert measured.page.values[Field.SPENT_AT_SAVE] <= measured.page.spent(Kind.STEPS)
+    assert known(measured.shared.saved_step) == 4
+    assert measured.shared.spent_at_save <= measured.shared.spent(Kind.STEPS)
 
 
 def test_a_commit_is_known_before_anybody_else_hears_of_it(tmp_path, measured):
@@ -159,7 +159,7 @@ def test_a_commit_is_known_before_anybody_else_hears_of_it(tmp_path, measured):
         with pytest.raises(OSError, match="upload"):
             trainer.fit(tiny_batches(4))
     assert [path.name for path in measured.committed] == ["checkpoint_2"]
-    assert measured.page.number(Field.SAVED_STEP) == 2
+    assert known(measured.shared.saved_step) == 2
 
 
 class Clock:
@@ -188,7 +188,7 @@ def test_the_seconds_of_a_run_add_up_to_its_life(tmp_path, monkeypatch, ending):
             if ending is CRASHED and trainer.global_step == 5:
                 raise RuntimeError("broken")
 
-    begin = measured.page.values[Field.SINCE]
+    begin = measured.shared.since
     trainer = make_trainer(
         tmp_path,
         Fail(),
@@ -203,13 +203,13 @@ def test_the_seconds_of_a_run_add_up_to_its_life(tmp_path, monkeypatch, ending):
             trainer.fit(tiny_batches(12), tiny_batches(2))
         except RuntimeError:
             assert ending is CRASHED
-    made = Attempt.of(1, 0.0, measured.page)
+    made = Attempt.of(1, 0.0, measured.shared)
     made.ending = ending
-    life = measured.page.values[Field.SINCE] - begin
+    life = measured.shared.since - begin
     measured.end()
-    ledger = Ledger([], "now")
-    ledger.attempts.append(made)
-    [account] = ledger.settled()
+    goodput = Goodput([], "now")
+    goodput.attempts.append(made)
+    [account] = goodput.breakdowns()
     assert sum(account.values()) == pytest.approx(life)
     assert (account["lost"] > 0) is (ending is CRASHED)
     parts = ("steps", "data", "saving", "validation", "compiling", "startup")
