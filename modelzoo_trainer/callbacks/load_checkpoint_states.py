@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader, StateDict
-from modelzoo_trainer.callbacks.side_checkpoints import part_names
-from modelzoo_trainer.errors import CheckpointMismatch, suggest
+from modelzoo_trainer.callbacks.side_checkpoints import part_names, require_parts
+from modelzoo_trainer.errors import CheckpointMismatch
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -69,11 +69,7 @@ class LoadCheckpointStates(Callback):
     def preprocess_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         if "all" in self.states or self._is_own:
             return
-        for name in self.states:
-            if name not in state_dict:
-                raise CheckpointMismatch(
-                    f"LoadCheckpointStates: the checkpoint has no part {name!r}. "
-                    f"{suggest(name, state_dict, cutoff=0.75)}"
-                )
+        what = "LoadCheckpointStates: the checkpoint"
+        require_parts(what, state_dict, self.states, CheckpointMismatch)
         for name in set(state_dict) - set(self.states):
             del state_dict[name]

@@ -6,7 +6,7 @@ import logging
 import math
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -27,9 +27,10 @@ from modelzoo_trainer.callbacks.side_checkpoints import (
     remove,
     save_state,
     state_of,
+    try_to_write,
 )
 from modelzoo_trainer.core.loop import require_count
-from modelzoo_trainer.errors import CheckpointError, ConfigError, is_refusal_of_disk
+from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -81,31 +82,17 @@ class BestCheckpoints:
 
     # ---- on the disk
 
-    def find_or_name(self, root: Path, step: int, facts: Any) -> tuple[str, bool]:
+    def find_or_name(self, root: Path, step: int, facts: dict[str, Any]) -> tuple[str, bool]:
         """Return the name of a step's checkpoint, and whether it was written before a restart."""
-        facts = {_FACT: self._mark, **facts}
         for path, manifest in self._own(root).items():
             is_same = manifest.step == step and manifest.facts == facts
             if is_same and not checkpointing.verify(path):
                 return path.name, True
         return free_path(root / self.name_of(step)).name, False
 
-    def write(self, write: Callable[[Mapping[str, Any]], None], step: int, facts: Any) -> bool:
-        """Write a checkpoint.
-
-        `write`: does so, with the facts that it is given in the manifest.
-
-        Returns:
-            Whether it was written; if the disk has refused it, that is logged.
-        """
-        try:
-            write({_FACT: self._mark, **facts})
-        except CheckpointError as error:
-            if not is_refusal_of_disk(error):
-                raise
-            log.error("NO BEST CHECKPOINT WAS WRITTEN at step %d: %s", step, error)
-            return False
-        return True
+    def facts(self, metric: str, value: float) -> dict[str, Any]:
+        """Return what a manifest says of a checkpoint that this object writes."""
+        return {_FACT: self._mark, "metric": metric, "value": value}
 
     def sweep(self, root: Path, step: int) -> None:
         """Delete what was written and is not listed; what a restart left is found when due."""
@@ -136,8 +123,6 @@ class BestCheckpoints:
         self.entries = [dict(entry) for entry in state["best"]]
         self._mark = state["mark"]
 
-
-log = logging.getLogger("modelzoo_trainer.checkpoint")
 
 _NAME: Final = "SaveBest.checkpoint_name"
 _STATES: Final = "SaveBest.checkpoint_states"
@@ -336,14 +321,14 @@ class SaveBest(Callback):
     def _save(self, trainer: Trainer, value: float) -> None:
         state = self._state(trainer, value)
         step, backend = trainer.global_step, trainer.backend
-        root, facts = trainer.checkpoint.root(trainer), {"metric": self.metric, "value": value}
+        root, facts = trainer.checkpoint.root(trainer), self._best.facts(self.metric, value)
         found = self._best.find_or_name(root, step, facts) if backend.is_main else None
         name, is_written = backend.broadcast_object(found)
         if not is_written:
             if backend.process_group is not None:
                 trainer.checkpoint.finish(trainer)  # one that is under way speaks in the group
-            write = partial(save_state, trainer, root / name, state)
-            if not self._best.write(write, step, facts):
+            write = partial(save_state, trainer, root / name, state, facts)
+            if not try_to_write(write, f"NO BEST CHECKPOINT WAS WRITTEN at step {step}"):
                 return
         self._best.add(name, step, value)
         log.info("%s is %.6g at step %d: kept as %s.", self.metric, value, step, name)

@@ -1,4 +1,4 @@
-"""Checkpoints beside those of a run: names, parts, and how one is written and deleted."""
+"""What callbacks that write or delete checkpoints have in common."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from modelzoo_trainer.errors import (
     CheckpointError,
     ConfigError,
     DiskError,
+    ModelZooError,
     is_refusal_of_disk,
     suggest,
 )
@@ -54,14 +55,18 @@ def parts_of(where: str, state: Mapping[str, Any], names: Iterable[str]) -> dict
     Raises:
         ConfigError: If there is no such part.
     """
-    for name in names:
-        if name not in state:
-            raise ConfigError(
-                f"{where}: a checkpoint of this run has no part {name!r}. "
-                f"{suggest(name, state, cutoff=0.75)}"
-            )
+    require_parts(f"{where}: a checkpoint of this run", state, names, ConfigError)
     wanted = set(names)
     return {key: part for key, part in state.items() if key in wanted or key.startswith("__")}
+
+
+def require_parts(
+    what: str, state: Mapping[str, Any], names: Iterable[str], error: type[ModelZooError]
+) -> None:
+    """Raise an error of this type unless a state has all parts."""
+    for name in names:
+        if name not in state:
+            raise error(f"{what} has no part {name!r}. {suggest(name, state, cutoff=0.75)}")
 
 
 def check_name(where: str, template: str, fields: tuple[str, ...]) -> None:
@@ -133,8 +138,24 @@ def save_state(
         checkpointing.save_sharded(path, part, step=step, facts=facts, process_group=group)
 
 
+def try_to_write(write: Callable[[], object], what: str) -> bool:
+    """Return whether something was written; that the disk refused it is logged.
+
+    Raises:
+        CheckpointError: If it failed for another reason.
+    """
+    try:
+        write()
+    except CheckpointError as error:
+        if not is_refusal_of_disk(error):
+            raise
+        log.error("%s: %s", what, error)
+        return False
+    return True
+
+
 def remove(path: Path) -> None:
-    """Delete a checkpoint, if it is there; a failure is logged."""
+    """Delete a checkpoint if it exists. A failure is logged."""
     if not os.path.lexists(path):
         return
     try:
@@ -143,9 +164,6 @@ def remove(path: Path) -> None:
         log.warning("Checkpoint %s could not be deleted: %s", path, error)
     else:
         log.info("Deleted checkpoint %s.", path)
-
-
-log = logging.getLogger("modelzoo_trainer.checkpoint")
 
 
 def check_is_directory(where: str, template: str) -> None:
@@ -227,15 +245,11 @@ class SideCheckpoints:
         if trainer.backend.is_main:
             name = self._make_room(trainer, name, replaces=replaces)
         name = trainer.backend.broadcast_object(name)
-        try:
-            with self._weights(trainer):
-                self._write(trainer, self.root(trainer) / name)
-        except CheckpointError as error:
-            if not is_refusal_of_disk(error):
-                raise
-            log.error("%s WAS NOT WRITTEN: %s", self.root(trainer) / name, error)
-            return None
-        log.info("Saved %s.", self.root(trainer) / name)
+        path = self.root(trainer) / name
+        with self._weights(trainer):
+            if not try_to_write(partial(self._write, trainer, path), f"{path} WAS NOT WRITTEN"):
+                return None
+        log.info("Saved %s.", path)
         return name
 
     def delete(self, trainer: Trainer, names: Iterable[str]) -> None:
