@@ -24,11 +24,8 @@ from modelzoo_trainer.checkpointing.overview import (
     table,
 )
 from modelzoo_trainer.errors import CheckpointError
+from modelzoo_trainer.exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE
 
-DONE: Final = 0
-FAILED: Final = 1
-WRONG_USE: Final = 2
-INTERRUPTED: Final = 130
 _PROG: Final = "python -m modelzoo_trainer.checkpointing"
 _EPILOG: Final = f"""\
 examples:

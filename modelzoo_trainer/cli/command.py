@@ -15,10 +15,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from modelzoo_trainer.cli.distributed_run import Tell, end_with_launcher, is_joint, run_jointly
-from modelzoo_trainer.cli.runner import DONE, FAILED, Runner, fail, refuse
-from modelzoo_trainer.cli.signals import INTERRUPTED, StopRequests
+from modelzoo_trainer.cli.runner import Runner, fail, refuse
+from modelzoo_trainer.cli.signals import StopRequests
 from modelzoo_trainer.config.options import OPTIONS
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.exit_codes import DONE, FAILED, INTERRUPTED
 from modelzoo_trainer.sibling import require_sibling
 from modelzoo_trainer.stderr import open_missing_streams, say
 

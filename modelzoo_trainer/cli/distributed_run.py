@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from modelzoo_trainer.cli.signals import INTERRUPTED, StopRequests, exit_code
+from modelzoo_trainer.cli.signals import StopRequests
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.exit_codes import FAILED, INTERRUPTED, WRONG_USE, exit_code
 from modelzoo_trainer.stderr import say
 
 if TYPE_CHECKING:
     from modelzoo_trainer.devices import Failure, Processes
 
-_FAILED: Final = 1
-_WRONG_USE: Final = 2
 Tell = Callable[[str, int], int]
 """Says why a process ends, and returns the exit code."""
 
@@ -45,11 +44,11 @@ class JointRun:
         try:
             code = act(self._tell)
         except ConfigError as error:
-            code = self._tell(str(error), _WRONG_USE)
+            code = self._tell(str(error), WRONG_USE)
         except KeyboardInterrupt:
             code = self._processes.fail("stopped by Ctrl-C", code=INTERRUPTED, kind="stop").code
         except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else _FAILED
+            code = end.code if isinstance(end.code, int) else FAILED
             code = self._processes.fail("stopped by a signal", code=code, kind="stop").code
         except BaseException as error:  # noqa: BLE001  # the process ends with it
             code = self._fail(error)
@@ -84,8 +83,8 @@ class JointRun:
 def _describe(error: BaseException) -> tuple[str, int]:
     """Return what is said of an error, and the exit code."""
     if isinstance(error, ConfigError):
-        return str(error), _WRONG_USE
-    return f"{type(error).__name__}: {error}", _FAILED
+        return str(error), WRONG_USE
+    return f"{type(error).__name__}: {error}", FAILED
 
 
 def _end_at_once(name: str, joined: Sequence[Processes]) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from modelzoo_trainer.cli.distributed_run import Tell, tell_alone
-from modelzoo_trainer.cli.signals import Phase, StopRequests, exit_code
+from modelzoo_trainer.cli.signals import Phase, StopRequests
 from modelzoo_trainer.errors import ConfigError, ModelZooError
+from modelzoo_trainer.exit_codes import DONE, FAILED, WRONG_USE, exit_code
 from modelzoo_trainer.stderr import say
 
 if TYPE_CHECKING:
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from modelzoo_trainer.devices import Processes, StopRecord
     from modelzoo_trainer.supervisor.child import Child
 
-DONE: Final = 0
-FAILED: Final = 1
-WRONG_USE: Final = 2
 _CKPT_KEYS: Final = {"validate": "ckpt_path", "validate_all": "ckpt_paths"}
 
 

@@ -9,16 +9,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Any, Final, Self
+from typing import Any, Self
 
-INTERRUPTED: Final = 130  # 128 and the signal's number, as shells say it
-PREEMPTED: Final = 143
-_NAMES: Final = ("SIGINT", "SIGTERM", "SIGUSR1")
-
-
-def exit_code(interruption: str) -> int:
-    """Return the exit code of a run that ended before its time."""
-    return INTERRUPTED if interruption == "SIGINT" else PREEMPTED
+from modelzoo_trainer.exit_codes import STOP_SIGNALS, exit_code
 
 
 class Phase(enum.Enum):
@@ -91,10 +84,8 @@ class StopRequests:
 
     def __enter__(self) -> Self:
         with suppress(ValueError):  # not the main thread: signals are somebody else's
-            for name in _NAMES:
-                number = getattr(signal, name, None)
-                if number is not None:
-                    self._before[number] = signal.signal(number, self._receive)
+            for number in STOP_SIGNALS:
+                self._before[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(self, *exc_info: object) -> None:

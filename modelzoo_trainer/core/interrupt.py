@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from modelzoo_trainer import stderr
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader
+from modelzoo_trainer.exit_codes import PREEMPTED, STOP_SIGNALS
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -26,10 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.interrupt")
 
 STOP_FILE: Final = "stop"
-_NAMES: Final = ("SIGINT", "SIGTERM", "SIGUSR1")  # not every system has the last
-_SIGNALS: Final = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 _RAISED: Final = ("SIGINT", "SIGTERM")  # they are for the program, not for the run alone
-_SIGTERM_CODE: Final = 128 + signal.SIGTERM  # as in a shell
 _TIME_IS_UP: Final = "max_time"
 _INTERVAL_S: Final = 1.0  # between two looks at the clock's limit and the stop file
 
@@ -77,7 +75,7 @@ class Interrupt(CoreCallback):
         stack.callback(self._leave, trainer)
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in _SIGNALS:
+        for number in STOP_SIGNALS:
             before = signal.signal(number, self._receive) or signal.SIG_DFL
             stack.callback(signal.signal, number, before)
 
@@ -209,7 +207,7 @@ def _end_program(name: str | None, message: str, cause: Exception | None = None)
     if name == "SIGINT":
         raise KeyboardInterrupt(message) from cause
     if name == "SIGTERM":
-        raise SystemExit(_SIGTERM_CODE) from cause
+        raise SystemExit(PREEMPTED) from cause
 
 
 def _remove(path: Path) -> None:

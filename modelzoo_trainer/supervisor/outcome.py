@@ -8,16 +8,19 @@ import signal
 from dataclasses import dataclass
 from typing import Final
 
+from modelzoo_trainer.exit_codes import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    PREEMPTED,
+    STOP_SIGNALS,
+    WRONG_USE,
+    exit_code,
+)
 from modelzoo_trainer.supervisor.status import Failure, Status
 
-DONE: Final = 0
-FAILED: Final = 1
-WRONG_USE: Final = 2
-INTERRUPTED: Final = 130
-PREEMPTED: Final = 143
-
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+")
-_REQUESTS: Final = {"SIGINT": INTERRUPTED, "SIGTERM": PREEMPTED, "SIGUSR1": PREEMPTED}
+_REQUESTS: Final = frozenset(one.name for one in STOP_SIGNALS)
 
 
 class Outcome(enum.StrEnum):
@@ -86,8 +89,7 @@ def classify(
 
 
 def _stopped(by: str) -> Ending:
-    code = _REQUESTS.get(by, PREEMPTED)
-    return Ending(outcome=Outcome.STOPPED, cause=f"stopped by {by}", exit_code=code)
+    return Ending(outcome=Outcome.STOPPED, cause=f"stopped by {by}", exit_code=exit_code(by))
 
 
 def _killed(name: str) -> Ending:

@@ -11,11 +11,11 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Final
 
+from modelzoo_trainer.exit_codes import DONE, INTERRUPTED, PREEMPTED, STOP_SIGNALS
 from modelzoo_trainer.supervisor.child import STACKS_SIGNAL
 from modelzoo_trainer.supervisor.settings import Settings
 from modelzoo_trainer.supervisor.shared_status import Kind, SharedStatus
 
-_NAMES: Final = ("SIGINT", "SIGTERM", "SIGUSR1")
 _POLL_S: Final = 0.05
 _SLOW_END_S: Final = 10.0  # that a child gets to write stacks and leave, once it knows it hangs
 _STACKS_S: Final = 1.0
@@ -39,10 +39,8 @@ class Stops:
         """Receive them instead of dying; only the main thread can."""
         before = {}
         try:
-            for name in _NAMES:
-                number = getattr(signal, name, None)
-                if number is not None:
-                    before[number] = signal.signal(number, self._receive)
+            for number in STOP_SIGNALS:
+                before[number] = signal.signal(number, self._receive)
             ended = getattr(signal, "SIGCHLD", None)
             if ended is not None and signal.getsignal(ended) is signal.SIG_IGN:
                 # Inherited from whoever started this one: how a child ended would not be known.
@@ -94,7 +92,7 @@ class Process:
             self._watch(min(now - before, 2 * _POLL_S), settings)  # we may have been stopped
             before = now
         code = self._popen.returncode
-        if code not in (0, 130, 143):
+        if code not in (DONE, INTERRUPTED, PREEMPTED):
             self._sweep()
         return code
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.exit_codes import FAILED
 from modelzoo_trainer.supervisor.goodput import Attempt, Goodput
 from modelzoo_trainer.supervisor.launch_spec import LaunchSpec
 from modelzoo_trainer.supervisor.outcome import (
-    FAILED,
     FAILURES,
     Decision,
     Ending,

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from modelzoo_trainer.cli.signals import Phase, StopRequests, exit_code
+from modelzoo_trainer.cli.signals import Phase, StopRequests
+from modelzoo_trainer.exit_codes import exit_code
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """\
