@@ -39,7 +39,7 @@ class Place(NamedTuple):
         return f"{self.call}.{self.kind}{self.path}"
 
 
-class ModuleWatch:
+class ActivationHooks:
     """Calls a function after the forward pass of each module, between `begin` and `end`.
 
     Hooks are on the modules for that long only: a batch that is not watched costs nothing, and
@@ -82,7 +82,7 @@ class WatchesTensors(Callback, ABC):
     """Whether batches of validations are watched."""
 
     def __init__(self) -> None:
-        self._watch: ModuleWatch | None = None
+        self._hooks: ActivationHooks | None = None
         self._num_calls: Counter[str] = Counter()
 
     @abstractmethod
@@ -110,14 +110,14 @@ class WatchesTensors(Callback, ABC):
     def on_enter_validate(
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
-        if self._watch is None and self.watches_validation:
+        if self._hooks is None and self.watches_validation:
             self.enter(trainer, stack)
 
     def enter(self, trainer: Trainer, stack: ExitStack) -> None:
         """Get ready for a fit, or for a validation outside of one."""
-        self._watch = ModuleWatch(trainer.model, partial(self._see_output, trainer))
-        stack.callback(setattr, self, "_watch", None)
-        stack.callback(self._watch.end)
+        self._hooks = ActivationHooks(trainer.model, partial(self._see_output, trainer))
+        stack.callback(setattr, self, "_hooks", None)
+        stack.callback(self._hooks.end)
 
     @override
     def on_before_forward(
@@ -128,12 +128,12 @@ class WatchesTensors(Callback, ABC):
         args: list[Any],
         kwargs: dict[str, Any],
     ) -> None:
-        if self._watch is None or not (self.watches_validation or trainer.val_pass is None):
+        if self._hooks is None or not (self.watches_validation or trainer.val_pass is None):
             return
         if self.wants(trainer):
             self._num_calls.clear()
             self.before(trainer, model, args, kwargs)
-            self._watch.begin()
+            self._hooks.begin()
 
     def before(
         self, trainer: Trainer, model: Module, args: list[Any], kwargs: dict[str, Any]
@@ -144,8 +144,8 @@ class WatchesTensors(Callback, ABC):
     def on_after_forward(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
     ) -> None:
-        if self._watch is not None:
-            self._watch.end()
+        if self._hooks is not None:
+            self._hooks.end()
 
     # ---- what
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Loader, Outputs, StateDict
-from modelzoo_trainer.callbacks.activation_hooks import ModuleWatch, named_modules
+from modelzoo_trainer.callbacks.activation_hooks import ActivationHooks, named_modules
 from modelzoo_trainer.callbacks.compute_norm import ComputeNorm
 from modelzoo_trainer.callbacks.flop_utilization import uncounted
 from modelzoo_trainer.callbacks.per_example_norms import (
@@ -104,7 +104,7 @@ class ComputeNormGNS(ComputeNorm):
                     f"knows. {suggest(str(name), KINDS)}"
                 )
         self._kinds = tuple(KINDS[name] for name in names)
-        self._watch: ModuleWatch | None = None
+        self._hooks: ActivationHooks | None = None
         self._logs_norms = True
         self._entries: dict[int, _Uses] = {}
         self._left_out: set[str] = set()
@@ -164,12 +164,12 @@ class ComputeNormGNS(ComputeNorm):
         self._logs_norms = others[0] is self and all(
             isinstance(other, ComputeNormGNS) for other in others
         )
-        self._watch = watch = ModuleWatch(trainer.model, self._see)
+        self._hooks = hooks = ActivationHooks(trainer.model, self._see)
         stack.callback(self._leave)
-        stack.callback(watch.end)
+        stack.callback(hooks.end)
 
     def _leave(self) -> None:
-        self._watch = None
+        self._hooks = None
         self._entries = {}
         self._seed = None
         self._is_watching = self._is_torn = False
@@ -204,7 +204,7 @@ class ComputeNormGNS(ComputeNorm):
         kwargs: dict[str, Any],
     ) -> None:
         self._is_watching = False
-        if self._watch is None or trainer.val_pass is not None:
+        if self._hooks is None or trainer.val_pass is not None:
             return
         # Of a run without a known end, any step may be the last and be logged.
         is_wanted = trainer.logging.is_log_window or trainer.schedule.total_steps is None
@@ -212,14 +212,14 @@ class ComputeNormGNS(ComputeNorm):
             self._is_watching = True
             self._entries, self._seed = {}, None
             self._size = batch_size_of(batch)
-            self._watch.begin()
+            self._hooks.begin()
 
     @override
     def on_after_forward(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
     ) -> None:
-        if self._is_watching and self._watch is not None:
-            self._watch.end()
+        if self._is_watching and self._hooks is not None:
+            self._hooks.end()
             self._weight = trainer.weight_of(outputs, batch)
 
     def _see(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from modelzoo_trainer.checkpointing.manifest import FileRecord, Manifest, read_manifest
     from modelzoo_trainer.checkpointing.space import free_bytes, state_bytes
     from modelzoo_trainer.checkpointing.state_json import check_savable
-    from modelzoo_trainer.checkpointing.transaction import Draft
+    from modelzoo_trainer.checkpointing.transaction import CheckpointTransaction
     from modelzoo_trainer.checkpointing.weights import holds_weights, read_weights
 
 _HOMES = {
@@ -82,7 +82,7 @@ _HOMES = {
         "state_bytes",
     ),
     "state_json": ("check_savable",),
-    "transaction": ("Draft",),
+    "transaction": ("CheckpointTransaction",),
     "weights": (
         "holds_weights",
         "read_weights",
@@ -95,8 +95,8 @@ __all__ = [
     "CheckpointInfo",
     "CheckpointReader",
     "CheckpointSavePlanner",
+    "CheckpointTransaction",
     "CheckpointWriter",
-    "Draft",
     "FileRecord",
     "Manifest",
     "candidates",

@@ -16,11 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modelzoo_trainer.checkpointing.load_save import SUFFIX, Files, skeleton_text, write_files
+from modelzoo_trainer.checkpointing.load_save import SUFFIX, Files, state_json_text, write_files
 from modelzoo_trainer.checkpointing.manifest import STATE
 from modelzoo_trainer.checkpointing.state_json import Encoder, Tensors
 from modelzoo_trainer.checkpointing.tensor_file import as_bytes, bytes_of
-from modelzoo_trainer.checkpointing.transaction import Draft, check_step, plain_facts
+from modelzoo_trainer.checkpointing.transaction import (
+    CheckpointTransaction,
+    check_step,
+    plain_facts,
+)
 
 _ALIGNMENT: Final = 64  # bytes: a line of the processor's cache
 _SLICE: Final = 1 << 24  # bytes: what one thread copies at a time
@@ -183,7 +187,7 @@ class BackgroundSaver:
             copies = self._buffer.copy(encoded.tensors)
             files: Files = {
                 f"{stem}{SUFFIX}": list(bytes_of(tensors)) for stem, tensors in copies.items()
-            } | {STATE: [skeleton_text(encoded)]}
+            } | {STATE: [state_json_text(encoded)]}
             self._start(path, files, plain_step, plain)
         finally:
             self.stall_s += time.perf_counter() - begin
@@ -231,11 +235,11 @@ class BackgroundSaver:
             self.stall_s += time.perf_counter() - begin
 
     def _start(self, path: Path, files: Files, step: int, facts: Mapping[str, Any]) -> None:
-        draft = Draft(path)
+        transaction = CheckpointTransaction(path)
         try:
-            self._fly(path, lambda: write_files(draft, files, step, facts))
+            self._fly(path, lambda: write_files(transaction, files, step, facts))
         except BaseException:
-            draft.discard()
+            transaction.discard()
             raise
 
     def _fly(self, path: Path, write: Callable[[], None]) -> None:

@@ -26,7 +26,9 @@ _MAX_VIEWS: Final = 512  # the system takes no more than 1024 in one call
 _Job: TypeAlias = list[memoryview]
 
 
-def fill(fd: int, views: Iterable[memoryview], look: Callable[[memoryview], object]) -> None:
+def parallel_read(
+    fd: int, views: Iterable[memoryview], look: Callable[[memoryview], object]
+) -> None:
     """Fill `views` with the next bytes of a file.
 
     `views`: where to; taken one after the other, at most `NUM_AHEAD` chunks before their turn.
@@ -114,9 +116,9 @@ class CheckedFile:
             if self._record is not None:
                 self._digest.update(part)
 
-    def fill(self, views: Iterable[memoryview]) -> None:
-        """Fill `views` with the next bytes, several at once; see `filling.fill`."""
-        fill(self._fd, views, self._digest.update if self._record is not None else len)
+    def parallel_read(self, views: Iterable[memoryview]) -> None:
+        """Fill `views` with the next bytes, several at once; see the function `parallel_read`."""
+        parallel_read(self._fd, views, self._digest.update if self._record is not None else len)
 
     def finish(self) -> None:
         """Raise a ValueError unless everything was read, and is what was written."""

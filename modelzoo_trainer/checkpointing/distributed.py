@@ -42,7 +42,7 @@ from modelzoo_trainer.checkpointing.shard_writing import (
 )
 from modelzoo_trainer.checkpointing.sharded import dtype_of
 from modelzoo_trainer.checkpointing.torch_planners import CheckpointSavePlanner, CompleteLoadPlanner
-from modelzoo_trainer.checkpointing.transaction import Draft
+from modelzoo_trainer.checkpointing.transaction import CheckpointTransaction
 from modelzoo_trainer.errors import CheckpointError, DiskError, is_refusal_of_disk
 
 __all__ = [
@@ -81,14 +81,14 @@ class CheckpointWriter(StorageWriter):
         self.path = Path(path)
         self.step = step
         self.facts = facts
-        self._draft: Draft | None = None
+        self._transaction: CheckpointTransaction | None = None
         self._world_size = 1
 
     @override
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id is not None:
             self.path = Path(checkpoint_id)
-        self._draft = None
+        self._transaction = None
 
     @classmethod
     @override
@@ -118,14 +118,14 @@ class CheckpointWriter(StorageWriter):
     @override
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         try:
-            self._draft = Draft(self.path)
+            self._transaction = CheckpointTransaction(self.path)
         except CheckpointError as error:
             if is_refusal_of_disk(error):
                 raise DiskError(str(error)) from error.__cause__
             raise
         self._world_size = len(plans)
         return [
-            replace(plan, storage_data=Share(folder=str(self._draft.folder), rank=rank))
+            replace(plan, storage_data=Share(folder=str(self._transaction.folder), rank=rank))
             for rank, plan in enumerate(plans)
         ]
 
@@ -151,25 +151,25 @@ class CheckpointWriter(StorageWriter):
         For a save that ended in another error than that of one of its steps, such as a lost
         connection: torch does not tell its writer of those.
         """
-        if self._draft is not None:
-            abandon(self._draft.folder)
-            self._draft = None
+        if self._transaction is not None:
+            abandon(self._transaction.folder)
+            self._transaction = None
 
     @override
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        draft = self._draft
-        assert draft is not None
+        transaction = self._transaction
+        assert transaction is not None
         try:
             index = index_of(metadata, results, self._world_size)
-            draft.records.update(records_of(results))
-            draft.write(SHARDS, [index.to_json().encode("ascii")])
-            draft.commit(step=self.step, facts=self.facts)
+            transaction.records.update(records_of(results))
+            transaction.write(SHARDS, [index.to_json().encode("ascii")])
+            transaction.commit(step=self.step, facts=self.facts)
         except BaseException as error:
-            draft.discard()
+            transaction.discard()
             if is_refusal_of_disk(error):
                 raise DiskError(str(error)) from error.__cause__  # others get it without the cause
             raise
-        self._draft = None
+        self._transaction = None
 
 
 def save_sharded(

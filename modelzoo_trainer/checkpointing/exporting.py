@@ -83,7 +83,7 @@ def write_weights(state: Mapping[str, Any], file: Path, *, force: bool = False) 
     """
     _check_target(file, force)
     encoder = Encoder({MODEL: state})
-    untied = decode(encoder.skeleton, encoder.tensors)[MODEL]
+    untied = decode(encoder.state_json, encoder.tensors)[MODEL]
     return _write(untied, file, "the state", force=force)
 
 
@@ -136,11 +136,11 @@ def read_part(path: Path, key: str) -> Any:
 
 
 def _read_whole(path: Path, manifest: Manifest, key: str) -> dict[str, Any]:
-    skeleton = checked_json(path / STATE, record_of_name(manifest.files, STATE))
-    if not isinstance(skeleton, dict) or key not in skeleton:
+    state_json = checked_json(path / STATE, record_of_name(manifest.files, STATE))
+    if not isinstance(state_json, dict) or key not in state_json:
         return {}
     needed: dict[str, set[str]] = {}
-    for stem, name in _references(skeleton[key]):
+    for stem, name in _references(state_json[key]):
         needed.setdefault(stem, set()).add(name)
     tensors: dict[str, dict[str, Tensor]] = {}
     for stem, names in needed.items():
@@ -148,12 +148,12 @@ def _read_whole(path: Path, manifest: Manifest, key: str) -> dict[str, Any]:
         record = record_of_name(manifest.files, file)
         found = checked_tensors(path / file, record, names.__contains__)
         tensors[stem] = {name: tensor for _, name, tensor in found}
-    return decode({key: skeleton[key]}, tensors)
+    return decode({key: state_json[key]}, tensors)
 
 
-def _references(skeleton: Any) -> Iterator[tuple[str, str]]:
-    """Yield the file and name of each tensor that a part of a skeleton refers to."""
-    waiting = [skeleton]
+def _references(state_json: Any) -> Iterator[tuple[str, str]]:
+    """Yield the file and name of each tensor that a part of `state.json` refers to."""
+    waiting = [state_json]
     while waiting:
         value = waiting.pop()
         if isinstance(value, dict):

@@ -82,7 +82,7 @@ def _noted(folder: Path) -> dict[str, str]:
 
 
 def _write(folder: Path, noted: dict[str, str]) -> None:
-    draft = folder / hidden_name("tmp", FINISHED)
-    write_file(draft, [json.dumps(noted, indent=1).encode("ascii")])
-    disk.rename(draft, folder / FINISHED)
+    fresh = folder / hidden_name("tmp", FINISHED)
+    write_file(fresh, [json.dumps(noted, indent=1).encode("ascii")])
+    disk.rename(fresh, folder / FINISHED)
     disk.sync_folder(folder)

@@ -30,7 +30,11 @@ from modelzoo_trainer.checkpointing.shard_index import SHARDS
 from modelzoo_trainer.checkpointing.state_json import Encoder, Tensors, decode
 from modelzoo_trainer.checkpointing.tensor_file import as_bytes, bytes_of
 from modelzoo_trainer.checkpointing.tensor_header import read_header
-from modelzoo_trainer.checkpointing.transaction import Draft, check_step, plain_facts
+from modelzoo_trainer.checkpointing.transaction import (
+    CheckpointTransaction,
+    check_step,
+    plain_facts,
+)
 from modelzoo_trainer.errors import CheckpointError
 
 SUFFIX: Final = ".safetensors"
@@ -66,24 +70,28 @@ def save(
     files: dict[str, Iterable[bytes | memoryview]] = {
         f"{stem}{SUFFIX}": bytes_of(tensors) for stem, tensors in encoded.tensors.items()
     }
-    write_files(Draft(path), files | {STATE: [skeleton_text(encoded)]}, plain_step, plain)
+    write_files(
+        CheckpointTransaction(path), files | {STATE: [state_json_text(encoded)]}, plain_step, plain
+    )
 
 
-def skeleton_text(encoded: Encoder) -> bytes:
+def state_json_text(encoded: Encoder) -> bytes:
     """Return a state without its tensors as it is written."""
-    return json.dumps(encoded.skeleton, allow_nan=False).encode("ascii")
+    return json.dumps(encoded.state_json, allow_nan=False).encode("ascii")
 
 
-def write_files(draft: Draft, files: Files, step: int, facts: Mapping[str, Any]) -> None:
+def write_files(
+    transaction: CheckpointTransaction, files: Files, step: int, facts: Mapping[str, Any]
+) -> None:
     """Write all files of a checkpoint and commit it.
 
     Raises:
         CheckpointError: If the disk refuses. Nothing is left behind then.
     """
-    with draft:
+    with transaction:
         for name, chunks in files.items():
-            draft.write(name, chunks)
-        draft.commit(step=step, facts=facts)
+            transaction.write(name, chunks)
+        transaction.commit(step=step, facts=facts)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -109,15 +117,15 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def _load(path: Path, manifest: Manifest) -> dict[str, Any]:
-    skeleton = checked_json(path / STATE, record_of_name(manifest.files, STATE))
-    if not isinstance(skeleton, dict):
+    state_json = checked_json(path / STATE, record_of_name(manifest.files, STATE))
+    if not isinstance(state_json, dict):
         raise CheckpointError(f"{str(path / STATE)!r} holds no state.")
     tensors: Tensors = {
         name.removesuffix(SUFFIX): _tensors_of(path / name, record)
         for name, record in sorted(manifest.files.items())
         if name.endswith(SUFFIX)
     }
-    return decode(skeleton, tensors)
+    return decode(state_json, tensors)
 
 
 def _tensors_of(path: Path, record: FileRecord) -> dict[str, Tensor]:
@@ -128,7 +136,7 @@ def _tensors_of(path: Path, record: FileRecord) -> dict[str, Tensor]:
             name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
             for name, entry in header.tensors.items()
         }
-        file.fill(map(as_bytes, tensors.values()))
+        file.parallel_read(map(as_bytes, tensors.values()))
         file.finish()
     return tensors
 
@@ -159,7 +167,7 @@ def _has_its_size(file: Path, record: FileRecord) -> bool:
 def _problems(path: Path, record: FileRecord) -> list[str]:
     try:
         with open_checked(path, record) as file:
-            file.fill(_views(file.size))
+            file.parallel_read(_views(file.size))
             file.finish()
     except CheckpointError as error:
         return [_text(error)]

@@ -91,7 +91,7 @@ class _Content:
             for stem, found in encoded.tensors.items()
             for inner, tensor in found.items()
         ]
-        self.values[name] = {"value": encoded.skeleton[name], "tensors": tensors}
+        self.values[name] = {"value": encoded.state_json[name], "tensors": tensors}
         self.places.append((item, self.value_file, name))
 
     def _put(self, name: str, tensor: Tensor) -> str:

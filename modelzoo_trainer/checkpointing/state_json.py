@@ -62,7 +62,7 @@ def check_savable(state: Mapping[str, Any]) -> None:
 
 
 class Encoder:
-    """Takes a state apart: `skeleton` for JSON, `tensors` for the tensor files.
+    """Splits a state into `state_json` for JSON and `tensors` for the tensor files.
 
     Dicts, lists and tuples come back as these, whatever class they were of; what else is in them
     comes back with its type and all its bits. Tensors that are the same memory are stored once.
@@ -77,7 +77,7 @@ class Encoder:
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         self.tensors: Tensors = {}
-        self.skeleton: dict[str, Json] = {}
+        self.state_json: dict[str, Json] = {}
         self._known: dict[tuple[Any, ...], tuple[Tensor, Json]] = {}
         self._stems: set[str] = set()
         for key, value in state.items():
@@ -86,7 +86,7 @@ class Encoder:
             self._key, self._stem = key, self._new_stem(key)
             self._wrapper = WRAPPED if _is_wrapped(value) else ""
             try:
-                self.skeleton[key] = self._encode(value, ())
+                self.state_json[key] = self._encode(value, ())
             except RecursionError:
                 raise CheckpointError(f"{key} is nested too deeply, or contains itself.") from None
 
@@ -94,7 +94,7 @@ class Encoder:
         """Return a name for the key's file; the same in lower case is one name on some disks."""
         fits = _STEM.fullmatch(key) and key.lower() not in self._stems
         self._stems.add(key.lower())
-        return key if fits else f"part-{len(self._stems)}-{len(self.skeleton)}"
+        return key if fits else f"part-{len(self._stems)}-{len(self.state_json)}"
 
     def _encode(self, value: Any, path: Path) -> Json:
         for kind, encode in _ENCODERS:
@@ -210,14 +210,14 @@ _ENCODERS: Final[tuple[tuple[Any, _Encode], ...]] = (
 )
 
 
-def decode(skeleton: Mapping[str, Json], tensors: Tensors) -> dict[str, Any]:
+def decode(state_json: Mapping[str, Json], tensors: Tensors) -> dict[str, Any]:
     """Return the state that an `Encoder` took apart.
 
     Raises:
-        CheckpointError: If the skeleton does not fit the tensors.
+        CheckpointError: If the JSON does not fit the tensors.
     """
     try:
-        return {key: _decode(value, tensors) for key, value in skeleton.items()}
+        return {key: _decode(value, tensors) for key, value in state_json.items()}
     except (
         LookupError,
         TypeError,

@@ -32,7 +32,7 @@ from modelzoo_trainer.errors import CheckpointError
 _PIECE: Final = 1 << 23  # bytes: hashed, then written, while they are in the processor's cache
 
 
-class Draft:
+class CheckpointTransaction:
     """A checkpoint being written, in a hidden folder beside its place.
 
     `commit` gives it its name; without it, `discard` (or leaving the `with` block) removes it.
@@ -76,7 +76,7 @@ class Draft:
             Its record, also in `records`: of what was handed over, not of what a disk made of it.
 
         Raises:
-            CheckpointError: If the disk refuses. The draft is gone then.
+            CheckpointError: If the disk refuses. The transaction is gone then.
         """
         with self._whole():
             if not is_file_name(name) or name in self.records or name == MANIFEST:
@@ -93,7 +93,7 @@ class Draft:
 
         Raises:
             CheckpointError: If a file of `records` is not there, the name is in use by now, or
-                the disk refuses. The draft is gone then.
+                the disk refuses. The transaction is gone then.
         """
         with self._whole():
             for name, record in self.records.items():

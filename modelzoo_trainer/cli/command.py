@@ -14,7 +14,12 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from modelzoo_trainer.cli.distributed_run import Tell, end_with_launcher, is_joint, run_jointly
+from modelzoo_trainer.cli.distributed_run import (
+    Report,
+    end_with_launcher,
+    is_distributed,
+    run_distributed,
+)
 from modelzoo_trainer.cli.runner import Runner, fail, refuse
 from modelzoo_trainer.cli.signals import StopRequests
 from modelzoo_trainer.config.options import OPTIONS
@@ -121,8 +126,8 @@ def _run_or_restart(
     """Run the file here, together with other processes, or in one that is watched."""
     if not (options.check or options.schema):
         end_with_launcher()
-        if is_joint():
-            return _run_jointly(options, names or _shipped_names, runner)
+        if is_distributed():
+            return _run_distributed(options, names or _shipped_names, runner)
         restarts = _restarts(options)
         command = _command(argv, names) if restarts else None
         if command is not None:
@@ -233,11 +238,11 @@ def _run(options: argparse.Namespace, names: MakeNames, runner: Runner) -> int:
     return runner.run(_plans(options, names))
 
 
-def _run_jointly(options: argparse.Namespace, names: MakeNames, runner: Runner) -> int:
+def _run_distributed(options: argparse.Namespace, names: MakeNames, runner: Runner) -> int:
     """Run the file in this process as in the others."""
 
-    def act(processes: Processes, tell: Tell) -> int:
-        runner.tell, runner.processes = tell, processes
+    def task(processes: Processes, report: Report) -> int:
+        runner.report, runner.processes = report, processes
         if processes.rank == 0 and _restarts(options):
             say(
                 "note: init.autorestart.max_num_restarts: no effect here. torchrun starts all "
@@ -245,7 +250,7 @@ def _run_jointly(options: argparse.Namespace, names: MakeNames, runner: Runner) 
             )
         return runner.run(_plans(options, names))
 
-    return run_jointly(act, runner.requests, owns_process=runner.owns_process)
+    return run_distributed(task, runner.requests, owns_process=runner.owns_process)
 
 
 def _compile(
@@ -301,12 +306,12 @@ def _supervise(command: list[str], restarts: list[Settings], words: Sequence[str
     from modelzoo_trainer.supervisor.supervising import supervise
 
     try:
-        return supervise(command, restarts, _tell, shown=hide_in_command(words))
+        return supervise(command, restarts, _report, shown=hide_in_command(words))
     except OSError as error:
         return fail(error)
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     say(f"autorestart: {text}")
 
 

@@ -15,17 +15,17 @@ from modelzoo_trainer.stderr import say
 if TYPE_CHECKING:
     from modelzoo_trainer.devices import Failure, Processes
 
-Tell = Callable[[str, int], int]
+Report = Callable[[str, int], int]
 """Says why a process ends, and returns the exit code."""
 
 
-def tell_alone(message: str, code: int) -> int:
+def report_alone(message: str, code: int) -> int:
     """Say why the only process ends, and return its exit code."""
     say(message)
     return code
 
 
-class JointRun:
+class DistributedRun:
     """This process's part in what several do.
 
     What is wrong is said once, by the process that it was found in first. The others end without
@@ -35,16 +35,16 @@ class JointRun:
     def __init__(self, processes: Processes, *, owns_process: bool) -> None:
         self._processes = processes
         self._owns_process = owns_process
-        self._is_told = False
-        processes.control.last_words = self._say_last
+        self._has_reported = False
+        processes.control.last_words = self._report_failure
         processes.describe = _describe
 
-    def run(self, act: Callable[[Tell], int]) -> int:
+    def run(self, task: Callable[[Report], int]) -> int:
         """Run a command, and return its exit code if the process is to live on."""
         try:
-            code = act(self._tell)
+            code = task(self._report)
         except ConfigError as error:
-            code = self._tell(str(error), WRONG_USE)
+            code = self._report(str(error), WRONG_USE)
         except KeyboardInterrupt:
             code = self._processes.fail("stopped by Ctrl-C", code=INTERRUPTED, kind="stop").code
         except SystemExit as end:
@@ -56,27 +56,27 @@ class JointRun:
             self._processes.leave(code)
         return code
 
-    def _tell(self, message: str, code: int) -> int:
+    def _report(self, message: str, code: int) -> int:
         first = self._processes.fail(message, code=code)
-        self._say_last(first)
+        self._report_failure(first)
         return first.code
 
     def _fail(self, error: BaseException) -> int:
         first = self._processes.fail_by(error)
         rank = self._processes.rank
         is_first = first.kind == "hang" or first.message == _describe(error)[0]
-        if is_first and first.rank == first.teller == rank and not self._is_told:
-            self._is_told = True
+        if is_first and first.rank == first.teller == rank and not self._has_reported:
+            self._has_reported = True
             say(str(first) if first.kind == "hang" else f"process {rank} has failed:")
             sys.excepthook(type(error), error, error.__traceback__)
         elif first.kind != "stop":  # whoever has sent the signal knows
-            self._say_last(first)
+            self._report_failure(first)
         return first.code
 
-    def _say_last(self, failure: Failure) -> None:
+    def _report_failure(self, failure: Failure) -> None:
         """Say what the run has failed by, if that is this process's part, and nobody has."""
-        if failure.teller == self._processes.rank and not self._is_told:
-            self._is_told = True
+        if failure.teller == self._processes.rank and not self._has_reported:
+            self._has_reported = True
             say(str(failure))
 
 
@@ -95,7 +95,7 @@ def _end_at_once(name: str, joined: Sequence[Processes]) -> None:
     os._exit(code)
 
 
-def is_joint() -> bool:
+def is_distributed() -> bool:
     """Return whether a launcher has started this process as one of several.
 
     Raises:
@@ -117,8 +117,8 @@ def end_with_launcher() -> None:
     watch_launcher()
 
 
-def run_jointly(
-    act: Callable[[Processes, Tell], int], requests: StopRequests, *, owns_process: bool
+def run_distributed(
+    task: Callable[[Processes, Report], int], requests: StopRequests, *, owns_process: bool
 ) -> int:
     """Run a command together with other processes, and return the exit code.
 
@@ -137,7 +137,7 @@ def run_jointly(
         processes = join()
     except BackendError as error:
         raise ConfigError(str(error)) from None
-    assert processes is not None  # as `is_joint` says
+    assert processes is not None  # as `is_distributed` says
     joined.append(processes)
-    run = JointRun(processes, owns_process=owns_process)
-    return run.run(lambda tell: act(processes, tell))
+    run = DistributedRun(processes, owns_process=owns_process)
+    return run.run(lambda report: task(processes, report))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from modelzoo_trainer.cli.distributed_run import Tell, tell_alone
+from modelzoo_trainer.cli.distributed_run import Report, report_alone
 from modelzoo_trainer.cli.signals import Phase, StopRequests
 from modelzoo_trainer.errors import ConfigError, ModelZooError
 from modelzoo_trainer.exit_codes import DONE, FAILED, WRONG_USE, exit_code
@@ -38,7 +38,7 @@ class Runner:
         scratch: Path | None = None,
         owns_process: bool = False,
     ) -> None:
-        self.tell: Tell = tell_alone
+        self.report: Report = report_alone
         """Says why the run ends."""
         self.owns_process = owns_process
         self.processes: Processes | None = None
@@ -116,13 +116,13 @@ class Runner:
             trainer = plan.build()
             self._save_params(plan, trainer)
         except (ConfigError, BackendUnavailable) as error:
-            return self.tell(str(error), WRONG_USE)
+            return self.report(str(error), WRONG_USE)
         except (ModelZooError, BackendError) as error:
             return self._fail(error)
         try:
             self._run_trainer(number, plan, trainer)
         except ConfigError as error:  # what only the data or the model could tell
-            return self.tell(str(error), WRONG_USE)
+            return self.report(str(error), WRONG_USE)
         except (ModelZooError, BackendError) as error:
             return self._fail(error)
         except OSError as error:
@@ -168,7 +168,7 @@ class Runner:
         plan.run(trainer)
         self.requests.set_phase(Phase.ENDING)
         if self._scratch is not None:
-            _tell_compilations(trainer, time.perf_counter() - begin)
+            _report_compilations(trainer, time.perf_counter() - begin)
         if self._child is not None:
             self._child.end_trainer(number, trainer.interrupted)
 
@@ -187,10 +187,10 @@ class Runner:
     def _fail(self, error: Exception) -> int:
         if self._child is not None:
             self._child.fail(error)
-        return self.tell(describe(error), FAILED)
+        return self.report(describe(error), FAILED)
 
 
-def _tell_compilations(trainer: Any, seconds: float) -> None:
+def _report_compilations(trainer: Any, seconds: float) -> None:
     num = trainer.backend.counters().get("compilations")
     if num is None:
         say(f"No graphs: {trainer.backend.device} runs steps as they come.")

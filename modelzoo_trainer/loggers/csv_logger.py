@@ -42,7 +42,7 @@ class CsvTable:
 
     def append(self, rows: list[Row]) -> None:
         """Add rows, and columns for what is new in them."""
-        self._settle()
+        self._inspect()
         columns = list(dict.fromkeys([*self._columns, STEP, TIME, *_names(rows)]))
         if columns != self._columns:
             self._rewrite(self._read(), columns)
@@ -61,7 +61,7 @@ class CsvTable:
 
     def end(self) -> dict[str, Any]:
         """Return where the table ends: the number of rows, and step and time of the last one."""
-        self._settle()
+        self._inspect()
         return {"num_rows": self._num_rows, "last": _mark(self._last)}
 
     def cut(self, keep: Callable[[list[Row]], list[Row]]) -> None:
@@ -69,7 +69,7 @@ class CsvTable:
 
         `keep`: given all rows, returns those that stay.
         """
-        self._settle()
+        self._inspect()
         rows = self._read()
         kept = keep(rows)
         if len(kept) < len(rows):
@@ -81,7 +81,7 @@ class CsvTable:
         self._num_rows = (self._num_rows or 0) + len(rows)
         self._last = rows[-1] if rows else self._last
 
-    def _settle(self) -> None:
+    def _inspect(self) -> None:
         """Learn what is in the file, once; remove a last row that a crash cut off."""
         if self._num_rows is not None:
             return

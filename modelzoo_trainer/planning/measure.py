@@ -27,7 +27,7 @@ from modelzoo_trainer.devices import (
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.epochs import resolve_loader
 from modelzoo_trainer.planning.figures import Figures, checkpoint_sizes, sizes_of
-from modelzoo_trainer.planning.memory_tracker import Kind, Ledger
+from modelzoo_trainer.planning.memory_tracker import Kind, MemoryTracker
 
 if TYPE_CHECKING:
     from modelzoo_trainer.config.plan import TrainerPlan
@@ -55,12 +55,12 @@ def measure(plan: TrainerPlan) -> Figures:
     try:
         with TemporaryDirectory() as folder:
             own, on_host = _on_paper(plan, folder)
-            ledger = Ledger(mode, on_host=on_host)
+            tracker = MemoryTracker(mode, on_host=on_host)
             batch = _first_batch(plan)
-            with mode, ledger, ledger.following_sizes():
+            with mode, tracker, tracker.following_sizes():
                 trainer = own.build()
                 try:
-                    return _steps(plan, trainer, batch, ledger, mode)
+                    return _steps(plan, trainer, batch, tracker, mode)
                 finally:
                     trainer.close()
     except BackendError as error:
@@ -110,19 +110,23 @@ class _Copies:
 
 
 def _steps(
-    plan: TrainerPlan, trainer: Trainer, loaded: tuple[Batch, bool], ledger: Ledger, mode: Any
+    plan: TrainerPlan,
+    trainer: Trainer,
+    loaded: tuple[Batch, bool],
+    tracker: MemoryTracker,
+    mode: Any,
 ) -> Figures:
     model, backend = trainer.compiled_model, trainer.backend
-    ledger.name(model.parameters(), Kind.PARAMETERS)
-    ledger.name(model.buffers(), Kind.BUFFERS)
-    building = ledger.peak()
+    tracker.label(model.parameters(), Kind.PARAMETERS)
+    tracker.label(model.buffers(), Kind.BUFFERS)
+    building = tracker.peak()
     batch, is_global = loaded
     num_shards = backend.data_shard[1]
     if is_global:
         batch = _share(batch, num_shards)
     batch = map_tensors(batch, mode.from_tensor)
-    ledger.name((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)), Kind.BATCH)
-    follower = _Follower(ledger)
+    tracker.label((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)), Kind.BATCH)
+    follower = _Follower(tracker)
     trainer.add_callback(follower)
     loop = trainer.loop
     assert isinstance(loop, TrainingLoop)  # made above
@@ -143,7 +147,7 @@ def _steps(
         num_params=num_params,
         num_params_here=num_here,
         building=building,
-        training=ledger.peak(follower.begin),
+        training=tracker.peak(follower.begin),
         exchanges=follower.exchanges,
         flops=follower.flops,
         num_host_reads=follower.num_host_reads,
@@ -163,10 +167,10 @@ def _share(batch: Batch, num: int) -> Batch:
 
 
 class _Follower(Callback):
-    """Tells the ledger what is for what, and where a step begins and ends."""
+    """Tells the tracker what is for what, and where a step begins and ends."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, tracker: MemoryTracker) -> None:
+        self._tracker = tracker
         self._num_steps = 0
         self.begin = 0
         self.num_batches = 0
@@ -179,16 +183,16 @@ class _Follower(Callback):
         self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
     ) -> None:
         if not self.begin:
-            self.begin = self._ledger.place()
+            self.begin = self._tracker.place()
         if self._num_steps:
             self.num_batches += 1
 
     @override
     def on_after_backward(self, trainer: Trainer, model: Module, outputs: Outputs) -> None:
-        self._ledger.settle()
+        self._tracker.finish_exchange()
         params = trainer.compiled_model.parameters()
         grads = [param.grad for param in params if param.grad is not None]
-        self._ledger.name(grads, Kind.GRADIENTS)
+        self._tracker.label(grads, Kind.GRADIENTS)
 
     @override
     def on_after_optimizer_step(
@@ -196,13 +200,13 @@ class _Follower(Callback):
     ) -> None:
         state = tree_leaves(list(optimizer.state.values()))
         tensors = [leaf for leaf in state if isinstance(leaf, Tensor)]
-        self._ledger.name(tensors, Kind.OPTIMIZER)
+        self._tracker.label(tensors, Kind.OPTIMIZER)
 
     @override
     def on_step_boundary(self, trainer: Trainer) -> None:
         self._num_steps += 1
-        ledger = self._ledger
+        tracker = self._tracker
         if self._num_steps == _NUM_STEPS:
-            self.flops, self.num_host_reads = ledger.flops, ledger.num_host_reads
-            self.exchanges = ledger.exchanges
-        ledger.clear_counts()
+            self.flops, self.num_host_reads = tracker.flops, tracker.num_host_reads
+            self.exchanges = tracker.exchanges
+        tracker.clear_counts()

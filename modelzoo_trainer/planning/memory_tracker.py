@@ -54,7 +54,7 @@ class Peak:
     highest: Counter[Kind] = field(default_factory=Counter)
 
 
-class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Sees every operation while it is entered; works on fake tensors and on real ones.
 
     A piece of memory is a storage: it is taken when the first tensor of it is made, and given back
@@ -111,7 +111,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         if collective is None:
             return
         for tensor in tensors:
-            self.name([tensor], Kind.EXCHANGE, only_new=True)
+            self.label([tensor], Kind.EXCHANGE, only_new=True)
         if collective.num > 1:
             size = _largest([*args, found])
             place = collective.kind, collective.num
@@ -146,13 +146,13 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     def _copy(self, size: int) -> None:
         """Count a copy that lives until the next one is made: engines wait for one before that."""
-        self.settle()
+        self.finish_exchange()
         self._copied = (self._num_storages, size)
         self._kinds[self._num_storages] = Kind.EXCHANGE
         self._num_storages += 1
         self._events.append(self._copied)
 
-    def settle(self) -> None:
+    def finish_exchange(self) -> None:
         """Note that all messages have arrived."""
         if self._copied is not None:
             number, size = self._copied
@@ -175,7 +175,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         if size != before:
             self._events.append((number, size - before))
 
-    def name(self, tensors: Iterable[Tensor], kind: Kind, *, only_new: bool = False) -> None:
+    def label(self, tensors: Iterable[Tensor], kind: Kind, *, only_new: bool = False) -> None:
         """Say what the memory of tensors is for."""
         for tensor in filter(self._is_memory, map(local, tensors)):
             number = self.take(tensor)

@@ -103,23 +103,23 @@ class Child:
         if interrupted is None:
             self._shared.num_done = number + 1
         else:
-            self._say(interrupted=interrupted)
+            self._update_status(interrupted=interrupted)
 
     def _committed(self, path: Path) -> None:
         if self._timekeeper is not None:
             self._timekeeper.note_commit(path)
-        self._say(checkpoint=str(path.absolute()))
+        self._update_status(checkpoint=str(path.absolute()))
 
     def fail(self, error: BaseException) -> None:
         """Note what ends this process."""
         step = known(self._shared.step)
-        self._say(failure=Failure.of(error, step))
+        self._update_status(failure=Failure.of(error, step))
 
     def _hang(self, found: str) -> None:
         self._shared.is_hung = 1
-        self._say(hung=found)
+        self._update_status(hung=found)
 
-    def _say(self, **news: Any) -> None:
+    def _update_status(self, **news: Any) -> None:
         self._status = replace(self._status, **news)
         with suppress(OSError):  # a full disk: the exit code and the shared status say the rest
             self._status.write(self.spec.status)

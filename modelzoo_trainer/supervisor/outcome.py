@@ -79,8 +79,8 @@ def classify(
     if hung is not None:
         return Ending(outcome=Outcome.HUNG, cause=f"hung: {hung}", exit_code=FAILED)
     if code in (INTERRUPTED, PREEMPTED):
-        told = "SIGINT" if code == INTERRUPTED else "SIGTERM"
-        return _stopped(status.interrupted or told)
+        name = "SIGINT" if code == INTERRUPTED else "SIGTERM"
+        return _stopped(status.interrupted or name)
     if name in _REQUESTS:
         return _stopped(name)
     if code < 0:

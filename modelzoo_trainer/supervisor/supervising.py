@@ -33,7 +33,7 @@ GOODPUT: Final = "ledger.json"
 def supervise(
     command: Sequence[str],
     settings: Sequence[Settings],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     *,
     shown: Sequence[str] | None = None,
 ) -> int:
@@ -49,7 +49,7 @@ def supervise(
     """
     stops = Stops()
     with stops.listening():
-        made = _Supervision(command, settings, tell, stops, shown or command)
+        made = _Supervision(command, settings, report, stops, shown or command)
         return made.run()
 
 
@@ -58,13 +58,13 @@ class _Supervision:
         self,
         command: Sequence[str],
         settings: Sequence[Settings],
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         stops: Stops,
         shown: Sequence[str],
     ) -> None:
         self._command = command
         self._settings = settings
-        self._tell = tell
+        self._print = report
         self._stops = stops
         self._ended_at = time.monotonic()
         self._goodput = Goodput(shown, time.strftime("%Y-%m-%dT%H:%M:%S%z"))
@@ -164,10 +164,10 @@ class _Supervision:
             text += f" Starting it again{after} from {whence}; {decision.reason}."
         elif not self._stops.is_asked:
             text += f" Not started again: {decision.reason or 'that cannot heal by itself'}."
-        self._tell(text)
+        self._print(text)
 
     def _end(self, ending: Ending) -> int:
-        self._tell(f"{self._goodput.summary()}. See {self._folder / GOODPUT}.")
+        self._print(f"{self._goodput.summary()}. See {self._folder / GOODPUT}.")
         return ending.exit_code
 
     def _write_goodput(self) -> None:
@@ -176,7 +176,7 @@ class _Supervision:
             write_json(path, self._goodput.to_dict())
         except OSError as error:
             if not self._has_warned:
-                self._tell(f"{path} cannot be written: {error.strerror or error}.")
+                self._print(f"{path} cannot be written: {error.strerror or error}.")
             self._has_warned = True
 
     @staticmethod

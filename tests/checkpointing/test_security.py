@@ -121,8 +121,8 @@ def test_a_draft_of_a_manifest_that_leads_outside_is_refused(path, name):
 
 
 def test_a_state_that_names_a_file_outside_finds_nothing(path):
-    skeleton = {"x": {"__type__": "tensor", "file": "../c/model", "name": "w"}}
-    (path / "state.json").write_text(json.dumps(skeleton))
+    state_json = {"x": {"__type__": "tensor", "file": "../c/model", "name": "w"}}
+    (path / "state.json").write_text(json.dumps(state_json))
     seal(path)
     with pytest.raises(CheckpointError, match="cannot be read: KeyError"):
         checkpointing.load(path)

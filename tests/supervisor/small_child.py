@@ -38,7 +38,7 @@ class Actions:
     def save(self, step: str) -> None:
         self.shared.saved_step = int(step)
         self.shared.spent_at_save = self.shared.spent(Kind.STEPS)
-        self.child._say(checkpoint=f"checkpoint_{step}")
+        self.child._update_status(checkpoint=f"checkpoint_{step}")
 
     def done(self, num: str) -> None:
         self.shared.num_done = int(num)
@@ -52,7 +52,7 @@ class Actions:
         sys.exit(1)
 
     def interrupted(self, by: str) -> None:
-        self.child._say(interrupted=by)
+        self.child._update_status(interrupted=by)
 
     def exit(self, code: str) -> None:
         sys.exit(int(code))

@@ -10,7 +10,7 @@ import pytest
 import xxhash
 
 from modelzoo_trainer import CheckpointError, checkpointing
-from modelzoo_trainer.checkpointing import Draft, FileRecord, disk
+from modelzoo_trainer.checkpointing import CheckpointTransaction, FileRecord, disk
 from modelzoo_trainer.checkpointing.transaction import write_file
 
 
@@ -19,11 +19,11 @@ def names(folder):
 
 
 def test_a_draft_is_hidden_beside_its_place_until_it_is_committed(tmp_path):
-    draft = Draft(tmp_path / "c")
-    assert re.fullmatch(rf"\.tmp-c-{os.getpid()}-[0-9a-f]{{8}}", draft.folder.name)
-    draft.write("a.json", [b"1"])
+    transaction = CheckpointTransaction(tmp_path / "c")
+    assert re.fullmatch(rf"\.tmp-c-{os.getpid()}-[0-9a-f]{{8}}", transaction.folder.name)
+    transaction.write("a.json", [b"1"])
     assert checkpointing.list_checkpoints(tmp_path) == []
-    draft.commit(step=3)
+    transaction.commit(step=3)
     assert names(tmp_path) == ["c"]
     assert names(tmp_path / "c") == ["a.json", "manifest.json"]
     assert checkpointing.read_manifest(tmp_path / "c").step == 3
@@ -56,53 +56,55 @@ def test_large_files_begin_their_way_to_the_disk_early(tmp_path, monkeypatch):
     "name", ["../x.json", "a/b.json", "x.pkl", "", ".x.json", "manifest.json", "model"]
 )
 def test_a_name_that_no_reader_would_take_is_refused(tmp_path, name):
-    draft = Draft(tmp_path / "c")
+    transaction = CheckpointTransaction(tmp_path / "c")
     with pytest.raises(CheckpointError, match="cannot be the name of a checkpoint's file"):
-        draft.write(name, [b"x"])
+        transaction.write(name, [b"x"])
     assert names(tmp_path) == []
 
 
 def test_a_name_is_written_once(tmp_path):
-    draft = Draft(tmp_path / "c")
-    draft.write("x.json", [b"1"])
+    transaction = CheckpointTransaction(tmp_path / "c")
+    transaction.write("x.json", [b"1"])
     with pytest.raises(CheckpointError, match=r"'x\.json' cannot be the name"):
-        draft.write("x.json", [b"2"])
+        transaction.write("x.json", [b"2"])
     assert names(tmp_path) == []
 
 
 def test_files_of_other_processes_are_committed_by_their_records(tmp_path):
-    draft = Draft(tmp_path / "c")
-    draft.records["shard-1.safetensors"] = write_file(draft.folder / "shard-1.safetensors", [b"x"])
-    draft.commit(step=1)
+    transaction = CheckpointTransaction(tmp_path / "c")
+    transaction.records["shard-1.safetensors"] = write_file(
+        transaction.folder / "shard-1.safetensors", [b"x"]
+    )
+    transaction.commit(step=1)
     assert checkpointing.verify(tmp_path / "c") == []
 
 
 @pytest.mark.parametrize("content", [None, b"xy"])
 def test_a_file_of_another_process_that_is_not_there_is_missed(tmp_path, content):
-    draft = Draft(tmp_path / "c")
+    transaction = CheckpointTransaction(tmp_path / "c")
     if content is not None:
-        (draft.folder / "y.json").write_bytes(content)
-    draft.records["y.json"] = FileRecord(size_bytes=1, xxh3_128="0" * 32)
+        (transaction.folder / "y.json").write_bytes(content)
+    transaction.records["y.json"] = FileRecord(size_bytes=1, xxh3_128="0" * 32)
     with pytest.raises(CheckpointError, match=r"'y\.json' .*Do all processes write to the same"):
-        draft.commit(step=1)
+        transaction.commit(step=1)
     assert names(tmp_path) == []
 
 
 def test_leaving_the_block_without_a_commit_leaves_nothing(tmp_path):
-    with Draft(tmp_path / "c") as draft:
-        draft.write("x.json", [b"1"])
+    with CheckpointTransaction(tmp_path / "c") as transaction:
+        transaction.write("x.json", [b"1"])
     assert names(tmp_path) == []
 
 
 def test_leaving_the_block_after_a_commit_changes_nothing(tmp_path):
-    with Draft(tmp_path / "c") as draft:
-        draft.commit(step=0)
-    draft.discard()
+    with CheckpointTransaction(tmp_path / "c") as transaction:
+        transaction.commit(step=0)
+    transaction.discard()
     assert checkpointing.verify(tmp_path / "c") == []
 
 
 def test_a_name_that_may_not_last_is_taken_back(tmp_path, monkeypatch):
-    draft = Draft(tmp_path / "c")
+    transaction = CheckpointTransaction(tmp_path / "c")
     real = disk.sync_folder
 
     def refuse(path):
@@ -112,7 +114,7 @@ def test_a_name_that_may_not_last_is_taken_back(tmp_path, monkeypatch):
 
     monkeypatch.setattr(disk, "sync_folder", refuse)
     with pytest.raises(CheckpointError, match="Input/output error"):
-        draft.commit(step=1)
+        transaction.commit(step=1)
     assert names(tmp_path) == []
 
 
@@ -121,22 +123,22 @@ def test_chunks_that_raise_leave_nothing(tmp_path):
         yield b"x"
         raise ZeroDivisionError
 
-    draft = Draft(tmp_path / "c")
+    transaction = CheckpointTransaction(tmp_path / "c")
     with pytest.raises(ZeroDivisionError):
-        draft.write("x.json", chunks())
+        transaction.write("x.json", chunks())
     assert names(tmp_path) == []
 
 
 def test_a_draft_stays_where_it_was_begun(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    draft = Draft((tmp_path / "c").relative_to(tmp_path))
+    transaction = CheckpointTransaction((tmp_path / "c").relative_to(tmp_path))
     monkeypatch.chdir(tmp_path / "elsewhere")
-    draft.commit(step=1)
+    transaction.commit(step=1)
     assert names(tmp_path) == ["c", "elsewhere"]
 
 
 def test_a_name_that_is_too_long_is_one_clear_error(tmp_path):
     with pytest.raises(CheckpointError, match="could not be written: File name too long"):
-        Draft(tmp_path / ("x" * 250))
+        CheckpointTransaction(tmp_path / ("x" * 250))
     assert names(tmp_path) == []

@@ -10,7 +10,7 @@ import xxhash
 
 from modelzoo_trainer import CheckpointError, checkpointing
 from modelzoo_trainer.checkpointing import disk, load_save
-from modelzoo_trainer.checkpointing.checked_file import CHUNK, fill
+from modelzoo_trainer.checkpointing.checked_file import CHUNK, parallel_read
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_views_of_any_size_are_filled_and_seen_in_order(opened):
     fd, content = opened
     views = room(1, 0, CHUNK, 5, *[7] * 1000, 2 * CHUNK + 3, 0, 100)
     seen = xxhash.xxh3_128()
-    fill(fd, views, seen.update)
+    parallel_read(fd, views, seen.update)
     total = sum(map(len, views))
     assert b"".join(views) == content[:total]
     assert seen.digest() == xxhash.xxh3_128(content[:total]).digest()
@@ -39,8 +39,8 @@ def test_views_of_any_size_are_filled_and_seen_in_order(opened):
 def test_the_next_read_goes_on_where_the_last_one_ended(opened):
     fd, content = opened
     first, second = room(10), room(CHUNK, 20)
-    fill(fd, first, len)
-    fill(fd, second, len)
+    parallel_read(fd, first, len)
+    parallel_read(fd, second, len)
     assert b"".join(first + second) == content[: 30 + CHUNK]
     rest = memoryview(bytearray(5))
     disk.read_into(fd, rest)
@@ -49,14 +49,14 @@ def test_the_next_read_goes_on_where_the_last_one_ended(opened):
 
 def test_nothing_to_fill_reads_nothing(opened):
     fd, _ = opened
-    fill(fd, [], len)
-    fill(fd, room(0, 0), len)
+    parallel_read(fd, [], len)
+    parallel_read(fd, room(0, 0), len)
 
 
 def test_a_file_that_ends_too_early_is_an_error(opened):
     fd, content = opened
     with pytest.raises(ValueError, match="it ends within"):
-        fill(fd, room(len(content) + 1), len)
+        parallel_read(fd, room(len(content) + 1), len)
 
 
 def test_a_disk_that_cannot_read_a_block_is_one_clear_error(tmp_path, monkeypatch):

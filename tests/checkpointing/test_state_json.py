@@ -185,7 +185,7 @@ def test_the_names_of_the_parts_are_text(tmp_path, key):
 
 
 @pytest.mark.parametrize(
-    "skeleton",
+    "state_json",
     [
         '{"x": {"__type__": "object"}}',
         '{"x": {"__type__": ["tensor"]}}',
@@ -205,10 +205,10 @@ def test_the_names_of_the_parts_are_text(tmp_path, key):
     ],
     ids=range(15),
 )
-def test_a_malformed_state_with_the_right_digest_is_one_clear_error(tmp_path, skeleton):
+def test_a_malformed_state_with_the_right_digest_is_one_clear_error(tmp_path, state_json):
     path = tmp_path / "c"
     checkpointing.save(path, {"x": 1}, step=1)
-    (path / "state.json").write_text(skeleton)
+    (path / "state.json").write_text(state_json)
     manifest = checkpointing.read_manifest(path)
     manifest.files["state.json"] = checkpointing.manifest.record_of(path / "state.json")
     (path / "manifest.json").write_text(manifest.to_json())
