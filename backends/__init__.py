@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .blocks import CompileOptions
     from .coordination.failures import Failure
     from .coordination.restarts import StopRecord
-    from .coordination.world import Processes, join, joined
+    from .coordination.world import World, join, joined
     from .environment import (
         LIMIT_BATCHES,
         NOTIFICATION_ENDPOINT,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from .errors import BackendError, BackendUnavailable, HostReadError, is_too_large
     from .parallel.collectives import collective_of
-    from .parallel.fake_world import backend_on_paper, is_for_real, processes_on_paper
+    from .parallel.fake_world import fake_world, fake_world_backend, is_for_real
     from .peak_rates import device_name, peak_flops
     from .placement import map_tensors
     from .process_settings import (
@@ -52,7 +52,7 @@ _HOMES = {
     "coordination.failures": ("Failure",),
     "coordination.restarts": ("StopRecord",),
     "coordination.world": (
-        "Processes",
+        "World",
         "join",
         "joined",
     ),
@@ -75,9 +75,9 @@ _HOMES = {
     ),
     "parallel.collectives": ("collective_of",),
     "parallel.fake_world": (
-        "backend_on_paper",
+        "fake_world_backend",
         "is_for_real",
-        "processes_on_paper",
+        "fake_world",
     ),
     "peak_rates": (
         "device_name",
@@ -116,13 +116,14 @@ __all__ = [
     "CompileOptions",
     "Failure",
     "HostReadError",
-    "Processes",
     "StopRecord",
     "Stream",
+    "World",
     "backend_names",
-    "backend_on_paper",
     "collective_of",
     "device_name",
+    "fake_world",
+    "fake_world_backend",
     "from_environment",
     "held_switches",
     "hold_hf_cache_dir",
@@ -138,7 +139,6 @@ __all__ = [
     "make_backend",
     "map_tensors",
     "peak_flops",
-    "processes_on_paper",
     "step_seed",
     "switch_names",
     "switch_problem",

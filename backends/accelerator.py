@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from .backend import Backend, Caps
-from .conditional_step import MaskedSteps, put_back
+from .conditional_step import ConditionalSteps, put_back
 from .errors import BackendUnavailable
 from .fast_step import fuse_optimizer
 from .prefetch import Lane, LookAhead, PlainLane, StreamLane, has_streams
@@ -63,7 +63,7 @@ class AcceleratorBackend(Backend):
         self._look_ahead = look_ahead
         self._lane: Lane | None = None
         self._has_sparse_gradients = False
-        self.masked_steps = MaskedSteps(self._look)
+        self.conditional_steps = ConditionalSteps(self._look)
         super().__init__(**options)
 
     # ---- life
@@ -187,7 +187,7 @@ class AcceleratorBackend(Backend):
         if keep is None:
             super().optimizer_step(optimizer)
         else:
-            self.masked_steps.step(optimizer, keep)
+            self.conditional_steps.step(optimizer, keep)
 
     @override
     def restore(self, tensors: Sequence[Tensor], copies: Sequence[Tensor], keep: Tensor) -> None:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from .blocks import CompileOptions, checkpoint_activations, compile_model
 from .blocks import Mode as CheckpointMode
-from .conditional_step import leave_out
+from .conditional_step import skip_step
 from .errors import OUT_OF_MEMORY_ADVICE, BackendError, is_out_of_memory
 from .fast_step import grad_norm, plain_step, plain_zero_grad
 from .parallel.ddp import weighted_loss
@@ -231,7 +231,7 @@ class Backend(ABC):
         topics, self._topics = self._topics, []
         return topics
 
-    def meet(self, name: str) -> bool:
+    def try_barrier(self, name: str) -> bool:
         """Return whether all processes come to the same place; waits for them, but not long.
 
         Args:
@@ -436,7 +436,7 @@ class Backend(ABC):
         if keep is None or self._look(keep):
             plain_step(optimizer)
         else:
-            leave_out(optimizer)
+            skip_step(optimizer)
 
     def restore(self, tensors: Sequence[Tensor], copies: Sequence[Tensor], keep: Tensor) -> None:
         """Put copies back into their tensors where `keep` is false.

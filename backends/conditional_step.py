@@ -19,7 +19,7 @@ _MISSING: Final = object()
 State = dict[str, Any]
 
 
-class MaskedSteps:
+class ConditionalSteps:
     """Takes steps that leave no trace where a flag says so, as a rule without waiting for it.
 
     torch's fused optimizers leave a step out themselves. Of any other one, parameters and state
@@ -63,7 +63,7 @@ class MaskedSteps:
     def _decide_on_host(self, optimizer: Optimizer, params: Sequence[Tensor], keep: Tensor) -> None:
         self.num_looks += 1
         if not self._look(keep):  # host read: waits for the device
-            leave_out(optimizer)
+            skip_step(optimizer)
             return
         before = _settings(optimizer)
         plain_step(optimizer)
@@ -80,7 +80,7 @@ class MaskedSteps:
         )
 
 
-def leave_out(optimizer: Optimizer) -> None:
+def skip_step(optimizer: Optimizer) -> None:
     """Take no step; torch's schedules, which warn if there was none before theirs, are content."""
     optimizer._opt_called = True  # type: ignore[attr-defined]  # what they look at
 

@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from .backend import Backend, Caps
-from .conditional_step import MaskedSteps, put_back
+from .conditional_step import ConditionalSteps, put_back
 from .placement import map_tensors
 from .prefetch import LookAhead, PlainLane
 from .reads import DeferredReads, HostCopies
-from .sync_guard import HostReadGuard
+from .sync_guard import SyncGuard
 
 _DEVICE: Final = torch.device("cpu")
 
@@ -27,7 +27,7 @@ class FakeBackend(Backend):
     The numbers are the CPU's. What differs is when they can be had:
 
     * a read inside the step (`loss.item()`, `if loss > 1`, `print(loss)`, `x[mask]`, ...) raises
-      `HostReadError` with the line that did it; see `HostReadGuard` for what it cannot see;
+      `HostReadError` with the line that did it; see `SyncGuard` for what it cannot see;
     * `read` takes a snapshot, all of a step's go in one transfer, and are delivered `lag` steps
       later, or at a `flush`;
     * batches are copies, and the loader is asked for one more than was taken;
@@ -58,8 +58,8 @@ class FakeBackend(Backend):
 
     def __init__(self, *, look_ahead: bool = True, **options: Any) -> None:
         self._look_ahead = look_ahead
-        self._guard = HostReadGuard()
-        self.masked_steps = MaskedSteps(self._look)
+        self._guard = SyncGuard()
+        self.conditional_steps = ConditionalSteps(self._look)
         super().__init__(**options)
 
     @staticmethod
@@ -127,7 +127,7 @@ class FakeBackend(Backend):
             if keep is None:
                 super().optimizer_step(optimizer)
             else:
-                self.masked_steps.step(optimizer, keep)
+                self.conditional_steps.step(optimizer, keep)
 
     @override
     def restore(self, tensors: Sequence[Tensor], copies: Sequence[Tensor], keep: Tensor) -> None:
@@ -153,7 +153,7 @@ class FakeBackend(Backend):
 class _PausingScaler(torch.amp.GradScaler):
     """A loss scaler that may read, as torch's does where an optimizer is not fused."""
 
-    def __init__(self, guard: HostReadGuard, **options: Any) -> None:
+    def __init__(self, guard: SyncGuard, **options: Any) -> None:
         super().__init__("cpu", **options)
         self._guard = guard
 

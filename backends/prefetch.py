@@ -26,7 +26,7 @@ class Lane(ABC):
         """Return the batch, for use by what is computed from now on."""
 
     @abstractmethod
-    def settle(self, copying: Any) -> None:
+    def release_source(self, copying: Any) -> None:
         """Wait until the batch's source may be changed."""
 
 
@@ -48,7 +48,7 @@ class PlainLane(Lane):
         """Return the batch."""
         return copying
 
-    def settle(self, copying: Any) -> None:
+    def release_source(self, copying: Any) -> None:
         """Do nothing."""
 
 
@@ -102,7 +102,7 @@ class StreamLane(Lane):
 
         return map_tensors(copying.batch, take, lambda item: item.to(self._device))
 
-    def settle(self, copying: _Copying) -> None:
+    def release_source(self, copying: _Copying) -> None:
         """Wait for the copies; not for what is computed."""
         copying.copied.synchronize()
         copying.sources.clear()
@@ -148,7 +148,7 @@ class LookAhead(Iterator[Any]):
         if current.error is not None:
             raise current.error
         batch = self._lane.finish(current.copying)
-        self._lane.settle(current.copying)
+        self._lane.release_source(current.copying)
         self._ahead = self._fetch()
         return batch
 

@@ -28,7 +28,7 @@ _ALWAYS: Final = frozenset(
 _OWN: Final = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
-class HostReadGuard(TorchFunctionMode):
+class SyncGuard(TorchFunctionMode):
     """Raises where torch is asked for a value on the host, between `arm` and `disarm`.
 
     It sees calls from Python, not what a compiled or C++ function does inside, and it cannot tell

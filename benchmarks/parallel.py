@@ -30,7 +30,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from backends import Processes, join
+from backends import World, join
 from modelzoo_trainer import Callback, Logging, Trainer, TrainingLoop
 from modelzoo_trainer.callbacks import default_callbacks
 from modelzoo_trainer.loggers import default_loggers
@@ -107,7 +107,7 @@ def by_hand(
     model: nn.Module,
     batches: list[Any],
     steps: int,
-    processes: Processes,
+    processes: World,
     *,
     is_sharded: bool,
     log_steps: int | None = None,
@@ -215,7 +215,7 @@ class Row:
         )
 
 
-def rows(steps: int, processes: Processes) -> list[Row]:
+def rows(steps: int, processes: World) -> list[Row]:
     """Return the rows; those of one model and engine are compared with one loop."""
 
     def defaults(log_steps: int) -> dict[str, Any]:
@@ -245,7 +245,7 @@ def rows(steps: int, processes: Processes) -> list[Row]:
     return found
 
 
-def work(arguments: argparse.Namespace, processes: Processes) -> None:
+def work(arguments: argparse.Namespace, processes: World) -> None:
     """Measure as one of the processes; the first one prints the table."""
     torch.set_num_threads(1)
     torch.manual_seed(0)  # the same batches everywhere

@@ -75,10 +75,10 @@ def plans_of(path: Path, changes: list[str]) -> Any:
 
 def predicted(path: Path, num: int, changes: list[str]) -> Any:
     """Return the figures on paper."""
-    from modelzoo_trainer.devices import processes_on_paper
+    from modelzoo_trainer.devices import fake_world
     from modelzoo_trainer.planning.measure import measure
 
-    with processes_on_paper(num):
+    with fake_world(num):
         return measure(plans_of(path, changes)[0])
 
 

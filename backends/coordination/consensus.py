@@ -18,14 +18,14 @@ Entry = dict[str, Any]
 PROPOSE: Final = "propose"
 COMMIT: Final = "commit"
 FAIL: Final = "fail"
-ROLL_CALL: Final = "roll call"
+LIVENESS_CHECK: Final = "roll call"
 OVER: Final = "over"
 END: Final = "end"
 # Time-outs of a wait are written to standard error by the store, so that there are none.
 _FOREVER: Final = timedelta(days=7)
 
 
-class Board:
+class EventLog:
     """One reader and writer of the board; not to be used by two threads.
 
     It never waits to write: entries are numbered, and the first to write a number has it. Those who
@@ -40,7 +40,7 @@ class Board:
         self.store = store
         self.num_read = 0
         self.failure: Entry | None = None
-        self.roll_call: int | None = None
+        self.liveness_check: int | None = None
         self.is_over = False
         self._open: dict[int, str] = {}
         self._committed: dict[str, int] = {}
@@ -57,7 +57,7 @@ class Board:
         """Write an entry; return whether that was needed, given what others have written."""
         text = json.dumps({**entry, "id": uuid.uuid4().hex})
         while True:
-            while self.store.check([self._key()]):  # what is read late may be settled by now
+            while self.store.check([self._key()]):  # what is read late may be answered by now
                 self._read(self.store.get(self._key()))
             if self._is_needless(entry):
                 return False
@@ -80,8 +80,8 @@ class Board:
             self._committed[entry["topic"]] = entry["point"]
         elif what == FAIL and self.failure is None:
             self.failure = entry
-        elif what == ROLL_CALL and self.roll_call is None:
-            self.roll_call = number
+        elif what == LIVENESS_CHECK and self.liveness_check is None:
+            self.liveness_check = number
         elif what == OVER:
             self.is_over = True
         return number, entry
@@ -94,15 +94,15 @@ class Board:
             return self.is_over or is_coming or topic in self._open.values()
         if what == FAIL:
             return self.failure is not None
-        if what == ROLL_CALL:
-            return self.roll_call is not None or self.failure is not None
+        if what == LIVENESS_CHECK:
+            return self.liveness_check is not None or self.failure is not None
         return what == OVER and self.is_over
 
 
 _FAR: Final = 1 << 62
 
 
-class Decisions:
+class Consensus:
     """The decision points of this process's main thread."""
 
     def __init__(self) -> None:
@@ -132,9 +132,9 @@ class Decisions:
         self._point = point = self._point + 1
         if point < self._limit:
             return ()
-        return self._settled(point)
+        return self._wait_for_commit(point)
 
-    def _settled(self, point: int) -> tuple[str, ...]:
+    def _wait_for_commit(self, point: int) -> tuple[str, ...]:
         with self._changed:
             while self._open and self._failure is None:
                 self._changed.wait()

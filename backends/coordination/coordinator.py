@@ -13,13 +13,13 @@ from typing import Final
 from torch._C._distributed_c10d import Store
 
 from . import consensus
-from .consensus import Board, Decisions
+from .consensus import Consensus, EventLog
 from .failures import Failure, dump_stacks, end_process, gone, silent
 from .heartbeat import Heartbeats, missing_ranks
-from .liveness import Patience
+from .liveness import StallTimer
 from .rendezvous import own_connection
 
-__all__ = ["Control", "Failure"]
+__all__ = ["Coordinator", "Failure"]
 
 _BEAT_S: Final = 1.0
 _LOOK_S: Final = 0.5
@@ -28,7 +28,7 @@ _PUBLISH_S: Final = 5.0
 _LINGER_S: Final = 2.0
 
 
-class Control:
+class Coordinator:
     """What a process hears from the others, and says to them, besides its collectives.
 
     Three threads: one waits in the store for what is announced; one announces, and gives and looks
@@ -57,15 +57,15 @@ class Control:
         self.world_size = world_size
         self.failure: Failure | None = None
         """The first one of the run, as soon as it is known."""
-        self.last_words: Callable[[Failure], None] | None = None
+        self.on_abort: Callable[[Failure], None] | None = None
         """Called before this process is ended by a thread."""
         self._alive_timeout = alive_timeout
         self._grace = grace
-        self._listening = Board(own_connection(store))
-        self._speaking = Board(own_connection(store))
+        self._listening = EventLog(own_connection(store))
+        self._speaking = EventLog(own_connection(store))
         self._beats = Heartbeats(self._speaking.store, rank, world_size, alive_timeout, _BEAT_S)
-        self._decisions = Decisions()
-        self.decided: Callable[[], tuple[str, ...]] = self._decisions.decided
+        self._consensus = Consensus()
+        self.decided: Callable[[], tuple[str, ...]] = self._consensus.decided
         """Comes to the next decision point; returns the topics that all processes begin there.
 
         For the main thread; each process calls it equally often, in the same order.
@@ -87,7 +87,7 @@ class Control:
 
     def start(self) -> None:
         """Begin to hear, and to give signs of life."""
-        self._beats.introduce()
+        self._beats.register()
         for thread in self._threads:
             thread.start()
 
@@ -124,7 +124,7 @@ class Control:
         Args:
             topic: One that is proposed again while it is about to be returned is returned once.
         """
-        point = self._decisions.point
+        point = self._consensus.point
         self._to_say.put({"what": consensus.PROPOSE, "topic": topic, "point": point})
 
     def fail(self, message: str, *, code: int = 1, kind: str = "error") -> Failure:
@@ -141,7 +141,7 @@ class Control:
         """
         mine = Failure(self.rank, message, code, kind)
         if kind == "lost" and self.failure is None:
-            self._to_say.put({"what": consensus.ROLL_CALL})
+            self._to_say.put({"what": consensus.LIVENESS_CHECK})
             self._is_known.wait(_CAUSE_S)
         if self.failure is None:
             self._to_say.put({"what": consensus.FAIL, **mine.as_entry()})
@@ -172,20 +172,20 @@ class Control:
         what = entry["what"]
         store = self._listening.store
         if what == consensus.PROPOSE and not self._listening.is_over:
-            store.set(f"points/{number}/{self.rank}", str(self._decisions.hold(number)))
+            store.set(f"points/{number}/{self.rank}", str(self._consensus.hold(number)))
             if store.add(f"points/{number}", 1) == self.world_size:
                 self._commit(number, entry["topic"])
         elif what == consensus.COMMIT:
-            self._decisions.commit(entry["number"], entry["topic"], entry["point"])
+            self._consensus.commit(entry["number"], entry["topic"], entry["point"])
         elif what == consensus.FAIL:
             fields = {key: entry[key] for key in Failure.__dataclass_fields__}
             store.add("heard", 1)
             self._learn(Failure(**fields))
-        elif what == consensus.ROLL_CALL:
+        elif what == consensus.LIVENESS_CHECK:
             store.set(f"here/{self.rank}", "here")
             store.add("here", 1)
         elif what == consensus.OVER:
-            self._decisions.drop()
+            self._consensus.drop()
         elif what == consensus.END:
             self._has_ended.set()
 
@@ -200,7 +200,7 @@ class Control:
 
     def _announce(self, entry: consensus.Entry) -> None:
         """Write to the board from the thread that listens, through a reader of its own."""
-        writer = Board(self._listening.store)
+        writer = EventLog(self._listening.store)
         writer.num_read = self._listening.num_read
         writer.post(entry)
 
@@ -212,8 +212,8 @@ class Control:
                 if failure.kind == "hang":
                     dump_stacks(self.rank, failure)
                 self._is_known.set()
-                self._decisions.abort(failure)
-                self._beats.kill_halted()
+                self._consensus.abort(failure)
+                self._beats.kill_stopped()
             return self.failure
 
     def _lose_store(self) -> None:
@@ -246,10 +246,10 @@ class Control:
         self._speaking.post(entry)
         store = self._speaking.store
         if entry["what"] == consensus.OVER:
-            self._beats.say_good_bye()
+            self._beats.announce_exit()
             if store.add("left", 1) == self.world_size:
                 self._speaking.post({"what": consensus.END})
-        elif entry["what"] == consensus.ROLL_CALL and not self._is_known.is_set():
+        elif entry["what"] == consensus.LIVENESS_CHECK and not self._is_known.is_set():
             ranks = missing_ranks(store, self.world_size, self._is_known)
             ranks = [rank for rank in ranks if not self._beats.is_seen(rank)]  # these are only late
             if ranks and not self._is_known.is_set():
@@ -274,20 +274,20 @@ class Control:
     # ---- the end
 
     def _guard(self) -> None:
-        patience = Patience(self._alive_timeout, _LOOK_S)
+        timer = StallTimer(self._alive_timeout, _LOOK_S)
         while not self._is_known.wait(_LOOK_S):
             if self._is_leaving.is_set() or self._has_ended.is_set():
                 return
-            failure = self._beats.who_is_halted()
+            failure = self._beats.find_stopped()
             if failure is not None:
                 self._to_say.put({"what": consensus.FAIL, **failure.as_entry()})
-            elif patience.is_over(self._num_trips, self._beats.patience_with(0)):
+            elif timer.is_stalled(self._num_trips, self._beats.timeout_factor(0)):
                 failure = silent(0, self._alive_timeout, self.rank)
             if failure is not None:
                 self._learn(failure)
                 self._beats.kill(failure.rank)
         if not self._is_leaving.wait(self._grace) and self.failure is not None:
-            if self.last_words is None:
+            if self.on_abort is None:
                 with suppress(Exception):
                     sys.stderr.write(f"process {self.rank} is ended: {self.failure}\n")
-            end_process(self.failure, self.last_words)
+            end_process(self.failure, self.on_abort)

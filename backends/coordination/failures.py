@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ..errors import BackendError
 
-_LAST_WORDS_S: Final = 3.0
+_ON_ABORT_S: Final = 3.0
 _STANDARD_ERROR: Final = 2
 
 
@@ -38,7 +38,7 @@ class Failure:
     reporter: int | None = None
 
     @property
-    def teller(self) -> int:
+    def reporting_rank(self) -> int:
         """The process whose part it is to tell the user: the one that has failed cannot always."""
         return self.rank if self.reporter is None else self.reporter
 
@@ -93,24 +93,24 @@ def dump_stacks(rank: int, failure: Failure) -> None:
         faulthandler.dump_traceback(_STANDARD_ERROR, all_threads=True)
 
 
-def end_process(failure: Failure, last_words: Callable[[Failure], None] | None) -> None:
+def end_process(failure: Failure, on_abort: Callable[[Failure], None] | None) -> None:
     """End this process on the spot, whatever its main thread is at; does not return.
 
     Args:
         failure: Why; it has the exit code.
-        last_words: Called before, for a short time at most.
+        on_abort: Called before, for a short time at most.
     """
 
     def speak() -> None:
-        if last_words is not None:
+        if on_abort is not None:
             with suppress(Exception):
-                last_words(failure)
+                on_abort(failure)
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
 
     # In a thread: the lock of a stream may be held by a thread that waits for ever.
-    thread = threading.Thread(target=speak, name="last words", daemon=True)
+    thread = threading.Thread(target=speak, name="on abort", daemon=True)
     thread.start()
-    thread.join(_LAST_WORDS_S)
+    thread.join(_ON_ABORT_S)
     os._exit(failure.code)

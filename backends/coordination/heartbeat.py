@@ -11,12 +11,12 @@ from typing import Final
 from torch._C._distributed_c10d import Store
 
 from .failures import Failure, gone, halted, silent
-from .liveness import Identity, Patience, own_identity
+from .liveness import Identity, StallTimer, own_identity
 
 _LEFT: Final = b"left"
 _FAR_AWAY: Final = 4.0
-_HALTED_S: Final = 3.0
-_ROLL_CALL_S: Final = 1.2
+_STOPPED_S: Final = 3.0
+_LIVENESS_CHECK_S: Final = 1.2
 _PAUSE_S: Final = 0.1
 
 
@@ -43,12 +43,12 @@ class Heartbeats:
         self._limit_s = limit_s
         self._interval_s = interval_s
         self._num_beats = 0
-        self._halts = Patience(_HALTED_S, interval_s)
+        self._stop_timer = StallTimer(_STOPPED_S, interval_s)
         self._has_left = False
         self._identities: dict[int, Identity] = {}
         self._watch((rank + 1) % world_size)
 
-    def introduce(self) -> None:
+    def register(self) -> None:
         """Say which process this is."""
         self._store.set(f"who/{self._rank}", json.dumps(asdict(own_identity())))
 
@@ -61,9 +61,9 @@ class Heartbeats:
         if not self._has_left:
             self._num_beats += 1
             self._store.set(f"alive/{self._rank}", str(self._num_beats))
-        self._get_to_know(0)  # who cannot be asked when the store does not answer
+        self._lookup(0)  # who cannot be asked when the store does not answer
         peer = self._peer
-        if peer == self._rank or not self._get_to_know(peer):
+        if peer == self._rank or not self._lookup(peer):
             return None
         identity = self._identities[peer]
         is_gone = identity.is_gone()  # before its last sign is read: it may be a good-bye
@@ -73,11 +73,11 @@ class Heartbeats:
             return None
         if is_gone:
             return gone(peer, self._rank)
-        factor = self.patience_with(peer)
-        is_lost = self._patience.is_over((sign, identity.work()), factor)
+        factor = self.timeout_factor(peer)
+        is_lost = self._peer_timer.is_stalled((sign, identity.work()), factor)
         return silent(peer, self._limit_s * factor, self._rank) if is_lost else None
 
-    def patience_with(self, rank: int) -> float:
+    def timeout_factor(self, rank: int) -> float:
         """Return by how much longer than the limit a process may be silent.
 
         One on another host may only be held by a library: whether it computes is not seen.
@@ -85,44 +85,44 @@ class Heartbeats:
         known = self._identities.get(rank)
         return 1.0 if known is not None and known.is_here() else _FAR_AWAY
 
-    def say_good_bye(self) -> None:
+    def announce_exit(self) -> None:
         """Say that no more signs follow, in order."""
         self._has_left = True
         self._store.set(f"alive/{self._rank}", _LEFT.decode())
 
-    def who_is_halted(self) -> Failure | None:
+    def find_stopped(self) -> Failure | None:
         """Return that a process of this host was stopped by a signal some seconds ago.
 
         The store, which may not answer, is not asked. A process that is held by a library gives no
         signs either, but this one has to be woken by somebody.
         """
-        ranks = self._halted_ranks()
-        is_over = self._halts.is_over(ranks[0] if ranks else object())  # equal to nothing
-        return halted(ranks[0], _HALTED_S, self._rank) if ranks and is_over else None
+        ranks = self._stopped_ranks()
+        is_over = self._stop_timer.is_stalled(ranks[0] if ranks else object())  # equal to nothing
+        return halted(ranks[0], _STOPPED_S, self._rank) if ranks and is_over else None
 
-    def _halted_ranks(self) -> list[int]:
+    def _stopped_ranks(self) -> list[int]:
         known = self._identities.copy()  # the other thread gets to know more
-        return [rank for rank in known if rank != self._rank and known[rank].is_halted()]
+        return [rank for rank in known if rank != self._rank and known[rank].is_stopped()]
 
     def is_seen(self, rank: int) -> bool:
         """Return whether a process of this host is known to be there, whether it answers or not."""
-        return self._get_to_know(rank) and self._identities[rank].is_seen()
+        return self._lookup(rank) and self._identities[rank].is_seen()
 
     def kill(self, rank: int) -> None:
         """Kill a process of this host that gives no signs: it may only be stopped."""
         if rank != self._rank and rank in self._identities:
             self._identities[rank].kill()
 
-    def kill_halted(self) -> None:
+    def kill_stopped(self) -> None:
         """Kill those of this host that were stopped by a signal: they cannot end by themselves."""
-        for rank in self._halted_ranks():
+        for rank in self._stopped_ranks():
             self.kill(rank)
 
     def _watch(self, rank: int) -> None:
         self._peer = rank
-        self._patience = Patience(self._limit_s, self._interval_s)
+        self._peer_timer = StallTimer(self._limit_s, self._interval_s)
 
-    def _get_to_know(self, rank: int) -> bool:
+    def _lookup(self, rank: int) -> bool:
         if rank not in self._identities:
             if not self._store.check([f"who/{rank}"]):
                 return False
@@ -138,7 +138,7 @@ def missing_ranks(store: Store, world_size: int, is_known: threading.Event) -> l
         world_size: How many there should be.
         is_known: Ends the wait: nobody has to be found any more.
     """
-    deadline = time.monotonic() + _ROLL_CALL_S
+    deadline = time.monotonic() + _LIVENESS_CHECK_S
     while store.add("here", 0) < world_size:
         if is_known.wait(_PAUSE_S):
             return []

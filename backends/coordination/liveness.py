@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Patience:
+class StallTimer:
     """Notices that something has not changed for too long.
 
     Only time in which this process itself was at work counts, between two looks at most twice the
@@ -29,7 +29,7 @@ class Patience:
         self._idle_s = 0.0
         self._looked_at: float | None = None
 
-    def is_over(self, value: Any, factor: float = 1.0) -> bool:
+    def is_stalled(self, value: Any, factor: float = 1.0) -> bool:
         """Look at the value, and return whether it has been the same for too long.
 
         Args:
@@ -74,7 +74,7 @@ class Identity:
         """Return whether the process is known to be there: one of this host that has not ended."""
         return self.is_here() and not self.is_gone()
 
-    def is_halted(self) -> bool:
+    def is_stopped(self) -> bool:
         """Return whether the process was stopped by a signal, so that it can be continued."""
         found = _stat(self.pid) if self.is_here() else None
         return found is not None and found[0] == "T" and found[1] == self.born

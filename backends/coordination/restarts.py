@@ -24,7 +24,7 @@ from .rendezvous import agent_store
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from .world import Processes
+    from .world import World
 
 log = logging.getLogger("modelzoo_trainer.restarts")
 
@@ -37,28 +37,28 @@ class StopRecord:
     Its methods are collective where there are several processes.
 
     Args:
-        processes: Those of the run; None = this one is alone.
+        world: That of the run; None = this one is alone.
     """
 
-    def __init__(self, processes: Processes | None) -> None:
-        self._processes = processes
+    def __init__(self, world: World | None) -> None:
+        self._world = world
         self._agent = read_agent()
         self._count = 0 if self._agent is None else self._agent.restart_count
-        self._is_first = processes is None or processes.rank == 0
+        self._is_first = world is None or world.rank == 0
         self._store: Store | None = None
 
     def find(self) -> str | None:
         """Return what stopped the run in an earlier attempt; None if this one is to train."""
         found = self._read() if self._is_first else None
-        if self._processes is not None:
-            found = self._processes.broadcast_object(found)
+        if self._world is not None:
+            found = self._world.broadcast_object(found)
         if found is None:
             return None
         reason: str = found[0]
         count: int = found[1]
         is_counted = self._count > count
-        if self._processes is not None:  # a node that has joined counts from 0
-            is_counted = self._processes.agree(is_counted)
+        if self._world is not None:  # a node that has joined counts from 0
+            is_counted = self._world.agree(is_counted)
         if is_counted:
             return reason
         if self._store is not None:
@@ -72,10 +72,10 @@ class StopRecord:
             reason: What has stopped the run, such as "SIGTERM" or "max_time".
         """
         count = self._count
-        if self._processes is not None:
-            if self._processes.agree(is_orphan()):  # the torchruns of other nodes may go on
+        if self._world is not None:
+            if self._world.agree(is_orphan()):  # the torchruns of other nodes may go on
                 return
-            count = max(self._processes.gather_object(count))
+            count = max(self._world.gather_object(count))
         if self._store is not None:
             with suppress(Exception):  # however a store says that it is gone, and torchrun with it
                 self._store.set(self._key, json.dumps([reason, count]))

@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 
 from ..errors import BackendError
 from ..parallel.config import TIMEOUT_S
-from .coordinator import Control, Failure
+from .coordinator import Coordinator, Failure
 from .launch import Launch, read_launch
 from .messages import pack, unpack
 from .orphans import watch_launcher
@@ -40,7 +40,7 @@ _TIMED_OUT: Final = re.compile(r"[Tt]imed out|[Tt]imeout")
 _LOST: Final = re.compile(r"[Cc]onnection|NCCL|[Bb]roken pipe|connectFullMesh|gloo|remote process")
 
 
-class Processes:
+class World:
     """All processes of a run; made by `join`.
 
     Args:
@@ -57,17 +57,17 @@ class Processes:
         self.local_rank = launch.local_rank
         self.world_size = launch.world_size
         self._is_own = is_own
-        self._is_settled = self._is_closed = False
+        self._has_short_timeouts = self._is_closed = False
         self._num_meetings = 0
         self._groups: list[ProcessGroup] = []
         self.timeout_s = TIMEOUT_S
         self.describe: Callable[[BaseException], tuple[str, int]] = _describe
         """Returns what is said of an error, and the exit code."""
-        self.control = Control(PrefixStore("control", store), self.rank, self.world_size)
+        self.coordinator = Coordinator(PrefixStore("control", store), self.rank, self.world_size)
         self._store = PrefixStore("meetings", own_connection(store))
-        self.talk = self.new_group()
+        self.control_group = self.new_group()
         """For messages between hosts' memories: decisions, names, plans."""
-        self.saves = self.new_group()
+        self.checkpoint_group = self.new_group()
         """For checkpoints that are written while training goes on."""
 
     # ---- groups
@@ -85,18 +85,18 @@ class Processes:
         self._groups.append(group)
         return group
 
-    def settle(self, groups: Sequence[ProcessGroup] = ()) -> None:
+    def shorten_timeouts(self, groups: Sequence[ProcessGroup] = ()) -> None:
         """Wait no longer than `timeout_s` from now on; a second call does nothing.
 
         Args:
             groups: Further groups that this holds for.
         """
-        if self._is_settled:
+        if self._has_short_timeouts:
             return
-        self._is_settled = True
+        self._has_short_timeouts = True
         limit = timedelta(seconds=self.timeout_s)
         for group in (dist.group.WORLD, *self._groups, *groups):
-            if group is not None and group is not self.saves:
+            if group is not None and group is not self.checkpoint_group:
                 with suppress(Exception):  # not every kind of group can
                     dist.distributed_c10d._set_pg_timeout(limit, group)
 
@@ -105,12 +105,12 @@ class Processes:
     def agree(self, flag: bool) -> bool:
         """Return whether any process says yes. Collective."""
         told = torch.tensor(int(flag))
-        dist.all_reduce(told, dist.ReduceOp.MAX, group=self.talk)
+        dist.all_reduce(told, dist.ReduceOp.MAX, group=self.control_group)
         return bool(told.item())
 
     def barrier(self) -> None:
         """Wait until every process is here. Collective."""
-        dist.barrier(group=self.talk)
+        dist.barrier(group=self.control_group)
 
     def broadcast_object(self, value: Any) -> Any:
         """Return the first process's value. Collective.
@@ -120,9 +120,9 @@ class Processes:
         """
         content = pack(value) if self.rank == 0 else b""
         length = torch.tensor(len(content), device="cpu")
-        dist.broadcast(length, src=0, group=self.talk)
+        dist.broadcast(length, src=0, group=self.control_group)
         sent = _as_tensor(content, int(length))
-        dist.broadcast(sent, src=0, group=self.talk)
+        dist.broadcast(sent, src=0, group=self.control_group)
         return value if self.rank == 0 else unpack(sent.numpy().tobytes())
 
     def gather_object(self, value: Any) -> list[Any]:
@@ -134,10 +134,10 @@ class Processes:
         content = pack(value)
         length = torch.tensor(len(content), device="cpu")
         lengths = [torch.zeros_like(length) for _ in range(self.world_size)]
-        dist.all_gather(lengths, length, group=self.talk)
+        dist.all_gather(lengths, length, group=self.control_group)
         own = _as_tensor(content, int(max(lengths)))
         parts = [torch.empty_like(own) for _ in range(self.world_size)]
-        dist.all_gather(parts, own, group=self.talk)
+        dist.all_gather(parts, own, group=self.control_group)
         return [
             unpack(part[:length].numpy().tobytes())
             for part, length in zip(parts, map(int, lengths), strict=True)
@@ -162,7 +162,7 @@ class Processes:
                     f"{_first_difference(text, texts[0])}. {hint}"
                 )
 
-    def meet(self, name: str) -> bool:
+    def try_barrier(self, name: str) -> bool:
         """Return whether all processes come to the same place within a short time.
 
         Unlike a barrier it does not wait for those that do something else.
@@ -188,7 +188,7 @@ class Processes:
         Returns:
             The first failure of the run, which may be another one: whose it is, is to be told.
         """
-        return self.control.fail(message, code=code, kind=kind)
+        return self.coordinator.fail(message, code=code, kind=kind)
 
     def fail_by(self, error: BaseException) -> Failure:
         """Tell the others that this process ends by an error; return the run's first failure.
@@ -205,8 +205,8 @@ class Processes:
                 "stopped", code=error.code if type(error.code) is int else 1, kind="stop"
             )
         if isinstance(error, RuntimeError) and _TIMED_OUT.search(str(error)):
-            limit_s = self.timeout_s if self._is_settled else STARTUP_TIMEOUT_S
-            return self.control.hang(
+            limit_s = self.timeout_s if self._has_short_timeouts else STARTUP_TIMEOUT_S
+            return self.coordinator.hang(
                 f"waited {limit_s:g} s for another process in vain ({message}). The stacks of all "
                 f"are shown: look for the one that does not wait for a message."
             )
@@ -221,9 +221,9 @@ class Processes:
         Args:
             code: The exit code.
         """
-        if self.control.failure is None:
+        if self.coordinator.failure is None:
             with suppress(Exception):
-                self.settle_quickly()
+                self._shorten_last_wait()
                 self.barrier()
             self.close()
             if self._is_own:
@@ -236,10 +236,10 @@ class Processes:
                 stream.flush()
         os._exit(code)
 
-    def settle_quickly(self) -> None:
+    def _shorten_last_wait(self) -> None:
         """Wait for the others only shortly from now on: the run is over."""
         with suppress(Exception):
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=_MEETING_S), self.talk)
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=_MEETING_S), self.control_group)
 
     def close(self) -> None:
         """Take leave of the others, in a process that ends by itself; once.
@@ -252,14 +252,14 @@ class Processes:
         error = getattr(sys, "last_value", None)  # what nobody has caught
         if error is not None:
             self.fail_by(error)
-        if self.control.failure is None:
-            self.control.stop(None if self.rank else self.timeout_s)
+        if self.coordinator.failure is None:
+            self.coordinator.stop(None if self.rank else self.timeout_s)
 
 
-_JOINED: list[Processes] = []
+_JOINED: list[World] = []
 
 
-def join() -> Processes | None:
+def join() -> World | None:
     """Return the processes of the run that this one is part of; None if it is alone.
 
     The first call starts torch.distributed, unless that was done already; later ones return the
@@ -277,20 +277,20 @@ def join() -> Processes | None:
     return None if launch is None else _install(_started(launch))
 
 
-def joined() -> Processes | None:
+def joined() -> World | None:
     """Return what `join` has returned; None if it has not been called, or this one is alone."""
     return _JOINED[0] if _JOINED else None
 
 
-def _install(processes: Processes | None) -> Processes | None:
-    if processes is not None:
-        processes.control.start()
-        atexit.register(processes.close)
-        _JOINED.append(processes)
-    return processes
+def _install(world: World | None) -> World | None:
+    if world is not None:
+        world.coordinator.start()
+        atexit.register(world.close)
+        _JOINED.append(world)
+    return world
 
 
-def _adopted() -> Processes | None:
+def _adopted() -> World | None:
     """Return the processes of a program that has started torch.distributed itself."""
     num = dist.get_world_size()
     if num == 1:
@@ -305,10 +305,10 @@ def _adopted() -> Processes | None:
             local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(num))),
         )
     store = dist.distributed_c10d._get_default_store()
-    return Processes(launch, PrefixStore("modelzoo_trainer", store), is_own=False)
+    return World(launch, PrefixStore("modelzoo_trainer", store), is_own=False)
 
 
-def _started(launch: Launch) -> Processes:
+def _started(launch: Launch) -> World:
     for name, value in _NCCL_SETTINGS.items():
         os.environ.setdefault(name, value)
     interface = loopback_interface() if launch.is_one_host else None
@@ -335,7 +335,7 @@ def _started(launch: Launch) -> Processes:
         raise BackendError(
             f"process {launch.rank} of {launch.world_size} cannot reach the others: {error}"
         ) from None
-    return Processes(launch, store, is_own=True)
+    return World(launch, store, is_own=True)
 
 
 def _describe(error: BaseException) -> tuple[str, int]:

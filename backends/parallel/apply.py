@@ -133,11 +133,11 @@ def _copy(
         find_unused_parameters=settings.find_unused_parameters,
     )
     if not settings.find_unused_parameters:
-        settle_buckets(replica)
+        fix_bucket_order(replica)
     return replica
 
 
-def settle_buckets(replica: DistributedDataParallel) -> None:
+def fix_bucket_order(replica: DistributedDataParallel) -> None:
     """Have gradients packed from the first step on as in all later ones, by a pass of zeros.
 
     Torch packs them anew after a process's first backward pass. Where in a message a number is

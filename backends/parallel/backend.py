@@ -22,8 +22,8 @@ from typing_extensions import override
 
 from ..accelerator import AcceleratorBackend
 from ..backend import Backend
-from ..conditional_step import leave_out
-from ..coordination.world import Processes, join
+from ..conditional_step import skip_step
+from ..coordination.world import World, join
 from ..cpu import CpuBackend
 from ..cuda import CudaBackend
 from ..errors import BackendError
@@ -31,7 +31,7 @@ from ..fast_step import plain_step
 from ..placement import map_tensors
 from .apply import accumulating, make_mesh, parallelize
 from .config import TIMEOUT_S, ParallelSettings, check_timeout
-from .ddp import Weighed
+from .ddp import LossWeighting
 from .fsdp import distribute, free_gathered, is_sharded, own_part, whole
 from .norms import clip_grad_norm, clip_grad_value, grad_norm, norms
 
@@ -79,10 +79,10 @@ class ParallelBackend(Backend):
             }
         )
         self.timeout_s = check_timeout(timeout)
-        self._processes: Processes | None = None
+        self._processes: World | None = None
         self._data_shard = (0, 1)
         self._model: Module | None = None
-        self._weighed: Weighed | None = None
+        self._weighting: LossWeighting | None = None
         self._window: tuple[Any, Any] | None = None
         self._accumulating: Callable[[], AbstractContextManager[Any]] | None = None
         self._has_stepped = False
@@ -91,7 +91,7 @@ class ParallelBackend(Backend):
     # ---- life
 
     @property
-    def processes(self) -> Processes:
+    def processes(self) -> World:
         """All processes of the run."""
         if self._processes is None:
             raise BackendError("the backend is not open yet: other processes are not known.")
@@ -149,20 +149,22 @@ class ParallelBackend(Backend):
 
     @override
     def propose(self, topic: str) -> None:
-        self.processes.control.propose(topic)
+        self.processes.coordinator.propose(topic)
 
     @override
     def decided(self) -> Sequence[str]:
         if not self._has_stepped:  # what takes long once may be still to come
-            return self.processes.control.decided()
+            return self.processes.coordinator.decided()
         groups = [self.mesh.get_group(axis) for axis in self.mesh.mesh_dim_names or ()]
-        self.processes.settle(groups if self._data_group is None else [*groups, self._data_group])
-        self.decided = self.processes.control.decided  # type: ignore[method-assign]  # the way is free
+        self.processes.shorten_timeouts(
+            groups if self._data_group is None else [*groups, self._data_group]
+        )
+        self.decided = self.processes.coordinator.decided  # type: ignore[method-assign]  # the way is free
         return self.decided()
 
     @override
-    def meet(self, name: str) -> bool:
-        return self.processes.meet(name)
+    def try_barrier(self, name: str) -> bool:
+        return self.processes.try_barrier(name)
 
     @override
     def barrier(self, name: str) -> None:
@@ -187,9 +189,14 @@ class ParallelBackend(Backend):
         self.checkpoint_activations(model)
         is_copied = not (self.has_shards or self.settings.find_unused_parameters)
         # The search for unused parameters begins at the outputs: it would not see the weights.
-        self._weighed = Weighed(model) if is_copied and Weighed.takes(model) else None
+        self._weighting = LossWeighting(model) if is_copied and LossWeighting.fits(model) else None
         module = parallelize(
-            self._weighed or model, self.settings, self.sizes, self.mesh, self.device, self.compile
+            self._weighting or model,
+            self.settings,
+            self.sizes,
+            self.mesh,
+            self.device,
+            self.compile,
         )
         self._model = model
         self._accumulating = partial(accumulating, module, model)
@@ -237,22 +244,22 @@ class ParallelBackend(Backend):
 
     @override
     def weigh(self, weight: Any, loss: Tensor | None = None) -> None:
-        if self._weighed is None:
+        if self._weighting is None:
             super().weigh(weight, loss)
         else:
-            self._weighed.weigh(weight, loss)
+            self._weighting.weigh(weight, loss)
 
     @override
     def backward(self, loss: Tensor) -> None:
-        if self._weighed is None:
+        if self._weighting is None:
             super().backward(loss)
         else:
-            self._weighed.backward(loss)
+            self._weighting.backward(loss)
 
     @override
     def window(self) -> tuple[Any, Any]:
         if self._window is None:
-            self._window = self._sums() if self._weighed is None else self._weighed.sums()
+            self._window = self._sums() if self._weighting is None else self._weighting.sums()
         return self._window
 
     def _sums(self) -> tuple[Any, Any]:
@@ -270,8 +277,8 @@ class ParallelBackend(Backend):
     def drop_window(self) -> None:
         super().drop_window()
         self._window = None
-        if self._weighed is not None:
-            self._weighed.drop()
+        if self._weighting is not None:
+            self._weighting.drop()
 
     @override
     def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
@@ -301,7 +308,7 @@ class ParallelBackend(Backend):
         elif self._look(keep):  # what undoes a step on the device knows only whole tensors
             plain_step(optimizer)
         else:
-            leave_out(optimizer)
+            skip_step(optimizer)
 
     # ---- state
 
@@ -333,7 +340,7 @@ class ParallelBackend(Backend):
     @property
     @override
     def process_group(self) -> Any:
-        return self.processes.saves
+        return self.processes.checkpoint_group
 
     @override
     def explain(self, error: BaseException) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 
-class Weighed(Module):
+class LossWeighting(Module):
     """A model, and two numbers whose gradient is the sums of a window: of weights, and of losses.
 
     The numbers are part of no computation: their gradient is given to autograd. It is accumulated
@@ -28,7 +28,7 @@ class Weighed(Module):
         self._noted: Tensor | None = None
 
     @staticmethod
-    def takes(model: Module) -> bool:
+    def fits(model: Module) -> bool:
         """Return whether a model's gradients count finely enough."""
         dtypes = {param.dtype for param in model.parameters() if param.is_floating_point()}
         return len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64}

@@ -29,7 +29,7 @@ _BUCKETS: Final = (1 << 20, 25 << 20)  # bytes of the first one and of others, D
 _INNER: Final[Any] = dist  # with what torch does not declare
 
 
-class FakeProcesses:
+class FakeWorld:
     """Stands for `Processes` in a run whose other processes do not exist.
 
     Args:
@@ -37,7 +37,7 @@ class FakeProcesses:
     """
 
     failure = None
-    last_words = None
+    on_abort = None
 
     def __init__(self, world_size: int) -> None:
         self.launch = Launch(
@@ -49,15 +49,15 @@ class FakeProcesses:
         self.rank = self.local_rank = 0
         self.world_size = world_size
         self.timeout_s = TIMEOUT_S
-        self.control = self  # has nothing to hear
-        self.talk = self.saves = dist.group.WORLD
+        self.coordinator = self  # has nothing to hear
+        self.control_group = self.checkpoint_group = dist.group.WORLD
         self._topics: list[str] = []
 
     def new_group(self, ranks: Sequence[int] | None = None) -> Any:
         """Return a group."""
         return dist.new_group(None if ranks is None else list(ranks))
 
-    def settle(self, groups: Sequence[Any] = ()) -> None:
+    def shorten_timeouts(self, groups: Sequence[Any] = ()) -> None:
         """Do nothing: nobody is waited for."""
 
     def agree(self, flag: bool) -> bool:
@@ -78,7 +78,7 @@ class FakeProcesses:
     def require_same(self, what: str, value: str, *, hint: str) -> None:
         """Do nothing: it is the same."""
 
-    def meet(self, name: str) -> bool:
+    def try_barrier(self, name: str) -> bool:
         """Return True: everybody comes."""
         return True
 
@@ -102,7 +102,7 @@ class FakeProcesses:
 
 
 @contextmanager
-def processes_on_paper(world_size: int) -> Iterator[None]:
+def fake_world(world_size: int) -> Iterator[None]:
     """Make this process the first of many that do not exist, and undo it at the end.
 
     Backends that are made inside are those of several processes.
@@ -127,7 +127,7 @@ def processes_on_paper(world_size: int) -> Iterator[None]:
 
         dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
         undo.callback(dist.destroy_process_group)
-        world._JOINED.append(FakeProcesses(world_size))  # type: ignore[arg-type]  # stands for it
+        world._JOINED.append(FakeWorld(world_size))  # type: ignore[arg-type]  # stands for it
         undo.callback(world._JOINED.clear)
         _let_replicas_be_fake(undo)
         _let_shards_be_fake(undo)
@@ -167,7 +167,7 @@ def _let_replicas_be_fake(undo: ExitStack) -> None:
 
     _replace(undo, replicated, "_verify_param_shape_across_processes", nothing)
     _replace(undo, replicated, "_sync_module_states", nothing)
-    _replace(undo, apply, "settle_buckets", nothing)
+    _replace(undo, apply, "fix_bucket_order", nothing)
 
     assign = _INNER._compute_bucket_assignment_by_size
 
@@ -294,7 +294,7 @@ _OPTIONS: Final = (
 )
 
 
-def backend_on_paper(
+def fake_world_backend(
     device: str | None, options: Mapping[str, Any] | None
 ) -> tuple[str, dict[str, Any], bool]:
     """Return the device that stands on paper for a run's, its backend's options, and more.

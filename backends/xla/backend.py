@@ -27,7 +27,7 @@ from ..conditional_step import put_back
 from ..errors import BackendError, HostReadError
 from ..placement import map_tensors, swap_model
 from ..prefetch import LookAhead, PlainLane
-from ..sync_guard import HostReadGuard
+from ..sync_guard import SyncGuard
 from .optimizers import LazyOptimizers
 from .reads import BatchedReads
 from .recompilation import Recompilation, RecompilationWatch, Shapes, shapes_of
@@ -139,7 +139,7 @@ class XlaBackend(Backend):
         self._stream = 0
         self._held: list[Any] = []
         self._at_risk: list[Snapshot] = []
-        self._guard = HostReadGuard("xla")
+        self._guard = SyncGuard("xla")
         self._is_guarded = False
         self._num_guarded: Counter[int] = Counter()
         self._num_fetched = 0
@@ -194,7 +194,7 @@ class XlaBackend(Backend):
         correct_batch_norms(model)
         if self._runtime.spmd is not None:
             self._runtime.spmd.shard_model(model)
-        self._settle()
+        self._run_pending()
         return model
 
     @override
@@ -245,7 +245,7 @@ class XlaBackend(Backend):
         if self._stream == 0 and self.optimizers.has_new:
             self.optimizers.begin()
         if self._has_strays:
-            self._settle()
+            self._run_pending()
         self.seed_device(seed)
         self._num_fetched = self._runtime.num_fetched()
         if self._num_guarded[self._stream] < _NUM_GUARDED:
@@ -302,7 +302,7 @@ class XlaBackend(Backend):
         """Whether something was computed since the last step: it gets a graph of its own."""
         return not self._is_open and self._runtime.num_made() != self._num_expected
 
-    def _settle(self) -> None:
+    def _run_pending(self) -> None:
         """Run what was recorded outside of steps."""
         self._launch()
         self._is_open = False
@@ -353,7 +353,7 @@ class XlaBackend(Backend):
     @override
     def flush(self) -> None:
         if self._is_open:
-            self._settle()
+            self._run_pending()
         super().flush()
         self._at_risk.clear()
 
@@ -391,7 +391,7 @@ class XlaBackend(Backend):
 
     def _on_host(self, tree: Any, otherwise: Callable[[Tensor], Tensor]) -> Any:
         if not self.in_step and self._has_strays:
-            self._settle()
+            self._run_pending()
         found: dict[int, Tensor] = {}
         ids: dict[int, int] = {}  # a view has another one each time it is asked for
 

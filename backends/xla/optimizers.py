@@ -147,9 +147,9 @@ class LazyOptimizers:
         if optimizer not in self._choices:
             self._choices[optimizer] = []
             optimizer.register_state_dict_post_hook(self._restore_choices)
-            optimizer.register_load_state_dict_post_hook(self._settle_loaded)
+            optimizer.register_load_state_dict_post_hook(self._prepare_loaded)
             self._new.add(optimizer)
-        self._settle(optimizer)
+        self._prepare_groups(optimizer)
 
     def step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
         """Update the parameters, or leave them and the optimizer's state as they are, bit by bit.
@@ -184,11 +184,11 @@ class LazyOptimizers:
 
     # ---- groups and settings
 
-    def _settle(self, optimizer: Optimizer) -> None:
+    def _prepare_groups(self, optimizer: Optimizer) -> None:
         """Set the switches of the groups, and send what there is of a state."""
         prepared = self._known[optimizer] = _Prepared(optimizer)
         choices = self._choices[optimizer]
-        groups = optimizer.param_groups[len(choices) :]  # the others were settled before
+        groups = optimizer.param_groups[len(choices) :]  # the others were prepared before
         for group in groups:
             switches = _switches(optimizer, group)
             choices.append({key: group[key] for key in switches})
@@ -219,9 +219,9 @@ class LazyOptimizers:
             state[key] = tensor
         return sent
 
-    def _settle_loaded(self, optimizer: Optimizer) -> None:
+    def _prepare_loaded(self, optimizer: Optimizer) -> None:
         self._choices[optimizer] = []  # loading makes new groups, with the switches of the file
-        self._settle(optimizer)
+        self._prepare_groups(optimizer)
 
     def _restore_choices(self, optimizer: Optimizer, state_dict: State) -> None:
         for group, choices in zip(

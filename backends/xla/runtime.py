@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BackendError, BackendUnavailable
-from .spmd import Layout, Spmd, start_spmd
+from .spmd import MeshShape, Spmd, start_spmd
 
 log = logging.getLogger("modelzoo_trainer.backends.xla")
 
@@ -67,7 +67,7 @@ class XlaRuntime:
         if cache_dir is not None:
             _begin_cache(str(Path(cache_dir).absolute()))
         if parallel is not None:  # before anything asks for the device
-            self.spmd = Spmd(Layout.from_options(parallel, start_spmd()))
+            self.spmd = Spmd(MeshShape.from_options(parallel, start_spmd()))
         self._xla: Any = torch_xla._XLAC
         self._pjrt: Any = runtime
         self._model: Any = xla_model

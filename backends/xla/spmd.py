@@ -24,7 +24,7 @@ Partition = tuple[str | tuple[str, ...] | None, ...]  # for each dimension: over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class MeshShape:
     """How the devices are used; the product of the sizes is their number.
 
     Args:
@@ -41,8 +41,8 @@ class Layout:
         return self.replicate * self.shard
 
     @classmethod
-    def from_options(cls, options: Mapping[str, Any], num_devices: int) -> Layout:
-        """Return the layout that `backend.parallel` asks for.
+    def from_options(cls, options: Mapping[str, Any], num_devices: int) -> MeshShape:
+        """Return the mesh that `backend.parallel` asks for.
 
         Args:
             options: `replicate` and `shard`; 1 where not given, -1 = the rest of the devices.
@@ -60,10 +60,10 @@ class Layout:
         if rest:
             (given,) = set(AXES).difference(rest)
             sizes[rest[0]] = num_devices // sizes[given]
-        layout = cls(**sizes)
-        if layout.num_devices != num_devices:
+        mesh_shape = cls(**sizes)
+        if mesh_shape.num_devices != num_devices:
             raise BackendError(_misfit(options, num_devices))
-        return layout
+        return mesh_shape
 
 
 def check_parallel(options: Mapping[str, Any]) -> dict[str, int]:
@@ -138,29 +138,29 @@ def start_spmd() -> int:
 
 
 class Spmd:
-    """Gives tensors the place that a layout has for them.
+    """Shards tensors over the mesh of devices.
 
     A parameter is spread over `shard` along its largest dimension that can be divided, and so is
     an optimizer's state; small and indivisible ones, scalars and buffers are on every device. A
     batch is spread over both axes. Nothing is wrapped: names stay as they are. The numbers of a
-    run do not depend on the layout, but for rounding.
+    run do not depend on the mesh, but for rounding.
 
     `start_spmd` comes first.
 
     Args:
-        layout: Sizes of the axes.
+        mesh_shape: Sizes of the axes.
         smallest: Elements from which on a parameter or a state is spread.
     """
 
-    def __init__(self, layout: Layout, *, smallest: int = SMALLEST_SHARDED) -> None:
+    def __init__(self, mesh_shape: MeshShape, *, smallest: int = SMALLEST_SHARDED) -> None:
         import numpy as np
         import torch_xla
         import torch_xla.distributed.spmd as xs
 
-        self.layout = layout
+        self.mesh_shape = mesh_shape
         self.smallest = smallest
-        sizes = (layout.replicate, layout.shard)
-        self.mesh = xs.Mesh(np.arange(layout.num_devices), sizes, AXES)
+        sizes = (mesh_shape.replicate, mesh_shape.shard)
+        self.mesh = xs.Mesh(np.arange(mesh_shape.num_devices), sizes, AXES)
         self._xla = torch_xla._XLAC
         self._sharding_spec = xs.ShardingSpec
         self._placed: dict[Partition, str] = {}
@@ -174,7 +174,7 @@ class Spmd:
         Args:
             shape: Of a parameter, or of state that an optimizer has for one.
         """
-        num = self.layout.shard
+        num = self.mesh_shape.shard
         nowhere: Partition = (None,) * len(shape)
         dims = [dim for dim, size in enumerate(shape) if size % num == 0]
         if num == 1 or not dims or torch.Size(shape).numel() < self.smallest:
@@ -236,7 +236,7 @@ class Spmd:
             for a tensor without dimensions, and for one that cannot be divided evenly: where such
             a one is an index (of an embedding), the partitioner aborts the process in backward.
         """
-        if tensor.dim() == 0 or tensor.shape[0] % self.layout.num_devices:
+        if tensor.dim() == 0 or tensor.shape[0] % self.mesh_shape.num_devices:
             return None
         return self._spec(tensor, (AXES, *(None,) * (tensor.dim() - 1)))
 

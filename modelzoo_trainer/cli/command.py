@@ -31,7 +31,7 @@ from modelzoo_trainer.stderr import open_missing_streams, say
 if TYPE_CHECKING:
     from modelzoo_trainer.config.names import Names
     from modelzoo_trainer.config.plan import TrainerPlan
-    from modelzoo_trainer.devices import Processes
+    from modelzoo_trainer.devices import World
     from modelzoo_trainer.supervisor.settings import Settings
 
 MakeNames: TypeAlias = "Callable[[Sequence[ModuleType]], Names]"
@@ -241,7 +241,7 @@ def _run(options: argparse.Namespace, names: MakeNames, runner: Runner) -> int:
 def _run_distributed(options: argparse.Namespace, names: MakeNames, runner: Runner) -> int:
     """Run the file in this process as in the others."""
 
-    def task(processes: Processes, report: Report) -> int:
+    def task(processes: World, report: Report) -> int:
         runner.report, runner.processes = report, processes
         if processes.rank == 0 and _restarts(options):
             say(

@@ -13,7 +13,7 @@ from modelzoo_trainer.exit_codes import FAILED, INTERRUPTED, WRONG_USE, exit_cod
 from modelzoo_trainer.stderr import say
 
 if TYPE_CHECKING:
-    from modelzoo_trainer.devices import Failure, Processes
+    from modelzoo_trainer.devices import Failure, World
 
 Report = Callable[[str, int], int]
 """Says why a process ends, and returns the exit code."""
@@ -32,11 +32,11 @@ class DistributedRun:
     a word, whatever it is that this has led to in them.
     """
 
-    def __init__(self, processes: Processes, *, owns_process: bool) -> None:
+    def __init__(self, processes: World, *, owns_process: bool) -> None:
         self._processes = processes
         self._owns_process = owns_process
         self._has_reported = False
-        processes.control.last_words = self._report_failure
+        processes.coordinator.on_abort = self._report_failure
         processes.describe = _describe
 
     def run(self, task: Callable[[Report], int]) -> int:
@@ -65,7 +65,7 @@ class DistributedRun:
         first = self._processes.fail_by(error)
         rank = self._processes.rank
         is_first = first.kind == "hang" or first.message == _describe(error)[0]
-        if is_first and first.rank == first.teller == rank and not self._has_reported:
+        if is_first and first.rank == first.reporting_rank == rank and not self._has_reported:
             self._has_reported = True
             say(str(first) if first.kind == "hang" else f"process {rank} has failed:")
             sys.excepthook(type(error), error, error.__traceback__)
@@ -75,7 +75,7 @@ class DistributedRun:
 
     def _report_failure(self, failure: Failure) -> None:
         """Say what the run has failed by, if that is this process's part, and nobody has."""
-        if failure.teller == self._processes.rank and not self._has_reported:
+        if failure.reporting_rank == self._processes.rank and not self._has_reported:
             self._has_reported = True
             say(str(failure))
 
@@ -87,7 +87,7 @@ def _describe(error: BaseException) -> tuple[str, int]:
     return f"{type(error).__name__}: {error}", FAILED
 
 
-def _end_at_once(name: str, joined: Sequence[Processes]) -> None:
+def _end_at_once(name: str, joined: Sequence[World]) -> None:
     """End this process because of a signal, after the others have been told, if there are some."""
     code = exit_code(name)
     for processes in joined:
@@ -118,7 +118,7 @@ def end_with_launcher() -> None:
 
 
 def run_distributed(
-    task: Callable[[Processes, Report], int], requests: StopRequests, *, owns_process: bool
+    task: Callable[[World, Report], int], requests: StopRequests, *, owns_process: bool
 ) -> int:
     """Run a command together with other processes, and return the exit code.
 
@@ -129,7 +129,7 @@ def run_distributed(
 
     if owns_process:
         be_quiet()
-    joined: list[Processes] = []
+    joined: list[World] = []
     requests.watch(lambda name: _end_at_once(name, joined))
     from modelzoo_trainer.devices import BackendError, join
 

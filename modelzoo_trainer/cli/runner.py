@@ -15,7 +15,7 @@ from modelzoo_trainer.stderr import say
 
 if TYPE_CHECKING:
     from modelzoo_trainer.config.plan import TrainerPlan
-    from modelzoo_trainer.devices import Processes, StopRecord
+    from modelzoo_trainer.devices import StopRecord, World
     from modelzoo_trainer.supervisor.child import Child
 
 _CKPT_KEYS: Final = {"validate": "ckpt_path", "validate_all": "ckpt_paths"}
@@ -41,7 +41,7 @@ class Runner:
         self.report: Report = report_alone
         """Says why the run ends."""
         self.owns_process = owns_process
-        self.processes: Processes | None = None
+        self.processes: World | None = None
         """Those that run it together; None = this one is alone."""
         self.command = command
         self.requests = requests

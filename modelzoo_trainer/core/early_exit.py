@@ -136,7 +136,7 @@ class EarlyExit(CoreCallback):
             RuntimeError: If other processes go on.
         """
         reason = str(stop) or "StopTraining was raised"
-        if self._shared is not None and not self._shared.meet("stop"):
+        if self._shared is not None and not self._shared.try_barrier("stop"):
             raise RuntimeError(
                 f"StopTraining ({reason}) was raised, but not by all processes, and the others "
                 f"cannot go on without this one. Raise it in all of them at the same place, or "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from modelzoo_trainer.devices import BackendError, processes_on_paper
+from modelzoo_trainer.devices import BackendError, fake_world
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.planning.figures import Figures, bytes_of, in_bytes, table
 from modelzoo_trainer.planning.measure import measure
@@ -94,7 +94,7 @@ def plan_on_paper(
     num = _number(world_size)
     limit = None if memory is None else bytes_of(memory)
     try:
-        with processes_on_paper(num):
+        with fake_world(num):
             return _all_of(load, limit)
     except BackendError as error:
         raise ConfigError(str(error)) from None

@@ -21,7 +21,7 @@ from modelzoo_trainer.core.loop import TrainingLoop
 from modelzoo_trainer.data.batches import batch_size_of, split_batch
 from modelzoo_trainer.devices import (
     BackendError,
-    backend_on_paper,
+    fake_world_backend,
     map_tensors,
 )
 from modelzoo_trainer.errors import ConfigError
@@ -44,7 +44,7 @@ def measure(plan: TrainerPlan) -> Figures:
 
     A batch is loaded for its shapes. Nothing is written, and no device is touched.
 
-    `plan`: one trainer of a file; inside `processes_on_paper`.
+    `plan`: one trainer of a file; inside `fake_world`.
 
     Raises:
         ConfigError: If the plan does not train, or the processes do not fit it.
@@ -77,7 +77,7 @@ def _on_paper(plan: TrainerPlan, folder: str) -> tuple[TrainerPlan, bool]:
     for key in _LEFT_OUT:
         own.init.pop(key, None)
     given = own.init.get("device"), own.init.get("backend")
-    own.init["device"], own.init["backend"], on_host = backend_on_paper(*given)
+    own.init["device"], own.init["backend"], on_host = fake_world_backend(*given)
     own.init["model_dir"] = folder
     own.init["callbacks"] = [
         one for one in own.init.get("callbacks", ()) if getattr(one, "target", None) in _DIVIDES

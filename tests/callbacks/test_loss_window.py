@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from backends.sync_guard import HostReadGuard
+from backends.sync_guard import SyncGuard
 from modelzoo_trainer.callbacks.step_guard import LossWindow
 
 GOOD, BAD = torch.tensor(False), torch.tensor(True)
@@ -54,7 +54,7 @@ def test_the_oldest_loss_is_forgotten():
 
 
 def test_nothing_is_read_on_the_host():
-    guard = HostReadGuard()
+    guard = SyncGuard()
     guard.arm()
     try:
         fill(window(), [1.0] * 9).limit()

@@ -117,7 +117,7 @@ def test_only_first_steps_and_counts_on_the_host_wait(
     # The first good step is number 2; in number 3 the parameters of `late` have their first, and
     # Adagrad's have a state from the start, which is found in the first good step as well.
     expected = NUM_STEPS if name in ON_HOST else 4
-    assert backend.masked_steps.num_looks == expected
+    assert backend.conditional_steps.num_looks == expected
 
 
 def test_an_optimizer_that_counts_on_the_host_says_what_it_costs(

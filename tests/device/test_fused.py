@@ -12,7 +12,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from backends import Backend, fast_step
 from backends.fast_step import fuse_optimizer
-from backends.sync_guard import HostReadGuard
+from backends.sync_guard import SyncGuard
 
 CPU = torch.device("cpu")
 SWITCHED = [SGD, Adam, AdamW, Adagrad]
@@ -45,7 +45,7 @@ def test_a_loss_scaler_reads_nothing_with_a_switched_optimizer(cls: type[Optimiz
     fuse_optimizer(optimizer, CPU)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     scaler.scale(weight.sum()).backward()
-    guard = HostReadGuard()
+    guard = SyncGuard()
     guard.arm()
     try:
         scaler.unscale_(optimizer)

@@ -107,11 +107,11 @@ class Recorder(Lane):
         self.log.append(f"finish {copying}")
         return copying
 
-    def settle(self, copying: Any) -> None:
+    def release_source(self, copying: Any) -> None:
         self.log.append(f"settle {copying}")
 
 
-def test_a_source_is_settled_before_the_loader_is_asked_again() -> None:
+def test_a_source_is_released_before_the_loader_is_asked_again() -> None:
     lane = Recorder()
     list(LookAhead("ab", lane))
     assert lane.log == ["start a", "finish a", "settle a", "start b", "finish b", "settle b"]
@@ -171,7 +171,7 @@ def test_a_copy_runs_in_its_own_stream_and_is_waited_for_by_the_computation(
     assert batch["x"].tolist() == [1.0, 1.0]
     assert batch["name"] == "a"
     stream_log.clear()
-    lane.settle(copying)
+    lane.release_source(copying)
     assert stream_log == ["host waits for copies"]
 
 
@@ -179,7 +179,7 @@ def test_a_source_is_kept_until_its_copy_is_done(stream_log: list[str]) -> None:
     lane = StreamLane(torch.device("cpu"))
     copying = lane.start([torch.ones(2), torch.ones(3)])
     assert [len(source) for source in copying.sources] == [2, 3]
-    lane.settle(copying)
+    lane.release_source(copying)
     assert copying.sources == []
 
 

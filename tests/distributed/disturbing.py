@@ -58,8 +58,8 @@ class Tell(Callback):
 
 def _is_told(trainer: Any) -> bool:
     """Return whether this process ends, or does something, at its next decision point."""
-    control = trainer.backend.processes.control
-    return control.failure is not None or bool(control._decisions._due)
+    control = trainer.backend.processes.coordinator
+    return control.failure is not None or bool(control._consensus._due)
 
 
 def _digest(trainer: Any) -> str:

@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from backends.coordination.consensus import Decisions
-from backends.coordination.coordinator import Control
+from backends.coordination.consensus import Consensus
+from backends.coordination.coordinator import Coordinator
 from backends.coordination.failures import Failure, RunFailed
 from backends.coordination.launch import read_launch
 from backends.coordination.rendezvous import open_store
@@ -24,12 +24,12 @@ PATIENCE_S = 60.0
 NEAR = 50  # points that a process is ahead of others at most
 
 
-def _control(rank: int) -> tuple[dist.Store, Control]:
+def _control(rank: int) -> tuple[dist.Store, Coordinator]:
     launch = read_launch()
     store = open_store(launch, timeout_s=PATIENCE_S)
     # With patience the first process, which has the store, leaves as the last one.
     prefixed = dist.PrefixStore("control", store)
-    control = Control(prefixed, rank, launch.world_size, grace=PATIENCE_S)
+    control = Coordinator(prefixed, rank, launch.world_size, grace=PATIENCE_S)
     control.start()
     return store, control
 
@@ -64,7 +64,7 @@ def _drifting(rank: int, num_rounds: int) -> list[tuple[int, tuple[str, ...]]]:
 
 
 def _walk(
-    rank: int, control: Control, num_rounds: int, come_to: Callable[[int], object]
+    rank: int, control: Coordinator, num_rounds: int, come_to: Callable[[int], object]
 ) -> list[tuple[int, tuple[str, ...]]]:
     # In each round one process or two, known to all, propose something, after some points.
     ours, mine = random.Random(0), random.Random(rank)
@@ -125,10 +125,10 @@ def _signalled(rank: int) -> list[tuple[int, tuple[str, ...]]]:
     return found
 
 
-def _next_decision(control: Control) -> tuple[int, tuple[str, ...]]:
+def _next_decision(control: Coordinator) -> tuple[int, tuple[str, ...]]:
     while not (topics := control.decided()):
         time.sleep(0.001)
-    return control._decisions.point, topics
+    return control._consensus.point, topics
 
 
 def test_a_signal_to_all_processes_becomes_one_decision_and_another_topic_may_follow() -> None:
@@ -159,7 +159,7 @@ def test_a_proposal_is_dropped_after_a_process_has_come_to_its_last_point() -> N
 
 
 def test_the_main_thread_waits_at_its_next_point_until_a_proposal_is_settled() -> None:
-    decisions = Decisions()
+    decisions = Consensus()
     decisions.decided()
     answer = decisions.hold(0)
     found: list[tuple[str, ...]] = []
@@ -178,7 +178,7 @@ def test_the_main_thread_waits_at_its_next_point_until_a_proposal_is_settled() -
 
 
 def test_topics_for_one_point_come_in_the_order_of_their_proposals() -> None:
-    decisions = Decisions()
+    decisions = Consensus()
     decisions.hold(3)
     decisions.hold(4)
     decisions.commit(4, "stop", 1)
@@ -189,7 +189,7 @@ def test_topics_for_one_point_come_in_the_order_of_their_proposals() -> None:
 
 
 def test_a_main_thread_that_waits_is_woken_when_the_run_fails() -> None:
-    decisions = Decisions()
+    decisions = Consensus()
     decisions.hold(0)
     threading.Timer(0.05, decisions.abort, [Failure(1, "disk full")]).start()
 
@@ -198,7 +198,7 @@ def test_a_main_thread_that_waits_is_woken_when_the_run_fails() -> None:
 
 
 def test_a_commit_of_what_was_dropped_does_nothing() -> None:
-    decisions = Decisions()
+    decisions = Consensus()
     decisions.hold(0)
     decisions.drop()
     decisions.commit(0, "save", 1)

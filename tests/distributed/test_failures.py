@@ -16,12 +16,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from backends.coordination import coordinator as control_module
+from backends.coordination import coordinator as coordinator_module
 from backends.coordination import failures, heartbeat
-from backends.coordination.coordinator import Control
+from backends.coordination.coordinator import Coordinator
 from backends.coordination.failures import Failure, RunFailed, gone
 from backends.coordination.launch import read_launch
-from backends.coordination.liveness import Patience, own_identity
+from backends.coordination.liveness import StallTimer, own_identity
 from backends.coordination.rendezvous import open_store
 from tests.distributed.ranks import run_ranks, try_ranks
 
@@ -29,12 +29,12 @@ PATIENCE_S = 60.0
 FOREVER_S = 1000.0
 
 
-def _control(rank: int, **options: float) -> tuple[dist.Store, Control]:
+def _control(rank: int, **options: float) -> tuple[dist.Store, Coordinator]:
     # How long the product waits for what comes at last is not what is tested.
-    control_module._PUBLISH_S = control_module._LINGER_S = failures._LAST_WORDS_S = PATIENCE_S
+    coordinator_module._PUBLISH_S = coordinator_module._LINGER_S = failures._ON_ABORT_S = PATIENCE_S
     launch = read_launch()
     store = open_store(launch, timeout_s=PATIENCE_S)
-    control = Control(dist.PrefixStore("control", store), rank, launch.world_size, **options)
+    control = Coordinator(dist.PrefixStore("control", store), rank, launch.world_size, **options)
     control.start()
     return store, control
 
@@ -52,7 +52,7 @@ def _all_done(store: dist.Store, rank: int, num: int) -> None:
         time.sleep(0.01)
 
 
-def _heard(control: Control) -> Failure | None:
+def _heard(control: Coordinator) -> Failure | None:
     control._is_known.wait(PATIENCE_S)
     return control.failure
 
@@ -92,7 +92,7 @@ def test_of_many_failures_all_processes_name_the_same_first_one() -> None:
 
 
 def _consequence(rank: int) -> Failure:
-    control_module._CAUSE_S = PATIENCE_S
+    coordinator_module._CAUSE_S = PATIENCE_S
     store, control = _control(rank, grace=PATIENCE_S)
     _all_ready(store, 3)
     if rank == 2:
@@ -110,7 +110,7 @@ def test_a_lost_connection_waits_for_its_cause() -> None:
 
 
 def _answers_late(rank: int) -> Failure | None:
-    control_module._CAUSE_S, heartbeat._ROLL_CALL_S = 1.0, 0.1
+    coordinator_module._CAUSE_S, heartbeat._ROLL_CALL_S = 1.0, 0.1
     if rank == 1:
         _hear_after(lambda store: store.wait(["told"]))
     store, control = _control(rank, grace=PATIENCE_S)
@@ -125,13 +125,13 @@ def _answers_late(rank: int) -> Failure | None:
 
 def _hear_after(wait: Callable[[dist.Store], object]) -> None:
     """Have this process take nothing in before something has happened."""
-    hear = Control._hear
+    hear = Coordinator._hear
 
-    def hear_late(control: Control, *entry: Any) -> None:
+    def hear_late(control: Coordinator, *entry: Any) -> None:
         wait(control._listening.store)
         hear(control, *entry)
 
-    Control._hear = hear_late
+    Coordinator._hear = hear_late
 
 
 @pytest.mark.slow
@@ -141,8 +141,8 @@ def test_a_process_of_this_host_that_answers_late_is_not_taken_for_gone() -> Non
 
 
 def test_who_has_failed_tells_it_unless_another_process_had_to_find_out() -> None:
-    assert Failure(1, "disk full").teller == 1
-    assert gone(1, reporter=2).teller == 2
+    assert Failure(1, "disk full").reporting_rank == 1
+    assert gone(1, reporter=2).reporting_rank == 2
 
 
 def _all_lost(rank: int) -> Failure:
@@ -163,7 +163,7 @@ def test_a_lost_connection_without_another_cause_is_the_failure() -> None:
 
 
 def _killed(rank: int, victim: int) -> tuple[int, str, str]:
-    control_module._CAUSE_S = PATIENCE_S
+    coordinator_module._CAUSE_S = PATIENCE_S
     store, control = _control(rank, grace=PATIENCE_S)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
     dist.barrier()
@@ -197,7 +197,7 @@ def _stuck(rank: int, victim: int, sign: int, path: str) -> None:
     _, control = _control(rank, grace=0.3)
     # The store ends with the first process.
     others = [] if rank else [Path(path) / str(r) for r in (1, 2) if r != victim or not sign]
-    control.last_words = lambda failure: _write(Path(path) / str(rank), str(failure), others)
+    control.on_abort = lambda failure: _write(Path(path) / str(rank), str(failure), others)
     dist.init_process_group("gloo", rank=rank, world_size=3)
     dist.barrier()
     while 0 not in control._beats._identities:
@@ -292,7 +292,7 @@ def waits_for_nobody():
 rank = int(os.environ["RANK"])
 store, control = _control(rank, grace=0.5)
 said = [Path(__file__).with_name(str(one)) for one in range(2)]
-control.last_words = lambda failure: _write(said[rank], str(failure), said)
+control.on_abort = lambda failure: _write(said[rank], str(failure), said)
 waits_for_nobody()
 """
 
@@ -368,20 +368,20 @@ def test_a_process_that_has_said_good_bye_may_end_before_the_others() -> None:
 
 
 def test_only_time_at_work_counts_as_silence() -> None:
-    patience = Patience(limit_s=0.05, interval_s=0.01)
-    patience.is_over("beat")
+    timer = StallTimer(limit_s=0.05, interval_s=0.01)
+    timer.is_stalled("beat")
     time.sleep(0.2)
 
-    assert not patience.is_over("beat")
+    assert not timer.is_stalled("beat")
 
 
 def test_silence_ends_with_the_next_sign() -> None:
-    patience = Patience(limit_s=0.05, interval_s=10)
-    patience.is_over("beat")
+    timer = StallTimer(limit_s=0.05, interval_s=10)
+    timer.is_stalled("beat")
     time.sleep(0.1)
 
-    assert patience.is_over("beat")
-    assert not patience.is_over("another")
+    assert timer.is_stalled("beat")
+    assert not timer.is_stalled("another")
 
 
 def test_a_process_is_known_by_its_start_not_by_its_number_alone() -> None:

@@ -24,13 +24,13 @@ from tests.distributed.ranks import free_port, run_ranks, try_ranks
 _PROGRAM = """
 import os, signal, sys, time
 import torch, torch.distributed as dist
-from backends.coordination.coordinator import Control
+from backends.coordination.coordinator import Coordinator
 from backends.coordination.launch import read_launch
 from backends.coordination.rendezvous import open_store
 
 launch = read_launch()
 store = open_store(launch, timeout_s=30)
-control = Control(dist.PrefixStore("control", store), launch.rank, launch.world_size)
+control = Coordinator(dist.PrefixStore("control", store), launch.rank, launch.world_size)
 control.start()
 dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.world_size)
 total = torch.ones(1)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from backends.fast_step import fuse_optimizer
-from backends.sync_guard import HostReadGuard
+from backends.sync_guard import SyncGuard
 from modelzoo_trainer import Checkpoint, checkpointing
 from modelzoo_trainer.core.optimizer_facts import bytes_to_come
 from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS, OptimizerFactory, scheduler_class
@@ -142,7 +142,7 @@ def test_nothing_on_the_device_is_read_not_even_after_loading(name, settings):
 
 @pytest.mark.parametrize("name", ["ASGD", "Adafactor", "Lamb", "Lion"])
 def test_what_is_not_torchs_does_not_read_on_the_host_either(name):
-    model, guard = Net(), HostReadGuard()
+    model, guard = Net(), SyncGuard()
     optimizer = OPTIMIZERS[name](model, weight_decay=0.1)
     guard.arm()
     try:

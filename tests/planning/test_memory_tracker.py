@@ -10,7 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from modelzoo_trainer.devices import processes_on_paper
+from modelzoo_trainer.devices import fake_world
 from modelzoo_trainer.planning.memory_tracker import Kind, MemoryTracker
 
 
@@ -82,7 +82,7 @@ def test_a_value_that_is_read_is_zero_and_counted(tracker: MemoryTracker) -> Non
 @pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # torch 2.13
 def test_what_a_collective_sends_is_that_of_a_ring() -> None:
     mode = FakeTensorMode()
-    with processes_on_paper(8), mode, MemoryTracker(mode) as tracker:
+    with fake_world(8), mode, MemoryTracker(mode) as tracker:
         whole, part = torch.empty(64), torch.empty(8)
         dist.all_reduce(whole)
         dist.all_gather_into_tensor(whole, part)
@@ -100,13 +100,13 @@ def test_what_a_collective_sends_is_that_of_a_ring() -> None:
 
 
 def test_one_process_has_nobody_to_send_to() -> None:
-    with processes_on_paper(1):
+    with fake_world(1):
         assert not dist.is_initialized()
 
 
 def test_the_process_is_alone_again_after_the_run_on_paper() -> None:
     apply, init = nn.Module._apply, nn.parallel.DistributedDataParallel.__init__
-    with processes_on_paper(4):
+    with fake_world(4):
         assert dist.get_world_size() == 4
     assert not dist.is_initialized()
     assert nn.Module._apply is apply

@@ -10,7 +10,7 @@ import pytest
 from modelzoo_trainer.cli import command
 from modelzoo_trainer.config.build import load_plans
 from modelzoo_trainer.config.shipped import shipped_names
-from modelzoo_trainer.devices import processes_on_paper
+from modelzoo_trainer.devices import fake_world
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.planning.command import plan_on_paper
 from modelzoo_trainer.planning.figures import Figures
@@ -63,7 +63,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def figures(file: Path) -> Measure:
     @cache
     def find(num: int, *changes: str) -> Figures:
-        with processes_on_paper(num):
+        with fake_world(num):
             return measure(plan_of(file, changes))
 
     return find
@@ -184,7 +184,7 @@ def test_a_thousand_processes_are_planned_in_one(figures: Measure) -> None:
 @pytest.mark.slow
 def test_seventy_billion_parameters_are_planned_without_their_memory() -> None:
     meta = "init.backend.sharding={meta_init: true, param_dtype: bfloat16, reduce_dtype: float32}"
-    with processes_on_paper(512):
+    with fake_world(512):
         found = measure(plan_of(LLAMA_70B, [SHARD, meta]))
 
     assert found.num_params == 68_976_648_192
@@ -254,7 +254,7 @@ def test_a_device_that_is_not_here_can_be_planned(
 
 def test_a_file_that_only_validates_is_refused(figures: Measure, file: Path) -> None:
     plan = plan_of(file, [])
-    with processes_on_paper(1), pytest.raises(ConfigError, match="--plan is for training"):
+    with fake_world(1), pytest.raises(ConfigError, match="--plan is for training"):
         measure(type(plan)(**{**fields_of(plan), "mode": "eval"}))
 
 

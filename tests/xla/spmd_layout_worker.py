@@ -21,7 +21,7 @@ from torch.optim import AdamW
 
 from backends.errors import BackendError
 from backends.placement import move_model
-from backends.xla.spmd import Layout, Spmd, start_spmd
+from backends.xla.spmd import MeshShape, Spmd, start_spmd
 
 NUM_STEPS = 10
 Facts = dict[str, Any]
@@ -53,7 +53,7 @@ class Net(nn.Module):
 
 
 class Run:
-    def __init__(self, layout: Layout | None) -> None:
+    def __init__(self, layout: MeshShape | None) -> None:
         torch.manual_seed(0)
         self.device = torch_xla.device()
         self.model = Net()
@@ -104,7 +104,7 @@ class Run:
         return [self.step(size) for size in sizes]
 
 
-def train(layout: Layout | None) -> Facts:
+def train(layout: MeshShape | None) -> Facts:
     facts: Facts = {}
     run = Run(layout)
     facts["losses"] = run.losses([32] * 3)
@@ -120,7 +120,7 @@ def train(layout: Layout | None) -> Facts:
     return facts
 
 
-def train_uneven(layout: Layout | None) -> list[float]:
+def train_uneven(layout: MeshShape | None) -> list[float]:
     return Run(layout).losses([6, 2])
 
 
@@ -150,7 +150,7 @@ def parts(tensor: Any) -> list[tuple[Tensor, str]]:
     return list(held)
 
 
-def reload(layout: Layout) -> Facts:
+def reload(layout: MeshShape) -> Facts:
     """Stop after four steps, load into a new run, go on."""
     facts: Facts = {}
     first = Run(layout)
@@ -192,7 +192,7 @@ def reload(layout: Layout) -> Facts:
 def placing() -> Facts:
     facts: Facts = {}
     device = torch_xla.device()
-    spmd = Spmd(Layout(replicate=2, shard=2), smallest=4)
+    spmd = Spmd(MeshShape(replicate=2, shard=2), smallest=4)
     before = count("TransferToDeviceTime")
     whole = torch.arange(12.0).view(6, 2)
     spread, scalar = whole.to(device), torch.tensor(3.0).to(device)
@@ -202,7 +202,7 @@ def placing() -> Facts:
     facts["parts"] = [part.tolist() for part, _ in parts(spread)]
     facts["fetched"] = [t.tolist() for t in spmd.fetch([scalar, spread, spread * 2])]
 
-    Spmd(Layout(replicate=4)).place(spread)  # another place
+    Spmd(MeshShape(replicate=4)).place(spread)  # another place
     facts["moved"] = [part.tolist() == whole.tolist() for part, _ in parts(spread)]
 
     before = count("TransferToDeviceTime")
@@ -234,12 +234,12 @@ def spmd() -> Facts:
     again = start_spmd()
     layouts = {f"{n}x{num_devices // n}": n for n in (1, 2, 4) if num_devices % n == 0}
     facts: Facts = {
-        name: train(Layout(replicate=n, shard=num_devices // n)) for name, n in layouts.items()
+        name: train(MeshShape(replicate=n, shard=num_devices // n)) for name, n in layouts.items()
     }
     facts["devices"] = [num_devices, again]
     if num_devices > 1:
-        facts["uneven_losses"] = train_uneven(Layout(shard=num_devices))
-        facts["reload"] = reload(Layout(shard=num_devices))
+        facts["uneven_losses"] = train_uneven(MeshShape(shard=num_devices))
+        facts["reload"] = reload(MeshShape(shard=num_devices))
         facts["placing"] = placing()
     return facts
 

@@ -16,7 +16,7 @@ from torch import nn, optim
 from torch.utils._pytree import tree_map_only
 
 from backends.errors import BackendError
-from backends.sync_guard import HostReadGuard
+from backends.sync_guard import SyncGuard
 from backends.xla.optimizer_settings import DeviceSettings
 from backends.xla.optimizers import LazyOptimizers
 from modelzoo_trainer.optim.registry import OPTIMIZERS
@@ -338,7 +338,7 @@ def test_a_checkpoint_of_a_fused_optimizer_fits():
 
 @pytest.mark.parametrize("case", ["torch.AdamW", "SGD, Nesterov", "ours.Lion", "torch.Adagrad"])
 def test_the_guard_of_reads_sees_none(case):
-    guard, run = HostReadGuard(), Run(CASES[case])
+    guard, run = SyncGuard(), Run(CASES[case])
     for lr in (0.1, 0.0, torch.tensor(0.2)):
         run.optimizer.param_groups[0]["lr"] = lr
         run.backward()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backends.errors import BackendError
-from backends.xla.spmd import Layout
+from backends.xla.spmd import MeshShape
 
 pytestmark = pytest.mark.xla
 
@@ -67,12 +67,12 @@ def four() -> Facts:
 def test_sizes_that_fit_the_devices_are_taken(
     options: dict[str, int], sizes: tuple[int, int]
 ) -> None:
-    layout = Layout.from_options(options, 4)
+    layout = MeshShape.from_options(options, 4)
     assert (layout.replicate, layout.shard) == sizes
 
 
 def test_nothing_given_fits_one_device() -> None:
-    assert Layout.from_options({}, 1) == Layout(replicate=1, shard=1)
+    assert MeshShape.from_options({}, 1) == MeshShape(replicate=1, shard=1)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_nothing_given_fits_one_device() -> None:
 )
 def test_sizes_that_do_not_fit_are_refused_in_one_message(options: Any, message: str) -> None:
     with pytest.raises(BackendError, match=message):
-        Layout.from_options(options, 4)
+        MeshShape.from_options(options, 4)
 
 
 @pytest.mark.slow
