@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .backend import Backend, Caps
     from .blocks import CompileOptions
+    from .comm import Comm
     from .coordination.failures import Failure
     from .coordination.restarts import StopRecord
     from .coordination.world import World, join, joined
@@ -49,6 +50,7 @@ _HOMES = {
         "Caps",
     ),
     "blocks": ("CompileOptions",),
+    "comm": ("Comm",),
     "coordination.failures": ("Failure",),
     "coordination.restarts": ("StopRecord",),
     "coordination.world": (
@@ -113,6 +115,7 @@ __all__ = [
     "BackendError",
     "BackendUnavailable",
     "Caps",
+    "Comm",
     "CompileOptions",
     "Failure",
     "HostReadError",

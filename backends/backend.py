@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from .blocks import CompileOptions, checkpoint_activations, compile_model
 from .blocks import Mode as CheckpointMode
+from .comm import Comm, ReduceOp
 from .conditional_step import skip_step
 from .errors import OUT_OF_MEMORY_ADVICE, BackendError, is_out_of_memory
 from .fast_step import grad_norm, plain_step, plain_zero_grad
@@ -96,9 +97,8 @@ class Backend(ABC):
 
     name: ClassVar[str]
     caps: Caps = Caps()
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
+    comm: Comm
+    """This process among those of the run, and what they tell each other."""
     default_lag: ClassVar[int] = 0
 
     def __init__(
@@ -131,13 +131,13 @@ class Backend(ABC):
         self.matmul_precision = matmul_precision
         self.deterministic = deterministic
         self.lag = self.default_lag if lag is None else lag
+        self.comm = self._make_comm()
         self.seed = 0
         self.in_step = False
         self.reads = self.make_reads()
         self._region = self.make_region()
         self._nothing = nullcontext()
         self._undo: list[Callable[[], None]] = []
-        self._topics: list[str] = []
         self._weights: list[Any] = []
         self._losses: list[Tensor] = []
 
@@ -149,7 +149,7 @@ class Backend(ABC):
     @seed.setter
     def seed(self, seed: int) -> None:
         self._seed = seed
-        place = self.data_shard[0]
+        place = self.comm.data_shard[0]
         self._bases = tuple(stream_base(seed, stream, place) for stream in Stream)
 
     # ---- life
@@ -188,82 +188,37 @@ class Backend(ABC):
         while self._undo:
             self._undo.pop()()
 
-    # ---- place among processes
+    def _make_comm(self) -> Comm:
+        """Return the communication with other processes."""
+        return Comm()
+
+    # ---- other processes: `comm` has all of it, these are the names that most callbacks need
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes what is written once."""
-        return self.rank == 0
+        """Whether this process writes what is written once: `comm.is_main`."""
+        return self.comm.is_main
 
     @property
     def data_shard(self) -> tuple[int, int]:
-        """Which part of the data this process reads, and of how many."""
-        return (0, 1)
+        """Which part of the data this process reads, and of how many: `comm.data_shard`."""
+        return self.comm.data_shard
 
-    def reduce(self, tensor: Tensor, op: Literal["sum", "mean", "max"] = "sum") -> Tensor:
+    def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
         """Combine a tensor over the processes that have different data. Collective."""
-        return tensor
+        return self.comm.reduce(tensor, op)
 
-    def agree(self, flag: bool) -> bool:
-        """Return whether any process says yes; on the host, without the device. Collective."""
-        return flag
-
-    def exchange(self, value: int) -> list[int]:
-        """Return the numbers of all parts of the data, in their order; on the host. Collective."""
-        return [value]
-
-    def propose(self, topic: str) -> None:
-        """Have all processes told of a topic at one and the same of their decision points.
-
-        Safe in a signal handler; waits for nothing.
-
-        Args:
-            topic: What `decided` is to return.
-        """
-        self._topics.append(topic)
-
-    def decided(self) -> Sequence[str]:
-        """Return the topics that all processes are told of at this decision point.
-
-        Decision points are the calls of this method: every process has the same. No message is
-        sent for it, and none awaited unless there is a topic.
-        """
-        topics, self._topics = self._topics, []
-        return topics
-
-    def try_barrier(self, name: str) -> bool:
-        """Return whether all processes come to the same place; waits for them, but not long.
-
-        Args:
-            name: Of the place, without spaces.
-        """
-        return True
-
-    def barrier(self, name: str) -> None:  # noqa: B027  # right for one process
+    def barrier(self, name: str) -> None:
         """Wait until every process is here. Collective."""
+        self.comm.barrier(name)
 
     def broadcast_object(self, value: Any) -> Any:
-        """Return the main process's value. Collective.
-
-        Args:
-            value: None, bool, int, float, str, bytes, Path, tensors, NumPy arrays; lists, tuples
-                and dicts of these. No pickle is sent.
-
-        Raises:
-            BackendError: If there are other processes, and something else is in it.
-        """
-        return value
+        """Return the main process's value, as `comm.broadcast_object`. Collective."""
+        return self.comm.broadcast_object(value)
 
     def gather_object(self, value: Any) -> list[Any]:
-        """Return the values of all processes, in their order. Collective.
-
-        Args:
-            value: As in `broadcast_object`.
-
-        Raises:
-            BackendError: As there.
-        """
-        return [value]
+        """Return the values of all processes, as `comm.gather_object`. Collective."""
+        return self.comm.gather_object(value)
 
     # ---- model, optimizer, data
 
@@ -291,9 +246,6 @@ class Backend(ABC):
         """Have a model's blocks compute activations anew, if that was asked for."""
         if self.activation_checkpointing is not None:
             checkpoint_activations(model, self.activation_checkpointing)
-
-    def share_buffers(self, model: Module) -> None:  # noqa: B027  # right for one process
-        """Give all processes the main one's buffers, as far as they have others. Collective."""
 
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Return an optimizer that fits the device; its parameters are there already."""
@@ -518,19 +470,6 @@ class Backend(ABC):
             like: The run's own tensors by name, where the structure has the same names.
         """
         return tree
-
-    def is_shared(self, tensor: Tensor) -> bool:
-        """Return whether this process has only a part of a tensor."""
-        return False
-
-    def own_part(self, tensor: Tensor) -> Tensor:
-        """Return what of a tensor this process has."""
-        return tensor
-
-    @property
-    def process_group(self) -> Any:
-        """The group that moves host memory, for checkpoints; None = this process is alone."""
-        return None
 
     def rng_state(self) -> dict[str, Any]:
         """Return the state of all generators of this process. Waits for the device."""

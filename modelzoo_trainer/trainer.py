@@ -522,7 +522,7 @@ class Trainer(AdvisedMethods):
             ConfigError: If a dataloader cannot be used, or a glob matches nothing.
             CheckpointError: If a checkpoint cannot be used.
         """
-        paths = self.backend.broadcast_object(self.checkpoint.expand(ckpt_paths))
+        paths = self.backend.comm.broadcast_object(self.checkpoint.expand(ckpt_paths))
         loaders = self.number_val_dataloaders(as_loaders(val_dataloaders, "val_dataloaders"))
         self._validate_all(loaders, paths, self._validation_loop(loop), None, True)
 

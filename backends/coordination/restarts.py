@@ -58,7 +58,7 @@ class StopRecord:
         count: int = found[1]
         is_counted = self._count > count
         if self._world is not None:  # a node that has joined counts from 0
-            is_counted = self._world.agree(is_counted)
+            is_counted = self._world.any_true(is_counted)
         if is_counted:
             return reason
         if self._store is not None:
@@ -73,7 +73,7 @@ class StopRecord:
         """
         count = self._count
         if self._world is not None:
-            if self._world.agree(is_orphan()):  # the torchruns of other nodes may go on
+            if self._world.any_true(is_orphan()):  # the torchruns of other nodes may go on
                 return
             count = max(self._world.gather_object(count))
         if self._store is not None:

@@ -102,7 +102,7 @@ class World:
 
     # ---- messages
 
-    def agree(self, flag: bool) -> bool:
+    def any_true(self, flag: bool) -> bool:
         """Return whether any process says yes. Collective."""
         told = torch.tensor(int(flag))
         dist.all_reduce(told, dist.ReduceOp.MAX, group=self.control_group)

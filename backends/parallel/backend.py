@@ -11,10 +11,9 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Adafactor, Optimizer
@@ -23,19 +22,19 @@ from typing_extensions import override
 from ..accelerator import AcceleratorBackend
 from ..backend import Backend
 from ..conditional_step import skip_step
-from ..coordination.world import World, join
+from ..coordination.world import join
 from ..cpu import CpuBackend
 from ..cuda import CudaBackend
 from ..errors import BackendError
 from ..fast_step import plain_step
 from ..placement import map_tensors
 from .apply import accumulating, make_mesh, parallelize
+from .comm import DistributedComm
 from .config import TIMEOUT_S, ParallelSettings, check_timeout
 from .ddp import LossWeighting
-from .fsdp import distribute, free_gathered, is_sharded, own_part, whole
+from .fsdp import distribute, free_gathered, is_sharded, whole
 from .norms import clip_grad_norm, clip_grad_value, grad_norm, norms
 
-_OPERATIONS: Final = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 _WHOLE: Final = frozenset({"Muon", "Rprop"})
 _SHARDED_SCALING: Final = "parameters are sharded, and the loss scaler knows only whole ones"
 
@@ -60,6 +59,8 @@ class ParallelBackend(Backend):
         BackendError: If an option does not fit; in `open`, if the mesh does not fit the processes.
     """
 
+    comm: DistributedComm
+
     def __init__(
         self,
         *,
@@ -79,42 +80,30 @@ class ParallelBackend(Backend):
             }
         )
         self.timeout_s = check_timeout(timeout)
-        self._processes: World | None = None
-        self._data_shard = (0, 1)
         self._model: Module | None = None
         self._weighting: LossWeighting | None = None
         self._window: tuple[Any, Any] | None = None
         self._accumulating: Callable[[], AbstractContextManager[Any]] | None = None
-        self._has_stepped = False
         super().__init__(**options)
 
     # ---- life
 
-    @property
-    def processes(self) -> World:
-        """All processes of the run."""
-        if self._processes is None:
-            raise BackendError("the backend is not open yet: other processes are not known.")
-        return self._processes
+    @override
+    def _make_comm(self) -> DistributedComm:
+        return DistributedComm()
 
     @override
     def open(self) -> None:
-        processes = join()
-        if processes is None:
+        world = join()
+        if world is None:
             raise BackendError("this process is alone: it was not started by torchrun.")
         super().open()
-        self._processes = processes
-        processes.timeout_s = self.timeout_s
-        self.rank, self.local_rank = processes.rank, processes.local_rank
-        self.world_size = processes.world_size
-        self.sizes = self.settings.sizes(self.world_size)
+        world.timeout_s = self.timeout_s
+        self.comm.connect(world)
+        self.sizes = self.settings.sizes(world.world_size)
         self.mesh = make_mesh(self.sizes, self.device.type)
         self.has_shards = self.sizes.shard * self.sizes.tensor > 1
-        num = self.sizes.tensor
-        self._data_shard = (self.rank // num, self.world_size // num)
-        self._data_group = dist.group.WORLD
-        if num > 1:
-            self._data_group = self.mesh["replicate", "shard"]._flatten("data").get_group()
+        self.comm.divide(self.mesh)
         refused = dict(self.caps.refused_dtypes)
         if self.has_shards:
             refused |= dict.fromkeys(self.caps.needs_scaler, _SHARDED_SCALING)
@@ -124,59 +113,6 @@ class ParallelBackend(Backend):
             sharded_state=self.has_shards,
             refused_dtypes=refused,
         )
-
-    # ---- place among processes
-
-    @property
-    @override
-    def data_shard(self) -> tuple[int, int]:
-        return self._data_shard
-
-    @override
-    def reduce(self, tensor: Tensor, op: Literal["sum", "mean", "max"] = "sum") -> Tensor:
-        found = tensor.detach().clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(found, _OPERATIONS[op], group=self._data_group)
-        return found / self._data_shard[1] if op == "mean" else found
-
-    @override
-    def agree(self, flag: bool) -> bool:
-        return self.processes.agree(flag)
-
-    @override
-    def exchange(self, value: int) -> list[int]:
-        found = self.processes.gather_object(value)
-        return found[:: self.sizes.tensor]
-
-    @override
-    def propose(self, topic: str) -> None:
-        self.processes.coordinator.propose(topic)
-
-    @override
-    def decided(self) -> Sequence[str]:
-        if not self._has_stepped:  # what takes long once may be still to come
-            return self.processes.coordinator.decided()
-        groups = [self.mesh.get_group(axis) for axis in self.mesh.mesh_dim_names or ()]
-        self.processes.shorten_timeouts(
-            groups if self._data_group is None else [*groups, self._data_group]
-        )
-        self.decided = self.processes.coordinator.decided  # type: ignore[method-assign]  # the way is free
-        return self.decided()
-
-    @override
-    def try_barrier(self, name: str) -> bool:
-        return self.processes.try_barrier(name)
-
-    @override
-    def barrier(self, name: str) -> None:
-        self.processes.barrier()
-
-    @override
-    def broadcast_object(self, value: Any) -> Any:
-        return self.processes.broadcast_object(value)
-
-    @override
-    def gather_object(self, value: Any) -> list[Any]:
-        return self.processes.gather_object(value)
 
     # ---- model and optimizer
 
@@ -203,13 +139,6 @@ class ParallelBackend(Backend):
         return module
 
     @override
-    def share_buffers(self, model: Module) -> None:
-        if self.has_shards:  # a replicated model does so in each forward pass
-            for buffer in model.buffers():
-                if not is_sharded(buffer):
-                    dist.broadcast(buffer, 0)
-
-    @override
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Refuse an optimizer that computes something else from parts of parameters."""
         kind = type(optimizer)
@@ -227,7 +156,7 @@ class ParallelBackend(Backend):
     @override
     def zero_grad(self, optimizer: Optimizer) -> None:
         super().zero_grad(optimizer)
-        self._has_stepped = True
+        self.comm.has_stepped = True
 
     @override
     def inference(self) -> AbstractContextManager[Any]:
@@ -270,7 +199,7 @@ class ParallelBackend(Backend):
             else torch.full((), float(value), dtype=dtype, device=self.device)
             for value in super().window()[: 1 + bool(self._losses)]
         ]
-        sums = self.reduce(torch.stack(found), "mean").unbind()
+        sums = self.comm.reduce(torch.stack(found), "mean").unbind()
         return sums[0], sums[-1] if len(sums) > 1 else 0
 
     @override
@@ -330,23 +259,10 @@ class ParallelBackend(Backend):
         }
 
     @override
-    def is_shared(self, tensor: Tensor) -> bool:
-        return is_sharded(tensor)
-
-    @override
-    def own_part(self, tensor: Tensor) -> Tensor:
-        return own_part(tensor)
-
-    @property
-    @override
-    def process_group(self) -> Any:
-        return self.processes.checkpoint_group
-
-    @override
     def explain(self, error: BaseException) -> None:
         super().explain(error)
-        if self._processes is not None:
-            self._processes.fail_by(error)  # at once: to unwind may take waiting for the others
+        if self.comm.is_connected:
+            self.comm.world.fail_by(error)  # at once: to unwind may take waiting for the others
         if "Expected to have finished reduction" in str(error):
             error.add_note(
                 "A step left parameters without a gradient. Set backend.find_unused_parameters: "

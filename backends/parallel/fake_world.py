@@ -60,7 +60,7 @@ class FakeWorld:
     def shorten_timeouts(self, groups: Sequence[Any] = ()) -> None:
         """Do nothing: nobody is waited for."""
 
-    def agree(self, flag: bool) -> bool:
+    def any_true(self, flag: bool) -> bool:
         """Return the flag: the others say the same."""
         return flag
 

@@ -326,14 +326,14 @@ class ComputeNormGNS(ComputeNorm):
     def _metrics(self, trainer: Trainer, names: list[str]) -> dict[str, Tensor]:
         squares = torch.stack([self._sums[name] for name in names])
         num, total = torch.full_like(squares[0], self._num), squares.new_zeros(()) + self._total
-        if trainer.backend.world_size > 1:
-            gathered = trainer.backend.reduce(torch.cat([squares, torch.stack([num, total])]))
+        if trainer.backend.comm.world_size > 1:
+            gathered = trainer.backend.comm.reduce(torch.cat([squares, torch.stack([num, total])]))
             squares, num, total = gathered[:-2], gathered[-2], gathered[-1]
         examples = squares * num / total.square()
         whole = torch.stack([self._square_of(name) for name in names]).to(examples)
         metrics = {f"pegsqnorm/{name}": value for name, value in zip(names, examples, strict=True)}
         metrics |= {f"gsqnorm/{name}": value for name, value in zip(names, whole, strict=True)}
-        if trainer.backend.world_size == 1 and self._num == 1:
+        if trainer.backend.comm.world_size == 1 and self._num == 1:
             return metrics  # one example has no variance
         small, big = examples.sum(), whole.sum()
         metrics["gradient_sqnorm"] = sqnorm = (num * big - small) / (num - 1)

@@ -118,7 +118,7 @@ class CountParams(Callback):
         self._log(trainer)
 
     def _log(self, trainer: Trainer) -> None:
-        if not self._is_logged and trainer.backend.is_main:
+        if not self._is_logged and trainer.backend.comm.is_main:
             log.info("Parameters and buffers of %s:\n%s", type(trainer.model).__name__, self.table)
         self._is_logged = True
 

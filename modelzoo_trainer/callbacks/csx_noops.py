@@ -103,7 +103,7 @@ class HFCacheDir(Callback):
     @override
     def pre_setup(self, trainer: Trainer) -> None:
         loaded = loaded_hf_libraries()
-        if loaded and trainer.backend.is_main:
+        if loaded and trainer.backend.comm.is_main:
             log.warning(
                 "HFCacheDir: %s had been imported already and may go on with another folder than "
                 "%s.",

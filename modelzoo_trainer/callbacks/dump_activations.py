@@ -84,7 +84,7 @@ class DumpActivations(WatchesTensors):
         self._folder = self.outdir or trainer.model_dir / "act_dumps"
         self._has_failed = False
         self._forget()
-        if trainer.backend.is_main:
+        if trainer.backend.comm.is_main:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -120,7 +120,7 @@ class DumpActivations(WatchesTensors):
                 self._read(trainer, f"{name}.grad", param.grad)
 
     def _read(self, trainer: Trainer, key: str, tensor: Tensor) -> None:
-        part = trainer.backend.own_part(tensor.detach())
+        part = trainer.backend.comm.local_part(tensor.detach())
         part = part.to_dense() if part.is_sparse else part
         trainer.read((part,), partial(_keep, self._record, key, part.dtype))
 
@@ -135,7 +135,7 @@ class DumpActivations(WatchesTensors):
 
     def _add(self, trainer: Trainer, record: Record, ends_step: bool, _: list[Any]) -> None:
         backend = trainer.backend
-        if self._has_failed or not backend.is_main or not backend.caps.holds_values:
+        if self._has_failed or not backend.comm.is_main or not backend.caps.holds_values:
             return
         if self._rows and _layout(self._rows[0]) != _layout(record):
             self._write()

@@ -68,7 +68,7 @@ class DumpAvailableTensorNames(NamesTensors):
 
     def _write(self, trainer: Trainer, name: str) -> None:
         lines, self._lines = self._lines, {}
-        if trainer.backend.is_main:
+        if trainer.backend.comm.is_main:
             _write_text(trainer.artifact_dir / name, "".join(lines.values()))
 
 

@@ -161,13 +161,13 @@ class EarlyStopping(Callback):
 
     @override
     def on_step_boundary(self, trainer: Trainer) -> None:
-        if self.num_waited >= self.patience and trainer.backend.is_main:
+        if self.num_waited >= self.patience and trainer.backend.comm.is_main:
             trainer.early_exit.stop(self._reason())
 
     def _stop_all_if_due(self, trainer: Trainer) -> None:
         reason = self._reason() if self.num_waited >= self.patience else None
         if trainer.backend.caps.holds_values:
-            reason = trainer.backend.broadcast_object(reason)
+            reason = trainer.backend.comm.broadcast_object(reason)
         if reason is not None:
             trainer.early_exit.stop_all(reason)
 

@@ -202,7 +202,7 @@ class FlopUtilization(TrainingProfiler):
         self._peak = self.peak_flops
         if self._peak is None:
             self._peak = peak_flops(trainer.backend, _dtype_of(trainer, model))
-        if self._peak is None and not self._is_told and trainer.backend.is_main:
+        if self._peak is None and not self._is_told and trainer.backend.comm.is_main:
             self._is_told = True
             log.info(
                 "FlopUtilization: the peak rate of %r in this type is not known, so no utilization "

@@ -109,10 +109,10 @@ class GenerateText(Callback):
         backend = trainer.backend
         if not backend.caps.holds_values or trainer.interrupted:
             return
-        if not backend.is_main and not backend.caps.sharded_state:
+        if not backend.comm.is_main and not backend.caps.sharded_state:
             return  # one process is enough, unless each has only a part of the model
         text = self._decode(self._draw(trainer).tolist())
-        if not backend.is_main:
+        if not backend.comm.is_main:
             return
         log.info("Sample at step %d:\n%s", trainer.global_step, text)
         path = trainer.artifact_dir / "sample.txt"

@@ -55,7 +55,7 @@ class KeepNCheckpoints(Callback):
         while self._n is not None and len(self._kept) > self._n:
             old = self._kept.pop(0)
             self._written.discard(old)
-            if trainer.backend.is_main:
+            if trainer.backend.comm.is_main:
                 remove(root / old)
 
     @override

@@ -124,7 +124,7 @@ class LogMetrics(Callback):
         self._tell(trainer, metrics)
 
     def _tell(self, trainer: Trainer, metrics: Metrics) -> None:
-        if metrics and trainer.backend.is_main and trainer.backend.caps.holds_values:
+        if metrics and trainer.backend.comm.is_main and trainer.backend.caps.holds_values:
             self.log_metrics(trainer, metrics)
 
     # ---- state

@@ -340,7 +340,7 @@ class ModelEma(ValidationCallback):
             averages_buffers=self.average_buffers,
             dtype=self.dtype,
             launches_cost=backend.device != torch.empty(0).device,
-            part=backend.own_part,
+            part=backend.comm.local_part,
         )
         if self._loaded is not None:
             self._average.load_state_dict(self._loaded, backend.for_loading)

@@ -141,7 +141,7 @@ class ConvertSyncBatchNorm(Callback):
 
     @override
     def pre_setup(self, trainer: Trainer) -> None:
-        if trainer.backend.data_shard[1] == 1:
+        if trainer.backend.comm.data_shard[1] == 1:
             return
         own = trainer.callbacks["model"]
         assert isinstance(own, ModelCallback)
@@ -149,6 +149,6 @@ class ConvertSyncBatchNorm(Callback):
 
 
 def _converted(backend: Backend, model: Module) -> Module:
-    model, num = share_batch_norms(model, backend.reduce)
-    log.info("Batch normalization over %d processes: %d layers.", backend.data_shard[1], num)
+    model, num = share_batch_norms(model, backend.comm.reduce)
+    log.info("Batch normalization over %d processes: %d layers.", backend.comm.data_shard[1], num)
     return model

@@ -103,7 +103,7 @@ class NaNChecker(WatchesTensors):
     def _note(self, trainer: Trainer, what: str, tensor: Tensor) -> None:
         if not is_inexact(tensor) or not tensor.numel():
             return
-        part = trainer.backend.own_part(tensor.detach())
+        part = trainer.backend.comm.local_part(tensor.detach())
         if part.is_sparse:
             part = part._values()
         self._kinds.append(what)

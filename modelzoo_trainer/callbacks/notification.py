@@ -67,7 +67,7 @@ class Notification(Callback, ABC):
 
     @override
     def setup(self, trainer: Trainer) -> None:
-        problem = self.problem() if trainer.backend.is_main else None
+        problem = self.problem() if trainer.backend.comm.is_main else None
         if problem is not None:
             log.warning("%s: no messages will be sent: %s", type(self).__name__, problem)
 
@@ -125,7 +125,7 @@ class Notification(Callback, ABC):
     # ---- how
 
     def _notify(self, trainer: Trainer, title: str, text: str) -> None:
-        if not trainer.backend.is_main or self.problem() is not None:
+        if not trainer.backend.comm.is_main or self.problem() is not None:
             return
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         body = f"{title}.\n{text}\nmodel_dir: {trainer.model_dir}\n".replace("\n\n", "\n")

@@ -127,7 +127,7 @@ class OpProfiler(Profiler):
 
     @override
     def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
-        if self._window and self._window[0] > trainer.global_step and trainer.backend.is_main:
+        if self._window and self._window[0] > trainer.global_step and trainer.backend.comm.is_main:
             log.warning(
                 "OpProfiler: there is no trace of the steps %d to %d: the fit ended at step %d.",
                 self._window[0],
@@ -136,7 +136,7 @@ class OpProfiler(Profiler):
             )
 
     def _start(self, trainer: Trainer) -> None:
-        if not trainer.backend.is_main:
+        if not trainer.backend.comm.is_main:
             self._window = range(0)
             return
         from torch.profiler import profile

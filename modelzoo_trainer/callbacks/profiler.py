@@ -205,7 +205,7 @@ class RateProfiler(TrainingProfiler):
     ) -> None:
         if not self.counts(trainer):
             return
-        self._num_samples += batch_size_of(batch) * trainer.backend.data_shard[1]
+        self._num_samples += batch_size_of(batch) * trainer.backend.comm.data_shard[1]
         if trainer.should_run_optimizer_step:
             self._num_steps += 1
             if trainer.is_log_step:

@@ -39,7 +39,7 @@ class PrintProgress(Callback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        self._is_told = trainer.backend.is_main
+        self._is_told = trainer.backend.comm.is_main
 
     @override
     def on_fit_start(
@@ -65,7 +65,7 @@ class PrintProgress(Callback):
     def on_validate_start(
         self, trainer: Trainer, model: Module, val_dataloader: Loader, loop: Any
     ) -> None:
-        self._is_told = trainer.backend.is_main
+        self._is_told = trainer.backend.comm.is_main
         self._say("%s begins at step %d", trainer.name_scope_path[:-1], trainer.global_step)
 
     @override
@@ -189,4 +189,4 @@ class ProgressBar(Callback):
 
 
 def _is_shown(trainer: Trainer) -> bool:
-    return trainer.backend.is_main and is_terminal()
+    return trainer.backend.comm.is_main and is_terminal()

@@ -99,12 +99,12 @@ class EpochLoss(Callback):
         own = self._mean.state_dict()
         if not self._is_first or own is None:
             return
-        shard, num_shards = trainer.backend.data_shard
+        shard, num_shards = trainer.backend.comm.data_shard
         state: dict[str, Any] = {"means": [own]}
         if num_shards > 1:
             rows = torch.zeros(num_shards, 2, dtype=own["sum"].dtype, device=own["sum"].device)
             rows[shard, 0], rows[shard, 1] = own["sum"], own["weight"]
-            rows = trainer.backend.reduce(rows)
+            rows = trainer.backend.comm.reduce(rows)
             state["means"] = [{"sum": row[0], "weight": row[1]} for row in rows]
         if not trainer.should_run_optimizer_step:
             state["window"] = [list(pair) for pair in self._window]
@@ -120,7 +120,7 @@ class EpochLoss(Callback):
         state = map_tensors(state, lambda tensor: tensor.to(device, copy=True))
         self._window[:] = [(loss, weight) for loss, weight in state.get("window", ())]
         means = state["means"]
-        shard, num_shards = trainer.backend.data_shard
+        shard, num_shards = trainer.backend.comm.data_shard
         if len(means) != num_shards:  # now it is divided otherwise: the first one has it all
             total = {key: sum(mean[key] for mean in means) for key in ("sum", "weight")}
             nothing = {"sum": torch.zeros_like(total["sum"]), "weight": 0}

@@ -55,7 +55,7 @@ class SamplesStreamedInfo(Callback):
         self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
     ) -> None:
         if not trainer.is_filler:
-            self.num_samples += batch_size_of(batch) * trainer.backend.data_shard[1]
+            self.num_samples += batch_size_of(batch) * trainer.backend.comm.data_shard[1]
 
     @override
     def on_step_boundary(self, trainer: Trainer) -> None:

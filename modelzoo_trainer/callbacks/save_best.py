@@ -297,7 +297,7 @@ class SaveBest(Callback):
         if arrived is None or not trainer.backend.caps.holds_values:
             return
         # Of a metric that each process has for itself, the first one's counts.
-        value, step = trainer.backend.broadcast_object(arrived)
+        value, step = trainer.backend.comm.broadcast_object(arrived)
         if step != trainer.global_step:
             self._tell_late(step, trainer.global_step)
         elif not math.isfinite(value):
@@ -322,10 +322,10 @@ class SaveBest(Callback):
         state = self._state(trainer, value)
         step, backend = trainer.global_step, trainer.backend
         root, facts = trainer.checkpoint.root(trainer), self._best.facts(self.metric, value)
-        found = self._best.find_or_name(root, step, facts) if backend.is_main else None
-        name, is_written = backend.broadcast_object(found)
+        found = self._best.find_or_name(root, step, facts) if backend.comm.is_main else None
+        name, is_written = backend.comm.broadcast_object(found)
         if not is_written:
-            if backend.process_group is not None:
+            if backend.comm.process_group is not None:
                 trainer.checkpoint.finish(trainer)  # one that is under way speaks in the group
             write = partial(save_state, trainer, root / name, state, facts)
             if not try_to_write(write, f"NO BEST CHECKPOINT WAS WRITTEN at step {step}"):
@@ -335,7 +335,7 @@ class SaveBest(Callback):
         self._sweep(trainer)
 
     def _sweep(self, trainer: Trainer) -> None:
-        if trainer.backend.is_main:
+        if trainer.backend.comm.is_main:
             self._best.sweep(trainer.checkpoint.root(trainer), trainer.global_step)
 
     def _load(self, trainer: Trainer) -> None:

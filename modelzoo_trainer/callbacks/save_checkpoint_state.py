@@ -111,7 +111,7 @@ class SaveCheckpointState(Callback):
 
     def _write_newest(self, trainer: Trainer) -> None:
         source, self._newest = self._newest, None
-        if source is None or not trainer.backend.is_main:
+        if source is None or not trainer.backend.comm.is_main:
             return
         path = source.with_name(self._name(source.name))
         if os.path.lexists(path):

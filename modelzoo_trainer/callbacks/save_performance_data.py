@@ -50,7 +50,7 @@ class SavePerformanceData(Callback):
         self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:
-        if not trainer.backend.is_main:
+        if not trainer.backend.comm.is_main:
             return
         path = trainer.artifact_dir / _NAME
         text = json.dumps(_measured(trainer), indent=1, default=str)

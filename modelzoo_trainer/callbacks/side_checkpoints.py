@@ -130,7 +130,7 @@ def save_state(
     Raises:
         CheckpointError: If it cannot be written.
     """
-    step, group = trainer.global_step, trainer.backend.process_group
+    step, group = trainer.global_step, trainer.backend.comm.process_group
     if group is None:
         checkpointing.save(path, trainer.backend.writable(state), step=step, facts=facts)
     else:
@@ -220,7 +220,7 @@ class SideCheckpoints:
         Raises:
             ConfigError: If nothing can.
         """
-        if trainer.backend.is_main and trainer.backend.caps.holds_values:
+        if trainer.backend.comm.is_main and trainer.backend.caps.holds_values:
             root = self.root(trainer)
             try:
                 checkpointing.probe(root)
@@ -242,9 +242,9 @@ class SideCheckpoints:
             return None
         trainer.drain()
         trainer.checkpoint.finish(trainer)  # one that is under way speaks in the same group
-        if trainer.backend.is_main:
+        if trainer.backend.comm.is_main:
             name = self._make_room(trainer, name, replaces=replaces)
-        name = trainer.backend.broadcast_object(name)
+        name = trainer.backend.comm.broadcast_object(name)
         path = self.root(trainer) / name
         with self._weights(trainer):
             if not try_to_write(partial(self._write, trainer, path), f"{path} WAS NOT WRITTEN"):
@@ -254,7 +254,7 @@ class SideCheckpoints:
 
     def delete(self, trainer: Trainer, names: Iterable[str]) -> None:
         """Delete what was written under some names."""
-        if not trainer.backend.is_main:
+        if not trainer.backend.comm.is_main:
             return
         for name in names:
             path = self.root(trainer) / name
@@ -290,18 +290,18 @@ class SideCheckpoints:
             self._write_file(trainer, partial(checkpointing.write_weights, model, path))
             return
         # Through a checkpoint: that can be written by several processes, the file by one.
-        folder = path.with_name(backend.broadcast_object(hidden_name("tmp", path.stem)))
+        folder = path.with_name(backend.comm.broadcast_object(hidden_name("tmp", path.stem)))
         save_state(trainer, folder, self._state(trainer, ("model",)))
         try:
             self._write_file(trainer, partial(checkpointing.export, folder, path))
         finally:
-            if backend.is_main:
+            if backend.comm.is_main:
                 checkpointing.delete(folder)
 
     def _write_file(self, trainer: Trainer, write: Callable[[], object]) -> None:
         """Have the first process write a file; if that fails, it fails on all of them."""
-        failure = _failure_of(write) if trainer.backend.is_main else None
-        failure = trainer.backend.broadcast_object(failure)
+        failure = _failure_of(write) if trainer.backend.comm.is_main else None
+        failure = trainer.backend.comm.broadcast_object(failure)
         if failure is not None:
             message, is_refusal = failure
             raise DiskError(message) if is_refusal else CheckpointError(message)

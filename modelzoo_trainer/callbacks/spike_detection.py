@@ -119,9 +119,9 @@ class SpikeDetection(StepLosses):
         self.drop_batches()
         self._has_raised = False
         backend = trainer.backend
-        num_shards = backend.data_shard[1]
-        found = self._read(trainer) if backend.is_main else None
-        batches, num_before = backend.broadcast_object(found)
+        num_shards = backend.comm.data_shard[1]
+        found = self._read(trainer) if backend.comm.is_main else None
+        batches, num_before = backend.comm.broadcast_object(found)
         here = (trainer.data.epoch, trainer.data.batch_idx)
         ahead = [place for place in batches if place >= here]
         if ahead and num_before != num_shards:
@@ -136,7 +136,7 @@ class SpikeDetection(StepLosses):
             trainer.data.skip_batches(ahead)
 
     def _read(self, trainer: Trainer) -> tuple[Batches, int]:
-        return read_batches(self._file(trainer), trainer.backend.data_shard[1])
+        return read_batches(self._file(trainer), trainer.backend.comm.data_shard[1])
 
     # ---- the loss of a step
 
@@ -215,7 +215,7 @@ class SpikeDetection(StepLosses):
             step=step,
             batches=batches,
         )
-        if trainer.backend.is_main:
+        if trainer.backend.comm.is_main:
             try:
                 self._write(trainer, path, batches)
             except (OSError, ConfigError) as error:
@@ -225,7 +225,7 @@ class SpikeDetection(StepLosses):
         raise spike
 
     def _write(self, trainer: Trainer, path: Path, batches: Batches) -> None:
-        num_shards = trainer.backend.data_shard[1]
+        num_shards = trainer.backend.comm.data_shard[1]
         before, num_before = read_batches(path, num_shards)
         if num_before != num_shards:
             before = []

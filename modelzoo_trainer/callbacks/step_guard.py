@@ -165,9 +165,9 @@ class StepLosses(Callback):
         backend = trainer.backend
         total: Tensor = self._total
         weight = self._weight
-        if backend.world_size > 1:
+        if backend.comm.world_size > 1:
             counted = weight if isinstance(weight, Tensor) else torch.full_like(total, weight)
-            total, weight = backend.reduce(torch.stack((total, counted.to(total)))).unbind()
+            total, weight = backend.comm.reduce(torch.stack((total, counted.to(total)))).unbind()
         if isinstance(weight, Tensor):
             return total / weight.clamp_min(1)
         return total / weight if weight > 1 else total

@@ -220,7 +220,7 @@ class NormTensorListener(TensorListener):
             return
         if tensor.is_sparse:
             tensor = tensor.coalesce().values()
-        if trainer.backend.is_shared(tensor):
+        if trainer.backend.comm.is_sharded(tensor):
             [self.found[name]] = trainer.backend.norms([tensor])
         else:
             [self.found[name]] = norms_of([tensor])

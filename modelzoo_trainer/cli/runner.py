@@ -153,7 +153,7 @@ class Runner:
         if self._child is not None:
             self._child.begin_trainer(number, trainer.autorestart)
         # Hosts may count differently how often torchrun has started their processes.
-        if self.processes is not None and self.processes.agree(
+        if self.processes is not None and self.processes.any_true(
             self.processes.launch.restart_count > 0
         ):
             trainer.autorestart.resume_run()
@@ -176,7 +176,7 @@ class Runner:
         """Write the file as it is run, changes included, beside the run's log."""
         from modelzoo_trainer.config.provenance import describe_run
 
-        if not trainer.backend.is_main:
+        if not trainer.backend.comm.is_main:
             return
         path = trainer.artifact_dir / "params.yaml"
         try:

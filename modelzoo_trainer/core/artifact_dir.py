@@ -45,11 +45,11 @@ class ArtifactDir(CoreCallback):
     def pre_setup(self, trainer: Trainer) -> None:
         logs = trainer.model_dir / "logs"
         name = time.strftime("%Y%m%d_%H%M%S")
-        if trainer.backend.is_main:
+        if trainer.backend.comm.is_main:
             name = self._make(logs, name)
-        trainer.artifact_dir = logs / trainer.backend.broadcast_object(name)
+        trainer.artifact_dir = logs / trainer.backend.comm.broadcast_object(name)
         trainer.summary_dir = trainer.artifact_dir
-        if trainer.backend.world_size > 1:
+        if trainer.backend.comm.world_size > 1:
             _check_seen(trainer)
 
     def _make(self, logs: Path, name: str) -> str:
@@ -78,7 +78,7 @@ def _check_seen(trainer: Trainer) -> None:
     deadline = time.monotonic() + _PATIENCE_S  # a network's folder may be late
     while not (is_seen := trainer.artifact_dir.is_dir()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    seen = trainer.backend.gather_object(is_seen)
+    seen = trainer.backend.comm.gather_object(is_seen)
     if not all(seen):
         raise ConfigError(
             f"model_dir {str(trainer.model_dir)!r} is not one folder: process {seen.index(False)} "

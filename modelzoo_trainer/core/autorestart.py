@@ -207,7 +207,7 @@ class AutoRestart(CoreCallback):
         stack.callback(self._leave)
         if self.is_supervised or self.hang_timeout is None:
             return
-        rank = trainer.backend.rank
+        rank = trainer.backend.comm.rank
         watchdog = Watchdog(
             self.position,
             trainer.artifact_dir / _STACKS.format("" if rank == 0 else f"_{rank}"),

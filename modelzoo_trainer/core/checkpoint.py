@@ -175,8 +175,8 @@ class Checkpoint(CoreCallback, Advised):
         self.is_own = ckpt_path is ... or is_restart
         self._found = None
         backend = trainer.backend
-        path = self._choose(trainer, ckpt_path, is_restart) if backend.is_main else None
-        return backend.broadcast_object(path)  # type: ignore[no-any-return]  # that path
+        path = self._choose(trainer, ckpt_path, is_restart) if backend.comm.is_main else None
+        return backend.comm.broadcast_object(path)  # type: ignore[no-any-return]  # that path
 
     def _is_fresh(self, trainer: Trainer) -> bool:
         return trainer not in self._not_fresh
@@ -250,12 +250,12 @@ class Checkpoint(CoreCallback, Advised):
         """
         self.finish(trainer)
         self._found = None
-        if trainer.backend.is_main:
+        if trainer.backend.comm.is_main:
             paths = checkpointing.candidates(self.root(trainer), self._pattern())
             self._others |= {path for path in paths if not was_written_before(path, step)}
             self._found = self._newest_intact(trainer, self._others)
         path = None if self._found is None else self._found[0]
-        return trainer.backend.broadcast_object(path)  # type: ignore[no-any-return]  # that path
+        return trainer.backend.comm.broadcast_object(path)  # type: ignore[no-any-return]  # that path
 
     def _newest_intact(
         self, trainer: Trainer, others: frozenset[Path] = frozenset()
@@ -292,7 +292,7 @@ class Checkpoint(CoreCallback, Advised):
         listed = checkpointing.list_checkpoints(self.root(trainer))
         pattern = self._pattern()
         own = [info.path for info in listed if pattern.fullmatch(info.path.name)]
-        found: list[Path] = trainer.backend.broadcast_object(own)
+        found: list[Path] = trainer.backend.comm.broadcast_object(own)
         if not found:
             raise ConfigError(
                 f"there is no checkpoint in {str(self.root(trainer))!r} to validate. Name some "
@@ -315,8 +315,8 @@ class Checkpoint(CoreCallback, Advised):
         is_any = False
         if self.autoload_last_checkpoint:
             why = f"there is no checkpoint in {str(self.root(trainer))!r}"
-            is_any = trainer.backend.is_main and self.is_any_in(self.root(trainer))
-        if not trainer.backend.broadcast_object(is_any):
+            is_any = trainer.backend.comm.is_main and self.is_any_in(self.root(trainer))
+        if not trainer.backend.comm.broadcast_object(is_any):
             raise ConfigError(
                 f"there are no weights to validate: ckpt_path is not given, and {why}. Pass "
                 f"--checkpoint_path, or set validate.ckpt_path in the file; null validates the "
@@ -361,7 +361,7 @@ class Checkpoint(CoreCallback, Advised):
     def _writes(self, trainer: Trainer) -> bool:
         """Return whether this process is sure to write checkpoints in a fit."""
         saves = self.saves_at_end or self.save_initial_checkpoint
-        return saves and trainer.backend.caps.holds_values and trainer.backend.is_main
+        return saves and trainer.backend.caps.holds_values and trainer.backend.comm.is_main
 
     @override
     def on_fit_start(
@@ -442,7 +442,7 @@ class Checkpoint(CoreCallback, Advised):
             raise error
         self._saved, self._has_written = (None, None), False
         self.times.start()
-        if trainer.backend.is_main:  # of several processes each has the same error
+        if trainer.backend.comm.is_main:  # of several processes each has the same error
             log.error(
                 "NO CHECKPOINT WAS WRITTEN: %s Training goes on, and the next one is tried when it "
                 "is due. Make space or mend the folder before then.",
@@ -469,7 +469,7 @@ class Checkpoint(CoreCallback, Advised):
         if not trainer.schedule.is_finished(trainer) or trainer.interruptions.will_raise(trainer):
             return
         path = self._saved[0] if self._is_saved(trainer) else None
-        if not trainer.backend.is_main or path is None:
+        if not trainer.backend.comm.is_main or path is None:
             return
         self._saving.settle()
         try:
@@ -486,7 +486,9 @@ class Checkpoint(CoreCallback, Advised):
             return False
         path, backend = self._begun[0], trainer.backend
         assert path is not None  # it begins with one
-        return bool(backend.broadcast_object(backend.is_main and checkpointing.is_finished(path)))
+        return bool(
+            backend.comm.broadcast_object(backend.comm.is_main and checkpointing.is_finished(path))
+        )
 
     def saved_by_fit(self, trainer: Trainer, *, is_new: bool) -> str:
         """Return what the fit that has just ended has saved, as a part of a sentence.
@@ -566,10 +568,10 @@ class Checkpoint(CoreCallback, Advised):
             CheckpointError: If it cannot be written; or, of one before that was not waited for.
         """
         backend = trainer.backend
-        path: Path = backend.broadcast_object(self.get_checkpoint_path(trainer))
-        group = backend.process_group
+        path: Path = backend.comm.broadcast_object(self.get_checkpoint_path(trainer))
+        group = backend.comm.process_group
         part = state if group is None else part_of(state, trainer)
-        self._saving.points_latest = backend.is_main
+        self._saving.points_latest = backend.comm.is_main
         self._saving.save(
             path, part, trainer.global_step, wait=wait, group=group, facts=facts_of(state)
         )
@@ -593,7 +595,7 @@ class Checkpoint(CoreCallback, Advised):
             CheckpointError: If it is not there, not intact, or of another format.
         """
         found, self._found = self._found, None
-        group = trainer.backend.process_group
+        group = trainer.backend.comm.process_group
         if group is not None and not checkpointing.holds_weights(path) and path.exists():
             self._saving.settle()  # one that is under way speaks in the same group
             state = checkpointing.load_like(path, like_of(trainer), process_group=group)
@@ -618,7 +620,7 @@ def _content(path: Path, trainer: Trainer) -> StateDict:
     Raises:
         CheckpointError: If it is not intact.
     """
-    if trainer.backend.process_group is None:
+    if trainer.backend.comm.process_group is None:
         return checkpointing.load(path)
     problems = checkpointing.verify(path)
     if problems:

@@ -84,11 +84,11 @@ class CheckpointSchedule:
     def _time_is_up(self, trainer: Trainer) -> bool:
         """Return whether the minutes are over; of several processes the first one's clock says."""
         backend = trainer.backend
-        if backend.world_size == 1:
+        if backend.comm.world_size == 1:
             return time.monotonic() >= self._next_s
-        if backend.is_main and time.monotonic() >= self._next_s:
+        if backend.comm.is_main and time.monotonic() >= self._next_s:
             self._next_s = math.inf  # until it has been heard
-            backend.propose(SAVE)
+            backend.comm.propose(SAVE)
         asked, self._is_asked = self._is_asked, False
         return asked
 
@@ -272,7 +272,7 @@ def check_states(trainer: Trainer) -> None:
     try:
         view = trainer.backend.state_view({"model": trainer.model.state_dict()})
         whole = trainer.backend.writable({**view, "callbacks": callbacks})
-        checkpointing.check_savable(map_tensors(whole, trainer.backend.own_part))
+        checkpointing.check_savable(map_tensors(whole, trainer.backend.comm.local_part))
     except CheckpointError as error:
         raise ConfigError(f"checkpoints cannot be written: {error}") from None
     for name, callback in trainer.callbacks.items():

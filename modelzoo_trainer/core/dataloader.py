@@ -386,7 +386,7 @@ class DataLoaderCallback(CoreCallback):
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        position, index = self._position(), trainer.backend.data_shard[0]
+        position, index = self._position(), trainer.backend.comm.data_shard[0]
         state = position.state(index)
         state["passed_over"] = [list(place) for place in sorted(self.passed_over)]
         state["facts"] = dict(self._facts)
@@ -401,7 +401,7 @@ class DataLoaderCallback(CoreCallback):
         state = state_dict.get("dataloader")
         if state is None:
             return
-        index = trainer.backend.data_shard[0]
+        index = trainer.backend.comm.data_shard[0]
         self._go_to(Position.from_state(state, index))
         is_used = self._feed is not None and self._feed.is_used
         known = {(epoch, idx) for epoch, idx in state.get("passed_over", ())}

@@ -14,7 +14,7 @@ from modelzoo_trainer.callback import CoreCallback, Loader
 from modelzoo_trainer.errors import StopTraining
 
 if TYPE_CHECKING:
-    from modelzoo_trainer.devices import Backend
+    from modelzoo_trainer.devices import Comm
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.early_exit")
@@ -60,7 +60,7 @@ class EarlyExit(CoreCallback):
         self._conditions: list[Callable[[], bool]] = []
         self._depth = 0
         self._run = 0
-        self._shared: Backend | None = None
+        self._shared: Comm | None = None
         self._proposed: set[str] = set()
 
     def register(self, condition: Callable[..., bool], *args: Any, **kwargs: Any) -> ExitHandle:
@@ -120,10 +120,10 @@ class EarlyExit(CoreCallback):
         self._interruption = self._interruption or name
         self.stop(name)
 
-    def _propose(self, backend: Backend, topic: str) -> None:
+    def _propose(self, comm: Comm, topic: str) -> None:
         if topic not in self._proposed:
             self._proposed.add(topic)
-            backend.propose(topic)
+            comm.propose(topic)
 
     def request_stop(self, stop: StopTraining) -> None:
         """Ask for the end of the run, as that was raised by a callback."""
@@ -189,7 +189,7 @@ class EarlyExit(CoreCallback):
         if self._depth == 0:
             self._run = next(_RUNS)
             self._proposed.clear()
-            self._shared = trainer.backend if trainer.backend.world_size > 1 else None
+            self._shared = trainer.backend.comm if trainer.backend.comm.world_size > 1 else None
             self._interruption = None
             self.should_exit = False
             self.reason = self._asked = ""

@@ -81,7 +81,7 @@ class GradientAccumulation(CoreCallback):
 
     @override
     def setup(self, trainer: Trainer) -> None:
-        if trainer.backend.world_size > 1:
+        if trainer.backend.comm.world_size > 1:
             self._backend, self._data = trainer.backend, trainer.data
             self._logging, self._schedule = trainer.logging, trainer.schedule
             if not self.is_active:
@@ -200,7 +200,7 @@ class GradientAccumulation(CoreCallback):
             counted = torch.full((), weight, dtype=dtype, device=backend.device)
         if self._unit is None:
             own = counted.clamp_min(1).log2().floor().exp2()
-            self._unit = backend.reduce(own, "max")
+            self._unit = backend.comm.reduce(own, "max")
         units: Tensor = counted / self._unit
         return units
 

@@ -65,7 +65,7 @@ class Interrupt(CoreCallback):
     ) -> None:
         trainer.late_signal = None
         self._early_exit = trainer.early_exit
-        self._speaks = trainer.backend.is_main
+        self._speaks = trainer.backend.comm.is_main
         self._stop_file = trainer.model_dir / STOP_FILE
         limit_s = loop.max_time_s
         began = trainer.autorestart.began or time.monotonic()
@@ -103,7 +103,7 @@ class Interrupt(CoreCallback):
             KeyboardInterrupt: After SIGINT.
             SystemExit: After SIGTERM.
         """
-        if trainer.backend.is_main and os.path.lexists(self._stop_file):
+        if trainer.backend.comm.is_main and os.path.lexists(self._stop_file):
             _remove(self._stop_file)
             log.warning(
                 "Removed %s, which came too late to stop this run: the next one is not stopped.",
@@ -116,7 +116,7 @@ class Interrupt(CoreCallback):
         message = f"The run was stopped by {name} at global_step {trainer.global_step}"
         if trainer.interrupted is None:
             message = f"{name} came after the last step of the run, {trainer.global_step}"
-        if trainer.backend.is_main:
+        if trainer.backend.comm.is_main:
             is_new = trainer.global_step != self._first_step
             log.warning("%s: %s.", message, trainer.checkpoint.saved_by_fit(trainer, is_new=is_new))
         if trainer.raise_on_interrupt:
@@ -124,7 +124,7 @@ class Interrupt(CoreCallback):
 
     def _late_signal(self, trainer: Trainer) -> str | None:
         """Return the signal that no step boundary has seen."""
-        if trainer.interrupted is not None or trainer.backend.world_size > 1:
+        if trainer.interrupted is not None or trainer.backend.comm.world_size > 1:
             return None  # of several processes the next fit hears it
         return self._received
 
@@ -186,7 +186,7 @@ class Interrupt(CoreCallback):
     def _look(self, trainer: Trainer) -> None:
         now = time.monotonic()
         self._next_look = now + _INTERVAL_S
-        if not trainer.backend.is_main:  # one clock and one pair of eyes are enough
+        if not trainer.backend.comm.is_main:  # one clock and one pair of eyes are enough
             return
         if self._end is not None:
             if now >= self._end:

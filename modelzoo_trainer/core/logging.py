@@ -128,7 +128,7 @@ class Logging(CoreCallback):
         names = [getattr(handler, "baseFilename", None) for handler in _PACKAGE.handlers]
         if str(path.absolute()) in names:
             return
-        if not trainer.backend.is_main:
+        if not trainer.backend.comm.is_main:
             self._open_other(trainer, stack)
             return
         handlers: list[logging.Handler] = []
@@ -149,7 +149,7 @@ class Logging(CoreCallback):
             return
         handler = logging.StreamHandler(sys.stderr)
         handler.setLevel(logging.ERROR)
-        handler.setFormatter(logging.Formatter(f"process {trainer.backend.rank}: {_FORMAT}"))
+        handler.setFormatter(logging.Formatter(f"process {trainer.backend.comm.rank}: {_FORMAT}"))
         _PACKAGE.addHandler(handler)
         stack.callback(_close, handler)
 
@@ -318,7 +318,7 @@ class Logging(CoreCallback):
         """Give host values to the loggers, then to `on_metrics`."""
         before = trainer.metric_log.deliver_now(True)
         try:
-            if trainer.backend.is_main:
+            if trainer.backend.comm.is_main:
                 for logger in trainer.loggers:
                     if not self.removed_destinations or (
                         logger.name not in self.removed_destinations

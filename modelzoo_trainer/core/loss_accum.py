@@ -79,11 +79,11 @@ def take_all(means: Mapping[str, Mean], backend: Backend) -> dict[str, Tensor | 
 
     Cost: One message, if there are several processes. Collective.
     """
-    if backend.world_size == 1:
+    if backend.comm.world_size == 1:
         return {name: mean.take() for name, mean in means.items()}
     if not means:
         return {}
-    sums, weights = backend.reduce(torch.stack([mean.pair() for mean in means.values()])).T
+    sums, weights = backend.comm.reduce(torch.stack([mean.pair() for mean in means.values()])).T
     return dict(zip(means, _quotient(sums, weights).unbind(), strict=True))
 
 
@@ -123,7 +123,7 @@ class LossAccumulation(CoreCallback):
     def pre_setup(self, trainer: Trainer) -> None:
         double = trainer.backend.caps.float64
         self._train, self._val = Mean(double=double), Mean(double=double)
-        self._is_alone = trainer.backend.world_size == 1
+        self._is_alone = trainer.backend.comm.world_size == 1
         if not self._is_alone:  # the losses of a window come with its weights
             self.log_step_hooks = frozenset({"on_train_step_end"})
 

@@ -91,7 +91,7 @@ class ModelCallback(CoreCallback, Advised):
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
         stack.enter_context(in_evaluation_mode(trainer.model))
-        trainer.backend.share_buffers(trainer.model)
+        trainer.backend.comm.broadcast_buffers(trainer.model)
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:

@@ -59,9 +59,9 @@ class Reproducibility(CoreCallback):
         Args:
             backend: It has been opened.
         """
-        if backend.world_size == 1:
+        if backend.comm.world_size == 1:
             return
-        seed = backend.broadcast_object(self.step_seed)
+        seed = backend.comm.broadcast_object(self.step_seed)
         backend.seed = seed
         if self.seed is None:
             _seed_all(seed)
@@ -77,8 +77,8 @@ class Reproducibility(CoreCallback):
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         backend = trainer.backend
         now = {"seed": backend.seed, _key_of(backend): backend.rng_state()}
-        if backend.world_size > 1:
-            now["world_size"] = backend.world_size
+        if backend.comm.world_size > 1:
+            now["world_size"] = backend.comm.world_size
         state_dict["rng"] = now if self._loaded is None else self._loaded
 
     @override
@@ -104,7 +104,7 @@ class Reproducibility(CoreCallback):
                 self.seed,
             )
             return
-        num, own = whole_number(state, "world_size", 1), trainer.backend.world_size
+        num, own = whole_number(state, "world_size", 1), trainer.backend.comm.world_size
         if num == own:
             trainer.backend.set_rng_state(state[_key_of(trainer.backend)])
             return
@@ -132,4 +132,4 @@ def _seed_all(seed: int) -> None:
 
 def _key_of(backend: Backend) -> str:
     """Return the name of a process's state: each has its own."""
-    return "host" if backend.world_size == 1 else f"host_{backend.rank}"
+    return "host" if backend.comm.world_size == 1 else f"host_{backend.comm.rank}"

@@ -47,7 +47,7 @@ class RunLock(CoreCallback):
 
     @override
     def pre_setup(self, trainer: Trainer) -> None:
-        if trainer.backend.is_main:
+        if trainer.backend.comm.is_main:
             self._lock.take(trainer.model_dir)
 
     @override

@@ -89,16 +89,16 @@ def part_of(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, Any]:
         trainer: Whose state it is; its backend knows which process this is.
     """
     backend = trainer.backend
-    if backend.is_main:
+    if backend.comm.is_main:
         return state
     params = {uncompiled(name) for name, _ in trainer.model.named_parameters()}
-    own = (f"host_{backend.rank}", f"loader_{backend.data_shard[0]}")
+    own = (f"host_{backend.comm.rank}", f"loader_{backend.comm.data_shard[0]}")
     part = {key: value for key, value in state.items() if key in _OF_ALL}
     if "model" in part:  # of buffers each process may have others: those of the first count
         part["model"] = {
             name: value
             for name, value in part["model"].items()
-            if name in params or (isinstance(value, Tensor) and backend.is_shared(value))
+            if name in params or (isinstance(value, Tensor) and backend.comm.is_sharded(value))
         }
     for key, value in state.items():
         if key not in _OF_ALL:
@@ -111,7 +111,7 @@ def part_of(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, Any]:
 def _kept(value: Any, own: tuple[str, ...], backend: Backend) -> Any:
     """Return what is left of a value; None if nothing is."""
     if isinstance(value, Tensor):
-        return value if backend.is_shared(value) else None
+        return value if backend.comm.is_sharded(value) else None
     if not isinstance(value, Mapping):
         return None
     found = {key: item if key in own else _kept(item, own, backend) for key, item in value.items()}

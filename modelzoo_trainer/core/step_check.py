@@ -39,5 +39,5 @@ class StepCheck:
         self.norm = norm
         if norm is not None:
             self.bad = self.bad | norm.isfinite().logical_not()
-        if backend.world_size > 1:
-            self.bad = backend.reduce(self.bad.float(), "max") > 0
+        if backend.comm.world_size > 1:
+            self.bad = backend.comm.reduce(self.bad.float(), "max") > 0

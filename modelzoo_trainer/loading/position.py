@@ -188,7 +188,7 @@ class EpochSeeds:
         return cls(
             order=_seed(backend, epoch, Stream.EPOCH),
             samples=_seed(backend, epoch, Stream.SAMPLE),
-            fetches=mixed(_seed(backend, epoch, Stream.FETCH), backend.data_shard[0]),
+            fetches=mixed(_seed(backend, epoch, Stream.FETCH), backend.comm.data_shard[0]),
         )
 
     def of_validation(self) -> EpochSeeds:

@@ -59,8 +59,8 @@ class TrainData:
         self.host_seed: int | None = None
         """What the generators of this process are seeded from after a fetch; None = they are not
         touched."""
-        self.shard = backend.data_shard
-        self._exchange = backend.exchange
+        self.shard = backend.comm.data_shard
+        self._exchange = backend.comm.gather_from_shards
         self._name = name
         self._given = given
         self._source: Source | None = None
@@ -268,7 +268,7 @@ def validation_data(
     Raises:
         ConfigError: If the processes cannot divide it.
     """
-    if backend.data_shard[1] == 1:
+    if backend.comm.data_shard[1] == 1:
         return loader
     feed = TrainData(loader, None, backend, "val_dataloader")
     seeds = EpochSeeds.of(backend, number).of_validation()

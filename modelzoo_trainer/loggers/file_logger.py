@@ -302,7 +302,7 @@ class FileLogger(Logger):
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         place, self._place = self._place, None
-        if not trainer.backend.is_main:
+        if not trainer.backend.comm.is_main:
             return
         if "global_step" in state_dict:
             since = self._since(self.state_dict()) if self._loaded is None else self._loaded.since
@@ -312,7 +312,7 @@ class FileLogger(Logger):
 
     @override
     def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
-        if trainer.is_resuming and ckpt_path is None and trainer.backend.is_main:
+        if trainer.is_resuming and ckpt_path is None and trainer.backend.comm.is_main:
             self._go_back(trainer)
 
     def _go_back(self, trainer: Trainer) -> None:

@@ -90,7 +90,7 @@ class ProgressLogger(Logger):
         self._start = self._rate_start = time.perf_counter()
         self._start_step = self._rate_step = trainer.global_step
         self._total = trainer.schedule.total_steps
-        self._is_fitting = trainer.backend.is_main
+        self._is_fitting = trainer.backend.comm.is_main
         if self._is_fitting and is_terminal():
             self._every_s = BAR_INTERVAL_S if self._interval_s is None else self._interval_s
             self._bar = Bar(self._start_step, self._total)

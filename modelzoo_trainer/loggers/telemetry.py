@@ -40,7 +40,7 @@ class TelemetryLogger(Logger):
     @override
     def setup(self, trainer: Trainer) -> None:
         trainer.remove_logger_destination(self.name)
-        if trainer.backend.is_main:
+        if trainer.backend.comm.is_main:
             log.info("TelemetryLogger: there is no cluster to send telemetry to; it is dropped.")
 
     @override

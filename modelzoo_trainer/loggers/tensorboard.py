@@ -157,7 +157,7 @@ class TensorBoardLogger(Logger):
         if loaded == trainer.global_step:
             self.finalize()  # another writer begins after the checkpoint's step
             self._purge_step = loaded + 1
-        elif trainer.global_step == 0 and trainer.backend.is_main:
+        elif trainer.global_step == 0 and trainer.backend.comm.is_main:
             try:
                 self._put_aside()
             except OSError as error:

@@ -121,7 +121,7 @@ def _steps(
     tracker.label(model.buffers(), Kind.BUFFERS)
     building = tracker.peak()
     batch, is_global = loaded
-    num_shards = backend.data_shard[1]
+    num_shards = backend.comm.data_shard[1]
     if is_global:
         batch = _share(batch, num_shards)
     batch = map_tensors(batch, mode.from_tensor)
@@ -131,7 +131,7 @@ def _steps(
     loop = trainer.loop
     assert isinstance(loop, TrainingLoop)  # made above
     trainer.fit(_Copies(batch, _NUM_STEPS * loop.grad_accum_steps), ckpt_path=None)
-    world_size = backend.world_size
+    world_size = backend.comm.world_size
     states = [trainer.model.state_dict()]
     states += [trainer.optimizer.state_dict()["state"]]
     total, here = checkpoint_sizes(states, world_size)

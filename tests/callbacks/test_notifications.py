@@ -260,7 +260,7 @@ def test_a_stop_is_the_end_of_a_fit(make, batches, slack):
 
 def test_only_the_first_process_tells(make, batches, slack, monkeypatch):
     trainer = make(SlackNotification("a"))
-    monkeypatch.setattr(type(trainer.backend), "is_main", False)
+    monkeypatch.setattr(trainer.backend.comm, "rank", 1)
     callback = trainer.get_callback(SlackNotification)
     callback.on_fit_end(trainer, trainer.loop)
     trainer.close()

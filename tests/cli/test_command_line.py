@@ -68,7 +68,7 @@ class QuickTrainer:
         self.model_dir = Path(model_dir)
         self.artifact_dir = self.model_dir / "logs"
         self.artifact_dir.mkdir(parents=True)
-        self.backend = SimpleNamespace(is_main=True)
+        self.backend = SimpleNamespace(comm=SimpleNamespace(is_main=True))
         self.built.append(self)
 
     def close(self):

@@ -65,6 +65,36 @@ def test_open_twice_and_close_leaves_the_process_as_it_was(kind: str, open_backe
     assert torch.get_float32_matmul_precision() == before
 
 
+# ---- other processes
+
+
+def test_one_process_is_alone_and_agrees_with_itself(backend: Backend) -> None:
+    comm = backend.comm
+    assert (comm.rank, comm.local_rank, comm.world_size, comm.data_shard) == (0, 0, 1, (0, 1))
+    assert comm.is_main
+    assert comm.process_group is None
+    assert comm.any_true(True)
+    assert not comm.any_true(False)
+    assert comm.try_barrier("here")
+    assert comm.gather_from_shards(3) == [3]
+    assert not comm.is_sharded(torch.ones(2))
+    comm.propose("save")
+    comm.propose("stop")
+    assert [*comm.decided()] == ["save", "stop"]
+    assert [*comm.decided()] == []
+
+
+def test_what_callbacks_ask_most_is_on_the_backend_too(backend: Backend) -> None:
+    backend.comm.rank, backend.comm.data_shard = 1, (1, 2)
+    tensor = torch.ones(2)
+    assert not backend.is_main
+    assert backend.data_shard == (1, 2)
+    assert backend.reduce(tensor, "mean") is tensor
+    assert backend.broadcast_object("a") == "a"
+    assert backend.gather_object("a") == ["a"]
+    backend.barrier("here")
+
+
 # ---- random numbers
 
 
@@ -195,12 +225,12 @@ def test_an_error_for_want_of_memory_says_what_to_lower(backend: Backend) -> Non
 
 
 def test_one_process_agrees_with_itself(backend: Backend) -> None:
-    backend.barrier("here")
+    backend.comm.barrier("here")
     value = torch.ones(2, device=backend.device)
-    assert backend.is_main
-    assert backend.data_shard == (0, 1)
-    assert backend.agree(True)
-    assert not backend.agree(False)
-    assert backend.reduce(value, "mean") is value
-    assert backend.broadcast_object("x") == "x"
+    assert backend.comm.is_main
+    assert backend.comm.data_shard == (0, 1)
+    assert backend.comm.any_true(True)
+    assert not backend.comm.any_true(False)
+    assert backend.comm.reduce(value, "mean") is value
+    assert backend.comm.broadcast_object("x") == "x"
     backend.synchronize()

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
+from backends.comm import Comm
 from backends.cpu import CpuBackend
 from modelzoo_trainer import Callback
 from modelzoo_trainer.loading.epochs import EpochIterator
@@ -23,25 +24,34 @@ from tests.doubles import Scale, make_trainer
 Seen = tuple[int, list[float], bool, bool]
 
 
-class DividedBackend(CpuBackend):
+class NumbersOnly(Comm):
     """One of several processes, which exchange numbers and nothing else."""
 
     def __init__(self, index: int, count: int) -> None:
-        self.place = (index, count)
-        self.num_exchanged = 0
         super().__init__()
-
-    @property
-    @override
-    def data_shard(self) -> tuple[int, int]:
-        return self.place
+        self.data_shard = (index, count)
+        self.num_exchanged = 0
 
     @override
-    def exchange(self, value: int) -> list[int]:
+    def gather_from_shards(self, value: int) -> list[int]:
         self.num_exchanged += 1
-        told: list[Any] = [None] * self.place[1]
+        told: list[Any] = [None] * self.data_shard[1]
         dist.all_gather_object(told, value)
         return told
+
+
+class DividedBackend(CpuBackend):
+    """That of one of several processes."""
+
+    comm: NumbersOnly
+
+    def __init__(self, index: int, count: int) -> None:
+        self.place = (index, count)
+        super().__init__()
+
+    @override
+    def _make_comm(self) -> NumbersOnly:
+        return NumbersOnly(*self.place)
 
 
 class Numbers(Dataset[Tensor]):
@@ -198,7 +208,7 @@ def train(
                 "state": saved["dataloader"],
                 "path": trainer.save_checkpoint() if saves else None,
                 "epoch": trainer.data.epoch,
-                "num_exchanged": backend.num_exchanged,
+                "num_exchanged": backend.comm.num_exchanged,
                 "warnings": log.lines,
             }
         )

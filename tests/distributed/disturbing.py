@@ -32,7 +32,7 @@ class Tell(Callback):
         self.limit = None if limit is None else Path(limit)
 
     def _write(self, trainer: Any, text: str) -> None:
-        with Path(f"{self.path}.{trainer.backend.rank}").open("a", encoding="ascii") as file:
+        with Path(f"{self.path}.{trainer.backend.comm.rank}").open("a", encoding="ascii") as file:
             file.write(f"{text}\n")
 
     def on_fit_start(self, trainer, train_dataloader, val_dataloader, loop):
@@ -58,7 +58,7 @@ class Tell(Callback):
 
 def _is_told(trainer: Any) -> bool:
     """Return whether this process ends, or does something, at its next decision point."""
-    control = trainer.backend.processes.coordinator
+    control = trainer.backend.comm.world.coordinator
     return control.failure is not None or bool(control._consensus._due)
 
 
@@ -98,7 +98,7 @@ class Disturb(Callback):
         self.is_done = not how
 
     def _come_to(self, where: str, trainer: Any) -> None:
-        is_here = where == self.where and trainer.backend.rank == self.rank
+        is_here = where == self.where and trainer.backend.comm.rank == self.rank
         if self.is_done or not is_here or trainer.global_step < self.step:
             return
         if self.mark is not None:

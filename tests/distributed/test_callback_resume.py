@@ -34,8 +34,8 @@ class Die(Callback):
 
     def on_train_batch_start(self, trainer, model, batch, batch_idx):
         if trainer.global_step == self.at_step:
-            pids = trainer.backend.gather_object(os.getpid())
-            if trainer.backend.is_main:  # one kills all, so that none has the time to see it
+            pids = trainer.backend.comm.gather_object(os.getpid())
+            if trainer.backend.comm.is_main:  # one kills all, so that none has the time to see it
                 for pid in reversed(pids):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(FOREVER_S)
@@ -45,7 +45,7 @@ class Spoil(Callback):
     """Makes one batch of one process infinite."""
 
     def on_train_batch_start(self, trainer, model, batch, batch_idx):
-        if trainer.global_step == 5 and trainer.backend.rank == 1:
+        if trainer.global_step == 5 and trainer.backend.comm.rank == 1:
             batch[0].fill_(math.inf)
 
 

@@ -129,7 +129,7 @@ class StopIn(Callback):
         self.rank, self.how = rank, how
 
     def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
-        if trainer.backend.rank == self.rank and trainer.global_step == 3:
+        if trainer.backend.comm.rank == self.rank and trainer.global_step == 3:
             if self.how == "raise":
                 raise StopTraining("enough")
             trainer.early_exit.stop("enough")
@@ -139,7 +139,9 @@ class StopWhen(Callback):
     """Has a condition that holds in one process alone."""
 
     def on_fit_start(self, trainer, train_dataloader, val_dataloader, loop):
-        trainer.early_exit.register(lambda: trainer.backend.rank == 1 and trainer.global_step >= 3)
+        trainer.early_exit.register(
+            lambda: trainer.backend.comm.rank == 1 and trainer.global_step >= 3
+        )
 
 
 def stopping_0() -> list[Any]:

@@ -82,7 +82,7 @@ class StopInOne(Callback):
     """One process asks for the end of the run, of which the others do not know."""
 
     def on_step_boundary(self, trainer: Trainer) -> None:
-        if trainer.global_step == LOG_STEPS and not trainer.backend.is_main:
+        if trainer.global_step == LOG_STEPS and not trainer.backend.comm.is_main:
             trainer.early_exit.stop("enough")
 
 

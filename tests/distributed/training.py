@@ -131,7 +131,7 @@ def train(rank: int, model_dir: Path, batch_size: int, options: dict[str, Any]) 
     weights = trainer.backend.host_state(dict(trainer.model.named_parameters()))
     return {
         "rank": rank,
-        "is_main": trainer.backend.is_main,
+        "is_main": trainer.backend.comm.is_main,
         "rows": trainer.metrics.rows,
         "grads": trainer.record.grads,
         "batches": trainer.record.batches,

@@ -1,0 +1,135 @@
+"""Communication of several processes, over torch.distributed and the run's store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import Module
+from typing_extensions import override
+
+from ..comm import Comm, ReduceOp
+from ..coordination.world import World
+from ..errors import BackendError
+from .fsdp import is_sharded, own_part
+
+_OPERATIONS: Final = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+
+class DistributedComm(Comm):
+    """One of several processes; connected to the others when the backend is opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._world: World | None = None
+        self.has_stepped = False
+        """Whether an optimizer step is over: what takes long once, such as compilation, is too."""
+
+    @property
+    def world(self) -> World:
+        """All processes of the run.
+
+        Raises:
+            BackendError: Before `connect`.
+        """
+        if self._world is None:
+            raise BackendError("the backend is not open yet: other processes are not known.")
+        return self._world
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the other processes are known."""
+        return self._world is not None
+
+    def connect(self, world: World) -> None:
+        """Take this process's place in the run."""
+        self._world = world
+        self.rank, self.local_rank = world.rank, world.local_rank
+        self.world_size = world.world_size
+
+    def divide(self, mesh: DeviceMesh) -> None:
+        """Divide the data as the mesh says: processes along `tensor` share a part. Collective."""
+        self._mesh = mesh
+        _, num_shard, self._num_tensor = mesh.shape
+        self._has_shards = num_shard * self._num_tensor > 1
+        self.data_shard = (self.rank // self._num_tensor, self.world_size // self._num_tensor)
+        self._data_group = dist.group.WORLD
+        if self._num_tensor > 1:
+            self._data_group = mesh["replicate", "shard"]._flatten("data").get_group()
+
+    @property
+    @override
+    def process_group(self) -> Any:
+        return self.world.checkpoint_group
+
+    # ---- tensors
+
+    @override
+    def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
+        found = tensor.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(found, _OPERATIONS[op], group=self._data_group)
+        return found / self.data_shard[1] if op == "mean" else found
+
+    @override
+    def is_sharded(self, tensor: Tensor) -> bool:
+        return is_sharded(tensor)
+
+    @override
+    def local_part(self, tensor: Tensor) -> Tensor:
+        return own_part(tensor)
+
+    @override
+    def broadcast_buffers(self, model: Module) -> None:
+        if self._has_shards:  # a replicated model does so in each forward pass
+            for buffer in model.buffers():
+                if not is_sharded(buffer):
+                    dist.broadcast(buffer, 0)
+
+    # ---- values on the host
+
+    @override
+    def any_true(self, flag: bool) -> bool:
+        return self.world.any_true(flag)
+
+    @override
+    def gather_from_shards(self, value: int) -> list[int]:
+        found = self.world.gather_object(value)
+        return found[:: self._num_tensor]
+
+    @override
+    def broadcast_object(self, value: Any) -> Any:
+        return self.world.broadcast_object(value)
+
+    @override
+    def gather_object(self, value: Any) -> list[Any]:
+        return self.world.gather_object(value)
+
+    # ---- meeting
+
+    @override
+    def barrier(self, name: str) -> None:
+        self.world.barrier()
+
+    @override
+    def try_barrier(self, name: str) -> bool:
+        return self.world.try_barrier(name)
+
+    # ---- consensus
+
+    @override
+    def propose(self, topic: str) -> None:
+        self.world.coordinator.propose(topic)
+
+    @override
+    def decided(self) -> Sequence[str]:
+        if not self.has_stepped:  # what takes long once may be still to come
+            return self.world.coordinator.decided()
+        groups = [self._mesh.get_group(axis) for axis in self._mesh.mesh_dim_names or ()]
+        groups += [] if self._data_group is None else [self._data_group]
+        self.world.shorten_timeouts(groups)
+        self.decided = self.world.coordinator.decided  # type: ignore[method-assign]  # from now on
+        return self.decided()
