@@ -21,11 +21,8 @@ from .errors import BackendError, suggest
 def find_blocks(model: Module, names: Collection[str] | None, option: str) -> list[Module]:
     """Return the blocks of a model, each once, those inside others before them.
 
-    Args:
-        model: The whole model, which is none of its blocks.
-        names: Names of their classes; None = the elements of every `ModuleList` that is not
-            itself inside such an element.
-        option: Where the names were given; messages start with it.
+    `names` are those of classes; None = the elements of every `ModuleList` that is not itself
+    inside such an element. Messages start with `option`, where the names were given.
 
     Raises:
         BackendError: If no module is of a class that was named.
@@ -110,12 +107,10 @@ def checkpoint_activations(
     Losses and gradients stay the same bit by bit, with dropout too. No module is wrapped, so that
     parameters keep their names. To be called before the model is compiled or sharded.
 
-    Args:
-        model: Changed in place.
-        mode: "full" = all of a block is computed again; "selective" = all but matrix products,
-            attention and collectives, whose results are kept. Attention with dropout is computed
-            again, so that the random numbers after it are the same.
-        blocks: Names of classes; None = the elements of every `ModuleList`.
+    "full" computes all of a block again; "selective" all but matrix products, attention and
+    collectives, whose results are kept. Attention with dropout is computed again, so that the
+    random numbers after it are the same. `blocks` are names of classes, as in `find_blocks`; the
+    model is changed in place.
 
     Raises:
         BackendError: If the mode is none of these, or there are no blocks.
@@ -137,12 +132,7 @@ def checkpoint_activations(
 
 
 class Recomputed:
-    """The forward pass of a module, computed again when its backward pass needs it.
-
-    Args:
-        block: The module; this is to be its `forward`.
-        mode: As in `checkpoint_activations`.
-    """
+    """The forward pass of a module, computed again when its backward pass needs it."""
 
     def __init__(self, block: Module, mode: Mode) -> None:
         self.block = block

@@ -27,10 +27,7 @@ class ConditionalSteps:
 
     Two kinds of steps are decided on the host: the first of a parameter, as its state does not
     exist yet, and those of an optimizer that counts on the host, as nothing else can take back a
-    number. `num_looks` says how many these were.
-
-    Args:
-        look: Returns the flag's value; waits for the device.
+    number. They call `look`, which waits for the device; `num_looks` says how many these were.
     """
 
     def __init__(self, look: Callable[[Tensor], bool]) -> None:
@@ -42,9 +39,7 @@ class ConditionalSteps:
     def step(self, optimizer: Optimizer, keep: Tensor) -> None:
         """Update the parameters, or leave them and the optimizer's state as they are, bit by bit.
 
-        Args:
-            optimizer: Any.
-            keep: (), bool, on the device of the parameters.
+        `keep` is (), bool, on the device of the parameters.
         """
         params = _moved(optimizer)
         if optimizer in self._hosted or not self._knows(optimizer, params):
@@ -88,10 +83,7 @@ def skip_step(optimizer: Optimizer) -> None:
 def put_back(tensors: Sequence[Tensor], copies: Sequence[Tensor], keep: Tensor) -> None:
     """Overwrite tensors by their copies where a flag is false, without waiting for it.
 
-    Args:
-        tensors: Changed in place.
-        copies: One for each, of its shape and type.
-        keep: (), bool, on their device.
+    `keep` is (), bool, on their device; each copy has its tensor's shape and type.
     """
     with torch.no_grad():
         for tensor, copy in zip(tensors, copies, strict=True):

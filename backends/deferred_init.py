@@ -35,10 +35,6 @@ def materialize(model: Module, device: torch.device) -> None:
     pairs of a part of it and a function that draws that part; then no more than one part is whole
     at a time. Does nothing if no tensor is on `meta`.
 
-    Args:
-        model: Shared out, split or whole.
-        device: Where its parameters shall be.
-
     Raises:
         BackendError: If a parameter or buffer got no value.
 
@@ -115,10 +111,8 @@ def _share_generator() -> None:
 def _whole(module: Module, written: set[int]) -> Iterator[None]:
     """Have a module hold whole tensors on the host; then keep this process's part of them.
 
-    Args:
-        module: With all that is in it.
-        written: Ids of the tensors that have values; the others are filled with NaN before, and
-            added if they have changed.
+    `written` are the ids of the tensors that have values; the others are filled with NaN before,
+    and added if they have changed.
     """
     kept = list(_slots(module))
     wholes = {id(target): _host_copy(target, id(target) in written) for _, _, target in kept}

@@ -16,9 +16,6 @@ LIMIT_BATCHES: Final = "MODELZOO_LIMIT_BATCHES"
 def limit_batches(environ: Mapping[str, str] | None = None) -> int | None:
     """Return after how many batches passes over data end; None = with the data.
 
-    Args:
-        environ: Another environment than the one of this process.
-
     Raises:
         ValueError: If it is no number > 0, nor "none" or empty.
     """
@@ -48,9 +45,6 @@ def from_environment(name: str) -> str | None:
 
 def hold_hf_cache_dir(folder: str) -> Callable[[], None]:
     """Have Hugging Face's libraries, here and in processes started from now on, use a folder.
-
-    Args:
-        folder: For models and for data.
 
     Returns:
         What puts the environment back.

@@ -51,9 +51,7 @@ def plain_zero_grad(optimizer: Optimizer) -> None:
 def grad_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
     """Return the joint 2-norm of all gradients, in float32, or in double if one is double.
 
-    Args:
-        parameters: Those without a gradient are left out.
-        device: Where the result is.
+    Parameters without a gradient are left out.
     """
     grads = [param.grad.detach() for param in parameters if param.grad is not None]
     # Entries of a sparse one that stand for the same place are not added up, which would wait.
@@ -87,11 +85,9 @@ def fuse_optimizer(optimizer: Optimizer, device: torch.device) -> bool:
 
     The state dict stays as without it, so that a checkpoint fits every device.
 
-    Args:
-        optimizer: Left alone if it is none of torch's Adam, AdamW, SGD and Adagrad, if `foreach`
-            or `fused` was chosen, if a momentum is dampened, or if a parameter is not a floating
-            point one on `device`.
-        device: Where the parameters are.
+    It is left alone if it is none of torch's Adam, AdamW, SGD and Adagrad, if `foreach` or `fused`
+    was chosen, if a momentum is dampened, or if a parameter is not a floating point one on
+    `device`.
 
     Returns:
         Whether it was switched.

@@ -100,8 +100,7 @@ def _uses_tf32() -> bool:
 def rates_of(name: str) -> Rates | None:
     """Return the rates of a device by dtype; None if it is not in the table.
 
-    Args:
-        name: As its maker calls it. A part of a device (MIG) is in no table.
+    The name is its maker's. A part of a device (MIG) is in no table.
     """
     if re.search(r"\bMIG\b", name):
         return None

@@ -31,11 +31,7 @@ class Lane(ABC):
 
 
 class PlainLane(Lane):
-    """Copies that are done when `start` returns.
-
-    Args:
-        place: Returns a batch on the device.
-    """
+    """Copies that are done when `start` returns."""
 
     def __init__(self, place: Callable[[Any], Any]) -> None:
         self._place = place
@@ -62,8 +58,7 @@ class _Copying:
 class StreamLane(Lane):
     """Copies from pinned memory in a stream of their own, beside what is computed.
 
-    Args:
-        device: An accelerator for which `has_streams` holds.
+    The device is an accelerator for which `has_streams` holds.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -131,10 +126,6 @@ class LookAhead(Iterator[Any]):
     The loader is asked for one batch more than was taken, never for two. What it raises, its end
     too, is raised when the batch that it concerns is asked for. It may fill the memory of a batch
     anew as soon as it is asked for the next.
-
-    Args:
-        batches: The loader.
-        lane: How batches get to the device.
     """
 
     def __init__(self, batches: Iterable[Any], lane: Lane) -> None:

@@ -19,10 +19,6 @@ class Overrides:
 
     Those who set the same value may leave off in any order: it is that of the last of them who is
     still there, and at last what it was.
-
-    Args:
-        read: Returns the value of a name.
-        write: Sets it.
     """
 
     def __init__(self, read: Callable[[str], Any], write: Callable[[str, Any], None]) -> None:
@@ -33,9 +29,6 @@ class Overrides:
 
     def hold(self, values: Mapping[str, Any]) -> Callable[[], None]:
         """Set values, all or none of them.
-
-        Args:
-            values: By name.
 
         Returns:
             What lets go of them; a second call does nothing.
@@ -58,11 +51,7 @@ class Overrides:
 
     @contextmanager
     def held(self, values: Mapping[str, Any]) -> Iterator[None]:
-        """Set values inside.
-
-        Args:
-            values: By name.
-        """
+        """Set values inside."""
         let_go = self.hold(values)
         try:
             yield
@@ -91,17 +80,11 @@ _WORDS: Final = {bool: "true or false", int: "a whole number > 0"}
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """One setting of torch.
-
-    Args:
-        read: Returns its value.
-        write: Sets it.
-        fits: The type of its value, or all values.
-    """
+    """One setting of torch."""
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]
-    fits: type[int] | tuple[str, ...] = bool
+    fits: type[int] | tuple[str, ...] = bool  # the type of its value, or all values
 
     def problem(self, value: Any) -> str | None:
         """Return what is wrong with a value; None if nothing is."""
@@ -127,9 +110,7 @@ def switch_names() -> tuple[str, ...]:
 def switch_problem(name: str, value: Any) -> str | None:
     """Return what is wrong with a switch; None if nothing is.
 
-    Args:
-        name: As a program writes it, such as "torch.backends.cudnn.benchmark".
-        value: What it is to be set to.
+    A name is as in a program: "torch.backends.cudnn.benchmark".
     """
     switch = _switches().get(name)
     if switch is None:
@@ -138,20 +119,14 @@ def switch_problem(name: str, value: Any) -> str | None:
 
 
 def held_switches(values: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Return the context in which switches are set.
-
-    Args:
-        values: By name.
-    """
+    """Return the context in which switches are set."""
     return _overrides().held(values)
 
 
 def hold_switches(backend: Backend, values: Mapping[str, Any]) -> None:
     """Set switches until a backend that is open is closed.
 
-    Args:
-        backend: It puts them back before those that it has set itself.
-        values: By name.
+    The backend puts them back before those that it has set itself.
 
     Raises:
         BackendError: If torch refuses one.

@@ -25,9 +25,6 @@ class Reads(ABC):
     What is read during a step is one group: it is shipped to the host at the end of the step, and
     delivered when `lag` more steps have ended; always then, so that a run does not depend on
     how busy the device is.
-
-    Args:
-        lag: Steps between a read and its delivery, >= 0.
     """
 
     is_empty: bool
@@ -55,9 +52,7 @@ class Reads(ABC):
     def put(self, tensors: Sequence[Tensor], deliver: Deliver) -> None:
         """Add a read to the open group.
 
-        Args:
-            tensors: What to read; may be changed afterwards.
-            deliver: Called with the values.
+        The tensors may be changed afterwards.
         """
         self._open.append((self.capture(tensors), deliver))
         self.is_empty = False
@@ -168,9 +163,6 @@ class HostCopies:
     """Copies from a device to the host, asynchronous where the device can.
 
     Pinned memory and events are tried once, at the first copy; without either a copy waits.
-
-    Args:
-        device: Where the tensors are.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -198,12 +190,7 @@ class HostCopies:
 
 
 class DeferredReads(Reads):
-    """Reads of a device that works asynchronously.
-
-    Args:
-        lag: Steps between a read and its delivery, >= 0.
-        copies: How the device's memory gets to the host.
-    """
+    """Reads of a device that works asynchronously."""
 
     def __init__(self, lag: int, copies: HostCopies) -> None:
         super().__init__(lag)

@@ -29,10 +29,7 @@ def stream_base(seed: int, stream: int = 0, place: int = 0) -> int:
     Mixed by the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
     generators, OOPSLA 2014), so that streams, places and neighbouring seeds are far apart.
 
-    Args:
-        seed: The run's seed.
-        stream: What it is for, see `Stream`.
-        place: Which part of the data this process has; equal for those that share it.
+    `place` is the part of the data that this process has; equal for those that share it.
 
     Returns:
         62 bits, unsigned.
@@ -47,11 +44,8 @@ def stream_base(seed: int, stream: int = 0, place: int = 0) -> int:
 def step_seed(seed: int, index: int, stream: int = 0, place: int = 0) -> int:
     """Return the seed of one step: the stream's base plus `index` golden-ratio steps.
 
-    Args:
-        seed: The run's seed.
-        index: Number of the step within its stream, >= 0.
-        stream: What it is for, see `Stream`.
-        place: Which part of the data this process has; equal for those that share it.
+    `index` is the number of the step within its stream, >= 0; `place` the part of the data that
+    this process has, equal for those that share it.
 
     Returns:
         62 bits, unsigned; different for each index.

@@ -35,8 +35,7 @@ class SyncGuard(TorchFunctionMode):
     a tensor that is meant to be on the host from one that is meant to be on the device, unless
     the device has a type of its own.
 
-    Args:
-        kind: The device's type: reads of other tensors are none; None = of all.
+    Only reads of tensors on a device of the type `kind` are refused; None = of all.
     """
 
     def __init__(self, kind: str | None = None) -> None:

@@ -26,14 +26,13 @@ _FOREVER: Final = timedelta(days=7)
 
 
 class EventLog:
-    """One reader and writer of the board; not to be used by two threads.
+    """One reader and writer of the run's log of events; not to be used by two threads.
 
     It never waits to write: entries are numbered, and the first to write a number has it. Those who
     come too late read what was written, which may make their own entry needless. So a signal that
     reaches a thousand processes at once makes one entry, not a thousand.
 
-    Args:
-        store: A connection of its own.
+    `store` is a connection of its own.
     """
 
     def __init__(self, store: Store) -> None:
@@ -145,11 +144,7 @@ class Consensus:
         return tuple(dict.fromkeys(topic for _, topic in sorted(topics)))
 
     def hold(self, number: int) -> int:
-        """Let the main thread wait at its next point; return the one that it has come to.
-
-        Args:
-            number: Of the proposal.
-        """
+        """Let the main thread wait for a proposal at its next point; return its last point."""
         with self._changed:
             self._open.add(number)
             self._set_limit()
@@ -158,10 +153,7 @@ class Consensus:
     def commit(self, number: int, topic: str, point: int) -> None:
         """Let the main thread go on; it returns the topic at the point.
 
-        Args:
-            number: Of the proposal; nothing happens if that is not open.
-            topic: What was proposed.
-            point: That no process has come to yet.
+        No process has come to the point yet. No-op if the proposal is not open.
         """
         with self._changed:
             if number in self._open:

@@ -36,12 +36,8 @@ class Coordinator:
     the run has failed and the main thread does not end by itself. A process writes and reads
     two small values a second.
 
-    Args:
-        store: Reached by all; the first process hosts it.
-        rank: Of this process.
-        world_size: How many there are.
-        alive_timeout: Seconds without a sign of life after which a process is taken for lost.
-        grace: Seconds that a main thread has to end by itself after a failure.
+    The store is hosted by the first process. A process without a sign of life for `alive_timeout`
+    seconds is taken for lost; after a failure a main thread has `grace` seconds to end by itself.
     """
 
     def __init__(
@@ -96,10 +92,8 @@ class Coordinator:
 
         Proposals that are not decided yet are forgotten: there are no more points to come.
 
-        Args:
-            patience_s: How long to wait for the others to say it too; None = `grace`. The first
-                process has the store, and answers are needed until all have come to their last
-                point.
+        Wait `patience_s` (None = `grace`) for the others to say it too: the first process has the
+        store, and answers are needed until all have come to their last point.
         """
         if not self._threads[0].is_alive():
             self._is_leaving.set()
@@ -121,8 +115,7 @@ class Coordinator:
 
         May be called from any thread and in a signal handler: nothing is waited for.
 
-        Args:
-            topic: One that is proposed again while it is about to be returned is returned once.
+        A topic that is proposed again while it is about to be returned is returned once.
         """
         point = self._consensus.point
         self._to_say.put({"what": consensus.PROPOSE, "topic": topic, "point": point})
@@ -130,11 +123,8 @@ class Coordinator:
     def fail(self, message: str, *, code: int = 1, kind: str = "error") -> Failure:
         """Tell all processes that the run ends; return what it really ends by.
 
-        Args:
-            message: What happened.
-            code: The exit code of the processes.
-            kind: As in `Failure`. With "lost" it is looked first, for two seconds at most, for the
-                process whose end has led to this.
+        `code` is the exit code of the processes, `kind` as in `Failure`: with "lost", the process
+        whose end has led to this is looked for first, for two seconds at most.
 
         Returns:
             The first failure of the run: this one, or an earlier one.
@@ -152,11 +142,7 @@ class Coordinator:
         return failure
 
     def hang(self, message: str) -> Failure:
-        """Fail likewise; every process writes its stacks to standard error before it ends.
-
-        Args:
-            message: What was waited for in vain.
-        """
+        """Fail likewise; every process writes its stacks to standard error before it ends."""
         return self.fail(message, kind="hang")
 
     # ---- what is heard
@@ -199,7 +185,7 @@ class Coordinator:
         self._announce({**entry, "point": max(map(int, points)) + 1})
 
     def _announce(self, entry: consensus.Entry) -> None:
-        """Write to the board from the thread that listens, through a reader of its own."""
+        """Write to the log from the thread that listens, through a reader of its own."""
         writer = EventLog(self._listening.store)
         writer.num_read = self._listening.num_read
         writer.post(entry)

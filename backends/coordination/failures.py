@@ -53,11 +53,7 @@ class Failure:
 
 
 class RunFailed(BackendError):
-    """Another process has failed, so this one ends as well.
-
-    Args:
-        failure: The first one of the run.
-    """
+    """Another process has failed, so this one ends as well."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(f"the run has failed in another place. {failure}")
@@ -96,9 +92,7 @@ def dump_stacks(rank: int, failure: Failure) -> None:
 def end_process(failure: Failure, on_abort: Callable[[Failure], None] | None) -> None:
     """End this process on the spot, whatever its main thread is at; does not return.
 
-    Args:
-        failure: Why; it has the exit code.
-        on_abort: Called before, for a short time at most.
+    `on_abort` is called before, for a short time at most.
     """
 
     def speak() -> None:

@@ -26,12 +26,8 @@ class Heartbeats:
     Each process looks after one other: the next that has not left, around in a circle. One on the
     same host also counts as alive while it computes, as an interpreter may be held by a library.
 
-    Args:
-        store: Where the signs are.
-        rank: Of this process.
-        world_size: How many there are.
-        limit_s: Without a sign, after which a process is taken for lost.
-        interval_s: Between two signs.
+    After `limit_s` without a sign, of which there is one each `interval_s`, a process is taken for
+    lost.
     """
 
     def __init__(
@@ -131,12 +127,9 @@ class Heartbeats:
 
 
 def missing_ranks(store: Store, world_size: int, is_known: threading.Event) -> list[int]:
-    """Return who has not answered the roll call after a short time.
+    """Return who has not answered the liveness check after a short time.
 
-    Args:
-        store: Where the answers are.
-        world_size: How many there should be.
-        is_known: Ends the wait: nobody has to be found any more.
+    `is_known` ends the wait: nobody has to be found any more.
     """
     deadline = time.monotonic() + _LIVENESS_CHECK_S
     while store.add("here", 0) < world_size:

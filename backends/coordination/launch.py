@@ -17,40 +17,23 @@ _START: Final = "Start it with `torchrun --nproc-per-node=N run.py ...`."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """The place of this process in a run of several.
+    """The place of this process in a run of several."""
 
-    Args:
-        rank: Among all, from 0.
-        local_rank: Among those of this host, from 0.
-        world_size: How many there are, > 1.
-        local_world_size: How many there are on this host.
-        run_id: Tells this run from others that the same launcher has started.
-        restart_count: How often the launcher has started the processes again.
-        max_restarts: How often it would.
-        host: Where the launcher's store is, or the one of the first process has to be.
-        port: Likewise.
-        uses_agent_store: Whether the launcher has a store of its own, which outlives processes.
-        is_one_host: Whether all processes are known to be on this host.
-    """
-
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
-    run_id: str = ""
-    restart_count: int = 0
-    max_restarts: int = 0
-    host: str = ""
-    port: int = 0
-    uses_agent_store: bool = False
-    is_one_host: bool = False
+    rank: int  # among all, from 0
+    local_rank: int  # among those of this host, from 0
+    world_size: int  # > 1
+    local_world_size: int  # those of this host
+    run_id: str = ""  # tells this run from others that the same launcher has started
+    restart_count: int = 0  # how often the launcher has started the processes again
+    max_restarts: int = 0  # how often it would
+    host: str = ""  # of the launcher's store, or where that of the first process has to be
+    port: int = 0  # likewise
+    uses_agent_store: bool = False  # the launcher has a store of its own, which outlives processes
+    is_one_host: bool = False  # all processes are known to be on this host
 
 
 def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
     """Return what the launcher has set in the environment; None if this process is alone.
-
-    Args:
-        environ: Another environment than the one of this process.
 
     Raises:
         BackendError: If only a part is set, or it contradicts itself.
@@ -101,32 +84,19 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """The agent of torchrun that has started this process.
-
-    Args:
-        rank: Of this process.
-        run_id: As in `Launch`.
-        restart_count: How often the agent has started the processes again, after a failure.
-        max_restarts: How often it would.
-        host: Where the agents' store is.
-        port: Likewise.
-        has_store: Whether processes may use that store.
-    """
+    """The agent of torchrun that has started this process."""
 
     rank: int
-    run_id: str
-    restart_count: int
-    max_restarts: int
-    host: str
-    port: int
-    has_store: bool
+    run_id: str  # as in `Launch`
+    restart_count: int  # after a failure
+    max_restarts: int  # how often it would start them again
+    host: str  # of the agents' store
+    port: int  # likewise
+    has_store: bool  # processes may use that store
 
 
 def read_agent(environ: Mapping[str, str] | None = None) -> Agent | None:
     """Return what torchrun has set in the environment; None if it has not started this process.
-
-    Args:
-        environ: Another environment than the one of this process.
 
     Raises:
         BackendError: If a number is not valid.

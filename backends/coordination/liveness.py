@@ -17,9 +17,7 @@ class StallTimer:
     Only time in which this process itself was at work counts, between two looks at most twice the
     time that is meant to lie between them.
 
-    Args:
-        limit_s: How long is too long.
-        interval_s: Between two looks.
+    `limit_s` is how long is too long, `interval_s` the time between two looks.
     """
 
     def __init__(self, limit_s: float, interval_s: float) -> None:
@@ -32,9 +30,7 @@ class StallTimer:
     def is_stalled(self, value: Any, factor: float = 1.0) -> bool:
         """Look at the value, and return whether it has been the same for too long.
 
-        Args:
-            value: Anything that can be compared.
-            factor: How many times the limit is too long.
+        The limit is multiplied by `factor`.
         """
         now = time.monotonic()
         before, self._looked_at = self._looked_at, now
@@ -47,17 +43,11 @@ class StallTimer:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process, so that no other one is taken for it.
+    """A process, so that no other one is taken for it."""
 
-    Args:
-        host: Of the host, since it was started, and of the container; None if that is not known.
-        pid: Its number there.
-        born: When it was started; numbers are used again.
-    """
-
-    host: str | None
+    host: str | None  # and when that was started, and the container; None if it is not known
     pid: int
-    born: str | None
+    born: str | None  # when it was started; numbers are used again
 
     def is_here(self) -> bool:
         """Return whether the process is, or was, one of this host."""

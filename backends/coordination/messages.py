@@ -21,9 +21,8 @@ _NUMBERS: Final = "biufc"  # kinds of NumPy's types
 def pack(value: Any) -> bytes:
     """Return a value as bytes.
 
-    Args:
-        value: None, bool, int, float, str, bytes, Path, Ellipsis, tensors, NumPy's arrays and
-            numbers; lists, tuples and dicts of these. Of their subclasses the plain value is sent.
+    It may be None, bool, int, float, str, bytes, Path, Ellipsis, tensors, NumPy's arrays and
+    numbers; lists, tuples and dicts of these. Of their subclasses the plain value is sent.
 
     Raises:
         BackendError: If there is something else in it.

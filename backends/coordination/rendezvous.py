@@ -36,10 +36,6 @@ def open_store(launch: Launch, *, timeout_s: float) -> Store:
     are taken, and it is read again. (The count of restarts does not tell attempts apart: an agent
     of another host may count one less.)
 
-    Args:
-        launch: What the launcher says.
-        timeout_s: For the others to come.
-
     Raises:
         BackendError: If the port is taken, or not all processes come in time.
     """
@@ -118,10 +114,8 @@ def _store_at(address: str, port: int) -> TCPStore:
 def _store_bound_to(own: str, address: str, port: int) -> TCPStore:
     """Host a store that listens at one address of this host, not at all of them.
 
-    Args:
-        own: The address in numbers.
-        address: What the others know it by.
-        port: 0 = any that is free.
+    `own` is the address in numbers, `address` what the others know it by; port 0 = any that is
+    free.
     """
     family = socket.AF_INET6 if ":" in own else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:

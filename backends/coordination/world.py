@@ -43,10 +43,7 @@ _LOST: Final = re.compile(r"[Cc]onnection|NCCL|[Bb]roken pipe|connectFullMesh|gl
 class World:
     """All processes of a run; made by `join`.
 
-    Args:
-        launch: What the launcher says of this one.
-        store: Where they leave each other notes.
-        is_own: Whether torch.distributed was started here, and is to be ended here.
+    `is_own`: torch.distributed was started here, and is to be ended here.
 
     Methods that say so are collective: all processes call them, in the same order.
     """
@@ -75,8 +72,7 @@ class World:
     def new_group(self, ranks: Sequence[int] | None = None) -> ProcessGroup:
         """Return a group that moves host memory. Collective.
 
-        Args:
-            ranks: Who is in it; None = all.
+        `ranks` None = all.
         """
         timeout = timedelta(seconds=STARTUP_TIMEOUT_S)
         group: ProcessGroup = dist.new_group(
@@ -88,8 +84,7 @@ class World:
     def shorten_timeouts(self, groups: Sequence[ProcessGroup] = ()) -> None:
         """Wait no longer than `timeout_s` from now on; a second call does nothing.
 
-        Args:
-            groups: Further groups that this holds for.
+        This holds for further `groups` too.
         """
         if self._has_short_timeouts:
             return
@@ -146,10 +141,7 @@ class World:
     def require_same(self, what: str, value: str, *, hint: str) -> None:
         """Check that all processes have the same text. Collective.
 
-        Args:
-            what: What it is, for the message.
-            value: The text.
-            hint: What to do if it is not.
+        Messages begin with `what` it is and end with the `hint`, what to do.
 
         Raises:
             BackendError: In every process, if it is not: with the first line that differs.
@@ -166,9 +158,6 @@ class World:
         """Return whether all processes come to the same place within a short time.
 
         Unlike a barrier it does not wait for those that do something else.
-
-        Args:
-            name: Of the place, without spaces.
         """
         self._num_meetings += 1
         key = f"{name}/{self._num_meetings}"
@@ -193,9 +182,8 @@ class World:
     def fail_by(self, error: BaseException) -> Failure:
         """Tell the others that this process ends by an error; return the run's first failure.
 
-        Args:
-            error: A lost connection is taken for what another process's end has led to, and a
-                time-out for a process that hangs.
+        A lost connection is taken for what another process's end has led to, and a time-out for a
+        process that hangs.
         """
         message, code = self.describe(error)
         if isinstance(error, KeyboardInterrupt):
@@ -217,9 +205,6 @@ class World:
         """End this process, and do not return; nothing is awaited after a failure.
 
         gloo's threads may abort a process that ends in the ordinary way.
-
-        Args:
-            code: The exit code.
         """
         if self.coordinator.failure is None:
             with suppress(Exception):

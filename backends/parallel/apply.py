@@ -27,10 +27,6 @@ def make_mesh(sizes: Sizes, device_type: str) -> DeviceMesh:
     """Return the processes as an array with the axes "replicate", "shard" and "tensor".
 
     Processes that are next to each other share the arithmetic of layers. Collective.
-
-    Args:
-        sizes: Their product is the number of processes.
-        device_type: Torch's name of the kind of device.
     """
     shape = (sizes.replicate, sizes.shard, sizes.tensor)
     return init_device_mesh(device_type, shape, mesh_dim_names=AXES)
@@ -49,14 +45,8 @@ def parallelize(
     Where the processes' weights differ, those of the first count. A model on `meta` gets its
     initial values here. Activation checkpointing, if any, comes before.
 
-    Args:
-        model: On the host, on the device or on `meta`; changed in place. Its parameters keep
-            their names.
-        settings: What is done along each axis.
-        sizes: Of the axes.
-        mesh: From `make_mesh`.
-        device: That of this process.
-        compile: How to compile it; None = not.
+    The model is on the host, on the device or on `meta`; it is changed in place, and its parameters
+    keep their names.
 
     Returns:
         The module to call.
@@ -87,9 +77,7 @@ def parallelize(
 def accumulating(module: Module, model: Module) -> Iterator[None]:
     """Exchange no gradients in backward passes inside.
 
-    Args:
-        module: What `parallelize` returned.
-        model: What it was given.
+    `module` is what `parallelize` returned for `model`.
 
     Cost:
         Of a sharded model each process keeps whole gradients until the next exchange.

@@ -35,17 +35,11 @@ _SHARE_SENT: Final[dict[str, Callable[[int], float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A message among processes.
+    """A message among processes."""
 
-    Args:
-        kind: Such as "all-reduce".
-        num: How many processes take part.
-        on_host: Whether the tensors are in host memory.
-    """
-
-    kind: str
-    num: int
-    on_host: bool = False
+    kind: str  # such as "all-reduce"
+    num: int  # processes that take part
+    on_host: bool = False  # the tensors are in host memory
 
     @property
     def copies(self) -> bool:
@@ -58,8 +52,8 @@ class Collective:
     def sent(self, num_bytes: int) -> int:
         """Return what each process sends, in the ring that engines build.
 
-        Args:
-            num_bytes: Of the whole tensor: what an all-gather returns, what a reduce-scatter takes.
+        `num_bytes` are those of the whole tensor: what an all-gather returns, a reduce-scatter
+        takes.
         """
         share = _SHARE_SENT.get("all-reduce" if self.copies else self.kind)
         return round(num_bytes * (1.0 if share is None else share(self.num)))
@@ -70,10 +64,7 @@ def collective_of(
 ) -> Collective | None:
     """Return what an operation sends, or None if it is no collective.
 
-    Args:
-        function: The operation, as a dispatch mode gets it.
-        args: Its arguments.
-        on_host: Whether the tensors are in host memory.
+    `function` and `args` are what a dispatch mode gets; `on_host`: the tensors are in host memory.
     """
     if function.namespace not in ("c10d", "_c10d_functional"):
         return None

@@ -17,18 +17,11 @@ REST: Final = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The number of processes along each axis; their product is the number of processes.
+    """The number of processes along each axis; their product is the number of processes."""
 
-    Args:
-        replicate: Copies of the model, each with data of its own.
-        shard: Processes that share one copy's parameters and optimizer state, each with data of
-            its own.
-        tensor: Processes that share the arithmetic of one layer, on the same data.
-    """
-
-    replicate: int = 1
-    shard: int = 1
-    tensor: int = 1
+    replicate: int = 1  # copies of the model, each with data of its own
+    shard: int = 1  # processes that share one copy, each with data of its own
+    tensor: int = 1  # processes that share the arithmetic of one layer, on the same data
 
     @property
     def num_data_shards(self) -> int:
@@ -39,9 +32,7 @@ class Sizes:
 def fit_sizes(asked: Mapping[str, int], world_size: int) -> Sizes:
     """Return the sizes that were asked for, with the rest filled in.
 
-    Args:
-        asked: Axis to its size; at most one is -1 = the rest.
-        world_size: The number of processes.
+    At most one of the sizes asked for is -1 = the rest.
 
     Raises:
         BackendError: If the sizes do not multiply to the number of processes.
@@ -143,9 +134,8 @@ class ParallelSettings:
     def from_options(cls, options: Mapping[str, Any]) -> ParallelSettings:
         """Return the settings that a configuration's options describe.
 
-        Args:
-            options: None but those in `OPTIONS`; what is not given has its default. Where `shard`
-                or `tensor` has the rest, `replicate` is 1 if it is not given.
+        Only those in `OPTIONS` are accepted; what is not given has its default. Where `shard` or
+        `tensor` has the rest, `replicate` is 1 if it is not given.
 
         Raises:
             BackendError: For the first key, type or value that does not fit.

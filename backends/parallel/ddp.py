@@ -15,8 +15,7 @@ class LossWeighting(Module):
     The numbers are part of no computation: their gradient is given to autograd. It is accumulated
     and reduced with those of the model, so that processes learn the sums at no further message.
 
-    Args:
-        model: What is called. Its parameters are of one type, float32 or float64.
+    The model's parameters are of one type, float32 or float64.
     """
 
     def __init__(self, model: Module) -> None:
@@ -40,9 +39,7 @@ class LossWeighting(Module):
     def weigh(self, weight: Any, loss: Tensor | None) -> None:
         """Note a batch, whose backward pass is next.
 
-        Args:
-            weight: A number, or a tensor without dimensions.
-            loss: The batch's, (); None = it is not wanted.
+        The weight is a number or (); the loss (), None = it is not wanted.
         """
         with torch.no_grad():
             self._noted = self._pair(weight, loss)

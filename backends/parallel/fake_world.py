@@ -30,11 +30,7 @@ _INNER: Final[Any] = dist  # with what torch does not declare
 
 
 class FakeWorld:
-    """Stands for `Processes` in a run whose other processes do not exist.
-
-    Args:
-        world_size: How many there would be.
-    """
+    """Stands for `World` in a run whose other processes do not exist."""
 
     failure = None
     on_abort = None
@@ -107,8 +103,7 @@ def fake_world(world_size: int) -> Iterator[None]:
 
     Backends that are made inside are those of several processes.
 
-    Args:
-        world_size: How many, >= 1; for one nothing is made up.
+    For a `world_size` of one nothing is made up.
 
     Raises:
         BackendError: If this process is already one of several.
@@ -300,10 +295,6 @@ def fake_world_backend(
     """Return the device that stands on paper for a run's, its backend's options, and more.
 
     It is the host; options that do not decide what a process holds and sends are left out.
-
-    Args:
-        device: Of the run; None = the host.
-        options: Of its backend.
 
     Returns:
         The last value is whether the run's tensors would be in host memory.

@@ -19,12 +19,8 @@ from .config import ParallelSettings, Sizes
 def shard_fully(model: Module, settings: ParallelSettings, sizes: Sizes, mesh: DeviceMesh) -> None:
     """Shard a model in place, block by block, then what is left of it.
 
-    Args:
-        model: On the host, on the mesh's device, or on `meta`; the blocks move to the device one
-            after the other.
-        settings: Which blocks, and the types of parameters and gradients.
-        sizes: With more than one replica, each shares out a copy of its own.
-        mesh: Of all axes.
+    The model is on the host, on the mesh's device, or on `meta`; the blocks move to the device one
+    after the other. With more than one replica, each shares out a copy of its own.
 
     Raises:
         BackendError: If no module is of a class that is named as a block.
@@ -98,11 +94,6 @@ def own_part(tensor: Tensor) -> Tensor:
 
 
 def distribute(tensor: Tensor, like: DTensor) -> DTensor:
-    """Return a tensor that every process has whole, divided as another one is.
-
-    Args:
-        tensor: The same on every process.
-        like: Of its shape.
-    """
+    """Return a tensor that every process has whole, divided as another one is."""
     on_device = tensor.to(like.device)
     return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)

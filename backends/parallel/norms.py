@@ -18,10 +18,8 @@ _Axes = tuple[DeviceMesh, tuple[int, ...]]
 def grad_norm(params: Iterable[Tensor], device: torch.device | None = None) -> Tensor:
     """Return the joint 2-norm of all gradients: the same on all processes. Collective.
 
-    Args:
-        params: Whole ones, sharded ones, or both, on any meshes; those without a gradient are
-            left out.
-        device: Where the result is; None = where the parameters are.
+    Parameters may be whole or sharded, on any meshes; those without a gradient are left out. The
+    result is on `device`; None = where the parameters are.
 
     Shapes:
         Returns: (), float32, or float64 if a gradient is double.
@@ -52,8 +50,7 @@ def grad_norm(params: Iterable[Tensor], device: torch.device | None = None) -> T
 def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the 2-norm of each tensor: the same on all processes. Collective.
 
-    Args:
-        tensors: Whole ones, sharded ones, or both, of floating point.
+    Tensors may be whole or sharded, of floating point.
 
     Shapes:
         Returns: each (), float32, or float64 if one is double.
@@ -83,10 +80,6 @@ def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def clip_grad_norm(params: Iterable[Tensor], max_norm: float) -> Tensor:
     """Scale gradients down to a joint 2-norm of at most `max_norm`. Collective.
-
-    Args:
-        params: As in `grad_norm`.
-        max_norm: Upper bound, > 0.
 
     Returns:
         The norm before, as `grad_norm`. Not finite gradients do not raise.

@@ -35,11 +35,8 @@ def split_layers(model: Module, plan: Mapping[str, str] | None, mesh: DeviceMesh
     Those that the plan leaves out are whole on every process. Parameters that are shared stay
     shared, under the names that they had.
 
-    Args:
-        model: The same on all processes.
-        plan: Pattern of module names, as in `fnmatch`, to one of `STYLES`; None = the model's
-            attribute `tensor_plan`.
-        mesh: Of one axis.
+    The model is the same on all processes. The plan maps patterns of module names, as in `fnmatch`,
+    to one of `STYLES`; None = the model's attribute `tensor_plan`.
 
     Raises:
         BackendError: If there is no plan, a pattern fits no module, or a size cannot be split.
@@ -207,11 +204,7 @@ def _to_plain(_: Module, __: Any, output: Any) -> Any:
 
 
 class _PlainInside:
-    """Lets a module compute with the plain tensors inside its parameters.
-
-    Args:
-        names: Of the parameters.
-    """
+    """Lets a module compute with the plain tensors inside its parameters."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names

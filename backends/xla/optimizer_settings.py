@@ -26,10 +26,9 @@ class DeviceSettings(TorchFunctionMode):
     the optimizer asks of a setting in Python is answered by its number, without a read: zero
     counts as a small number there, so that a schedule through zero does not change the path.
 
-    Args:
-        numbers: Of each setting, by the tensor's id, its number.
-        keeps_counts: `item` of another tensor on the device is that tensor. For an optimizer
-            that computes with its step count and asks nothing of it.
+    `numbers` has the number of each setting, by the tensor's id. `keeps_counts`: `item` of another
+    tensor on the device is that tensor, for an optimizer that computes with its step count and asks
+    nothing of it.
     """
 
     def __init__(self, numbers: Mapping[int, float], *, keeps_counts: bool = False) -> None:
@@ -132,10 +131,8 @@ def _matrix_product(func: Call, args: Args, kwargs: Options) -> Tensor:
 class MadeOnHost(TorchFunctionMode):
     """Makes on the host what functions such as `zeros_like` were to make on the device.
 
-    Args:
-        device: What is made for others is made there.
-        numbers: Of each setting that is a tensor, by its id, its number.
-        made: Gets what was made; what it returns is the result.
+    What is made for others than `device` is made there. `numbers` has the number of each setting
+    that is a tensor, by its id; `made` gets what was made, and returns the result.
     """
 
     def __init__(

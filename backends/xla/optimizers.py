@@ -105,9 +105,7 @@ class LazyOptimizers:
     which costs one compilation. A tensor on the host counts as its number; one on the device is
     left alone.
 
-    Args:
-        send: Brings tensors to the device, as inputs of a graph whatever their values.
-        device: Where the parameters are.
+    `send` brings tensors to the device, as inputs of a graph whatever their values.
     """
 
     def __init__(self, send: Send, device: torch.device) -> None:
@@ -154,9 +152,7 @@ class LazyOptimizers:
     def step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
         """Update the parameters, or leave them and the optimizer's state as they are, bit by bit.
 
-        Args:
-            optimizer: Prepared now if it was not before.
-            keep: (), bool, on the device: whether to update; None = yes.
+        `keep` is (), bool, on the device: whether to update; None = yes.
 
         Raises:
             BackendError: If `keep` is given and the optimizer counts on the host, as nothing on

@@ -24,11 +24,9 @@ class BatchedReads(Reads):
     Then all of them come in one transfer, a step later: the device is at work on the next step
     meanwhile. Nobody in a hurry, they come when the oldest is `lag` steps old.
 
-    Args:
-        lag: Most steps between a read and its delivery, >= 0.
-        snapshot: Returns what keeps a tensor's value, whatever becomes of the tensor.
-        fetch: Returns the values of such, on the host, in one transfer; waits for the device.
-        kind: The device's type; other tensors are on the host already.
+    `snapshot` returns what keeps a tensor's value, whatever becomes of the tensor; `fetch` brings
+    such to the host in one transfer, and waits for the device. Tensors not of `kind` are on the
+    host already.
     """
 
     def __init__(self, lag: int, snapshot: Capture, fetch: Fetch, kind: str) -> None:

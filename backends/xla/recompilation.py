@@ -32,11 +32,9 @@ class RecompilationWatch:
     Steps are of one kind if they do the same (train, take the optimizer's step, validate) with
     batches of the same shapes. The first ones of a kind compile; later ones should not.
 
-    Args:
-        policy: "warn" = once for each cause; "error" = raise; "ignore" = only count.
-        num_compiled: Returns how many graphs have been compiled so far.
-        fallbacks: Returns the names of operations that have run on the host, as they have no form
-            for the device.
+    The policy is "warn" = once for each cause, "error" = raise, or "ignore" = only count.
+    `fallbacks` returns the names of operations that have run on the host, as they have no form for
+    the device.
     """
 
     def __init__(
@@ -75,9 +73,7 @@ class RecompilationWatch:
     def look(self, kind: Kind, *, ends_window: bool = True) -> None:
         """Judge a batch's step that has just been launched.
 
-        Args:
-            kind: What it does.
-            ends_window: Whether it is the last one before the optimizer's step, or the only one.
+        `ends_window`: it is the last one before the optimizer's step, or the only one.
 
         Raises:
             RecompilationError: If it compiled when it should not have, and that is an error.

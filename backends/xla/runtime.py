@@ -29,10 +29,8 @@ class XlaRuntime:
 
     Making one imports torch_xla, which patches torch for the whole process.
 
-    Args:
-        kind: The kind that the device has to be of; None = any.
-        parallel: The options of `backend.parallel`; None = one device.
-        cache_dir: Where compiled graphs are kept; None = nowhere.
+    The device has to be of `kind` (None = any); `parallel` has the options of `backend.parallel`
+    (None = one device), `cache_dir` is where compiled graphs are kept (None = nowhere).
 
     Raises:
         BackendError: If an option does not fit.

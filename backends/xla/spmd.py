@@ -25,15 +25,10 @@ Partition = tuple[str | tuple[str, ...] | None, ...]  # for each dimension: over
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshShape:
-    """How the devices are used; the product of the sizes is their number.
+    """How the devices are used; the product of the sizes is their number."""
 
-    Args:
-        replicate: Groups of devices that hold the same.
-        shard: Devices in a group; parameters and optimizer state are spread over them.
-    """
-
-    replicate: int = 1
-    shard: int = 1
+    replicate: int = 1  # groups of devices that hold the same
+    shard: int = 1  # devices in a group; parameters and optimizer state are spread over them
 
     @property
     def num_devices(self) -> int:
@@ -44,9 +39,8 @@ class MeshShape:
     def from_options(cls, options: Mapping[str, Any], num_devices: int) -> MeshShape:
         """Return the mesh that `backend.parallel` asks for.
 
-        Args:
-            options: `replicate` and `shard`; 1 where not given, -1 = the rest of the devices.
-            num_devices: The devices of this process; all are used.
+        `replicate` and `shard` are 1 where not given, -1 = the rest. All devices of this process
+        are used.
 
         Raises:
             BackendError: If a key is unknown, a value is no size, or the devices do not fit.
@@ -147,9 +141,7 @@ class Spmd:
 
     `start_spmd` comes first.
 
-    Args:
-        mesh_shape: Sizes of the axes.
-        smallest: Elements from which on a parameter or a state is spread.
+    Parameters and states of fewer than `smallest` elements are not spread.
     """
 
     def __init__(self, mesh_shape: MeshShape, *, smallest: int = SMALLEST_SHARDED) -> None:
@@ -171,8 +163,7 @@ class Spmd:
     def partition(self, shape: Sequence[int]) -> Partition:
         """Return over which axis each dimension is spread; None = over none.
 
-        Args:
-            shape: Of a parameter, or of state that an optimizer has for one.
+        The shape is that of a parameter, or of state that an optimizer has for one.
         """
         num = self.mesh_shape.shard
         nowhere: Partition = (None,) * len(shape)
@@ -253,8 +244,7 @@ class Spmd:
     def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return whole copies in host memory. Waits for the device.
 
-        Args:
-            tensors: Of what has been executed; others are executed now.
+        Tensors that have not been executed are executed now.
 
         Cost:
             Two transfers at most, and no compilation; torch_xla's own way compiles a program to

@@ -26,8 +26,7 @@ class Snapshot:
     But the memory of the one before is used again by the graph that does it, so that has to make
     a copy.
 
-    Args:
-        tensor: Detached; shares its memory with what is read.
+    The tensor is detached and shares its memory with what is read.
     """
 
     __slots__ = ("_tensor", "kept")
