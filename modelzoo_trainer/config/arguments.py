@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, get_origin
+from typing import Any, Final
 
-from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from modelzoo_trainer.annotations import (
+    adapter_of,
+    annotations_of,
+    converted,
+    expected,
+    members,
+    misfit,
+    writable,
+)
 from modelzoo_trainer.config import loader
-from modelzoo_trainer.config.annotations import annotations_of, choices, expected, members, writable
 from modelzoo_trainer.config.positions import (
     Mapping,
     Place,
@@ -27,13 +34,6 @@ from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.errors import suggest
 
 _BOOLEANS_BEFORE: Final = {"on", "off", "yes", "no", "y", "n"}  # YAML 1.1 took them as booleans
-_OF_TYPE: Final = (
-    "literal_error",
-    "enum",
-    "is_instance_of",
-    "none_required",
-    "needs_python_object",
-)
 
 Check = Callable[[Place, Problems], Any]
 
@@ -89,20 +89,6 @@ def schema_of(
     return Schema(owner, parameters, is_open)
 
 
-def adapter_of(annotation: Any) -> TypeAdapter[Any] | None:
-    """Return what checks values for `annotation`."""
-    if annotation in (Any, object):
-        return None
-    try:
-        return TypeAdapter(annotation, config={"arbitrary_types_allowed": True})
-    except (PydanticUserError, PydanticSchemaGenerationError):
-        pass  # a model or a dataclass brings its own configuration
-    try:
-        return TypeAdapter(annotation)
-    except (PydanticUserError, PydanticSchemaGenerationError):
-        return None
-
-
 def check_arguments(
     place: Place,
     schema: Schema,
@@ -121,8 +107,7 @@ def check_arguments(
         problems.add(
             place.node.at,
             place.path,
-            f"{describe(place.node)} does not fit; expected a mapping of arguments of "
-            f"{schema.owner}.",
+            f"expected a mapping of arguments of {schema.owner}, got {describe(place.node)}.",
         )
         return arguments
     for key, value in place.pairs():
@@ -162,42 +147,29 @@ def check_value(place: Place, parameter: Parameter, problems: Problems) -> Any:
     if parameter.adapter is None:
         return plain
     try:
-        return _converted(parameter.adapter, plain)
-    except ValidationError as error:
-        details = error.errors(include_url=False, include_input=False)
-    whole = _whole_numbers(place, details)
+        return converted(parameter.adapter, plain)
+    except ValidationError as failure:
+        error = failure
+    whole = _whole_numbers(place, error.errors(include_url=False, include_input=False))
     if whole:
+        plain = to_plain(place.node, whole)
         try:
-            converted = _converted(parameter.adapter, to_plain(place.node, whole))
-        except ValidationError as error:
-            details = error.errors(include_url=False, include_input=False)
+            value = converted(parameter.adapter, plain)
+        except ValidationError as failure:
+            error = failure
         else:
             problems.whole_numbers |= whole
-            return converted
-    found = [_locate(place, detail) for detail in details]
-    depth = max(len(inner.path) for inner, _, _ in found)
-    deepest = [detail for detail in found if len(detail[0].path) == depth]
-    where, kind, message = next((d for d in deepest if not _is_of_type(d[1])), deepest[0])
-    if kind == "misspelt":
-        problems.add(where.key_at, where.path, message)
-        return None
-    given = describe(where.node)
-    if where.path == place.path and (_is_of_type(kind) or _is_of_length(kind, parameter)):
-        fits = f"expected {expected(parameter.annotation)}"
-        text = f"{given} does not fit; {fits}.{_hint(where, parameter.annotation)}"
-    else:
-        text = f"{given} does not fit: {message}."
-    problems.add(where.node.at, where.path, text)
+            return value
+    wrong = misfit(parameter.annotation, to_plain(place.node), error)
+    where = place.inside(wrong.location)
+    for other, misspelt in where.pairs() if wrong.lacks else ():
+        if suggest(str(other), (wrong.lacks,), cutoff=0.6).startswith("Did"):
+            what = f"no such key. Did you mean {wrong.lacks!r}?"
+            problems.add(misspelt.key_at, misspelt.path, what)
+            return None
+    hint = "" if wrong.location else _hint(where, parameter.annotation)
+    problems.add(where.node.at, where.path, f"{wrong.text}{hint}")
     return None
-
-
-def _converted(adapter: TypeAdapter[Any], plain: Any) -> Any:
-    """Return a value as the adapter has it.
-
-    JSON's rules are those of a file: a text is a path or an enumeration's value, a list is a tuple,
-    an integer is a float; and strict otherwise.
-    """
-    return adapter.validate_json(json.dumps(plain), strict=True)
 
 
 def _whole_numbers(place: Place, details: Iterable[ErrorDetails]) -> dict[int, int]:
@@ -212,28 +184,6 @@ def _whole_numbers(place: Place, details: Iterable[ErrorDetails]) -> dict[int, i
     return found
 
 
-def _is_of_type(kind: str) -> bool:
-    return kind.endswith(("_type", "_parsing")) or kind in _OF_TYPE
-
-
-def _is_of_length(kind: str, parameter: Parameter) -> bool:
-    is_tuple = any(get_origin(member) is tuple for member in members(parameter.annotation))
-    return is_tuple and kind in ("missing", "too_long")
-
-
-def _locate(place: Place, detail: ErrorDetails) -> tuple[Place, str, str]:
-    """Return where a detail belongs, its kind, and what it says."""
-    inner = place.inside(detail["loc"])
-    message = detail["msg"]
-    if detail["type"] != "missing":
-        return inner, detail["type"], message[0].lower() + message[1:]
-    key = str(detail["loc"][-1])
-    for other, misspelt in inner.pairs():
-        if suggest(str(other), (key,), cutoff=0.6).startswith("Did"):
-            return misspelt, "misspelt", f"no such key. Did you mean {key!r}?"
-    return inner, "missing", f"{key!r} is missing"
-
-
 def _hint(place: Place, annotation: Any) -> str:
     """Return advice about a value that nearly fits, with a space before it."""
     if not isinstance(place.node, Scalar) or not isinstance(place.node.value, str):
@@ -244,6 +194,4 @@ def _hint(place: Place, annotation: Any) -> str:
     number = loader.kind_of(text)
     if (float in kinds and number in ("int", "float")) or (int in kinds and number == "int"):
         return " Write it without quotes."
-    named = [choice for choice in choices(annotation) if isinstance(choice, str)]
-    advice = suggest(text, named) if named else ""
-    return f" {advice}" if advice.startswith("Did") else ""
+    return ""

@@ -7,10 +7,10 @@ from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
 from typing import Any
 
+from modelzoo_trainer.annotations import adapter_of
 from modelzoo_trainer.config.arguments import (
     Check,
     Parameter,
-    adapter_of,
     check_arguments,
     check_value,
     schema_of,
@@ -170,9 +170,7 @@ def check_list(place: Place | None, kind: str, problems: Problems) -> list[Place
         return []
     if not isinstance(place.node, Sequence):
         given = describe(place.node)
-        problems.add(
-            place.node.at, place.path, f"{given} does not fit; expected a list of {kind}s."
-        )
+        problems.add(place.node.at, place.path, f"expected a list of {kind}s, got {given}.")
     return list(place.items())
 
 
@@ -184,7 +182,7 @@ def check_keys(
     if not isinstance(place.node, Mapping):
         given = describe(place.node)
         fits = f"expected a mapping with {', '.join(known)}"
-        problems.add(place.node.at, place.path, f"{given} does not fit; {fits}.")
+        problems.add(place.node.at, place.path, f"{fits}, got {given}.")
         return False
     for key, value in place.pairs():
         if key not in known:

@@ -68,7 +68,7 @@ def check_device(
             options.pop("backend_type", None)
             given += [kind] if kind is not None and not is_null(kind.node) else []
         else:
-            what = f"{describe(backend.node)} does not fit; expected a mapping of options."
+            what = f"expected a mapping of options, got {describe(backend.node)}."
             problems.add(backend.node.at, backend.path, what)
     values = [check_plain(place, str, problems) for place in given]
     if not all(isinstance(value, str) for value in values):

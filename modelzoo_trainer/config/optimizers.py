@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from modelzoo_trainer.config.annotations import annotations_of
+from modelzoo_trainer.annotations import annotations_of
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim import OptimizerFactory, ParamFilter
 from modelzoo_trainer.optim.functions import function_at

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from modelzoo_trainer.annotations import describe as describe_value
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -89,19 +91,9 @@ def to_plain(node: Node, instead: dict[int, Any] | None = None) -> Any:
 
 def describe(node: Node) -> str:
     """Return how a message names what was given: `'text'`, `3`, "a list", "a mapping"."""
-    match node:
-        case Scalar(value=str() as text):
-            return repr(text if len(text) <= 60 else text[:57] + "...")
-        case Scalar(value=None):
-            return "null"
-        case Scalar(value=bool() as flag):
-            return "true" if flag else "false"
-        case Scalar():
-            return repr(node.value)
-        case Sequence():
-            return "a list"
-        case Mapping():
-            return "a mapping"
+    if isinstance(node, Scalar):
+        return describe_value(node.value)
+    return "a list" if isinstance(node, Sequence) else "a mapping"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import Field
+from annotated_types import Ge, Lt
 
 from modelzoo_trainer.config.arguments import check_value, schema_of
 from modelzoo_trainer.config.components import (
@@ -52,7 +52,7 @@ INIT_KEYS: Final = (
 OPTIONAL_TEXT: Final = str | None
 OPTIONAL_PATH: Final = Path | None
 _OLDER_NAMES: Final = {"LlamaModel": "llama"}
-SEED: Final = Annotated[int, Field(ge=0, lt=2**32)] | None
+SEED: Final = Annotated[int, Ge(0), Lt(2**32)] | None
 
 
 def check_model(place: Place, names: Names, problems: Problems) -> Component | None:
@@ -130,7 +130,7 @@ def check_dataloader(place: Place, names: Names, problems: Problems) -> Componen
     """
     if not isinstance(place.node, Mapping):
         fits = "expected a mapping with data_processor and its arguments"
-        problems.add(place.node.at, place.path, f"{describe(place.node)} does not fit; {fits}.")
+        problems.add(place.node.at, place.path, f"{fits}, got {describe(place.node)}.")
         return None
     name = place.key("data_processor")
     if name is None:

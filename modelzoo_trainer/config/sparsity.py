@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Mapping as MappingOf
-from typing import Annotated, Any, Final
-
-from pydantic import Field
+from typing import Any, Final
 
 from modelzoo_trainer.config.arguments import check_arguments, schema_of
 from modelzoo_trainer.config.components import Component, add_lack, check_plain
@@ -19,9 +17,8 @@ from modelzoo_trainer.config.positions import (
     is_null,
 )
 from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.constraints import Fraction
 from modelzoo_trainer.errors import ConfigError, suggest
-
-Fraction = Annotated[float, Field(ge=0, lt=1)]  # of the weights that are zero
 
 _CURVED: Final = ("sparsity", "schedule", "drop_fraction")  # numbers, or curves of the step
 
@@ -85,7 +82,7 @@ def _tried(component: Component, problems: Problems, num_before: int) -> Compone
 
 def _check_groups(place: Place, problems: Problems) -> list[Component | None]:
     if not isinstance(place.node, Sequence):
-        what = f"{describe(place.node)} does not fit; expected a list of mappings."
+        what = f"expected a list of mappings, got {describe(place.node)}."
         problems.add(place.node.at, place.path, what)
     return [_check_one(item, problems) for item in place.items()]
 
@@ -117,7 +114,7 @@ def _choice(
 ) -> tuple[str, Callable[..., Any]] | None:
     """Return what a key names, with the name; None with a problem added if it names nothing."""
     if not isinstance(place.node, Mapping):
-        what = f"{describe(place.node)} does not fit; expected a mapping with {key}."
+        what = f"expected a mapping with {key}, got {describe(place.node)}."
         problems.add(place.node.at, place.path, what)
         return None
     inner = place.key(key)

@@ -256,20 +256,26 @@ MODEL = "model: {name: tiny_net, hidden_size: 1}"
         ("model: tiny_net", "trainer.init.model: a model is written as {ClassName: {arguments}}; "),
         ("model: {hidden_size: 1, dropout: 0}", "trainer.init.model.name: missing; it says which"),
         ("model: {name: tiny}", "trainer.init.model.name: 'tiny' is not a model. Did you mean 'ti"),
-        ("model: {name: 3}", "trainer.init.model.name: 3 does not fit; expected text."),
+        ("model: {name: 3}", "trainer.init.model.name: expected text, got 3."),
         (
             "model: {name: tiny_net}",
             "trainer.init.model.hidden_size: missing; TinyNet needs it (an",
         ),
         (MODEL + ", device: GPUU", "trainer.init.device: 'GPUU' is not a backend. Did you mean 'c"),
-        (MODEL + ", device: 3", "trainer.init.device: 3 does not fit; expected text."),
-        (MODEL + ", backend: GPU", "trainer.init.backend: 'GPU' does not fit; expected a mapping"),
+        (MODEL + ", device: 3", "trainer.init.device: expected text, got 3."),
+        (
+            MODEL + ", backend: GPU",
+            "trainer.init.backend: expected a mapping of options, got 'GPU'.",
+        ),
         (
             MODEL + ", device: cpu, backend: {backend_type: GPU}",
             "trainer.init.device: 'cpu' and backend.backend_type 'GPU' are both given; they exclu",
         ),
         (MODEL + ", backend: {flg: 1}", "trainer.init.backend.flg: no such option of cpu. Did you"),
-        (MODEL + ", seed: one", "trainer.init.seed: 'one' does not fit; expected an integer or nu"),
+        (
+            MODEL + ", seed: one",
+            "trainer.init.seed: expected a whole number in [0, 4294967296) or null, got 'one'.",
+        ),
         (MODEL + ", optimizer: AdamW", "trainer.init.optimizer: an optimizer is written as {Class"),
         (MODEL + ", optimizer: {}", "trainer.init.optimizer: got no key; an optimizer is written"),
         (
@@ -281,7 +287,10 @@ MODEL = "model: {name: tiny_net, hidden_size: 1}"
             MODEL + ", optimizer: {AdamV: {}}",
             "trainer.init.optimizer.AdamV: 'AdamV' is not an opti",
         ),
-        (MODEL + ", schedulers: {LinearLR: {}}", "trainer.init.schedulers: a mapping does not fit"),
+        (
+            MODEL + ", schedulers: {LinearLR: {}}",
+            "trainer.init.schedulers: expected a list of schedulers, got a mapping.",
+        ),
         (
             MODEL + ", schedulers: [SequentialLR: {schedulers: [{Linear: {}}]}]",
             "trainer.init.schedulers[0].SequentialLR.schedulers[0].Linear: 'Linear' is not a sch",
@@ -290,18 +299,24 @@ MODEL = "model: {name: tiny_net, hidden_size: 1}"
             MODEL + ", precision: {enabeld: 1}",
             "trainer.init.precision.enabeld: no such argument of",
         ),
-        (MODEL + ", precision: 16", "trainer.init.precision: 16 does not fit; expected a mapping"),
+        (
+            MODEL + ", precision: 16",
+            "trainer.init.precision: expected a mapping of arguments of MixedPrecision, got 16.",
+        ),
         (
             MODEL + ", logging: {}",
             "trainer.init.logging.log_steps: missing; Logging needs it (an i",
         ),
         (MODEL + ", loop: {num_steps: 1, num_epochs: 1}", "trainer.init.loop: num_steps and num_e"),
-        (MODEL + ", sparsity: 1.5", "trainer.init.sparsity: 1.5 does not fit: input should be le"),
+        (MODEL + ", sparsity: 1.5", "trainer.init.sparsity: expected a number in [0, 1), got 1.5."),
         (
             MODEL + ", sparsity: {sparsity: 0, algoritm: 1}",
             "trainer.init.sparsity.algoritm: no such",
         ),
-        (MODEL + ", callbacks: {CheckLoss: {}}", "trainer.init.callbacks: a mapping does not fit;"),
+        (
+            MODEL + ", callbacks: {CheckLoss: {}}",
+            "trainer.init.callbacks: expected a list of callbacks, got a mapping.",
+        ),
         (MODEL + ", callbacks: [CheckLoss]", "trainer.init.callbacks[0]: a callback is written as"),
         (MODEL + ", callbacks: [EarlyStopping: ]", "trainer.init.callbacks[0].EarlyStopping: null"),
         (MODEL + ", loggers: [CheckLoss: {}]", "trainer.init.loggers[0].CheckLoss: 'CheckLoss' is"),
@@ -317,14 +332,15 @@ def test_a_fault_in_init_is_reported_with_place_and_advice(complaints, init, mes
 @pytest.mark.parametrize(
     ("text", "mode", "message"),
     [
-        ("[1]", "eval", "params.yaml:1:1: a list does not fit; expected a mapping with trainer."),
+        ("[1]", "eval", "params.yaml:1:1: expected a mapping with trainer, got a list."),
         ("a: 1", "eval", "params.yaml:1:1: a: no such key in the file. Known: trainer."),
         ("trainer:", "eval", "params.yaml:1:1: trainer: missing; the file needs it."),
         ("trainer: []", "eval", "params.yaml:1:10: trainer: the list is empty; it should hold"),
         (
             "trainer: 3",
             "eval",
-            "params.yaml:1:10: trainer: 3 does not fit; expected a mapping with",
+            "params.yaml:1:10: trainer: expected a mapping with init, fit, validate, "
+            "validate_all, got 3.",
         ),
         ("trainer: [{init: }]", "eval", "params.yaml:1:12: trainer[0].init: no such key in traine"),
         ("trainer: {fit: }", "eval", "params.yaml:1:1: trainer.init: missing; trainer needs it."),
@@ -340,11 +356,18 @@ def test_a_fault_in_the_shape_of_the_file_is_reported(complaints, text, mode, me
     ("sections", "message"),
     [
         ("fit: {}", "trainer.fit.train_dataloader: missing; trainer.fit needs it."),
-        ("fit: {train_dataloader: 3}", "trainer.fit.train_dataloader: 3 does not fit; expected a"),
+        (
+            "fit: {train_dataloader: 3}",
+            "trainer.fit.train_dataloader: expected a mapping with data_processor "
+            "and its arguments, got 3.",
+        ),
         ("fit: {train_dataloader: {batch_size: 1}}", "trainer.fit.train_dataloader.data_processor"),
         ("validate: {val_dataloader: {data_processor: Digit, batch_size: 1}}", "trainer.validate."),
         ("validate: {val_dataloaders: []}", "trainer.validate.val_dataloaders: no such key in tra"),
-        ("validate: 3", "trainer.validate: 3 does not fit; expected a mapping with val_dataloader"),
+        (
+            "validate: 3",
+            "trainer.validate: expected a mapping with val_dataloader, ckpt_path, got 3.",
+        ),
     ],
 )
 def test_sections_that_the_mode_does_not_use_are_checked_as_well(complaints, sections, message):
@@ -367,6 +390,6 @@ def test_an_alias_that_leads_to_a_fault_twice_is_reported_once(complaints):
         "  validate_all: {val_dataloaders: *val}\n"
     )
     assert complaints(text, "eval") == [
-        "params.yaml:3:72: trainer.validate.val_dataloader.batch_size: 'x' does not fit; expected "
-        "an integer."
+        "params.yaml:3:72: trainer.validate.val_dataloader.batch_size: expected an integer, "
+        "got 'x'."
     ]

@@ -650,11 +650,11 @@ def test_what_can_be_run_follows_from_the_inputs(text, sections):
             "3:5: runconfig.experimental.listener: no such key of runconfig.experimental. Did you "
             "mean 'listeners'?",
         ),
-        ("model:\n- 1", "2:1: model: a list does not fit; expected a mapping."),
-        ("runconfig: 3", "1:12: runconfig: 3 does not fit; expected a mapping."),
+        ("model:\n- 1", "2:1: model: expected a mapping, got a list."),
+        ("runconfig: 3", "1:12: runconfig: expected a mapping, got 3."),
         (
             "runconfig:\n  experimental: true",
-            "2:17: runconfig.experimental: true does not fit; expected a mapping.",
+            "2:17: runconfig.experimental: expected a mapping, got true.",
         ),
         (
             "runconfig:\n  experimental: {listeners: [{a: 1}]}",
@@ -663,12 +663,11 @@ def test_what_can_be_run_follows_from_the_inputs(text, sections):
         ),
         (
             "runconfig:\n  experimental: {listeners: {a: 1}}",
-            "2:29: runconfig.experimental.listeners: a mapping does not fit; expected a list of "
-            "listeners.",
+            "2:29: runconfig.experimental.listeners: expected a list of listeners, got a mapping.",
         ),
         (
             "runconfig:\n  check_loss_values: 1",
-            "2:22: runconfig.check_loss_values: 1 does not fit; expected true or false.",
+            "2:22: runconfig.check_loss_values: expected true or false, got 1.",
         ),
         (
             "optimizer:\n  learning_rate: 1",
@@ -676,17 +675,15 @@ def test_what_can_be_run_follows_from_the_inputs(text, sections):
         ),
         (
             "optimizer:\n  optimizer_type: 1",
-            "2:19: optimizer.optimizer_type: 1 does not fit; expected the name of an optimizer.",
+            "2:19: optimizer.optimizer_type: expected the name of an optimizer, got 1.",
         ),
         (
             "optimizer: {optimizer_type: SGD, learning_rate: {scheduler: 3}}",
-            "1:61: optimizer.learning_rate.scheduler: 3 does not fit; expected the name of a "
-            "scheduler.",
+            "1:61: optimizer.learning_rate.scheduler: expected the name of a scheduler, got 3.",
         ),
         (
             "optimizer: {optimizer_type: SGD, learning_rate: {scheduler: Step, main_scheduler: 3}}",
-            "1:83: optimizer.learning_rate.main_scheduler: 3 does not fit; expected sequential or "
-            "chained.",
+            "1:83: optimizer.learning_rate.main_scheduler: expected sequential or chained, got 3.",
         ),
         (
             "optimizer: {optimizer_type: SGD, weight_decay: 1, weight_decay_rate: 2}",
@@ -703,8 +700,8 @@ def test_what_can_be_run_follows_from_the_inputs(text, sections):
         ),
         (
             "optimizer: {optimizer_type: SGD, learning_rate: [1]}",
-            "1:50: optimizer.learning_rate[0]: 1 does not fit; expected a mapping with scheduler "
-            "and its arguments.",
+            "1:50: optimizer.learning_rate[0]: expected a mapping with scheduler "
+            "and its arguments, got 1.",
         ),
         (
             "optimizer:\n  optimizer_type: SGD\n  learning_rate: {steps: 3}",
@@ -824,7 +821,7 @@ def test_an_older_file_of_shipped_classes_passes_the_check(mode):
     [
         (
             ("max_steps: 14", "max_steps: many"),
-            "19:14: trainer.init.loop.max_steps: 'many' does not fit",
+            "19:14: trainer.init.loop.max_steps: expected an integer or null, got 'many'.",
         ),
         (("depth: 2", "dept: 2"), "6:3: trainer.init.model.dept: no such argument"),
         (("type: adamw", "type: adamv"), "9:19: trainer.init.optimizer.adamv: 'adamv' is not an"),

@@ -127,14 +127,14 @@ def test_every_argument_takes_or_refuses_every_odd_value(names, capsys):
 )
 def test_a_wrong_value_that_an_alias_repeats_is_refused_once(names, text):
     init = "init: {model: {name: fc_mnist, depth: 1, hidden_size: 2}, optimizer: {SGD: {lr: 0.1}}}"
-    with pytest.raises(ConfigError, match=r"^f\.yaml:3:\d+: [^\n]* does not fit[^\n]*$"):
+    with pytest.raises(ConfigError, match=r"^f\.yaml:3:\d+: [^\n]*: expected [^\n]*, got [^\n]*$"):
         check_config(read_text(f"trainer:\n  {init}\n  {text}\n", "f.yaml"), names)
 
 
 def test_a_wrong_scheduler_that_an_alias_repeats_is_refused_once(names):
     given = "schedulers: [&a {ConstantLR: {learning_rate: x}}, *a]"
     init = f"init: {{model: {{name: fc_mnist, depth: 1, hidden_size: 2}}, {given}}}"
-    with pytest.raises(ConfigError, match=r"^f\.yaml:2:\d+: [^\n]* does not fit[^\n]*$"):
+    with pytest.raises(ConfigError, match=r"^f\.yaml:2:\d+: [^\n]*: expected [^\n]*, got [^\n]*$"):
         check_config(read_text(f"trainer:\n  {init}\n", "f.yaml"), names, None)
 
 

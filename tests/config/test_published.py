@@ -184,21 +184,21 @@ def test_what_the_class_takes_is_accepted(kind, text):
             T5,
             "d_model: 512",
             "d_model: 512.5",
-            "p.yaml:2:10: d_model: 512.5 does not fit; expected an integer.",
+            "p.yaml:2:10: d_model: expected an integer, got 512.5.",
         ),
         (
             "model",
             T5,
             "[1.0e-6, 1.0e-5]",
             "tiny",
-            "p.yaml:4:21: layer_norm_epsilon: 'tiny' does not fit; expected a number or a list.",
+            "p.yaml:4:21: layer_norm_epsilon: expected a number or a list, got 'tiny'.",
         ),
         (
             "model",
             T5,
             "use_ffn_bias: false",
             "use_ffn_bias: null",
-            "p.yaml:6:15: use_ffn_bias: null does not fit; expected true or false.",
+            "p.yaml:6:15: use_ffn_bias: expected true or false, got null.",
         ),
         (
             "data processor",
@@ -213,15 +213,14 @@ def test_what_the_class_takes_is_accepted(kind, text):
             GPT_DATA,
             "shuffle: true",
             "shuffle: 'yes'",
-            "p.yaml:4:10: shuffle: 'yes' does not fit; expected true or false. "
-            "yes is text in YAML 1.2.",
+            "p.yaml:4:10: shuffle: expected true or false, got 'yes'. yes is text in YAML 1.2.",
         ),
         (
             "data processor",
             GPT_DATA,
             "[./a, ./b]",
             "{train: ./a}",
-            "p.yaml:2:11: data_dir: a mapping does not fit; expected text, a list or null.",
+            "p.yaml:2:11: data_dir: expected text, a list or null, got a mapping.",
         ),
         (
             "data processor",
@@ -240,7 +239,7 @@ def test_a_wrong_key_or_value_is_refused_at_its_line(kind, text, right, wrong, m
 def test_any_key_passes_in_an_open_class_and_known_ones_are_checked():
     given = read_text("eeh_args: {tasks: x}\nnum_workers: 0\nflags: none\n", "p.yaml")
     found = problems_of("callback", Place.root(given), "EleutherEvalHarness")
-    assert found == ["p.yaml:3:8: flags: 'none' does not fit; expected a mapping or null."]
+    assert found == ["p.yaml:3:8: flags: expected a mapping or null, got 'none'."]
 
 
 def test_a_class_without_arguments_takes_none():
@@ -466,7 +465,7 @@ def test_a_key_that_is_not_supported_has_its_type_and_its_suggestion():
     with pytest.raises(ConfigError) as caught:
         llama("attention_sliding_window_length: wide, attention_sink_tokns: 3")
     first, second = str(caught.value).splitlines()
-    assert "attention_sliding_window_length: 'wide' does not fit; expected an integer" in first
+    assert "attention_sliding_window_length: expected an integer or null, got 'wide'" in first
     assert "Did you mean 'attention_sink_tokens'?" in second
 
 

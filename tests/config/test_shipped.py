@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelzoo_trainer.config.annotations import expected
+from modelzoo_trainer.annotations import expected
 from modelzoo_trainer.config.arguments import schema_of
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_text
@@ -113,8 +113,8 @@ def test_an_argument_of_an_optimizer_of_torchs_is_checked(shipped):
     with pytest.raises(ConfigError) as caught:
         plan(shipped, optimizer="{torch.optim.AdamW: {lr: x, fooreach: 1}}")
     assert str(caught.value).splitlines() == [
-        "params.yaml:4:41: trainer.init.optimizer.torch.optim.AdamW.lr: 'x' does not fit; expected "
-        "a number.",
+        "params.yaml:4:41: trainer.init.optimizer.torch.optim.AdamW.lr: "
+        "expected a number, got 'x'.",
         "params.yaml:4:44: trainer.init.optimizer.torch.optim.AdamW.fooreach: no such argument of "
         "AdamW. Did you mean 'foreach'?",
     ]
@@ -226,7 +226,7 @@ def test_a_fault_in_an_anchor_s_value_is_found_once_and_nothing_is_tried_with_it
     with pytest.raises(ConfigError) as caught:
         check_config(read_text(f"{text}    val_dataloader: *data\n", "f.yaml"), shipped)
     (line,) = str(caught.value).splitlines()
-    assert "batch_size: 'a' does not fit; expected an integer or null." in line
+    assert "batch_size: expected an integer or null, got 'a'." in line
 
 
 def test_a_misspelt_key_of_a_parameter_filter_is_named(shipped):

@@ -67,12 +67,16 @@ def test_each_of_several_has_its_own_filter():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("much", "1:11: sparsity: 'much' does not fit; expected a number"),
-        ("1.0", "1:11: sparsity: 1.0 does not fit: input should be less than 1"),
-        ("-0.1", "1:11: sparsity: -0.1 does not fit: input should be greater than or equal to 0"),
+        ("much", "1:11: sparsity: expected a number in [0, 1), got 'much'."),
+        ("1.0", "1:11: sparsity: expected a number in [0, 1), got 1.0."),
+        ("-0.1", "1:11: sparsity: expected a number in [0, 1), got -0.1."),
         ("{}", "1:1: sparsity.sparsity: missing; static sparsity needs it"),
         ("{sparsity: 0.1, init_metod: topk}", "1:27: sparsity.init_metod: no such argument of st"),
-        ("{sparsity: 0.1, init_method: top}", "1:40: sparsity.init_method: 'top' does not fit; e"),
+        (
+            "{sparsity: 0.1, init_method: top}",
+            "1:40: sparsity.init_method: expected 'random', 'topk', 'from_zeros' or"
+            " 'checkerboard', got 'top'. Did you mean 'topk'?",
+        ),
         ("{algorithm: riggl, sparsity: 0}", "1:23: sparsity.algorithm: 'riggl' is not known. Did"),
         ("{algorithm: rigl, sparsity: 0}", "1:1: sparsity.update: missing; rigl sparsity needs i"),
         (
@@ -98,15 +102,19 @@ def test_each_of_several_has_its_own_filter():
         ),
         (
             "[{sparsity: 0.1}, {sparsity: 1.5}]",
-            "1:40: sparsity[1].sparsity: 1.5 does not fit: input should be less than 1.",
+            "1:40: sparsity[1].sparsity: expected a number in [0, 1), got 1.5.",
         ),
         (
             "{sparsity: 0.1, param_filter: {a: b}}",
-            "1:41: sparsity.param_filter: a mapping does not fit; expected text, a list",
+            "1:41: sparsity.param_filter: expected text, a list (each text) or "
+            "null, got a mapping.",
         ),
-        ("{algorithm: group, groups: 3}", "1:38: sparsity.groups: 3 does not fit; expected a lis"),
+        (
+            "{algorithm: group, groups: 3}",
+            "1:38: sparsity.groups: expected a list of mappings, got 3.",
+        ),
         ("[]", "1:1: sparsity: Group.groups is []; it must be a list of algorithms."),
-        ("[{sparsity: 0.1}, 3]", "1:29: sparsity[1]: 3 does not fit; expected a mapping with alg"),
+        ("[{sparsity: 0.1}, 3]", "1:29: sparsity[1]: expected a mapping with algorithm, got 3."),
     ],
 )
 def test_what_is_wrong_is_reported_at_its_place(text, message):

@@ -84,7 +84,7 @@ class _Conversion:
         if place is None or is_null(place.node):
             return None
         if not isinstance(place.node, Mapping):
-            what = f"{describe(place.node)} does not fit; expected a mapping."
+            what = f"expected a mapping, got {describe(place.node)}."
             self._problems.add(place.node.at, place.path, what)
             return None
         return place
@@ -192,7 +192,7 @@ class _Conversion:
         if isinstance(place.node, Scalar) and isinstance(place.node.value, bool):
             return place.node.value
         if not is_null(place.node):
-            what = f"{describe(place.node)} does not fit; expected true or false."
+            what = f"expected true or false, got {describe(place.node)}."
             self._problems.add(place.node.at, place.path, what)
         return None
 

@@ -158,7 +158,7 @@ def _scheduler(place: Place, problems: Problems) -> Node | None:
     """Return `{Class: {arguments}}` of `{scheduler: name, ...arguments}`."""
     if not isinstance(place.node, Mapping):
         fits = "expected a mapping with scheduler and its arguments"
-        problems.add(place.node.at, place.path, f"{describe(place.node)} does not fit; {fits}.")
+        problems.add(place.node.at, place.path, f"{fits}, got {describe(place.node)}.")
         return None
     kind = place.key("scheduler")
     if kind is None:
@@ -235,7 +235,7 @@ def _text(place: Place, fits: str, problems: Problems) -> str | None:
     if isinstance(place.node, Scalar) and isinstance(place.node.value, str):
         return place.node.value
     given = describe(place.node)
-    problems.add(place.node.at, place.path, f"{given} does not fit; expected {fits}.")
+    problems.add(place.node.at, place.path, f"expected {fits}, got {given}.")
     return None
 
 

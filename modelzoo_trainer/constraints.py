@@ -1,0 +1,133 @@
+"""Ranges of constructor arguments as types, checked alike from a file and from Python.
+
+A file's arguments are checked by `config.arguments`, those of a call by `checked`; both ask
+pydantic, and give one message. It is imported when the first constrained argument is given.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from operator import or_
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
+
+from annotated_types import Ge, Gt, Lt, MinLen, Predicate
+
+from modelzoo_trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_OR_FLOAT: Final = "a whole number"
+_FINITE: Final = Predicate(math.isfinite)
+
+PositiveInt = Annotated[int, Gt(0)]
+NonNegativeInt = Annotated[int, Ge(0)]
+PositiveFloat = Annotated[float, Gt(0)]
+FinitePositiveFloat = Annotated[float, Gt(0), _FINITE]
+NonNegativeFloat = Annotated[float, Ge(0), _FINITE]
+Fraction = Annotated[float, Ge(0), Lt(1)]
+Steps = Annotated[int, Gt(0), _OR_FLOAT]
+"""A number of steps, which a program may compute as a float: `0.1 * total`."""
+Flag = Annotated[bool, "true or false"]
+"""A `bool` that is checked in Python as well."""
+NotEmpty = MinLen(1)
+
+
+def checked(owner: str = "") -> Callable[[_F], _F]:
+    """Return a decorator of `__init__` that checks arguments with constrained types.
+
+    Types without a constraint are not checked: a program may pass whatever works.
+
+    Args:
+        owner: What messages say before the argument's name; "" = the name of the class.
+    """
+
+    def decorate(init: _F) -> _F:
+        names = list(inspect.signature(init).parameters)[1:]
+
+        @functools.wraps(init)
+        def checking(self: Any, *args: Any, **kwargs: Any) -> None:
+            given = dict(zip(names, args, strict=False)) | kwargs
+            rules = _rules_of(init) if given else {}
+            for name, value in given.items():
+                if name in rules:
+                    _check(owner or type(self).__name__, name, value, *rules[name])
+            init(self, *args, **kwargs)
+
+        return checking  # type: ignore[return-value]  # of the signature that `wraps` gives it
+
+    return decorate
+
+
+@functools.lru_cache(maxsize=512)
+def _rules_of(init: Callable[..., Any]) -> dict[str, tuple[Any, TypeAdapter[Any] | None]]:
+    """Return what checks the constrained arguments, by name."""
+    from modelzoo_trainer.annotations import adapter_of, annotations_of, writable
+
+    return {
+        name: (annotation, adapter_of(writable(_in_python(annotation))))
+        for name, annotation in annotations_of(init).items()
+        if name != "return" and _is_constrained(annotation)
+    }
+
+
+def _check(owner: str, name: str, value: Any, annotation: Any, adapter: Any) -> None:
+    from pydantic import ValidationError
+
+    from modelzoo_trainer.annotations import converted, misfit
+
+    plain = _plain(value)
+    try:
+        try:
+            converted(adapter, plain)
+        except (TypeError, ValueError) as error:  # what JSON does not have
+            if isinstance(error, ValidationError):
+                raise
+            adapter.validate_python(value, strict=True)
+    except ValidationError as error:
+        wrong = misfit(annotation, plain, error)
+        path = "".join(
+            f"[{step}]" if isinstance(step, int) else f".{step}" for step in wrong.location
+        )
+        raise ConfigError(f"{owner}.{name}{path}: {wrong.text}") from None
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of numpy's or torch's as one of Python's, also inside of a list."""
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if getattr(value, "shape", None) == ():
+        return value.item()
+    return value
+
+
+def _is_constrained(annotation: Any) -> bool:
+    origin = get_origin(annotation)
+    return origin in (Annotated, Literal) or any(map(_is_constrained, get_args(annotation)))
+
+
+def _in_python(annotation: Any) -> Any:
+    """Return an annotation with floats where `Steps` has integers."""
+    if get_origin(annotation) is Annotated and _OR_FLOAT in annotation.__metadata__:
+        return Annotated[(float, *annotation.__metadata__)]
+    if get_origin(annotation) is list:
+        return list[_in_python(get_args(annotation)[0])]  # type: ignore[misc]  # made at run time
+    if get_origin(annotation) in (Union, UnionType):
+        return functools.reduce(or_, map(_in_python, get_args(annotation)))
+    return annotation
