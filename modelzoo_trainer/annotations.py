@@ -169,8 +169,8 @@ def _constrained(word: str, constraints: Sequence[Any]) -> str:
                 bounds["> " if isinstance(one, Gt) else ">= "] = str(least)
             case Lt(lt=most) | Le(le=most):
                 bounds["< " if isinstance(one, Lt) else "<= "] = str(most)
-            case MinLen(min_length=least):
-                word += " that is not empty" if least == 1 else f" of at least {least}"
+            case MinLen():
+                word += " that is not empty" if one.min_length == 1 else f" of {one.min_length} up"
             case Predicate() if one.func is math.isfinite:
                 word = word.replace("a number", "a finite number")
             case str():  # how messages name what a function checks
@@ -221,7 +221,7 @@ def converted(adapter: TypeAdapter[Any], plain: Any) -> Any:
 
 
 def describe(value: Any) -> str:
-    """Return how a message names what was given: `'text'`, `3`, "a list", "a mapping"."""
+    """Return how a message names what was given: `'text'`, `3`, `[1, 2]`, "a mapping"."""
     match value:
         case str():
             return repr(value if len(value) <= 60 else value[:57] + "...")
@@ -230,7 +230,9 @@ def describe(value: Any) -> str:
         case bool():
             return "true" if value else "false"
         case list() | tuple():
-            return "a list"
+            is_plain = not any(isinstance(one, list | tuple | dict) for one in value)
+            text = repr(list(value)) if is_plain and len(value) < 20 else ""
+            return text if text and len(text) <= 60 else "a list"
         case dict():
             return "a mapping"
     return repr(value)

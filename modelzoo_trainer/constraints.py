@@ -10,6 +10,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from operator import or_
 from types import UnionType
 from typing import (
@@ -44,9 +45,18 @@ NonNegativeFloat = Annotated[float, Ge(0), _FINITE]
 Fraction = Annotated[float, Ge(0), Lt(1)]
 Steps = Annotated[int, Gt(0), _OR_FLOAT]
 """A number of steps, which a program may compute as a float: `0.1 * total`."""
+NonNegativeSteps = Annotated[int, Ge(0), _FINITE, _OR_FLOAT]
 Flag = Annotated[bool, "true or false"]
 """A `bool` that is checked in Python as well."""
-NotEmpty = MinLen(1)
+
+
+def _is_increasing(steps: list[float]) -> bool:
+    return all(before < after for before, after in pairwise(steps))
+
+
+Milestones = Annotated[
+    list[Steps], MinLen(1), Predicate(_is_increasing), "a list of steps > 0 that increase"
+]
 
 
 def checked(owner: str = "") -> Callable[[_F], _F]:
@@ -109,11 +119,11 @@ def _check(owner: str, name: str, value: Any, annotation: Any, adapter: Any) -> 
 
 
 def _plain(value: Any) -> Any:
-    """Return a number of numpy's or torch's as one of Python's, also inside of a list."""
+    """Return a number of numpy's or torch's as a float, also inside of a list."""
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
-    if getattr(value, "shape", None) == ():
-        return value.item()
+    if hasattr(value, "shape") and math.prod(value.shape) == 1:
+        return float(value.item())
     return value
 
 
@@ -126,6 +136,8 @@ def _in_python(annotation: Any) -> Any:
     """Return an annotation with floats where `Steps` has integers."""
     if get_origin(annotation) is Annotated and _OR_FLOAT in annotation.__metadata__:
         return Annotated[(float, *annotation.__metadata__)]
+    if get_origin(annotation) is Annotated:
+        return Annotated[(_in_python(get_args(annotation)[0]), *annotation.__metadata__)]
     if get_origin(annotation) is list:
         return list[_in_python(get_args(annotation)[0])]  # type: ignore[misc]  # made at run time
     if get_origin(annotation) in (Union, UnionType):

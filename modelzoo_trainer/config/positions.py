@@ -90,10 +90,8 @@ def to_plain(node: Node, instead: dict[int, Any] | None = None) -> Any:
 
 
 def describe(node: Node) -> str:
-    """Return how a message names what was given: `'text'`, `3`, "a list", "a mapping"."""
-    if isinstance(node, Scalar):
-        return describe_value(node.value)
-    return "a list" if isinstance(node, Sequence) else "a mapping"
+    """Return how a message names what was given: `'text'`, `3`, `[1, 2]`, "a mapping"."""
+    return "a mapping" if isinstance(node, Mapping) else describe_value(to_plain(node))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from math import sqrt
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Lt
 from torch import Tensor, nn
 from typing_extensions import override
 
+from modelzoo_trainer.constraints import Fraction, NonNegativeFloat, PositiveFloat, checked
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim.arguments import Factors, Params, groups_of, one_lr
-from modelzoo_trainer.optim.checks import (
-    check_fractions,
-    check_not_negative,
-    check_pair,
-    check_positive,
-)
+from modelzoo_trainer.optim.arguments import Factors, Params
 from modelzoo_trainer.optim.param_groups import ParamFilter
 from modelzoo_trainer.optim.scheduler import Group
 from modelzoo_trainer.optim.update import GroupOptimizer, Tensors, zeros_like
@@ -47,42 +43,47 @@ class Adafactor(GroupOptimizer):
         adjust_learning_rate: Factors on the step size of groups of the model's.
     """
 
+    @checked()
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
-        lr: float | None = None,
-        eps: tuple[float, float] = (1e-30, 1e-3),
-        clip_threshold: float = 1.0,
-        decay_rate: float = -0.8,
-        beta1: float | None = None,
-        weight_decay: float = 0.0,
+        lr: NonNegativeFloat | None = None,
+        eps: tuple[NonNegativeFloat, NonNegativeFloat] = (1e-30, 1e-3),
+        clip_threshold: PositiveFloat = 1.0,
+        decay_rate: Annotated[float, Lt(0)] = -0.8,
+        beta1: Fraction | None = None,
+        weight_decay: NonNegativeFloat = 0.0,
         scale_parameter: bool = True,
         relative_step: bool = False,
         warmup_init: bool = False,
         *,
-        learning_rate: float | None = None,
+        learning_rate: NonNegativeFloat | None = None,
         params: list[ParamFilter] | None = None,
         adjust_learning_rate: Factors | None = None,
     ) -> None:
-        given = lr is not None or learning_rate is not None
-        lr = one_lr("Adafactor", lr, learning_rate, 1.0 if relative_step else 1e-3)
-        check_pair(self, eps=eps)
-        check_not_negative(self, lr=lr, eps=eps, weight_decay=weight_decay)
-        check_positive(self, clip_threshold=clip_threshold)
-        check_fractions(self, beta1=0.0 if beta1 is None else beta1)
-        _check_steps(lr if given else None, decay_rate, relative_step, warmup_init)
-        defaults = {
-            "lr": lr,
-            "eps": eps,
-            "clip_threshold": clip_threshold,
-            "decay_rate": decay_rate,
-            "beta1": beta1,
-            "weight_decay": weight_decay,
-            "scale_parameter": scale_parameter,
-            "relative_step": relative_step,
-            "warmup_init": warmup_init,
-        }
-        super().__init__(groups_of(model, lr, weight_decay, params, adjust_learning_rate), defaults)
+        if relative_step and (lr is not None or learning_rate is not None):
+            raise ConfigError(
+                f"Adafactor.relative_step is true and lr is "
+                f"{learning_rate if lr is None else lr}; they exclude each other. Keep one."
+            )
+        if warmup_init and not relative_step:
+            raise ConfigError("Adafactor.warmup_init is true; it needs relative_step: true.")
+        super().__init__(
+            model,
+            lr,
+            learning_rate,
+            params,
+            adjust_learning_rate,
+            default_lr=1.0 if relative_step else 1e-3,
+            eps=eps,
+            clip_threshold=clip_threshold,
+            decay_rate=decay_rate,
+            beta1=beta1,
+            weight_decay=weight_decay,
+            scale_parameter=scale_parameter,
+            relative_step=relative_step,
+            warmup_init=warmup_init,
+        )
 
     @override
     def _update(self, group: Group, params: Tensors, grads: Tensors) -> None:
@@ -101,19 +102,6 @@ class Adafactor(GroupOptimizer):
             if group["weight_decay"]:
                 param.mul_(1 - size * group["weight_decay"])
             param.sub_(update)
-
-
-def _check_steps(
-    lr: float | None, decay_rate: float, relative_step: bool, warmup_init: bool
-) -> None:
-    if not decay_rate < 0:
-        raise ConfigError(f"Adafactor.decay_rate is {decay_rate}; it must be below 0.")
-    if lr is not None and relative_step:
-        raise ConfigError(
-            f"Adafactor.relative_step is true and lr is {lr}; they exclude each other. Keep one."
-        )
-    if warmup_init and not relative_step:
-        raise ConfigError("Adafactor.warmup_init is true; it needs relative_step: true.")
 
 
 def _start(param: Tensor, has_momentum: bool) -> dict[str, Any]:

@@ -10,15 +10,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.optim.arguments import Betas, Factors, Params, groups_of, one_lr
-from modelzoo_trainer.optim.checks import check_fractions, check_not_negative, check_pair
+from modelzoo_trainer.constraints import NonNegativeFloat, checked
+from modelzoo_trainer.optim.arguments import Betas, Factors, OverModel, Params
 from modelzoo_trainer.optim.param_groups import ParamFilter
 from modelzoo_trainer.optim.scheduler import Group
 
 if TYPE_CHECKING:
-    _Adam = torch.optim.Adam
+
+    class _Adam(OverModel, torch.optim.Adam):
+        pass
 else:
-    _Adam = object  # torch's Adam or AdamW, whichever comes next in a class
+    _Adam = OverModel  # before torch's Adam or AdamW, whichever comes next in a class
 
 
 class _AnyBias(_Adam):
@@ -27,6 +29,32 @@ class _AnyBias(_Adam):
     The correction divides a moment by 1 - beta ** step. Counting from infinity on, that is 1 in
     every form of torch's Adam (fused kernels too), and the count needs no branch.
     """
+
+    @checked()
+    def __init__(  # noqa: PLR0913 # the keys of its YAML section
+        self,
+        model: nn.Module | Params,
+        lr: NonNegativeFloat | None = None,
+        betas: Betas = (0.9, 0.999),
+        eps: NonNegativeFloat = 1e-6,
+        weight_decay: NonNegativeFloat = 0.0,
+        correct_bias: bool = True,
+        amsgrad: bool = False,
+        *,
+        learning_rate: NonNegativeFloat | None = None,
+        params: list[ParamFilter] | None = None,
+        adjust_learning_rate: Factors | None = None,
+    ) -> None:
+        shared = lr, learning_rate, params, adjust_learning_rate
+        super().__init__(
+            model,
+            *shared,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+        )
+        _set(self, correct_bias=correct_bias)
 
     @override
     def _init_group(self, group: Group, params: list[Tensor], *lists: Any) -> Any:
@@ -50,65 +78,9 @@ def _set(optimizer: Optimizer, **settings: object) -> None:
 class AdamW(_AnyBias, torch.optim.AdamW):
     """Adam with decoupled weight decay; lr is 1e-3 if none is given."""
 
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
-        self,
-        model: nn.Module | Params,
-        lr: float | None = None,
-        betas: Betas = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-        correct_bias: bool = True,
-        amsgrad: bool = False,
-        *,
-        learning_rate: float | None = None,
-        params: list[ParamFilter] | None = None,
-        adjust_learning_rate: Factors | None = None,
-    ) -> None:
-        lr = one_lr("AdamW", lr, learning_rate, 1e-3)
-        check_pair(self, betas=betas)
-        check_fractions(self, betas=betas)
-        check_not_negative(self, lr=lr, eps=eps, weight_decay=weight_decay)
-        super().__init__(
-            groups_of(model, lr, weight_decay, params, adjust_learning_rate),
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
-        )
-        _set(self, correct_bias=correct_bias)
-
 
 class Adam(_AnyBias, torch.optim.Adam):
     """Adam, whose weight decay is added to the gradient; lr is 1e-3 if none is given."""
-
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
-        self,
-        model: nn.Module | Params,
-        lr: float | None = None,
-        betas: Betas = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-        correct_bias: bool = True,
-        amsgrad: bool = False,
-        *,
-        learning_rate: float | None = None,
-        params: list[ParamFilter] | None = None,
-        adjust_learning_rate: Factors | None = None,
-    ) -> None:
-        lr = one_lr("Adam", lr, learning_rate, 1e-3)
-        check_pair(self, betas=betas)
-        check_fractions(self, betas=betas)
-        check_not_negative(self, lr=lr, eps=eps, weight_decay=weight_decay)
-        super().__init__(
-            groups_of(model, lr, weight_decay, params, adjust_learning_rate),
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
-        )
-        _set(self, correct_bias=correct_bias)
 
 
 class AdamBase(_AnyBias, torch.optim.AdamW):
@@ -119,35 +91,35 @@ class AdamBase(_AnyBias, torch.optim.AdamW):
     parameters, biases and norms too.
     """
 
+    @checked()
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
-        lr: float | None = None,
+        lr: NonNegativeFloat | None = None,
         betas: Betas = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-        l2_regularization_rate: float = 0.0,
+        eps: NonNegativeFloat = 1e-6,
+        weight_decay: NonNegativeFloat = 0.0,
+        l2_regularization_rate: NonNegativeFloat = 0.0,
         correct_bias: bool = True,
         amsgrad: bool = False,
         *,
-        learning_rate: float | None = None,
+        learning_rate: NonNegativeFloat | None = None,
         params: list[ParamFilter] | None = None,
         adjust_learning_rate: Factors | None = None,
     ) -> None:
-        lr = one_lr("AdamBase", lr, learning_rate, 1e-3)
-        check_pair(self, betas=betas)
-        check_fractions(self, betas=betas)
-        check_not_negative(self, lr=lr, eps=eps, weight_decay=weight_decay)
-        check_not_negative(self, l2_regularization_rate=l2_regularization_rate)
         super().__init__(
-            groups_of(model, lr, weight_decay, params, adjust_learning_rate),
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
+            model,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            correct_bias,
+            amsgrad,
+            learning_rate=learning_rate,
+            params=params,
+            adjust_learning_rate=adjust_learning_rate,
         )
-        _set(self, correct_bias=correct_bias, l2_regularization_rate=l2_regularization_rate)
+        _set(self, l2_regularization_rate=l2_regularization_rate)
 
     @override
     def _init_group(
@@ -164,29 +136,27 @@ class AdamBase(_AnyBias, torch.optim.AdamW):
         return result
 
 
-class Adamax(torch.optim.Adamax):
+class Adamax(OverModel, torch.optim.Adamax):
     """Adam with the infinity norm; lr is 1e-3 if none is given."""
 
+    @checked()
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
-        lr: float | None = None,
+        lr: NonNegativeFloat | None = None,
         betas: Betas = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
+        eps: NonNegativeFloat = 1e-6,
+        weight_decay: NonNegativeFloat = 0.0,
         maximize: bool = False,
         *,
-        learning_rate: float | None = None,
+        learning_rate: NonNegativeFloat | None = None,
         params: list[ParamFilter] | None = None,
         adjust_learning_rate: Factors | None = None,
     ) -> None:
-        lr = one_lr("Adamax", lr, learning_rate, 1e-3)
-        check_pair(self, betas=betas)
-        check_fractions(self, betas=betas)
-        check_not_negative(self, lr=lr, eps=eps, weight_decay=weight_decay)
+        shared = lr, learning_rate, params, adjust_learning_rate
         super().__init__(
-            groups_of(model, lr, weight_decay, params, adjust_learning_rate),
-            lr=lr,
+            model,
+            *shared,
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
@@ -194,30 +164,28 @@ class Adamax(torch.optim.Adamax):
         )
 
 
-class NAdam(torch.optim.NAdam):
+class NAdam(OverModel, torch.optim.NAdam):
     """Adam with Nesterov's momentum; lr is 2e-3 if none is given."""
 
+    @checked()
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
-        lr: float | None = None,
+        lr: NonNegativeFloat | None = None,
         betas: Betas = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        momentum_decay: float = 4e-3,
+        eps: NonNegativeFloat = 1e-8,
+        weight_decay: NonNegativeFloat = 0.0,
+        momentum_decay: NonNegativeFloat = 4e-3,
         *,
-        learning_rate: float | None = None,
+        learning_rate: NonNegativeFloat | None = None,
         params: list[ParamFilter] | None = None,
         adjust_learning_rate: Factors | None = None,
     ) -> None:
-        lr = one_lr("NAdam", lr, learning_rate, 2e-3)
-        check_pair(self, betas=betas)
-        check_fractions(self, betas=betas)
-        check_not_negative(self, lr=lr, eps=eps, weight_decay=weight_decay)
-        check_not_negative(self, momentum_decay=momentum_decay)
+        shared = lr, learning_rate, params, adjust_learning_rate
         super().__init__(
-            groups_of(model, lr, weight_decay, params, adjust_learning_rate),
-            lr=lr,
+            model,
+            *shared,
+            default_lr=2e-3,
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
@@ -234,28 +202,26 @@ class NAdam(torch.optim.NAdam):
         super().load_state_dict({**state_dict, "state": state})
 
 
-class RAdam(torch.optim.RAdam):
+class RAdam(OverModel, torch.optim.RAdam):
     """Adam with a rectified adaptive rate; lr is 1e-3 if none is given."""
 
+    @checked()
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
-        lr: float | None = None,
+        lr: NonNegativeFloat | None = None,
         betas: Betas = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
+        eps: NonNegativeFloat = 1e-6,
+        weight_decay: NonNegativeFloat = 0.0,
         *,
-        learning_rate: float | None = None,
+        learning_rate: NonNegativeFloat | None = None,
         params: list[ParamFilter] | None = None,
         adjust_learning_rate: Factors | None = None,
     ) -> None:
-        lr = one_lr("RAdam", lr, learning_rate, 1e-3)
-        check_pair(self, betas=betas)
-        check_fractions(self, betas=betas)
-        check_not_negative(self, lr=lr, eps=eps, weight_decay=weight_decay)
+        shared = lr, learning_rate, params, adjust_learning_rate
         super().__init__(
-            groups_of(model, lr, weight_decay, params, adjust_learning_rate),
-            lr=lr,
+            model,
+            *shared,
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,

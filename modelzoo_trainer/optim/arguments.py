@@ -7,16 +7,45 @@ torch, parameters or groups that are taken as they are. `lr` and `learning_rate`
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from modelzoo_trainer.constraints import Fraction
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.param_groups import ParamFilter, make_param_groups
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]]
-Betas = tuple[float, float]
+Betas = tuple[Fraction, Fraction]
 Factors = dict[str, float]
+
+if TYPE_CHECKING:
+    _Optimizer = Optimizer
+else:
+    _Optimizer = object  # the one of torch's that comes next in a class
+
+
+class OverModel(_Optimizer):
+    """Makes an optimizer of torch's one over the parameters of a model."""
+
+    def __init__(  # what all optimizers share
+        self,
+        model: nn.Module | Params,
+        lr: float | None,
+        learning_rate: float | None,
+        params: list[ParamFilter] | None,
+        adjust_learning_rate: Factors | None,
+        default_lr: float = 1e-3,
+        **settings: Any,
+    ) -> None:
+        lr = one_lr(type(self).__name__, lr, learning_rate, default_lr)
+        decay = settings.get("weight_decay")
+        groups = groups_of(model, lr, decay, params, adjust_learning_rate)
+        self._begin(groups, {"lr": lr, **settings})
+
+    def _begin(self, groups: Any, defaults: dict[str, Any]) -> None:
+        super().__init__(groups, **defaults)
 
 
 def groups_of(

@@ -8,8 +8,8 @@ from typing import Literal
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from modelzoo_trainer.constraints import NonNegativeFloat, PositiveFloat, Steps, checked
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim.checks import check_choice, check_not_negative, check_positive
 from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
 from modelzoo_trainer.optim.shapes import cosine_wave
 
@@ -17,16 +17,15 @@ from modelzoo_trainer.optim.shapes import cosine_wave
 class CosineAnnealingLR(LRScheduler):
     """A cosine wave: from the initial learning rate to `eta_min` in `T_max` steps, and back."""
 
+    @checked()
     def __init__(
         self,
         optimizer: Optimizer | None,
-        initial_learning_rate: float,
-        T_max: int,
-        eta_min: float = 0.0,
+        initial_learning_rate: NonNegativeFloat,
+        T_max: Steps,
+        eta_min: NonNegativeFloat = 0.0,
         param_group_tags: Tags = None,
     ) -> None:
-        check_positive(self, T_max=T_max)
-        check_not_negative(self, initial_learning_rate=initial_learning_rate, eta_min=eta_min)
         self.initial_learning_rate = initial_learning_rate
         self.T_max = T_max
         self.eta_min = eta_min
@@ -40,17 +39,16 @@ class CosineAnnealingLR(LRScheduler):
 class CosineAnnealingWarmRestarts(LRScheduler):
     """Half a cosine wave of `T_0` steps again and again, each `T_mult` times as long."""
 
+    @checked()
     def __init__(  # the keys of its YAML section
         self,
         optimizer: Optimizer | None,
-        initial_learning_rate: float,
-        T_0: int,
-        T_mult: int = 1,
-        eta_min: float = 0.0,
+        initial_learning_rate: NonNegativeFloat,
+        T_0: Steps,
+        T_mult: Steps = 1,
+        eta_min: NonNegativeFloat = 0.0,
         param_group_tags: Tags = None,
     ) -> None:
-        check_positive(self, T_0=T_0, T_mult=T_mult)
-        check_not_negative(self, initial_learning_rate=initial_learning_rate, eta_min=eta_min)
         self.initial_learning_rate = initial_learning_rate
         self.T_0 = T_0
         self.T_mult = T_mult
@@ -84,25 +82,22 @@ class CyclicLR(LRScheduler):
         param_group_tags: Only groups with one of these tags.
     """
 
+    @checked()
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         optimizer: Optimizer | None,
-        base_lr: float,
-        max_lr: float,
-        step_size_up: int = 2000,
-        step_size_down: int | None = None,
+        base_lr: NonNegativeFloat,
+        max_lr: NonNegativeFloat,
+        step_size_up: Steps = 2000,
+        step_size_down: Steps | None = None,
         mode: Literal["triangular", "triangular2", "exp_range"] = "triangular",
-        gamma: float = 1.0,
+        gamma: PositiveFloat = 1.0,
         scale_mode: Literal["cycle", "iterations"] | None = None,
         param_group_tags: Tags = None,
     ) -> None:
         step_size_down = step_size_up if step_size_down is None else step_size_down
-        check_positive(self, step_size_up=step_size_up, step_size_down=step_size_down, gamma=gamma)
-        check_choice(self, "mode", mode, ("triangular", "triangular2", "exp_range"))
         if scale_mode is None:
             scale_mode = "iterations" if mode == "exp_range" else "cycle"
-        check_choice(self, "scale_mode", scale_mode, ("cycle", "iterations"))
-        check_not_negative(self, base_lr=base_lr, max_lr=max_lr)
         self.base_lr = base_lr
         self.max_lr = max_lr
         self.step_size_up = step_size_up
@@ -145,21 +140,19 @@ class OneCycleLR(LRScheduler):
         param_group_tags: Only groups with one of these tags.
     """
 
+    @checked()
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         optimizer: Optimizer | None,
-        initial_learning_rate: float,
-        max_lr: float,
-        total_steps: int = 1000,
+        initial_learning_rate: NonNegativeFloat,
+        max_lr: NonNegativeFloat,
+        total_steps: Steps = 1000,
         pct_start: float = 0.3,
-        final_div_factor: float = 1e4,
+        final_div_factor: PositiveFloat = 1e4,
         three_phase: bool = False,
         anneal_strategy: Literal["cos", "linear"] = "cos",
         param_group_tags: Tags = None,
     ) -> None:
-        check_positive(self, total_steps=total_steps, final_div_factor=final_div_factor)
-        check_choice(self, "anneal_strategy", anneal_strategy, ("cos", "linear"))
-        check_not_negative(self, initial_learning_rate=initial_learning_rate, max_lr=max_lr)
         self.anneal_strategy = anneal_strategy
         lowest = initial_learning_rate / final_div_factor
         up = float(pct_start * total_steps) - 1

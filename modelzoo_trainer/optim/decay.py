@@ -7,7 +7,7 @@ from math import floor, sqrt
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.optim.checks import check_not_negative, check_positive
+from modelzoo_trainer.constraints import NonNegativeFloat, PositiveFloat, Steps, checked
 from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
 from modelzoo_trainer.optim.shapes import cosine, linear
 
@@ -15,16 +15,14 @@ from modelzoo_trainer.optim.shapes import cosine, linear
 class ConstantLR(LRScheduler):
     """The same learning rate at every step; `total_iters` is its length in a sequence."""
 
+    @checked()
     def __init__(
         self,
         optimizer: Optimizer | None,
-        learning_rate: float,
-        total_iters: int | None = None,
+        learning_rate: NonNegativeFloat,
+        total_iters: Steps | None = None,
         param_group_tags: Tags = None,
     ) -> None:
-        if total_iters is not None:
-            check_positive(self, total_iters=total_iters)
-        check_not_negative(self, learning_rate=learning_rate)
         self.learning_rate = learning_rate
         self._total_iters = total_iters
         super().__init__(optimizer, param_group_tags)
@@ -40,22 +38,19 @@ class PolynomialLR(LRScheduler):
     With `cycle` the curve is stretched to 2, 3, ... times `total_iters` instead of ending.
     """
 
+    @checked()
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         optimizer: Optimizer | None,
-        initial_learning_rate: float,
-        end_learning_rate: float,
-        total_iters: int,
-        power: float = 1.0,
+        initial_learning_rate: NonNegativeFloat,
+        end_learning_rate: NonNegativeFloat,
+        total_iters: Steps,
+        power: NonNegativeFloat = 1.0,
         cycle: bool = False,
         param_group_tags: Tags = None,
     ) -> None:
-        check_positive(self, total_iters=total_iters)
-        check_not_negative(self, initial_learning_rate=initial_learning_rate)
-        check_not_negative(self, end_learning_rate=end_learning_rate)
         self.initial_learning_rate = initial_learning_rate
         self.end_learning_rate = end_learning_rate
-        check_not_negative(self, power=power)
         self.power = power
         self.cycle = cycle
         self._total_iters = total_iters
@@ -75,12 +70,13 @@ class PolynomialLR(LRScheduler):
 class LinearLR(PolynomialLR):
     """A straight line from the initial to the end learning rate, then the end."""
 
+    @checked()
     def __init__(  # the keys of its YAML section
         self,
         optimizer: Optimizer | None,
-        initial_learning_rate: float,
-        end_learning_rate: float,
-        total_iters: int,
+        initial_learning_rate: NonNegativeFloat,
+        end_learning_rate: NonNegativeFloat,
+        total_iters: Steps,
         cycle: bool = False,
         param_group_tags: Tags = None,
     ) -> None:
@@ -104,17 +100,15 @@ class LinearLR(PolynomialLR):
 class CosineDecayLR(LRScheduler):
     """Half a cosine wave from the initial to the end learning rate, then the end."""
 
+    @checked()
     def __init__(
         self,
         optimizer: Optimizer | None,
-        initial_learning_rate: float,
-        end_learning_rate: float,
-        total_iters: int,
+        initial_learning_rate: NonNegativeFloat,
+        end_learning_rate: NonNegativeFloat,
+        total_iters: Steps,
         param_group_tags: Tags = None,
     ) -> None:
-        check_positive(self, total_iters=total_iters)
-        check_not_negative(self, initial_learning_rate=initial_learning_rate)
-        check_not_negative(self, end_learning_rate=end_learning_rate)
         self.initial_learning_rate = initial_learning_rate
         self.end_learning_rate = end_learning_rate
         self._total_iters = total_iters
@@ -128,17 +122,16 @@ class CosineDecayLR(LRScheduler):
 class ExponentialLR(LRScheduler):
     """initial * decay_rate ** (step / total_iters); with `staircase` in whole powers."""
 
+    @checked()
     def __init__(  # the keys of its YAML section
         self,
         optimizer: Optimizer | None,
-        initial_learning_rate: float,
-        total_iters: int,
-        decay_rate: float,
+        initial_learning_rate: NonNegativeFloat,
+        total_iters: Steps,
+        decay_rate: PositiveFloat,
         staircase: bool = False,
         param_group_tags: Tags = None,
     ) -> None:
-        check_positive(self, total_iters=total_iters, decay_rate=decay_rate)
-        check_not_negative(self, initial_learning_rate=initial_learning_rate)
         self.initial_learning_rate = initial_learning_rate
         self.decay_rate = decay_rate
         self.staircase = staircase
@@ -157,19 +150,17 @@ class InverseExponentialTimeDecayLR(LRScheduler):
     With `staircase` the quotient is rounded down.
     """
 
+    @checked()
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         optimizer: Optimizer | None,
-        initial_learning_rate: float,
-        step_exponent: float,
-        total_iters: int,
-        decay_rate: float,
+        initial_learning_rate: NonNegativeFloat,
+        step_exponent: PositiveFloat,
+        total_iters: Steps,
+        decay_rate: PositiveFloat,
         staircase: bool = False,
         param_group_tags: Tags = None,
     ) -> None:
-        check_positive(self, total_iters=total_iters, decay_rate=decay_rate)
-        check_positive(self, step_exponent=step_exponent)
-        check_not_negative(self, initial_learning_rate=initial_learning_rate)
         self.initial_learning_rate = initial_learning_rate
         self.step_exponent = step_exponent
         self.decay_rate = decay_rate
@@ -188,18 +179,16 @@ class InverseExponentialTimeDecayLR(LRScheduler):
 class InverseSquareRootDecayLR(LRScheduler):
     """initial * scale / sqrt(max(warmup_steps, step))."""
 
+    @checked()
     def __init__(
         self,
         optimizer: Optimizer | None,
-        initial_learning_rate: float = 1.0,
-        scale: float = 1.0,
-        warmup_steps: float = 1,
+        initial_learning_rate: NonNegativeFloat = 1.0,
+        scale: NonNegativeFloat = 1.0,
+        warmup_steps: PositiveFloat = 1,
         param_group_tags: Tags = None,
     ) -> None:
-        check_positive(self, warmup_steps=warmup_steps)
-        check_not_negative(self, initial_learning_rate=initial_learning_rate)
         self.initial_learning_rate = initial_learning_rate
-        check_not_negative(self, scale=scale)
         self.scale = scale
         self.warmup_steps = warmup_steps
         super().__init__(optimizer, param_group_tags)

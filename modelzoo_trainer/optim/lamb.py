@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from modelzoo_trainer.optim.arguments import Betas, Factors, Params, groups_of, one_lr
-from modelzoo_trainer.optim.checks import check_fractions, check_not_negative, check_pair
+from modelzoo_trainer.constraints import NonNegativeFloat, checked
+from modelzoo_trainer.optim.arguments import Betas, Factors, Params
 from modelzoo_trainer.optim.param_groups import ParamFilter
 from modelzoo_trainer.optim.scheduler import Group
 from modelzoo_trainer.optim.update import GroupOptimizer, Tensors, descend, zeros_like
@@ -30,31 +30,22 @@ class Lamb(GroupOptimizer):
     for Deep Learning: Training BERT in 76 minutes, arXiv:1904.00962, Algorithm 2.)
     """
 
+    @checked()
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
-        lr: float | None = None,
+        lr: NonNegativeFloat | None = None,
         betas: Betas = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
+        eps: NonNegativeFloat = 1e-6,
+        weight_decay: NonNegativeFloat = 0.0,
         adam: bool = False,
         *,
-        learning_rate: float | None = None,
+        learning_rate: NonNegativeFloat | None = None,
         params: list[ParamFilter] | None = None,
         adjust_learning_rate: Factors | None = None,
     ) -> None:
-        lr = one_lr("Lamb", lr, learning_rate, 1e-3)
-        check_pair(self, betas=betas)
-        check_fractions(self, betas=betas)
-        check_not_negative(self, lr=lr, eps=eps, weight_decay=weight_decay)
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "adam": adam,
-        }
-        super().__init__(groups_of(model, lr, weight_decay, params, adjust_learning_rate), defaults)
+        shared = lr, learning_rate, params, adjust_learning_rate
+        super().__init__(model, *shared, betas=betas, eps=eps, weight_decay=weight_decay, adam=adam)
 
     @override
     def _update(self, group: Group, params: Tensors, grads: Tensors) -> None:

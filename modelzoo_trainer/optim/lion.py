@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from modelzoo_trainer.optim.arguments import Betas, Factors, Params, groups_of, one_lr
-from modelzoo_trainer.optim.checks import check_fractions, check_not_negative, check_pair
+from modelzoo_trainer.constraints import NonNegativeFloat, checked
+from modelzoo_trainer.optim.arguments import Betas, Factors, Params
 from modelzoo_trainer.optim.param_groups import ParamFilter
 from modelzoo_trainer.optim.scheduler import Group
 from modelzoo_trainer.optim.update import GroupOptimizer, Tensors, descend, shrink, zeros_like
@@ -25,23 +25,20 @@ class Lion(GroupOptimizer):
     (Symbolic Discovery of Optimization Algorithms, arXiv:2302.06675, Algorithm 2.)
     """
 
+    @checked()
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
-        lr: float | None = None,
+        lr: NonNegativeFloat | None = None,
         betas: Betas = (0.9, 0.99),
-        weight_decay: float = 0.0,
+        weight_decay: NonNegativeFloat = 0.0,
         *,
-        learning_rate: float | None = None,
+        learning_rate: NonNegativeFloat | None = None,
         params: list[ParamFilter] | None = None,
         adjust_learning_rate: Factors | None = None,
     ) -> None:
-        lr = one_lr("Lion", lr, learning_rate, 1e-4)
-        check_pair(self, betas=betas)
-        check_fractions(self, betas=betas)
-        check_not_negative(self, lr=lr, weight_decay=weight_decay)
-        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
-        super().__init__(groups_of(model, lr, weight_decay, params, adjust_learning_rate), defaults)
+        shared = lr, learning_rate, params, adjust_learning_rate
+        super().__init__(model, *shared, default_lr=1e-4, betas=betas, weight_decay=weight_decay)
 
     @override
     def _update(self, group: Group, params: Tensors, grads: Tensors) -> None:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import torch
+from annotated_types import Ge, Lt
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from modelzoo_trainer.constraints import Fraction, NonNegativeFloat, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.arguments import Betas, Factors, Params, groups_of, one_lr
-from modelzoo_trainer.optim.checks import (
-    check_choice,
-    check_fractions,
-    check_not_negative,
-    check_pair,
-    check_positive,
-)
 from modelzoo_trainer.optim.param_groups import Names, ParamFilter, matching, names_of_trainable
 from modelzoo_trainer.optim.scheduler import Group
 
@@ -57,31 +52,25 @@ class Muon(Optimizer):
         adjust_learning_rate: Factors on the learning rate of groups of the model's.
     """
 
+    @checked()
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
-        lr: float | None = None,
-        weight_decay: float = 0.1,
-        momentum: float = 0.95,
+        lr: NonNegativeFloat | None = None,
+        weight_decay: NonNegativeFloat = 0.1,
+        momentum: Fraction = 0.95,
         nesterov: bool = True,
-        ns_steps: int = 5,
+        ns_steps: Annotated[int, Ge(1), Lt(100)] = 5,
         adjust_lr_fn: Literal["original", "match_rms_adamw"] = "match_rms_adamw",
         betas: Betas = (0.9, 0.999),
-        eps: float = 1e-6,
+        eps: NonNegativeFloat = 1e-6,
         adamw_params: list[str] | None = None,
         *,
-        learning_rate: float | None = None,
+        learning_rate: NonNegativeFloat | None = None,
         params: list[ParamFilter] | None = None,
         adjust_learning_rate: Factors | None = None,
     ) -> None:
-        lr = one_lr("Muon", lr, learning_rate, 1e-3)
-        check_not_negative(self, lr=lr, weight_decay=weight_decay, eps=eps)
-        check_pair(self, betas=betas)
-        check_fractions(self, momentum=momentum, betas=betas)
-        check_positive(self, ns_steps=ns_steps)
-        if ns_steps >= 100:
-            raise ConfigError(f"Muon.ns_steps is {ns_steps}; it must be below 100.")
-        check_choice(self, "adjust_lr_fn", adjust_lr_fn, ("original", "match_rms_adamw"))
+        lr = one_lr(type(self).__name__, lr, learning_rate, 1e-3)
         is_hidden = _matrix_test(model, adamw_params)
         groups = groups_of(model, lr, weight_decay, params, adjust_learning_rate)
         super().__init__(list(_split(groups, is_hidden)), {"lr": lr, "weight_decay": weight_decay})

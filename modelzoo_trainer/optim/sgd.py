@@ -2,47 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Gt, Lt
 from torch import Tensor, nn
 from typing_extensions import override
 
+from modelzoo_trainer.constraints import Fraction, NonNegativeFloat, checked
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim.arguments import Factors, Params, groups_of, one_lr
-from modelzoo_trainer.optim.checks import check_fractions, check_not_negative, check_pair
+from modelzoo_trainer.optim.arguments import Factors, OverModel, Params
 from modelzoo_trainer.optim.param_groups import ParamFilter
 from modelzoo_trainer.optim.scheduler import Group
 from modelzoo_trainer.optim.update import GroupOptimizer, Tensors, zeros_like
 
 
-class SGD(torch.optim.SGD):
+class SGD(OverModel, torch.optim.SGD):
     """Stochastic gradient descent; lr is 1e-3 if none is given."""
 
+    @checked()
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
-        lr: float | None = None,
-        momentum: float = 0.0,
+        lr: NonNegativeFloat | None = None,
+        momentum: NonNegativeFloat = 0.0,
         dampening: float = 0.0,
-        weight_decay: float = 0.0,
+        weight_decay: NonNegativeFloat = 0.0,
         nesterov: bool = False,
         maximize: bool = False,
         *,
-        learning_rate: float | None = None,
+        learning_rate: NonNegativeFloat | None = None,
         params: list[ParamFilter] | None = None,
         adjust_learning_rate: Factors | None = None,
     ) -> None:
-        lr = one_lr("SGD", lr, learning_rate, 1e-3)
-        check_not_negative(self, lr=lr, momentum=momentum, weight_decay=weight_decay)
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ConfigError(
                 f"SGD.nesterov is true with momentum {momentum} and dampening {dampening}; it "
                 f"needs a momentum above 0 and no dampening."
             )
+        shared = lr, learning_rate, params, adjust_learning_rate
         super().__init__(
-            groups_of(model, lr, weight_decay, params, adjust_learning_rate),
-            lr=lr,
+            model,
+            *shared,
             momentum=momentum,
             dampening=dampening,
             weight_decay=weight_decay,
@@ -51,29 +52,29 @@ class SGD(torch.optim.SGD):
         )
 
 
-class Adagrad(torch.optim.Adagrad):
+class Adagrad(OverModel, torch.optim.Adagrad):
     """Rates that shrink with the sum of squared gradients; lr is 0.01 if none is given."""
 
+    @checked()
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
-        lr: float | None = None,
-        lr_decay: float = 0.0,
-        weight_decay: float = 0.0,
-        initial_accumulator_value: float = 0.0,
-        eps: float = 1e-6,
+        lr: NonNegativeFloat | None = None,
+        lr_decay: NonNegativeFloat = 0.0,
+        weight_decay: NonNegativeFloat = 0.0,
+        initial_accumulator_value: NonNegativeFloat = 0.0,
+        eps: NonNegativeFloat = 1e-6,
         maximize: bool = False,
         *,
-        learning_rate: float | None = None,
+        learning_rate: NonNegativeFloat | None = None,
         params: list[ParamFilter] | None = None,
         adjust_learning_rate: Factors | None = None,
     ) -> None:
-        lr = one_lr("Adagrad", lr, learning_rate, 0.01)
-        check_not_negative(self, lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps)
-        check_not_negative(self, initial_accumulator_value=initial_accumulator_value)
+        shared = lr, learning_rate, params, adjust_learning_rate
         super().__init__(
-            groups_of(model, lr, weight_decay, params, adjust_learning_rate),
-            lr=lr,
+            model,
+            *shared,
+            default_lr=0.01,
             lr_decay=lr_decay,
             weight_decay=weight_decay,
             initial_accumulator_value=initial_accumulator_value,
@@ -82,28 +83,28 @@ class Adagrad(torch.optim.Adagrad):
         )
 
 
-class Adadelta(torch.optim.Adadelta):
+class Adadelta(OverModel, torch.optim.Adadelta):
     """Rates from averages of squared gradients and updates; lr is 1.0 if none is given."""
 
+    @checked()
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
-        lr: float | None = None,
-        rho: float = 0.9,
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
+        lr: NonNegativeFloat | None = None,
+        rho: Fraction = 0.9,
+        eps: NonNegativeFloat = 1e-6,
+        weight_decay: NonNegativeFloat = 0.0,
         maximize: bool = False,
         *,
-        learning_rate: float | None = None,
+        learning_rate: NonNegativeFloat | None = None,
         params: list[ParamFilter] | None = None,
         adjust_learning_rate: Factors | None = None,
     ) -> None:
-        lr = one_lr("Adadelta", lr, learning_rate, 1.0)
-        check_not_negative(self, lr=lr, eps=eps, weight_decay=weight_decay)
-        check_fractions(self, rho=rho)
+        shared = lr, learning_rate, params, adjust_learning_rate
         super().__init__(
-            groups_of(model, lr, weight_decay, params, adjust_learning_rate),
-            lr=lr,
+            model,
+            *shared,
+            default_lr=1.0,
             rho=rho,
             eps=eps,
             weight_decay=weight_decay,
@@ -111,29 +112,29 @@ class Adadelta(torch.optim.Adadelta):
         )
 
 
-class RMSprop(torch.optim.RMSprop):
+class RMSprop(OverModel, torch.optim.RMSprop):
     """Rates from a running average of squared gradients; lr is 0.01 if none is given."""
 
+    @checked()
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
-        lr: float | None = None,
-        alpha: float = 0.99,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        momentum: float = 0.0,
+        lr: NonNegativeFloat | None = None,
+        alpha: Fraction = 0.99,
+        eps: NonNegativeFloat = 1e-8,
+        weight_decay: NonNegativeFloat = 0.0,
+        momentum: NonNegativeFloat = 0.0,
         centered: bool = False,
         *,
-        learning_rate: float | None = None,
+        learning_rate: NonNegativeFloat | None = None,
         params: list[ParamFilter] | None = None,
         adjust_learning_rate: Factors | None = None,
     ) -> None:
-        lr = one_lr("RMSprop", lr, learning_rate, 0.01)
-        check_not_negative(self, lr=lr, eps=eps, weight_decay=weight_decay, momentum=momentum)
-        check_fractions(self, alpha=alpha)
+        shared = lr, learning_rate, params, adjust_learning_rate
         super().__init__(
-            groups_of(model, lr, weight_decay, params, adjust_learning_rate),
-            lr=lr,
+            model,
+            *shared,
+            default_lr=0.01,
             alpha=alpha,
             eps=eps,
             weight_decay=weight_decay,
@@ -142,31 +143,25 @@ class RMSprop(torch.optim.RMSprop):
         )
 
 
-class Rprop(torch.optim.Rprop):
+class Rprop(OverModel, torch.optim.Rprop):
     """Rates from the signs of gradients; lr is 1e-3 if none is given."""
 
+    @checked()
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
-        lr: float | None = None,
-        etas: tuple[float, float] = (0.5, 1.2),
-        step_sizes: tuple[float, float] = (1e-6, 50.0),
+        lr: NonNegativeFloat | None = None,
+        etas: tuple[Annotated[float, Gt(0), Lt(1)], Annotated[float, Gt(1)]] = (0.5, 1.2),
+        step_sizes: tuple[NonNegativeFloat, NonNegativeFloat] = (1e-6, 50.0),
         *,
-        learning_rate: float | None = None,
+        learning_rate: NonNegativeFloat | None = None,
         params: list[ParamFilter] | None = None,
         adjust_learning_rate: Factors | None = None,
     ) -> None:
-        lr = one_lr("Rprop", lr, learning_rate, 1e-3)
-        check_pair(self, etas=etas, step_sizes=step_sizes)
-        check_not_negative(self, lr=lr, step_sizes=step_sizes)
-        if not 0 < etas[0] < 1 < etas[1]:
-            raise ConfigError(
-                f"Rprop.etas is {list(etas)}; the first must be between 0 and 1, the second above "
-                f"1."
-            )
+        shared = lr, learning_rate, params, adjust_learning_rate
         super().__init__(
-            groups_of(model, lr, None, params, adjust_learning_rate),
-            lr=lr,
+            model,
+            *shared,
             etas=etas,
             step_sizes=step_sizes,
         )
@@ -180,31 +175,32 @@ class ASGD(GroupOptimizer):
     on; before, it is a copy of the parameter.
     """
 
+    @checked()
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         model: nn.Module | Params,
-        lr: float | None = None,
-        lambd: float = 1e-4,
-        alpha: float = 0.75,
-        t0: float = 1e6,
-        weight_decay: float = 0.0,
+        lr: NonNegativeFloat | None = None,
+        lambd: NonNegativeFloat = 1e-4,
+        alpha: NonNegativeFloat = 0.75,
+        t0: NonNegativeFloat = 1e6,
+        weight_decay: NonNegativeFloat = 0.0,
         maximize: bool = False,
         *,
-        learning_rate: float | None = None,
+        learning_rate: NonNegativeFloat | None = None,
         params: list[ParamFilter] | None = None,
         adjust_learning_rate: Factors | None = None,
     ) -> None:
-        lr = one_lr("ASGD", lr, learning_rate, 0.01)
-        check_not_negative(self, lr=lr, lambd=lambd, alpha=alpha, t0=t0, weight_decay=weight_decay)
-        defaults = {
-            "lr": lr,
-            "lambd": lambd,
-            "alpha": alpha,
-            "t0": t0,
-            "weight_decay": weight_decay,
-            "maximize": maximize,
-        }
-        super().__init__(groups_of(model, lr, weight_decay, params, adjust_learning_rate), defaults)
+        shared = lr, learning_rate, params, adjust_learning_rate
+        super().__init__(
+            model,
+            *shared,
+            default_lr=0.01,
+            lambd=lambd,
+            alpha=alpha,
+            t0=t0,
+            weight_decay=weight_decay,
+            maximize=maximize,
+        )
 
     @override
     def _update(self, group: Group, params: Tensors, grads: Tensors) -> None:

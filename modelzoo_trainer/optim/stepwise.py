@@ -8,8 +8,8 @@ from collections.abc import Callable
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from modelzoo_trainer.constraints import Milestones, NonNegativeFloat, Steps, checked
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim.checks import check_milestones, check_not_negative, check_positive
 from modelzoo_trainer.optim.functions import function_at
 from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
 
@@ -17,16 +17,15 @@ from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
 class StepLR(LRScheduler):
     """The initial learning rate, multiplied by gamma after every `step_size` steps."""
 
+    @checked()
     def __init__(
         self,
         optimizer: Optimizer | None,
-        initial_learning_rate: float,
-        step_size: int,
-        gamma: float,
+        initial_learning_rate: NonNegativeFloat,
+        step_size: Steps,
+        gamma: NonNegativeFloat,
         param_group_tags: Tags = None,
     ) -> None:
-        check_positive(self, step_size=step_size)
-        check_not_negative(self, initial_learning_rate=initial_learning_rate, gamma=gamma)
         self.initial_learning_rate = initial_learning_rate
         self.step_size = step_size
         self.gamma = gamma
@@ -40,16 +39,15 @@ class StepLR(LRScheduler):
 class MultiStepLR(LRScheduler):
     """The initial learning rate, multiplied by gamma at every milestone."""
 
+    @checked()
     def __init__(
         self,
         optimizer: Optimizer | None,
-        initial_learning_rate: float,
-        gamma: float,
-        milestones: list[int],
+        initial_learning_rate: NonNegativeFloat,
+        gamma: NonNegativeFloat,
+        milestones: Milestones,
         param_group_tags: Tags = None,
     ) -> None:
-        check_milestones(self, milestones)
-        check_not_negative(self, initial_learning_rate=initial_learning_rate, gamma=gamma)
         self.initial_learning_rate = initial_learning_rate
         self.gamma = gamma
         self.milestones = list(milestones)
@@ -63,20 +61,19 @@ class MultiStepLR(LRScheduler):
 class PiecewiseConstantLR(LRScheduler):
     """One learning rate before the first milestone, and one from each milestone on."""
 
+    @checked()
     def __init__(
         self,
         optimizer: Optimizer | None,
-        learning_rates: list[float],
-        milestones: list[int],
+        learning_rates: list[NonNegativeFloat],
+        milestones: Milestones,
         param_group_tags: Tags = None,
     ) -> None:
-        check_milestones(self, milestones)
         if len(learning_rates) != len(milestones) + 1:
             raise ConfigError(
                 f"PiecewiseConstantLR.learning_rates has {len(learning_rates)} values for "
                 f"{len(milestones)} milestones; it must have one more than there are milestones."
             )
-        check_not_negative(self, learning_rates=learning_rates)
         self.learning_rates = list(learning_rates)
         self.milestones = list(milestones)
         super().__init__(optimizer, param_group_tags)
@@ -89,15 +86,14 @@ class PiecewiseConstantLR(LRScheduler):
 class MultiplicativeLR(LRScheduler):
     """initial * coefficient ** step."""
 
+    @checked()
     def __init__(
         self,
         optimizer: Optimizer | None,
-        initial_learning_rate: float,
-        coefficient: float,
+        initial_learning_rate: NonNegativeFloat,
+        coefficient: NonNegativeFloat,
         param_group_tags: Tags = None,
     ) -> None:
-        check_not_negative(self, initial_learning_rate=initial_learning_rate)
-        check_not_negative(self, coefficient=coefficient)
         self.initial_learning_rate = initial_learning_rate
         self.coefficient = coefficient
         super().__init__(optimizer, param_group_tags)
@@ -121,10 +117,11 @@ class LambdaLR(LRScheduler):
         ConfigError: If there is no function, or two.
     """
 
+    @checked()
     def __init__(
         self,
         optimizer: Optimizer | None,
-        initial_learning_rate: float,
+        initial_learning_rate: NonNegativeFloat,
         lr_lambda: str | Callable[[int], float] | None = None,
         param_group_tags: Tags = None,
     ) -> None:
@@ -135,7 +132,6 @@ class LambdaLR(LRScheduler):
                 f"{self._name} has {given} of the step. Set lr_lambda to the dotted path of one, "
                 f"or define factor(self, step) in a subclass."
             )
-        check_not_negative(self, initial_learning_rate=initial_learning_rate)
         self.initial_learning_rate = initial_learning_rate
         self._function = function_at(f"{self._name}.lr_lambda", lr_lambda)
         super().__init__(optimizer, param_group_tags)

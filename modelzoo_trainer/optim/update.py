@@ -11,16 +11,21 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from modelzoo_trainer.optim.arguments import OverModel
 from modelzoo_trainer.optim.scheduler import Group
 
 Tensors = list[Tensor]
 
 
-class GroupOptimizer(Optimizer):
+class GroupOptimizer(OverModel, Optimizer):
     """Base of optimizers that update the parameters of a group together.
 
     Nothing is read on the host, and the learning rate may be a tensor.
     """
+
+    @override
+    def _begin(self, groups: Any, defaults: dict[str, Any]) -> None:
+        Optimizer.__init__(self, groups, defaults)
 
     @override
     @torch.no_grad()

@@ -10,13 +10,15 @@ from typing import Literal
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim.checks import (
-    check_choice,
-    check_fractions,
-    check_not_negative,
-    check_positive,
+from modelzoo_trainer.constraints import (
+    FinitePositiveFloat,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeSteps,
+    Steps,
+    checked,
 )
+from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
 
 Shape = Literal["linear", "cosine", "sqrt", "inverse"]
@@ -45,29 +47,20 @@ class WarmupStableDecay(LRScheduler):
         param_group_tags: Only groups with one of these tags.
     """
 
+    @checked()
     def __init__(  # noqa: PLR0913 # the keys of its YAML section
         self,
         optimizer: Optimizer | None,
-        learning_rate: float,
-        total_iters: int,
-        warmup_steps: int = 0,
-        initial_learning_rate: float = 0.0,
-        decay_ratio: float = 0.1,
-        end_learning_rate: float = 0.0,
+        learning_rate: FinitePositiveFloat,
+        total_iters: Steps,
+        warmup_steps: NonNegativeSteps = 0,
+        initial_learning_rate: NonNegativeFloat = 0.0,
+        decay_ratio: Fraction = 0.1,
+        end_learning_rate: NonNegativeFloat = 0.0,
         decay_shape: Shape = "linear",
         checkpoint_steps: list[int] | None = None,
         param_group_tags: Tags = None,
     ) -> None:
-        check_positive(self, learning_rate=learning_rate, total_iters=total_iters)
-        check_not_negative(
-            self,
-            learning_rate=learning_rate,
-            warmup_steps=warmup_steps,
-            initial_learning_rate=initial_learning_rate,
-            end_learning_rate=end_learning_rate,
-        )
-        check_fractions(self, decay_ratio=decay_ratio)
-        check_choice(self, "decay_shape", decay_shape, ("linear", "cosine", "sqrt", "inverse"))
         if decay_shape == "inverse" and end_learning_rate == 0:
             raise ConfigError(
                 f"{self._name}.end_learning_rate is 0, of which there is no inverse. Set it above "

@@ -138,19 +138,22 @@ def test_a_value_that_fits_is_converted(text, value):
         ("delta: true", "1:8: delta: expected a number, got true."),
         ("monitor: 3", "1:10: monitor: expected text, got 3."),
         ("mode: mn", "1:7: mode: expected 'min' or 'max', got 'mn'. Did you mean 'min'?"),
-        ("mode: [min]", "1:7: mode: expected 'min' or 'max', got a list."),
+        ("mode: [min]", "1:7: mode: expected 'min' or 'max', got ['min']."),
         ("outdir: 3", "1:9: outdir: expected a path or null, got 3."),
         ("keys: 3", "1:7: keys: expected text or a list (each text), got 3."),
         ("keys:\n- lr\n- 3", "3:3: keys[1]: expected text, got 3."),
-        ("betas: [1]", "1:8: betas: expected a list of 2 (a number, a number), got a list."),
-        ("betas: [1, 2, 3]", "1:8: betas: expected a list of 2 (a number, a number), got a list."),
+        ("betas: [1]", "1:8: betas: expected a list of 2 (a number, a number), got [1]."),
+        (
+            "betas: [1, 2, 3]",
+            "1:8: betas: expected a list of 2 (a number, a number), got [1, 2, 3].",
+        ),
         ("betas: [1, x]", "1:12: betas[1]: expected a number, got 'x'."),
         ("positive: 0", "1:11: positive: expected a whole number > 0 or null, got 0."),
         ("verbose: on", "1:10: verbose: expected true or false, got 'on'. on is text in YAML 1.2."),
         ("verbose: 1", "1:10: verbose: expected true or false, got 1."),
         ("colour: blau", "1:9: colour: expected 'red' or 'blue', got 'blau'. Did you mean 'blue'?"),
         ("every: x", "1:8: every: expected an integer, a number or null, got 'x'."),
-        ("scales: [1]", "1:9: scales: expected a mapping (to a number) or null, got a list."),
+        ("scales: [1]", "1:9: scales: expected a mapping (to a number) or null, got [1]."),
         ("scales: {a: b}", "1:13: scales.a: expected a number, got 'b'."),
         ("window: {end: 1}", "1:9: window: 'start' is missing in a mapping."),
         ("window: {start: x}", "1:17: window.start: expected a valid integer, got 'x'."),
@@ -192,7 +195,7 @@ def test_a_class_without_arguments_says_so():
 
 def test_arguments_that_are_no_mapping_are_refused():
     _, problems = check("[1]")
-    assert problems == ["f.yaml:1:1: expected a mapping of arguments of EarlyStopping, got a list."]
+    assert problems == ["f.yaml:1:1: expected a mapping of arguments of EarlyStopping, got [1]."]
 
 
 def test_null_is_an_empty_mapping_of_arguments():

@@ -332,7 +332,7 @@ def test_a_fault_in_init_is_reported_with_place_and_advice(complaints, init, mes
 @pytest.mark.parametrize(
     ("text", "mode", "message"),
     [
-        ("[1]", "eval", "params.yaml:1:1: expected a mapping with trainer, got a list."),
+        ("[1]", "eval", "params.yaml:1:1: expected a mapping with trainer, got [1]."),
         ("a: 1", "eval", "params.yaml:1:1: a: no such key in the file. Known: trainer."),
         ("trainer:", "eval", "params.yaml:1:1: trainer: missing; the file needs it."),
         ("trainer: []", "eval", "params.yaml:1:10: trainer: the list is empty; it should hold"),

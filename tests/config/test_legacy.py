@@ -650,7 +650,7 @@ def test_what_can_be_run_follows_from_the_inputs(text, sections):
             "3:5: runconfig.experimental.listener: no such key of runconfig.experimental. Did you "
             "mean 'listeners'?",
         ),
-        ("model:\n- 1", "2:1: model: expected a mapping, got a list."),
+        ("model:\n- 1", "2:1: model: expected a mapping, got [1]."),
         ("runconfig: 3", "1:12: runconfig: expected a mapping, got 3."),
         (
             "runconfig:\n  experimental: true",

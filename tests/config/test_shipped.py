@@ -51,7 +51,7 @@ def plan(names, **changes):
         ),
         (
             {"optimizer": "{SGD: {lr: -1}}"},
-            "4:23: trainer.init.optimizer.SGD.lr is -1.0; it must be a number from 0 on.",
+            "4:27: trainer.init.optimizer.SGD.lr: expected a finite number >= 0 or null, got -1.",
         ),
         (
             {

@@ -70,11 +70,14 @@ def test_a_longer_run_goes_on_from_before_the_decay(sgd):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"learning_rate": 0.0}, r"learning_rate is 0.0; it must be above 0"),
-        ({"total_iters": 0}, r"total_iters is 0; it must be above 0"),
-        ({"decay_ratio": 1.0}, r"decay_ratio is 1.0; it must be at least 0 and below 1"),
-        ({"warmup_steps": -1}, r"warmup_steps is -1"),
-        ({"decay_shape": "linaer"}, r"decay_shape is 'linaer'\. Did you mean 'linear'"),
+        ({"learning_rate": 0.0}, r"learning_rate: expected [^,]*> 0.*, got 0.0"),
+        ({"total_iters": 0}, r"total_iters: expected [^,]*> 0.*, got 0"),
+        ({"decay_ratio": 1.0}, r"decay_ratio: expected .*\[0, 1\).*, got 1.0"),
+        ({"warmup_steps": -1}, r"warmup_steps: expected .*, got -1"),
+        (
+            {"decay_shape": "linaer"},
+            r"decay_shape: expected .*, got 'linaer'\. Did you mean 'linear'",
+        ),
         ({"decay_shape": "inverse"}, r"end_learning_rate is 0, of which there is no inverse"),
         ({"checkpoint_steps": [20]}, r"checkpoint_steps is \[20\]; they must be .* \(20\)"),
         ({"checkpoint_steps": [8, 8]}, r"checkpoint_steps is \[8, 8\]; they must be above 0"),

@@ -106,15 +106,19 @@ def test_it_is_a_member_with_its_length():
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("PolynomialWD", (0.9, 0.1, 0), r"^PolynomialWD\.total_iters is 0; it must be above 0"),
-        ("StepWD", (0.9, -1, 0.5), r"^StepWD\.step_size is -1"),
-        ("MultiStepWD", (0.9, 0.5, [2, 1]), r"^MultiStepWD\.milestones is \[2, 1\]"),
+        ("PolynomialWD", (0.9, 0.1, 0), r"^PolynomialWD\.total_iters: expected [^,]*> 0.*, got 0"),
+        ("StepWD", (0.9, -1, 0.5), r"^StepWD\.step_size: expected .*, got -1"),
+        ("MultiStepWD", (0.9, 0.5, [2, 1]), r"^MultiStepWD\.milestones: expected .*, got \[2, 1\]"),
         ("PiecewiseConstantWD", ([0.1], [1]), r"^PiecewiseConstantWD\.vals has 1 values for 1"),
-        ("StepWD", (-0.9, 1, 0.5), r"^StepWD\.initial_val is -0\.9; it must be a number from 0"),
-        ("PolynomialWD", (0.9, -0.1, 5), r"^PolynomialWD\.end_val is -0\.1"),
-        ("PiecewiseConstantWD", ([0.1, -1.0], [1]), r"^PiecewiseConstantWD\.vals is \[0"),
-        ("CyclicWD", (-0.1, 0.9), r"^CyclicWD\.base_val is -0\.1"),
-        ("CyclicWD", (0.1, -0.9), r"^CyclicWD\.max_val is -0\.9"),
+        ("StepWD", (-0.9, 1, 0.5), r"^StepWD\.initial_val: expected [^,]*>= 0.*, got -0\.9"),
+        ("PolynomialWD", (0.9, -0.1, 5), r"^PolynomialWD\.end_val: expected .*, got -0\.1"),
+        (
+            "PiecewiseConstantWD",
+            ([0.1, -1.0], [1]),
+            r"^PiecewiseConstantWD\.vals\[1\]: expected .*, got -1",
+        ),
+        ("CyclicWD", (-0.1, 0.9), r"^CyclicWD\.base_val: expected .*, got -0\.1"),
+        ("CyclicWD", (0.1, -0.9), r"^CyclicWD\.max_val: expected .*, got -0\.9"),
         ("OneCycleWD", (0.1, 0.9, 10, 2.0), r"^OneCycleWD\.pct_start is 2\.0"),
     ],
 )
