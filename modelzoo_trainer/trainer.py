@@ -148,13 +148,6 @@ class Trainer(AdvisedMethods):
     val_micro_batch_size: int | None = None
     """Most samples of a validation batch that go through the model at once; None = all."""
 
-    if not TYPE_CHECKING:  # the constructor's signature counts for a checker
-
-        def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-            """Make the object, if the constructor has these arguments."""
-            check_arguments(cls, args, kwargs)
-            return super().__new__(cls, *args, **kwargs)
-
     def __init__(  # noqa: PLR0913  # one parameter for each exchangeable part
         self,
         *,
@@ -766,6 +759,11 @@ class Trainer(AdvisedMethods):
     def stateful_callbacks(self) -> list[tuple[str, Any]]:
         """Return those with state of their own, with their names in a checkpoint."""
         return self.callbacks.stateful()
+
+    @override
+    @classmethod
+    def check_call(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        check_arguments(cls, args, kwargs)
 
     @override
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, MutableSequence
+from collections.abc import Callable, Iterable, Mapping, MutableSequence
 from functools import partial, wraps
 from types import new_class
 from typing import Any, Final, Self, overload
@@ -67,6 +67,7 @@ class AdvisedMethods:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Make the object, with the functions of its classes in place before it is initialised."""
+        cls.check_call(args, kwargs)
         if (args or kwargs) and cls.__init__ is object.__init__:
             raise TypeError(f"{cls.__name__}() takes no arguments")
         made: Callable[..., Self] = super().__new__
@@ -78,6 +79,10 @@ class AdvisedMethods:
             if any(known.method.event == INIT for known in functions):
                 _prepare_init(cls)
         return self
+
+    @classmethod
+    def check_call(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Check the arguments of the constructor before anything is made; by default nothing."""
 
     @classmethod
     def own_pairs(cls) -> tuple[Pair, ...]:

@@ -87,7 +87,7 @@ def test_what_is_passed_over_belongs_to_no_step(said) -> None:
     for _ in range(3):
         runtime.step()
     runtime.num += 1
-    runtime.watch.skip_batches()
+    runtime.watch.pass_over()
     runtime.step(compiles=False)
     assert (said(), runtime.watch.num_late) == ([], 0)
 
@@ -95,7 +95,7 @@ def test_what_is_passed_over_belongs_to_no_step(said) -> None:
 def test_a_fallback_is_told_of_though_compilations_were_passed_over(said) -> None:
     runtime = Runtime()
     runtime.names.append("aten::foo")
-    runtime.watch.skip_batches()
+    runtime.watch.pass_over()
     runtime.step(compiles=False)
     assert len(said()) == 1
 
