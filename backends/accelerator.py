@@ -47,7 +47,7 @@ class AcceleratorBackend(Backend):
     """
 
     name = "accelerator"
-    default_lag: ClassVar[int] = 2
+    _default_lag: ClassVar[int] = 2
     caps = Caps(
         autocast_dtypes=frozenset({torch.bfloat16, torch.float16}),
         needs_scaler=frozenset({torch.float16}),
@@ -162,7 +162,7 @@ class AcceleratorBackend(Backend):
     # ---- the step
 
     @override
-    def seed_device(self, seed: int) -> None:
+    def _seed_device(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)
         self._seed_generator(seed)
 
@@ -196,8 +196,8 @@ class AcceleratorBackend(Backend):
     # ---- values
 
     @override
-    def make_reads(self) -> DeferredReads:
-        return DeferredReads(self.lag, HostCopies(self._device))
+    def _make_reads(self) -> DeferredReads:
+        return DeferredReads(self._lag, HostCopies(self._device))
 
     # ---- state
 

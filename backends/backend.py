@@ -21,10 +21,10 @@ from .comm import Comm, ReduceOp
 from .conditional_step import skip_step
 from .errors import OUT_OF_MEMORY_ADVICE, BackendError, is_out_of_memory
 from .fast_step import grad_norm, plain_step, plain_zero_grad
-from .parallel.ddp import weighted_loss
+from .loss_window import LossWindow
 from .placement import map_tensors, move_model
 from .reads import Deliver, HostReads, Reads
-from .seeds import GAMMA, MASK, Stream, step_seed, stream_base
+from .seeds import GAMMA, MASK, Stream, stream_base
 
 Precision = Literal["highest", "high", "medium"]
 
@@ -67,10 +67,10 @@ class Region:
         self.seed = 0
 
     def __enter__(self) -> None:
-        self.backend.enter_step(self.seed)
+        self.backend._enter_step(self.seed)
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self.backend.exit_step(ok=kind is None)
+        self.backend._exit_step(ok=kind is None)
 
 
 class Backend(ABC):
@@ -96,10 +96,12 @@ class Backend(ABC):
     """
 
     name: ClassVar[str]
+    """The device's name, as `make_backend` takes it."""
     caps: Caps = Caps()
+    """What it can do; known from `open` on."""
     comm: Comm
     """This process among those of the run, and what they tell each other."""
-    default_lag: ClassVar[int] = 0
+    _default_lag: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -120,26 +122,28 @@ class Backend(ABC):
             raise BackendError(
                 f"backend.activation_checkpointing is {activation_checkpointing!r}. Use: {known}."
             )
-        self.activation_checkpointing = activation_checkpointing
-        self.compile = CompileOptions() if compile is True else compile or None
-        if activation_checkpointing and self.compile and self.compile.backend == "eager":
+        self._activation_checkpointing = activation_checkpointing
+        self._compile = CompileOptions() if compile is True else compile or None
+        if activation_checkpointing and self._compile and self._compile.backend == "eager":
             raise BackendError(
                 "backend.activation_checkpointing: torch.compile with backend 'eager' computes "
                 "other dropout masks anew than there were. Use its backend 'aot_eager' or "
                 "'inductor', or leave one of the two out."
             )
-        self.matmul_precision = matmul_precision
-        self.deterministic = deterministic
-        self.lag = self.default_lag if lag is None else lag
+        self._matmul_precision = matmul_precision
+        self._deterministic = deterministic
+        self._lag = self._default_lag if lag is None else lag
         self.comm = self._make_comm()
         self.seed = 0
         self.in_step = False
-        self.reads = self.make_reads()
-        self._region = self.make_region()
+        """Whether a traced step is under way."""
+        self.reads = self._make_reads()
+        """The queue of deferred reads. `flush` of it waits for the device."""
+        self.window = LossWindow()
+        """Weights and losses of the batches since the last optimizer step. `sums` is collective."""
+        self._region = self._make_region()
         self._nothing = nullcontext()
         self._undo: list[Callable[[], None]] = []
-        self._weights: list[Any] = []
-        self._losses: list[Tensor] = []
 
     @property
     def seed(self) -> int:
@@ -167,14 +171,16 @@ class Backend(ABC):
     def open(self) -> None:
         """Start the runtime and set the process-wide switches that the options ask for.
 
+        Collective where there are several processes.
+
         Raises:
             BackendUnavailable: If the device is not there.
         """
-        if self.matmul_precision is not None:
+        if self._matmul_precision is not None:
             before = torch.get_float32_matmul_precision()
             self._undo.append(lambda: torch.set_float32_matmul_precision(before))
-            torch.set_float32_matmul_precision(self.matmul_precision)
-        if self.deterministic:
+            torch.set_float32_matmul_precision(self._matmul_precision)
+        if self._deterministic:
             was = torch.are_deterministic_algorithms_enabled()
             self._undo.append(lambda: torch.use_deterministic_algorithms(was))
             torch.use_deterministic_algorithms(True)
@@ -229,23 +235,25 @@ class Backend(ABC):
     def prepare_model(self, model: Module) -> Module:
         """Move a model to the device, keeping tied parameters tied, and compile it if asked.
 
+        Collective where there are several processes; may wait for the device.
+
         Returns:
             The module to call. The names of its parameters are the model's own.
         """
-        return self.place_model(model)
+        return self._place_model(model)
 
-    def place_model(self, model: Module) -> Module:
+    def _place_model(self, model: Module) -> Module:
         """Do what `prepare_model` says for a model that has been looked at."""
         move_model(model, self.device)
-        self.checkpoint_activations(model)
-        if self.compile is not None:
-            compile_model(model, self.compile)
+        self._checkpoint_activations(model)
+        if self._compile is not None:
+            compile_model(model, self._compile)
         return model
 
-    def checkpoint_activations(self, model: Module) -> None:
+    def _checkpoint_activations(self, model: Module) -> None:
         """Have a model's blocks compute activations anew, if that was asked for."""
-        if self.activation_checkpointing is not None:
-            checkpoint_activations(model, self.activation_checkpointing)
+        if self._activation_checkpointing is not None:
+            checkpoint_activations(model, self._activation_checkpointing)
 
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Return an optimizer that fits the device; its parameters are there already."""
@@ -274,39 +282,24 @@ class Backend(ABC):
         region.seed = (self._bases[stream] + GAMMA * index) & MASK
         return region
 
-    def make_region(self) -> Region:
+    def _make_region(self) -> Region:
         """Return the context manager that `step` hands out."""
         return Region(self)
 
-    def enter_step(self, seed: int) -> None:
+    def _enter_step(self, seed: int) -> None:
         """Seed the generators; forbid host reads where the backend can."""
-        self.seed_device(seed)
+        self._seed_device(seed)
         self.in_step = True
 
-    def exit_step(self, *, ok: bool) -> None:
+    def _exit_step(self, *, ok: bool) -> None:
         """Launch the step, allow host reads, deliver what is due."""
         self.in_step = False
         if ok:
             self.reads.end_group()
 
-    def seed_device(self, seed: int) -> None:
+    def _seed_device(self, seed: int) -> None:
         """Seed the generators that the step's operations draw from."""
         torch.default_generator.manual_seed(seed)
-
-    def seed_host(self, index: int, stream: Stream) -> None:
-        """Seed torch's host generator, from which shuffles draw."""
-        torch.default_generator.manual_seed(step_seed(self.seed, index, stream))
-
-    def weigh(self, weight: Any, loss: Tensor | None = None) -> None:
-        """Note what a batch counts in the window; before its backward pass.
-
-        Args:
-            weight: In a unit that all processes have.
-            loss: Its loss, (), if the window's mean is wanted.
-        """
-        self._weights.append(weight)
-        if loss is not None:
-            self._losses.append(weighted_loss(loss, weight))
 
     def backward(self, loss: Tensor) -> None:
         """Add a loss's gradients.
@@ -315,19 +308,6 @@ class Backend(ABC):
             loss: As it is to be differentiated: scaled, weighted, ().
         """
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-
-    def window(self) -> tuple[Any, Any]:
-        """Return the sums of the window's weights and weighted losses, averaged over processes.
-
-        Called after the window's last backward pass; collective, unless the gradients' reduction
-        has brought them along. If there is no loss, the second is 0.
-        """
-        return sum(self._weights), sum(self._losses)
-
-    def drop_window(self) -> None:
-        """Forget the window: it is over, or will not be completed."""
-        self._weights.clear()
-        self._losses.clear()
 
     def accumulating(self) -> AbstractContextManager[Any]:
         """Return the context of a batch after which the optimizer does not step yet.
@@ -354,17 +334,22 @@ class Backend(ABC):
     def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
         """Scale gradients down to a joint 2-norm of at most `max_norm`.
 
+        Collective where a process holds only a part of the gradients.
+
         Returns:
             The norm before, (), on the device. Not finite gradients do not raise.
         """
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def clip_grad_value(self, parameters: Sequence[Tensor], max_value: float) -> None:
-        """Limit each gradient's elements to [-max_value, max_value]."""
+        """Limit each gradient's elements to [-max_value, max_value]; collective as `grad_norm`."""
         torch.nn.utils.clip_grad_value_(parameters, max_value)
 
     def grad_norm(self, parameters: Sequence[Tensor]) -> Tensor:
-        """Return the joint 2-norm of the gradients, (), on the device."""
+        """Return the joint 2-norm of the gradients, (), on the device.
+
+        Collective where a process holds only a part of the gradients.
+        """
         return grad_norm(parameters, self.device)
 
     def norms(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -381,9 +366,9 @@ class Backend(ABC):
             optimizer: Its state, step counts too, stays as it is with the parameters.
             keep: (), bool, on the device; None = update.
 
-        Cost: On a device a masked step waits for it only where an optimizer counts on the host,
-            and in the first step of a parameter. Memory for a copy of parameters and state during
-            the step, unless the optimizer is a fused one.
+        Cost: On a device a conditional step waits for it only where an optimizer counts on the
+            host, and in the first step of a parameter. Memory for a copy of parameters and state
+            during the step, unless the optimizer is a fused one.
         """
         if keep is None or self._look(keep):
             plain_step(optimizer)
@@ -392,6 +377,8 @@ class Backend(ABC):
 
     def restore(self, tensors: Sequence[Tensor], copies: Sequence[Tensor], keep: Tensor) -> None:
         """Put copies back into their tensors where `keep` is false.
+
+        Does not wait for the device.
 
         Args:
             tensors: Changed in place.
@@ -416,9 +403,9 @@ class Backend(ABC):
         """Whether a value can be read here and now without waiting or overtaking another read."""
         return False
 
-    def make_reads(self) -> Reads:
+    def _make_reads(self) -> Reads:
         """Return the queue of deferred reads."""
-        return HostReads(self.lag)
+        return HostReads(self._lag)
 
     def read(self, tensors: Sequence[Tensor], deliver: Deliver) -> None:
         """Have `deliver` called with the values, in order, at most `lag` steps later.
@@ -428,11 +415,8 @@ class Backend(ABC):
             deliver: Gets a list: a number for each tensor without dimensions, else a CPU tensor.
         """
         self.reads.put(tensors, deliver)
-        if not self.in_step and self.lag == 0:
+        if not self.in_step and self._lag == 0:
             self.reads.flush()
-
-    def expedite(self) -> None:  # noqa: B027  # right where nothing is held back
-        """Have what was read so far delivered soon, where reads are held back for company."""
 
     def hold(self, values: Iterable[Any]) -> None:  # noqa: B027  # right where nothing is recorded
         """Keep tensors that nobody wants until the step's end.
@@ -448,7 +432,10 @@ class Backend(ABC):
     # ---- state
 
     def host_state(self, tree: Any) -> Any:
-        """Return a copy of the structure with whole tensors in host memory. Waits."""
+        """Return a copy of the structure with whole tensors in host memory. Waits for the device.
+
+        Collective where a process holds only a part of the state.
+        """
         return map_tensors(tree, lambda tensor: tensor.detach().to("cpu", copy=True))
 
     def state_view(self, tree: Any) -> Any:
@@ -459,7 +446,10 @@ class Backend(ABC):
         return map_tensors(tree, lambda tensor: tensor.detach())
 
     def writable(self, tree: Any) -> Any:
-        """Return the structure with tensors whose bytes can be had one by one. May wait."""
+        """Return the structure with tensors whose bytes can be had one by one.
+
+        May wait for the device.
+        """
         return tree
 
     def for_loading(self, tree: Any, like: Mapping[str, Any] | None = None) -> Any:
@@ -480,7 +470,7 @@ class Backend(ABC):
         }
 
     def set_rng_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `rng_state` returned."""
+        """Restore what `rng_state` returned. May wait for the device."""
         version, internal, gauss = state["python"]
         random.setstate((version, tuple(internal), gauss))
         np.random.set_state(state["numpy"])

@@ -44,9 +44,9 @@ class CpuBackend(Backend):
     @property
     def reads_at_once(self) -> bool:
         """True outside a step, unless a lag was asked for."""
-        return not self.in_step and self.lag == 0 and self.reads.is_empty
+        return not self.in_step and self._lag == 0 and self.reads.is_empty
 
-    def make_region(self) -> Region:
+    def _make_region(self) -> Region:
         """Return the host's own region."""
         return _HostRegion(self)
 

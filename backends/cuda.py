@@ -54,10 +54,10 @@ class CudaBackend(AcceleratorBackend):
 
     @override
     def open(self) -> None:
-        if self.deterministic:
+        if self._deterministic:
             _make_cublas_reproducible()
         super().open()
-        if self.deterministic:
+        if self._deterministic:
             before = torch.backends.cudnn.benchmark
             self._undo.append(lambda: setattr(torch.backends.cudnn, "benchmark", before))
             torch.backends.cudnn.benchmark = False
@@ -72,16 +72,16 @@ class CudaBackend(AcceleratorBackend):
         super().close(ok=ok)
 
     @override
-    def enter_step(self, seed: int) -> None:
-        super().enter_step(seed)
+    def _enter_step(self, seed: int) -> None:
+        super()._enter_step(seed)
         if self._guard_level and self._level_before is None:
             self._level_before = torch.cuda.get_sync_debug_mode()
             torch.cuda.set_sync_debug_mode(self._guard_level)
 
     @override
-    def exit_step(self, *, ok: bool) -> None:
+    def _exit_step(self, *, ok: bool) -> None:
         self._disarm()
-        super().exit_step(ok=ok)
+        super()._exit_step(ok=ok)
 
     @override
     def _look(self, flag: Tensor) -> bool:

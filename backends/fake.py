@@ -50,7 +50,7 @@ class FakeBackend(Backend):
     """
 
     name = "fake"
-    default_lag: ClassVar[int] = 2
+    _default_lag: ClassVar[int] = 2
     caps = Caps(
         autocast_dtypes=frozenset({torch.bfloat16, torch.float16}),
         needs_scaler=frozenset({torch.float16}),
@@ -98,14 +98,14 @@ class FakeBackend(Backend):
     # ---- the step
 
     @override
-    def enter_step(self, seed: int) -> None:
-        super().enter_step(seed)
+    def _enter_step(self, seed: int) -> None:
+        super()._enter_step(seed)
         self._guard.arm()
 
     @override
-    def exit_step(self, *, ok: bool) -> None:
+    def _exit_step(self, *, ok: bool) -> None:
         self._guard.disarm()
-        super().exit_step(ok=ok)
+        super()._exit_step(ok=ok)
 
     @override
     def grad_scaler(self, **options: Any) -> torch.amp.GradScaler | None:
@@ -136,8 +136,8 @@ class FakeBackend(Backend):
     # ---- values, facts
 
     @override
-    def make_reads(self) -> DeferredReads:
-        return DeferredReads(self.lag, HostCopies(_DEVICE))
+    def _make_reads(self) -> DeferredReads:
+        return DeferredReads(self._lag, HostCopies(_DEVICE))
 
     @override
     def counters(self) -> dict[str, int]:

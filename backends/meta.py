@@ -61,8 +61,8 @@ class MetaBackend(Backend):
         return self._nothing
 
     @override
-    def make_reads(self) -> DeferredReads:
-        return DeferredReads(self.lag, _ZeroCopies(_DEVICE))
+    def _make_reads(self) -> DeferredReads:
+        return DeferredReads(self._lag, _ZeroCopies(_DEVICE))
 
     @override
     def batches(self, batches: Iterable[Any]) -> Iterator[Any]:

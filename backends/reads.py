@@ -74,6 +74,9 @@ class Reads(ABC):
             if self._delivering or not self._open:
                 return
 
+    def expedite(self) -> None:  # noqa: B027  # right where nothing is held back
+        """Have all that was read so far delivered soon, where reads are held back for company."""
+
     def clear(self) -> None:
         """Forget what was read and not delivered."""
         self._open = []

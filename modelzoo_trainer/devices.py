@@ -37,6 +37,7 @@ from backends import (  # noqa: E402  # a shadowing module is refused first
     make_backend,
     map_tensors,
     peak_flops,
+    step_seed,
     switch_names,
     switch_problem,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "make_backend",
     "map_tensors",
     "peak_flops",
+    "step_seed",
     "switch_names",
     "switch_problem",
 ]

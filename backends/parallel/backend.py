@@ -27,11 +27,12 @@ from ..cpu import CpuBackend
 from ..cuda import CudaBackend
 from ..errors import BackendError
 from ..fast_step import plain_step
+from ..loss_window import LossWindow
 from ..placement import map_tensors
 from .apply import accumulating, make_mesh, parallelize
 from .comm import DistributedComm
 from .config import TIMEOUT_S, ParallelSettings, check_timeout
-from .ddp import LossWeighting
+from .ddp import GradientWindow, LossWeighting, ReducedWindow
 from .fsdp import distribute, free_gathered, is_sharded, whole
 from .norms import clip_grad_norm, clip_grad_value, grad_norm, norms
 
@@ -82,7 +83,6 @@ class ParallelBackend(Backend):
         self.timeout_s = check_timeout(timeout)
         self._model: Module | None = None
         self._weighting: LossWeighting | None = None
-        self._window: tuple[Any, Any] | None = None
         self._accumulating: Callable[[], AbstractContextManager[Any]] | None = None
         super().__init__(**options)
 
@@ -121,18 +121,19 @@ class ParallelBackend(Backend):
         return torch.device("meta") if self.settings.meta_init else super().building()
 
     @override
-    def place_model(self, model: Module) -> Module:
-        self.checkpoint_activations(model)
+    def _place_model(self, model: Module) -> Module:
+        self._checkpoint_activations(model)
         is_copied = not (self.has_shards or self.settings.find_unused_parameters)
         # The search for unused parameters begins at the outputs: it would not see the weights.
         self._weighting = LossWeighting(model) if is_copied and LossWeighting.fits(model) else None
+        self.window = self._make_window()
         module = parallelize(
             self._weighting or model,
             self.settings,
             self.sizes,
             self.mesh,
             self.device,
-            self.compile,
+            self._compile,
         )
         self._model = model
         self._accumulating = partial(accumulating, module, model)
@@ -171,12 +172,11 @@ class ParallelBackend(Backend):
                 if self._model is not None:
                     free_gathered(self._model)
 
-    @override
-    def weigh(self, weight: Any, loss: Tensor | None = None) -> None:
-        if self._weighting is None:
-            super().weigh(weight, loss)
-        else:
-            self._weighting.weigh(weight, loss)
+    def _make_window(self) -> LossWindow:
+        if self._weighting is not None:
+            return GradientWindow(self._weighting)
+        dtype = torch.float64 if self.caps.float64 else torch.float32
+        return ReducedWindow(self.comm, self.device, dtype)
 
     @override
     def backward(self, loss: Tensor) -> None:
@@ -184,30 +184,6 @@ class ParallelBackend(Backend):
             super().backward(loss)
         else:
             self._weighting.backward(loss)
-
-    @override
-    def window(self) -> tuple[Any, Any]:
-        if self._window is None:
-            self._window = self._sums() if self._weighting is None else self._weighting.sums()
-        return self._window
-
-    def _sums(self) -> tuple[Any, Any]:
-        dtype = torch.float64 if self.caps.float64 else torch.float32
-        found = [
-            value.to(dtype)
-            if isinstance(value, Tensor)
-            else torch.full((), float(value), dtype=dtype, device=self.device)
-            for value in super().window()[: 1 + bool(self._losses)]
-        ]
-        sums = self.comm.reduce(torch.stack(found), "mean").unbind()
-        return sums[0], sums[-1] if len(sums) > 1 else 0
-
-    @override
-    def drop_window(self) -> None:
-        super().drop_window()
-        self._window = None
-        if self._weighting is not None:
-            self._weighting.drop()
 
     @override
     def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Weights and losses of batches that travel with the gradients."""
+"""Weights and losses of batches, summed over processes: beside the gradients, or with them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
+from typing_extensions import override
+
+from ..loss_window import LossWindow, weighted_loss
+from .comm import DistributedComm
 
 
 class LossWeighting(Module):
@@ -77,10 +81,57 @@ class LossWeighting(Module):
             self.probe.grad.zero_()
 
 
-def weighted_loss(loss: Tensor, weight: Any) -> Tensor:
-    """Return a loss times its weight, (); 0 without weight, as the mean of nothing may be NaN."""
-    product = loss.detach().reshape(()) * weight
-    nothing = torch.zeros_like(product)
-    if isinstance(weight, Tensor):
-        return torch.where(weight == 0, nothing, product)
-    return product if weight else nothing
+class ReducedWindow(LossWindow):
+    """The window of several processes; its sums are reduced when they are first asked for."""
+
+    def __init__(self, comm: DistributedComm, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._comm = comm
+        self._device = device
+        self._dtype = dtype
+        self._reduced: tuple[Any, Any] | None = None
+
+    @override
+    def sums(self) -> tuple[Any, Any]:
+        if self._reduced is None:
+            self._reduced = self._reduce()
+        return self._reduced
+
+    def _reduce(self) -> tuple[Any, Any]:
+        found = [
+            value.to(self._dtype)
+            if isinstance(value, Tensor)
+            else torch.full((), float(value), dtype=self._dtype, device=self._device)
+            for value in super().sums()[: 1 + bool(self._losses)]
+        ]
+        sums = self._comm.reduce(torch.stack(found), "mean").unbind()
+        return sums[0], sums[-1] if len(sums) > 1 else 0
+
+    @override
+    def reset(self) -> None:
+        super().reset()
+        self._reduced = None
+
+
+class GradientWindow(LossWindow):
+    """The window of several processes whose sums are reduced with the gradients of the model."""
+
+    def __init__(self, weighting: LossWeighting) -> None:
+        super().__init__()
+        self._weighting = weighting
+        self._reduced: tuple[Any, Any] | None = None
+
+    @override
+    def add(self, weight: Any, loss: Tensor | None = None) -> None:
+        self._weighting.weigh(weight, loss)
+
+    @override
+    def sums(self) -> tuple[Any, Any]:
+        if self._reduced is None:
+            self._reduced = self._weighting.sums()
+        return self._reduced
+
+    @override
+    def reset(self) -> None:
+        self._reduced = None
+        self._weighting.drop()

@@ -60,7 +60,7 @@ class _Region(Region):
     @override
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         error, trace = rest
-        self.backend.exit_step(ok=kind is None)
+        self.backend._exit_step(ok=kind is None)
         if isinstance(error, RuntimeError) and _CUT in str(error):
             raise HostReadError(
                 f"{_caller(trace)}: this line reads a value on the host inside the step, which "
@@ -94,7 +94,7 @@ class XlaBackend(Backend):
     """
 
     name = "xla"
-    default_lag: ClassVar[int] = 100
+    _default_lag: ClassVar[int] = 100
     caps = Caps(
         lazy=True,
         static_shapes=True,
@@ -176,13 +176,13 @@ class XlaBackend(Backend):
         self._watch.begin()
         self._num_expected = self._runtime.num_made()
         super().open()
-        if self.matmul_precision is not None:
-            self._undo.append(self._runtime.set_precision(self.matmul_precision))
+        if self._matmul_precision is not None:
+            self._undo.append(self._runtime.set_precision(self._matmul_precision))
 
     @override
     def close(self, *, ok: bool = True) -> None:
         if self.in_step:
-            self.exit_step(ok=False)
+            self._exit_step(ok=False)
         super().close(ok=ok)
 
     # ---- model, optimizer, data
@@ -237,16 +237,16 @@ class XlaBackend(Backend):
         return super().step(index, stream)
 
     @override
-    def make_region(self) -> Region:
+    def _make_region(self) -> Region:
         return _Region(self)
 
     @override
-    def enter_step(self, seed: int) -> None:
+    def _enter_step(self, seed: int) -> None:
         if self._stream == 0 and self.optimizers.has_new:
             self.optimizers.begin()
         if self._has_strays:
             self._run_pending()
-        self.seed_device(seed)
+        self._seed_device(seed)
         self._num_fetched = self._runtime.num_fetched()
         if self._num_guarded[self._stream] < _NUM_GUARDED:
             self._guard.arm()
@@ -255,7 +255,7 @@ class XlaBackend(Backend):
         self.in_step = True
 
     @override
-    def exit_step(self, *, ok: bool) -> None:
+    def _exit_step(self, *, ok: bool) -> None:
         self.in_step = False
         self._runtime.allow_launches(True)
         self._end_guard()
@@ -310,7 +310,7 @@ class XlaBackend(Backend):
         self._watch.pass_over()
 
     @override
-    def seed_device(self, seed: int) -> None:
+    def _seed_device(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)
         self._runtime.seed(seed)
 
@@ -339,12 +339,8 @@ class XlaBackend(Backend):
     # ---- values
 
     @override
-    def make_reads(self) -> BatchedReads:
-        return BatchedReads(self.lag, self._snapshot, self._fetch_snapshots, "xla")
-
-    @override
-    def expedite(self) -> None:
-        self._batched_reads.expedite()
+    def _make_reads(self) -> BatchedReads:
+        return BatchedReads(self._lag, self._snapshot, self._fetch_snapshots, "xla")
 
     @override
     def hold(self, values: Iterable[Any]) -> None:

@@ -64,8 +64,8 @@ class BatchedReads(Reads):
         [landed] = self._land_all([shipped])
         return landed
 
+    @override
     def expedite(self) -> None:
-        """Have all that was read so far delivered soon."""
         self._num_urgent = len(self._shipped) + bool(self._open)
         self._num_due = self._num_due or self._num_urgent
 

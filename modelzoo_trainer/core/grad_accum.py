@@ -130,7 +130,7 @@ class GradientAccumulation(CoreCallback):
         self._first = self._sum = 0
         self._is_even = True
         if self._backend is not None:
-            self._backend.drop_window()
+            self._backend.window.reset()
 
     @override
     def on_train_batch_start(
@@ -185,7 +185,7 @@ class GradientAccumulation(CoreCallback):
         is_whole = type(ratio) is float and ratio == 1  # not a tensor, which would be read
         # Of a run without a known end, any window may be the last and be logged.
         is_logged = self._logging.is_log_window or self._schedule.total_steps is None
-        backend.weigh(ratio, loss if is_logged else None)
+        backend.window.add(ratio, loss if is_logged else None)
         return loss if is_whole else loss * ratio
 
     def _in_units(self, backend: Backend, weight: Weight) -> Tensor:
@@ -212,7 +212,7 @@ class GradientAccumulation(CoreCallback):
             if self._backend is None:
                 factor = self._first * self._expected / _at_least_one(self._sum)
             else:
-                factor = _inverse(self._backend.window()[0])
+                factor = _inverse(self._backend.window.sums()[0])
             grads = [
                 param.grad
                 for group in optimizer.param_groups

@@ -247,7 +247,7 @@ class Logging(CoreCallback):
             self.hand_over(trainer, metrics, step)
         elif step <= trainer.global_step or not trainer.early_exit.should_exit:
             self._read_and_hand_over(trainer, metrics, step)
-            trainer.backend.expedite()
+            trainer.backend.reads.expedite()
 
     def deliver_all(self, trainer: Trainer, wait: Callable[[], None] | None = None) -> None:
         """Deliver what was collected, and what deliveries log.

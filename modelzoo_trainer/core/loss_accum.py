@@ -147,7 +147,7 @@ class LossAccumulation(CoreCallback):
             return
         if not self._is_alone:
             if trainer.should_run_optimizer_step:
-                weight, total = trainer.backend.window()
+                weight, total = trainer.backend.window.sums()
                 trainer.log_metrics_dict({"loss": _quotient(total, weight)})
             return
         if (

@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from modelzoo_trainer.checkpointing.restoring import whole_number
-from modelzoo_trainer.devices import Backend, Stream
+from modelzoo_trainer.devices import Backend, Stream, step_seed
 from modelzoo_trainer.loading.per_sample import mixed
 
 
@@ -201,11 +199,7 @@ class EpochSeeds:
 
 
 def _seed(backend: Backend, epoch: int, stream: Stream) -> int:
-    before = torch.get_rng_state()
-    backend.seed_host(epoch, stream)
-    seed = torch.initial_seed()
-    torch.set_rng_state(before)
-    return seed
+    return step_seed(backend.seed, epoch, stream)
 
 
 def tell_epoch(loader: Any, epoch: int) -> None:

@@ -135,7 +135,7 @@ def test_a_value_that_arrives_when_its_weights_are_gone_is_not_used(make, batche
     trainer = make(SaveBest("loss", k=9), device="fake", max_steps=6)
     trainer.fit(batches)
     late = [record for record in caplog.records if "its weights were gone" in record.getMessage()]
-    assert trainer.backend.lag > 0
+    assert trainer.backend.reads.lag > 0
     assert len(late) == 1
     assert names(trainer.model_dir) == ["best_6"]  # that of the last step has been waited for
 

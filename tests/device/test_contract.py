@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
-from backends import Backend, BackendError, BackendUnavailable, Stream, make_backend
+from backends import Backend, BackendError, BackendUnavailable, Comm, Stream, make_backend
+from backends.cpu import CpuBackend
 
 Make = Callable[..., Backend]
 
@@ -63,6 +64,20 @@ def test_open_twice_and_close_leaves_the_process_as_it_was(kind: str, open_backe
     backend.close()
     backend.close()
     assert torch.get_float32_matmul_precision() == before
+
+
+# ---- the contract itself
+
+
+def test_the_contract_is_small_and_says_of_each_name_what_it_is() -> None:
+    names = {name for name in [*dir(Backend), *vars(CpuBackend())] if not name.startswith("_")}
+    methods = {name for name in names if callable(getattr(Backend, name, None))}
+    assert {name for name in methods if not getattr(Backend, name).__doc__} == set()
+    on_comm = {name for name in names if hasattr(Comm, name)}
+    assert on_comm == {
+        *("barrier", "broadcast_object", "data_shard", "gather_object", "is_main", "reduce")
+    }
+    assert len(names - on_comm) <= 45
 
 
 # ---- other processes

@@ -52,8 +52,8 @@ def test_a_name_like_none_gets_the_list() -> None:
 
 def test_options_of_every_level_are_known() -> None:
     backend = make_backend("fake", {"look_ahead": False, "lag": 1, "compile": {"mode": "default"}})
-    assert backend.lag == 1
-    assert backend.compile == CompileOptions(mode="default")
+    assert backend.reads.lag == 1
+    assert backend._compile == CompileOptions(mode="default")
 
 
 def test_an_option_of_another_backend_is_refused() -> None:
