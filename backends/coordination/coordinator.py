@@ -87,12 +87,12 @@ class Coordinator:
         for thread in self._threads:
             thread.start()
 
-    def stop(self, patience_s: float | None = None) -> None:
+    def stop(self, timeout_s: float | None = None) -> None:
         """Say good-bye, so that nobody takes this process for dead; to be called by all.
 
         Proposals that are not decided yet are forgotten: there are no more points to come.
 
-        Wait `patience_s` (None = `grace`) for the others to say it too: the first process has the
+        Wait `timeout_s` (None = `grace`) for the others to say it too: the first process has the
         store, and answers are needed until all have come to their last point.
         """
         if not self._threads[0].is_alive():
@@ -100,7 +100,7 @@ class Coordinator:
             return
         if self.failure is None:
             self._to_say.put({"what": consensus.OVER})
-            deadline = time.monotonic() + (self._grace if patience_s is None else patience_s)
+            deadline = time.monotonic() + (self._grace if timeout_s is None else timeout_s)
             while self.failure is None and time.monotonic() < deadline:
                 if self._has_ended.wait(_LOOK_S):
                     break

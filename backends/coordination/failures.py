@@ -75,7 +75,7 @@ def silent(rank: int, seconds: float, reporter: int) -> Failure:
     return Failure(rank, message, kind="lost", reporter=reporter)
 
 
-def halted(rank: int, seconds: float, reporter: int) -> Failure:
+def stopped(rank: int, seconds: float, reporter: int) -> Failure:
     """Return that a signal has stopped a process for too long, as another one reports."""
     message = f"process {rank} was stopped by a signal, and not continued for {seconds:g} s"
     return Failure(rank, message, kind="lost", reporter=reporter)

@@ -10,7 +10,7 @@ from typing import Final
 
 from torch._C._distributed_c10d import Store
 
-from .failures import Failure, gone, halted, silent
+from .failures import Failure, gone, silent, stopped
 from .liveness import Identity, StallTimer, own_identity
 
 _LEFT: Final = b"left"
@@ -94,7 +94,7 @@ class Heartbeats:
         """
         ranks = self._stopped_ranks()
         is_over = self._stop_timer.is_stalled(ranks[0] if ranks else object())  # equal to nothing
-        return halted(ranks[0], _STOPPED_S, self._rank) if ranks and is_over else None
+        return stopped(ranks[0], _STOPPED_S, self._rank) if ranks and is_over else None
 
     def _stopped_ranks(self) -> list[int]:
         known = self._identities.copy()  # the other thread gets to know more
