@@ -1,13 +1,13 @@
 """The exceptions of modelzoo_trainer.
 
 ModelZooError
-|-- ConfigError (ValueError)             a setting is wrong; nothing has run
+|-- ConfigError (ValueError)             a setting is invalid; nothing has run
 |-- HookError (TypeError)                a callback does not fit the hooks
 |-- CheckpointError (RuntimeError)       a checkpoint cannot be written or read
 |   |-- CheckpointMismatch               it is intact, but belongs to something else
 |   `-- DiskError                        the disk refused it, in this process or another
-|-- StopTraining                         raised by anybody: the run ends in order
-|-- RollBack                             raised by a callback: the run goes on from its checkpoint
+|-- StopTraining                         raised by anybody: the run stops gracefully
+|-- RollBack                             raised by a callback: the run continues from its checkpoint
 `-- TrainingSpike (RuntimeError)         the loss has jumped; the next run leaves its batches out
 
 Devices have `backends.BackendError` (RuntimeError) with `backends.BackendUnavailable`.
@@ -23,7 +23,7 @@ class ModelZooError(Exception):
 
 
 class ConfigError(ModelZooError, ValueError):
-    """A setting is wrong: an unknown name, a value that does not fit, options that exclude."""
+    """A setting is invalid: an unknown name, a value that does not fit, options that exclude."""
 
 
 class HookError(ModelZooError, TypeError):
@@ -50,7 +50,7 @@ def is_refusal_of_disk(error: BaseException) -> bool:
 
 
 class StopTraining(ModelZooError):
-    """Ends a run in order, from wherever it is raised: at the next step boundary.
+    """Stops a run gracefully, from wherever it is raised: at the next step boundary.
 
     Raised in a callback it is a request: the step at hand is completed. Raised by a model or a
     dataloader it cuts the step off, whose batches are taken again when the run is resumed.
@@ -63,7 +63,7 @@ class RollBack(ModelZooError):
     Args:
         message: What was found.
         step: The `global_step` that was bad.
-        batches: Its batches: the pass, and their index in it.
+        batches: Its batches: epoch and index in it.
         cause: What is raised if there is no checkpoint to go back to.
     """
 
@@ -87,7 +87,7 @@ class TrainingSpike(ModelZooError, RuntimeError):
     Args:
         message: What was found.
         step: Its `global_step`.
-        batches: The batches of it and of the step before: the pass, and their index in it.
+        batches: The batches of it and of the step before: epoch and index in it.
     """
 
     def __init__(self, message: str, *, step: int, batches: Sequence[tuple[int, int]]) -> None:

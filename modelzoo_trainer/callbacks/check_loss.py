@@ -1,4 +1,4 @@
-"""What becomes of a run whose loss is no number, or jumps."""
+"""What happens when the loss is not finite, or jumps."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ Policy = Literal["raise", "skip", "rollback"]
 class CheckLoss(Callback):
     """Acts when the loss of a training or validation step is NaN or infinite.
 
-    Nothing waits for the device: what is found may be told some steps late, and names the step
+    Nothing waits for the device: what is found may be reported some steps late, and names the step
     that it belongs to. No checkpoint is written in between.
 
     * `raise` ends the run.
     * `skip` leaves out the step: weights, buffers and the optimizer's state stay as they were
-      before its first batch, bit by bit; schedules and `global_step` go on, and so does a change
+      before its first batch, bit by bit; schedules and `global_step` continue, and so does a change
       of sparsity's masks that is due. That is decided on the device, so a step is left out
-      however late it is told.
+      however late it is reported.
     * `rollback` goes back to the newest checkpoint of the run from before the first batch of the
-      bad step, from where it goes on without the batches of that step (as Chowdhery et al. 2022,
+      bad step, from where it continues without the batches of that step (as Chowdhery et al. 2022,
       PaLM, section 5.1, did by hand).
 
     A validation whose loss is not finite ends the run under each of them: it changes nothing that
@@ -53,7 +53,7 @@ class CheckLoss(Callback):
 
     A loss is a spike if it is more than `spike_threshold` robust standard deviations (1.4826 times
     the median absolute deviation) above the median of the last `spike_window` good losses; none is
-    before there are so many. Six of them is once in a thousand million steps, if losses are
+    before there are this many. Six of them is once in a thousand million steps, if losses are
     distributed normally; they have heavier tails where batches are small.
 
     Args:
@@ -280,7 +280,7 @@ class CheckLoss(Callback):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore it; what counts roll-backs goes on counting over one."""
+        """Restore it; what counts roll-backs continues to count over one."""
         self._last_train = _pair(state_dict["last_train"])
         self._last_val = _pair(state_dict["last_val"])
         self._num_skips = state_dict["num_skips"]

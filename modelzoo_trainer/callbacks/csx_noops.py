@@ -24,7 +24,7 @@ class DebugArgsPath(Callback):
         debug_args_path: Where they are; not opened. None = nowhere.
 
     Raises:
-        ConfigError: If it is no path.
+        ConfigError: If it is not a path.
     """
 
     def __init__(self, debug_args_path: str | None) -> None:

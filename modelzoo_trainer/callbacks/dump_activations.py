@@ -49,7 +49,7 @@ class DumpActivations(WatchesTensors):
 
     The files are `act_dumps.npz`, `act_dumps_1.npz` and so on; none is overwritten. When the shapes
     of the batches change, a new file begins. Of several processes the first one writes what it has
-    itself. A file that cannot be written is logged once, and the run goes on without. What was
+    itself. A file that cannot be written is logged once, and the run continues without. What was
     collected before an error is written as well. A compiled model runs as it is written.
 
     Args:

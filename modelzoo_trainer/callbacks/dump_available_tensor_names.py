@@ -25,7 +25,7 @@ class DumpAvailableTensorNames(NamesTensors):
 
     Those of the first step of a fit are in `available_tensor_names.txt` in the run's folder, those
     of the first batch of a validation in `available_tensor_names_validate.txt`. For what the names
-    mean see `SummaryTensorListener`. A file that cannot be written is logged, and the run goes on.
+    mean see `SummaryTensorListener`. A file that cannot be written is logged; the run continues.
 
     Cost: Of the first step alone, little.
     """

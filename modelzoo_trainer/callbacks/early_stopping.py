@@ -36,11 +36,11 @@ class EarlyStopping(Callback):
     Args:
         metric: Its name as the loggers see it, such as `validate_0/loss`.
         mode: Whether the least or the greatest value is best.
-        patience: The run ends with so many values in a row that do not improve, > 0.
-        min_delta: How much better a value has to be, >= 0.
-        reset_on_fit: Whether each fit begins anew; False = goes on from the one before. A fit that
-            resumes from a checkpoint of the run goes on in any case.
-        verbose: Whether each value is told in the log.
+        patience: The run ends after this many values in a row that do not improve, > 0.
+        min_delta: How much better a value must be, >= 0.
+        reset_on_fit: Whether each fit starts afresh; False = continues from the previous
+            one. A fit that resumes from a checkpoint of the run does so in any case.
+        verbose: Whether each value is logged.
 
     State: The best value, its step, and the number of values since.
 

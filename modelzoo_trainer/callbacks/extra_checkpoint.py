@@ -30,13 +30,13 @@ _NAME: Final = "ExtraCheckpoint.checkpoint_name"
 class ExtraCheckpoint(Callback):
     """Writes checkpoints, or files of weights, besides those of the run, at times of its own.
 
-    Several of them may be in a run, each for itself. What they write is never what a run goes on
-    from by itself; `fit(ckpt_path=...)` takes it like any other. If something cannot be written
-    that is logged; the run goes on.
+    Several of them may be in a run, each for itself. What they write is never resumed from
+    automatically; `fit(ckpt_path=...)` takes it like any other. If something cannot be written
+    that is logged; the run continues.
 
     Args:
-        steps: Every so many steps, > 0; None = not by steps.
-        epochs: At the end of every so many passes over the data, > 0; None = not by passes.
+        steps: On every n-th step, > 0; None = not by steps.
+        epochs: At the end of every n-th epoch, > 0; None = not by epochs.
         at_end: Also when a fit ends, unless it was interrupted.
         checkpoint_states: Names of top-level parts such as `model` and `optimizer`: a list, or a
             text with commas; "all" = everything.

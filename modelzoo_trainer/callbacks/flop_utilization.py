@@ -63,7 +63,7 @@ _OPEN: Final[list[FlopCount]] = []
 
 @contextmanager
 def uncounted() -> Iterator[None]:
-    """Have the operations inside counted by nobody: they measure the model, they are not its."""
+    """Do not count the operations inside: they measure the model, they are not its."""
     before = [(count, count.total) for count in _OPEN]
     try:
         yield

@@ -37,7 +37,7 @@ class GenerateText(Callback):
         prompt: The beginning of the text.
         max_new_tokens: Number of tokens to add.
         temperature: Below 1 likelier tokens are preferred; 0 always takes the likeliest.
-        top_k: Draw only among so many of the likeliest; None = among all.
+        top_k: Draw only among the `top_k` likeliest; None = among all.
         seed: Of the draws; the run's own random numbers stay as they are.
         tokenizer_file_path: Of the `tokenizers` library; None = tokens are bytes.
 

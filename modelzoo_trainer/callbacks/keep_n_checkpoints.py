@@ -21,7 +21,7 @@ class KeepNCheckpoints(Callback):
 
     Only checkpoints that were written while this callback was there are deleted, by this run or
     by the one that it resumes, and only when a newer one has been committed: the one that a run
-    goes on from stays until then. A failure to delete is logged; the run goes on.
+    resumes from stays until then. A failure to delete is logged; the run continues.
 
     Args:
         n: How many to keep, > 0; None = all.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LimitEvalSteps(Callback):
-    """Ends validations after so many batches, where they would be longer.
+    """Limits the number of batches of validations.
 
     What is shorter is called what it was: metrics of the first batches only are less certain than
     those of all.
@@ -55,7 +55,7 @@ class LimitEvalSteps(Callback):
 
 
 def shorten(loop: ValidationLoop, num_batches: int, stack: ExitStack) -> None:
-    """Have a validation end after so many batches at most."""
+    """Limit the number of batches of a validation."""
     stack.callback(setattr, loop, "eval_steps", loop.eval_steps)
     loop.eval_steps = min(num_batches, loop.eval_steps or num_batches)
 
@@ -64,17 +64,18 @@ log = logging.getLogger("modelzoo_trainer.data")
 
 
 class LimitBatches(Callback):
-    """Ends each pass over data after so many batches: of training, and of validations.
+    """Ends each epoch after a number of batches: of training, and of validations.
 
-    The run's length, its schedules and its progress know of it. A run that resumes has to have the
-    same limit or a larger one than the pass at hand has got to. Of several limits the least counts.
+    The run's length, its schedules and its progress know of it. A run that resumes must have the
+    same limit or a larger one than the current epoch has reached. Of several limits the smallest
+    counts.
 
     It is a callback of a trainer; or all trainers have it inside `with LimitBatches(4):`, and those
     made there keep it; or all of a process, by the environment variable MODELZOO_LIMIT_BATCHES
     ("none" or empty = no limit).
 
     Args:
-        num_batches: Batches of a pass, of all processes together, > 0.
+        num_batches: Batches of an epoch, of all processes together, > 0.
 
     Raises:
         ConfigError: If the number is not positive.
@@ -120,7 +121,7 @@ def limit_of_environment() -> list[LimitBatches]:
     """Return the limit that the environment asks for, in a list; an empty one if it has none.
 
     Raises:
-        ConfigError: If what it says is no number.
+        ConfigError: If what it says is not a number.
     """
     try:
         num = limit_batches()

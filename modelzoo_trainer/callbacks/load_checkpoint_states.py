@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class LoadCheckpointStates(Callback):
-    """Loads only the named parts of a checkpoint that a run is told to start from.
+    """Loads only the named parts of a checkpoint that a run is given to start from.
 
     With `model` alone, fine-tuning begins at step 0 with the weights of another run. A run that
-    goes on from its own newest checkpoint takes all of it, so that a restart, or a return to an
+    resumes from its own newest checkpoint takes all of it, so that a restart, or a return to an
     earlier step, does not begin anew.
 
     Args:

@@ -29,16 +29,16 @@ _KEPT: Final = (int, float, str, Tensor)
 
 
 class LogMetrics(Callback):
-    """Tells the newest value of each metric where a pass, a train stage or a validation ends.
+    """Logs the newest value of each metric where an epoch, a train stage or a validation ends.
 
-    Those of training come where a pass over the data or a train stage ends, those of a validation
-    when it is complete; which of them a metric is, is decided by when it was logged, not by its
-    name. Nothing is told twice. What callbacks behind this one log is not missed: it comes with the
-    rest, or where the next pass, stage or validation ends.
+    Those of training come where an epoch or a train stage ends, those of a validation when it is
+    complete; which of them a metric is, is decided by when it was logged, not by its name. Nothing
+    is logged twice. What callbacks behind this one log is not missed: it comes with the rest, or
+    where the next epoch, stage or validation ends.
 
     Subclass it and override `log_metrics` to send them somewhere else than to the log.
 
-    State: The values of training that have not been told yet.
+    State: The values of training that have not been reported yet.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class LogMetrics(Callback):
 
     def _begin_validation(self, trainer: Trainer, stack: ExitStack) -> None:
         if not self._num_validating:
-            self._tell_training(trainer)  # a run that resumes here has not told it yet
+            self._tell_training(trainer)  # a run that resumes here has not logged it yet
         self._num_validating += 1
 
         def leave(kind: type[BaseException] | None, *rest: object) -> None:
@@ -104,7 +104,7 @@ class LogMetrics(Callback):
 
         stack.push(leave)
 
-    # ---- what is told
+    # ---- what is reported
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, epoch: int) -> None:
@@ -130,7 +130,7 @@ class LogMetrics(Callback):
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what has not been told yet."""
+        """Return what has not been reported yet."""
         kept = {key: value for key, value in self._train.items() if isinstance(value, _KEPT)}
         return {"train": kept}
 
@@ -184,7 +184,7 @@ class LogOptimizerParamGroup(Callback):
         <key>/<group>: The value as it is in the group, which is counted from 0.
 
     Raises:
-        ConfigError: At set-up, if no group has a key, or its value is no number.
+        ConfigError: At set-up, if no group has a key, or its value is not a number.
     """
 
     log_step_hooks = frozenset({"on_after_optimizer_step"})

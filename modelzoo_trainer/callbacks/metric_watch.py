@@ -39,7 +39,7 @@ class MetricWatch:
         """Return the metric's value, or None if it is not among these.
 
         Raises:
-            ConfigError: If it is no number.
+            ConfigError: If it is not a number.
         """
         if self.metric not in metrics:
             if self._others is not None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.notification")
 
 TIMEOUT_S: Final = 10.0  # of each answer of a server
-_PATIENCE_S: Final = 30.0  # that the end of a run waits for messages under way
+_PATIENCE_S: Final = 30.0  # that the end of a run waits for messages in progress
 _MOST_CHARS: Final = 2000  # of an error, in a message
 
 
@@ -42,8 +42,8 @@ class Notification(Callback, ABC):
     """Base of callbacks that send messages: when a fit ends, and when an error ends a run.
 
     A message is sent by a thread of its own. What goes wrong is logged as a warning and never
-    touches the run; the run's end waits for messages under way, but not longer than half a minute.
-    Of several processes the first one sends.
+    touches the run; the run's end waits for messages in progress, but at most half a minute. The
+    main process sends.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Notification(Callback, ABC):
         self._threads.clear()
 
     def _tell(self, trainer: Trainer, what: str, exception: BaseException) -> None:
-        """Tell of an error, once: on its way out it passes through several hooks."""
+        """Report an error once: it passes through several hooks."""
         if self._told != id(exception):
             self._told = id(exception)
             text = f"{type(exception).__name__}: {exception}"
@@ -136,7 +136,7 @@ class Notification(Callback, ABC):
     def _try_send(self, title: str, text: str) -> None:
         try:
             self.send(title, text)
-        except Exception as error:  # noqa: BLE001  # whatever a server does, the run goes on
+        except Exception as error:  # noqa: BLE001  # whatever a server does, the run continues
             kind = type(error).__name__
             log.warning("%s: a message was not sent: %s: %s", type(self).__name__, kind, error)
 
@@ -188,12 +188,12 @@ _TLS_PORT: Final = 465  # RFC 8314: encrypted from the first byte
 
 
 class EmailNotification(Notification):
-    """Mails somebody when a fit ends, and when an error ends training or a validation.
+    """Sends an e-mail when a fit ends, and when an error ends training or a validation.
 
     A mail goes to a mail server, encrypted if the server can; to log in, the password is taken
     from the environment variable CEREBRAS_NOTIFICATION_PASSWORD, and is sent encrypted or not at
     all. Or, if there is an endpoint, it is posted there as JSON with `mailto`, `mailfrom`,
-    `subject` and `body`. Nothing is sent before there is something to tell. What goes wrong is
+    `subject` and `body`. Nothing is sent before there is something to report. What goes wrong is
     logged and never touches the run; its end waits at most half a minute for a mail.
 
     Args:
@@ -328,8 +328,8 @@ class SlackNotification(Notification):
     """Writes to Slack when a fit ends, and when an error ends training or a validation.
 
     It writes as the bot whose token is in the environment variable CEREBRAS_SLACK_BOT_TOKEN; the
-    bot has to be in the channels and have the scope `chat:write`. Nothing is sent before there is
-    something to tell. What goes wrong is logged and never touches the run; its end waits at most
+    bot must be in the channels and have the scope `chat:write`. Nothing is sent before there is
+    something to report. What goes wrong is logged and never touches the run; its end waits at most
     half a minute for a message.
 
     Args:

@@ -30,7 +30,7 @@ class OpProfiler(Profiler):
     The trace is written to `chrome_trace.json` in `model_dir`, for https://ui.perfetto.dev or
     chrome://tracing; an older one is replaced. Of several processes the first one is recorded. If
     an error or the end of the fit cuts the window short, what was recorded is written. A trace
-    grows by some MB a step: keep the window small. Where torch is profiled already, that goes on
+    grows by some MB a step: keep the window small. Where torch is profiled already, that continues
     and there is no trace, which is logged.
 
     Args:

@@ -22,7 +22,7 @@ log = logging.getLogger("modelzoo_trainer.progress")
 
 
 class PrintProgress(Callback):
-    """Says where the fit, each pass over the data and each validation begin and end.
+    """Says where the fit, each epoch and each validation begin and end.
 
     It does so through `logging`, in the first process only.
     """
@@ -83,7 +83,7 @@ class PrintProgress(Callback):
 
 
 class ProgressBar(Callback):
-    """Shows a bar for each pass over the training data, and for each validation.
+    """Shows a bar for each epoch, and for each validation.
 
     It counts batches. Nothing is shown but on a terminal, and by the first process. Beside
     `ProgressLogger`, whose bar is for the whole fit, each has a line of its own.
@@ -97,7 +97,7 @@ class ProgressBar(Callback):
         self._figures = ""
         self._next = 0.0
 
-    # ---- passes over the training data
+    # ---- epochs
 
     @override
     def on_enter_fit(

@@ -152,7 +152,7 @@ class RunHistory(EpochLoss):
         max_values: How many values of a metric to keep, > 0; the oldest go first.
         max_metrics: How many metrics to keep, > 0; others that come later are left out.
         reset_on_fit: Whether each fit begins with an empty history; one that resumes from a
-            checkpoint of the run goes on with its own in any case.
+            checkpoint of the run continues with its own in any case.
         reset_on_validate: Whether a validation outside `fit` does so, too.
 
     Metrics:
@@ -191,7 +191,7 @@ class RunHistory(EpochLoss):
 
     @property
     def current_epoch(self) -> int:
-        """The number of the pass over the training data that is under way; begins with 1."""
+        """The epoch in progress, from 1."""
         return self._epoch
 
     def get_metric_names(self) -> set[str]:
@@ -227,7 +227,7 @@ class RunHistory(EpochLoss):
             step: The `global_step` that it belongs to; None = that of the newest metrics.
 
         Raises:
-            TypeError: If the value is no number.
+            TypeError: If the value is not a number.
         """
         if not isinstance(value, Real):
             raise TypeError(f"{name!r} is a {type(value).__name__}; a history keeps numbers.")

@@ -132,13 +132,13 @@ class SaveBest(Callback):
     """Keeps checkpoints of the weights that had the best values of a metric.
 
     They are written beside the run's own checkpoints, as soon as the value of the weights as they
-    are has arrived: that of a validation before the next step. They are never what a run goes on
-    from by itself. A worse one is deleted when the better one has been committed, also by the run
+    are has arrived: that of a validation before the next step. They are never resumed from
+    automatically. A worse one is deleted when the better one has been committed, also by the run
     that resumes this one, and nothing is deleted that this callback did not write.
 
     Values that are not finite are never best; of equal values the earlier is kept. A value that
     arrives when the weights have moved on (of a training step, on some devices) is not used. If a
-    checkpoint cannot be written that is logged; the run goes on.
+    checkpoint cannot be written that is logged; the run continues.
 
     Args:
         metric: Its name as the loggers see it, such as `validate_0/loss`.
@@ -149,11 +149,11 @@ class SaveBest(Callback):
         checkpoint_name: Their names; holds the field `{step}` once.
         load_best: Whether the model has the best weights when a fit has ended, unless it was
             interrupted. A fit in which the metric never came ends with an error. The run's own last
-            checkpoint has those of the last step, from which a run goes on; callbacks behind this
+            checkpoint has those of the last step, from which a run resumes; callbacks behind this
             one see the best.
-        reset_on_fit: Whether each fit begins anew and leaves what earlier ones have kept; False =
-            goes on from the one before. A fit that resumes from a checkpoint of the run goes on in
-            any case.
+        reset_on_fit: Whether each fit starts afresh and leaves what earlier ones have kept; False =
+            continues from the previous one. A fit that resumes from a checkpoint of the run does so
+            in any case.
 
     State: The best values with their checkpoints, a value whose checkpoint is not written yet, and
         a mark by which the run's own ones are known.
@@ -326,7 +326,7 @@ class SaveBest(Callback):
         name, is_written = backend.comm.broadcast_object(found)
         if not is_written:
             if backend.comm.process_group is not None:
-                trainer.checkpoint.finish(trainer)  # one that is under way speaks in the group
+                trainer.checkpoint.finish(trainer)  # one that is in progress speaks in the group
             write = partial(save_state, trainer, root / name, state, facts)
             if not try_to_write(write, f"NO BEST CHECKPOINT WAS WRITTEN at step {step}"):
                 return

@@ -32,8 +32,8 @@ _STATES: Final = "SaveCheckpointState.checkpoint_states"
 class SaveCheckpointState(Callback):
     """Writes a second checkpoint, of some parts only, after every k-th one and the very last.
 
-    It lies beside the first, is never what a run goes on from by itself, and stays when
-    `KeepNCheckpoints` deletes the first. If it cannot be written that is logged; the run goes on.
+    It lies beside the first, is never resumed from automatically, and stays when
+    `KeepNCheckpoints` deletes the first. If it cannot be written that is logged; the run continues.
 
     Args:
         k: After every how many checkpoints, > 0; those before a restart count.

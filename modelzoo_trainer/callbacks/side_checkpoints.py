@@ -82,7 +82,7 @@ def check_name(where: str, template: str, fields: tuple[str, ...]) -> None:
 
 
 def is_of_run(trainer: Trainer, name: str) -> bool:
-    """Return whether a name is one of those that a run looks for to go on from."""
+    """Return whether a name is one of those that a run looks for to resume from."""
     return name_pattern(trainer.checkpoint.checkpoint_name).fullmatch(name) is not None
 
 
@@ -178,7 +178,7 @@ def check_is_directory(where: str, template: str) -> None:
 class SideCheckpoints:
     """Writes what a callback wants to keep besides the run's own checkpoints.
 
-    A disk that refuses is logged; the run goes on.
+    A disk that refuses is logged; the run continues.
 
     `folder`: within `model_dir`, so that nobody else writes there. `averaged`: write the averaged
     weights of `ModelEma` instead of the model's.
@@ -241,7 +241,7 @@ class SideCheckpoints:
         if not trainer.backend.caps.holds_values:
             return None
         trainer.drain()
-        trainer.checkpoint.finish(trainer)  # one that is under way speaks in the same group
+        trainer.checkpoint.finish(trainer)  # one that is in progress speaks in the same group
         if trainer.backend.comm.is_main:
             name = self._make_room(trainer, name, replaces=replaces)
         name = trainer.backend.comm.broadcast_object(name)

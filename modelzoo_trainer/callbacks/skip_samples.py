@@ -100,7 +100,7 @@ class SkipSamples(Callback):
     State: Which `n` has been left out.
 
     Raises:
-        ConfigError: If `n` does not fit; at the start of a fit, if the dataloader does not tell how
+        ConfigError: If `n` does not fit; at the start of a fit, if the dataloader does not say how
             many samples a batch has.
 
     Cost: None where the data can begin anywhere, as with a torch DataLoader over samples with

@@ -38,9 +38,9 @@ class SpikeDetection(StepLosses):
 
     The batches of the step and of the one before, which may have spoilt the weights, are added to
     a file. The next run that finds it there leaves them out; delete it to train on them. Nothing
-    waits for the device: a spike may be told some steps late. To go on without a restart, see
-    `CheckLoss` with the policy `rollback`; beside that or `skip`, set `finite_only` to false, else
-    a loss that is not finite ends the run all the same.
+    waits for the device: a spike may be reported some steps late. To continue without a restart,
+    see `CheckLoss` with the policy `rollback`; beside that or `skip`, set `finite_only` to false,
+    else a loss that is not finite ends the run all the same.
 
     Args:
         mode: Whether smaller losses are better or larger ones.

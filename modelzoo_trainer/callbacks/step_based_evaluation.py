@@ -19,19 +19,19 @@ log = logging.getLogger("modelzoo_trainer.schedule")
 
 
 class StepBasedEvaluation(Callback):
-    """Validates every so many steps, besides the validations that the loop says.
+    """Validates on every n-th step, besides the validations that the loop says.
 
     These are the loop's own validations at a higher `eval_frequency`, so all that holds of them
     does: the model trains on in the mode it was in, averages of training are not touched, a run
-    that resumes takes up one that was cut short. Those that the loop does not have by itself are
-    told apart by a name scope: `validate_0/intermediate/loss`. The last one of a fit, and those
+    that resumes catches up on one that was cut short. Those that the loop does not have on its own
+    are told apart by a name scope: `validate_0/intermediate/loss`. The last one of a fit, and those
     that `loop.eval_frequency` asks for, keep their names. `LimitEvalSteps` makes the added ones
     shorter. Callbacks that run validations of their own count them as well, with their
     `every_n_vals`; but `ModelEma` counts, and follows, the loop's own validations only.
 
     Args:
         every_n_steps: How many optimizer steps lie between two of them, > 0. If
-            `loop.eval_frequency` is a number of steps, it has to be a multiple of this.
+            `loop.eval_frequency` is a number of steps, it must be a multiple of this.
         name_scope: What is put before the names of metrics; "" = nothing.
 
     Raises:
@@ -73,7 +73,7 @@ class StepBasedEvaluation(Callback):
         loop.eval_frequency = self.every_n_steps
 
     def _checked(self, frequency: int | float | None) -> int | None:
-        """Return after how many steps the loop validates by itself; None = at the end at most."""
+        """Return after how many steps the loop validates on its own; None = at the end at most."""
         if not frequency or (isinstance(frequency, float) and frequency == 1.0):
             return None
         if isinstance(frequency, float) or frequency % self.every_n_steps:
@@ -85,7 +85,7 @@ class StepBasedEvaluation(Callback):
         return frequency
 
     def is_intermediate(self, trainer: Trainer) -> bool:
-        """Return whether the validation at hand is one that the loop does not have by itself."""
+        """Return whether the validation at hand is one that the loop does not have on its own."""
         is_own = self._own is not None and trainer.global_step % self._own == 0
         return self._is_fitting and not is_own and trainer.schedule.has_steps_left(trainer)
 

@@ -1,4 +1,4 @@
-"""Whether an optimizer step is bad: found on the device, acted on there, and told in words."""
+"""Whether an optimizer step is bad: found and acted on on the device, reported in words."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class StepLosses(Callback):
     ) -> None:
         data = trainer.data
         place = (data.epoch, data.batch_idx - data.ends_batch)
-        if place not in self._batches:  # the parts of a batch have one
+        if place not in self._batches:  # the micro-batches of a batch have one
             self._batches.append(place)
 
     @override

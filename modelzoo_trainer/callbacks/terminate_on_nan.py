@@ -1,4 +1,4 @@
-"""Ends a run in order when its loss is no number."""
+"""Stops a run gracefully when its loss is not finite."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TerminateOnNaN(Callback):
     are what they were before its first batch, bit by bit. Schedules and `global_step` count it. On
     devices that deliver late, the good ones of a few steps after it are taken.
 
-    A run that has ended so ends again at once when it is resumed. To go on, take the callback out
+    A run that has ended so ends again at once when it is resumed. To continue, remove the callback
     or name an earlier checkpoint.
 
     Beside `CheckLoss` with its defaults (which every YAML file has) this one decides: nothing is

@@ -27,8 +27,8 @@ class WSDCheckpoint(Callback):
 
     The first is a checkpoint to train on from for longer, with a larger `total_iters`:
     `fit(ckpt_path=...)`. The second is a `.safetensors` file of the finished model, for this and
-    other programs. Neither is what a run goes on from by itself, and none is deleted. If one cannot
-    be written that is logged; the run goes on.
+    other programs. Neither is resumed from automatically, and none is deleted. If one cannot
+    be written that is logged; the run continues.
 
     Args:
         folder: Where; a path within `model_dir`.
@@ -98,7 +98,7 @@ class WSDCheckpoint(Callback):
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return that there is a run to go on with."""
+        """Return that there is a run to continue with."""
         return {"is_resumed": True}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

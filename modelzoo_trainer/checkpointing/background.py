@@ -121,7 +121,7 @@ def _copy_slice(pair: tuple[memoryview, memoryview]) -> None:
 
 @dataclass(slots=True)
 class _Flight:
-    """One save under way, and what has become of it."""
+    """One save in progress, and what has become of it."""
 
     path: Path
     thread: threading.Thread | None = None
@@ -136,7 +136,7 @@ class _Flight:
 class BackgroundSaver:
     """Writes one checkpoint at a time in a thread, from a copy that nothing changes any more.
 
-    The memory for the copy is kept and used again. At the end of the program a save under way is
+    The memory for the copy is kept and used again. At the end of the program a save in progress is
     finished. The thread is started for a save and ends with it, and it computes nothing with
     torch, so a process that is forked meanwhile finds no lock held.
     """
@@ -152,7 +152,7 @@ class BackgroundSaver:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a save is under way."""
+        """Return whether a save is in progress."""
         return self._flight is not None and not self._flight.is_over()
 
     def save(
@@ -163,9 +163,9 @@ class BackgroundSaver:
         step: SupportsIndex,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Take a copy of a state and begin to write it; wait first if a save is under way.
+        """Take a copy of a state and begin to write it; wait first if a save is in progress.
 
-        How it went is told by `collect` and `wait`, also of the save before.
+        How it went is reported by `collect` and `wait`, also of the save before.
 
         Args:
             path: A name that is not in use.
@@ -270,7 +270,7 @@ class BackgroundSaver:
         return committed
 
     def wait(self) -> list[Path]:
-        """Return likewise, when nothing is under way any more.
+        """Return likewise, when nothing is in progress any more.
 
         Raises:
             CheckpointError: If a save has failed; once for each.
@@ -281,7 +281,7 @@ class BackgroundSaver:
         return self.collect()
 
     def _land(self) -> None:
-        """Wait for the save that is under way, and note what has become of it."""
+        """Wait for the save that is in progress, and note what has become of it."""
         flight = self._flight
         if flight is None:
             return

@@ -130,7 +130,7 @@ class CheckedFile:
 
 @contextmanager
 def open_checked(path: Path, record: FileRecord | None) -> Iterator[CheckedFile]:
-    """Open a file for one pass; a symbolic link is refused.
+    """Open a file to read it once; a symbolic link is refused.
 
     `record`: what was written; None = not known.
 

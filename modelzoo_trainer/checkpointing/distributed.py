@@ -283,7 +283,7 @@ def load_like(
 
 
 class _AbandonedError(CheckpointError):
-    """A process could not go on because another one had failed."""
+    """A process could not continue because another one had failed."""
 
 
 @contextmanager

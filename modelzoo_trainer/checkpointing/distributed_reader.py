@@ -98,7 +98,7 @@ class CheckpointReader(StorageReader):
 
     @override
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        self._stage(plan)  # here: if this fails anywhere, no process goes on to copy
+        self._stage(plan)  # here: if this fails anywhere, no process starts to copy
         return plan
 
     @override

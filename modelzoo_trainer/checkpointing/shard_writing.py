@@ -38,7 +38,7 @@ from modelzoo_trainer.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What a process is told: where to write."""
+    """Where a process writes."""
 
     folder: str
     rank: int  # its number among those that write
@@ -46,7 +46,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What a process tells of one entry that it wrote."""
+    """What a process reports of one entry that it wrote."""
 
     file: str
     name: str

@@ -41,7 +41,7 @@ def state_bytes(state: Any) -> int:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Return how many bytes this user may still write on a folder's disk; None = nobody knows.
+    """Return how many bytes this user may still write on a folder's disk; None = unknown.
 
     Args:
         folder: It, or the nearest folder above it that is there, is asked for.

@@ -1,4 +1,4 @@
-"""The data of safetensors files: written, and read in one pass."""
+"""The data of safetensors files: written, and read once."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def check_step(step: SupportsIndex) -> int:
     """Return a step as a plain number.
 
     Raises:
-        CheckpointError: If it is no whole number >= 0.
+        CheckpointError: If it is not a whole number >= 0.
     """
     try:
         plain = -1 if isinstance(step, bool) else index(step)

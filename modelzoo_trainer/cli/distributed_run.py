@@ -28,8 +28,8 @@ def report_alone(message: str, code: int) -> int:
 class DistributedRun:
     """This process's part in what several do.
 
-    What is wrong is said once, by the process that it was found in first. The others end without
-    a word, whatever it is that this has led to in them.
+    What is wrong is said once, by the process that it was found in first. The others end
+    silently, whatever it is that this has led to in them.
     """
 
     def __init__(self, processes: World, *, owns_process: bool) -> None:
@@ -88,7 +88,7 @@ def _describe(error: BaseException) -> tuple[str, int]:
 
 
 def _end_at_once(name: str, joined: Sequence[World]) -> None:
-    """End this process because of a signal, after the others have been told, if there are some."""
+    """End this process because of a signal, after notifying the others, if there are any."""
     code = exit_code(name)
     for processes in joined:
         code = processes.fail(f"stopped by {name}", code=code, kind="stop").code

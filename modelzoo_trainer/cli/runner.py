@@ -24,7 +24,7 @@ _CKPT_KEYS: Final = {"validate": "ckpt_path", "validate_all": "ckpt_paths"}
 class Runner:
     """Builds and runs trainers; what users wrote raises through, with its traceback.
 
-    `child`: tells a supervisor how it goes; None = none. `scratch`: where each trainer has a folder
+    `child`: reports to a supervisor; None = none. `scratch`: where each trainer has a folder
     instead of its own, as the run is only to compile graphs; how many is said after each. None = it
     is not.
     """

@@ -27,9 +27,9 @@ class StopRequests:
 
     Until something has been trained, one of them ends the process on the spot: an exception that a
     handler raises may be swallowed, where it comes in the middle of the import of a library in
-    native code. Later it unwinds what is going on. At the end of a run the first one is only
+    native code. Later it unwinds what is in progress. At the end of a run the first one is only
     remembered. A process that ends because of one disregards SIGTERM and SIGUSR1 from then on, and
-    quits by SIGINT without a word.
+    quits by SIGINT silently.
 
     `owns_process`: whether the process is there for the run alone; one that is somebody else's is
     never ended on the spot.
@@ -83,7 +83,7 @@ class StopRequests:
             self._ask = phase
 
     def __enter__(self) -> Self:
-        with suppress(ValueError):  # not the main thread: signals are somebody else's
+        with suppress(ValueError):  # not the main thread: signals belong to the caller
             for number in STOP_SIGNALS:
                 self._before[number] = signal.signal(number, self._receive)
         return self

@@ -27,7 +27,7 @@ class DigitsProcessor(DataProcessor):
         num_workers: Processes that load; 0 loads in this one.
         drop_last: Whether a smaller last batch is left out.
         prefetch_factor: Batches that each worker holds ready.
-        persistent_workers: Whether workers live on between passes.
+        persistent_workers: Whether workers live on between epochs.
 
     Shapes:
         inputs: (B, 8, 8), float32, 0 to 1. labels: (B,), int64, 0 to 9.

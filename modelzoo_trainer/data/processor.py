@@ -18,11 +18,11 @@ _CHUNK: Final = 8192  # indices that are Python objects at a time
 
 
 class SeededSampler(Sampler[int]):
-    """Every index once a pass, in an order that seed and pass determine.
+    """Every index once per epoch, in an order that seed and epoch determine.
 
-    `reshuffle`: whether every pass has its own order. If not, all are as the first.
+    `reshuffle`: whether every epoch has its own order. If not, all are as the first.
 
-    The number of the pass is what `set_epoch` says; each pass that begins counts one on.
+    The epoch is what `set_epoch` says; each new iterator counts one on.
     """
 
     def __init__(self, length: int, *, seed: int, reshuffle: bool = True) -> None:
@@ -32,7 +32,7 @@ class SeededSampler(Sampler[int]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which pass begins next."""
+        """Say which epoch begins next."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class SeededSampler(Sampler[int]):
         return self._indices(epoch)
 
     def order(self, epoch: int) -> NDArray[np.int64]:
-        """Return all indices of a pass.
+        """Return all indices of an epoch.
 
         Cost:
             Eight bytes and about ten nanoseconds an index.
@@ -74,11 +74,11 @@ class LoadingOptions:
             either this or `batch_size`.
         shuffle: Whether the order is random.
         shuffle_seed: Determines that order.
-        reshuffle: Whether every pass has its own order.
+        reshuffle: Whether every epoch has its own order.
         num_workers: Processes that load; 0 loads in this one.
         drop_last: Whether a smaller last batch is left out, so that all have one shape.
         prefetch_factor: Batches that each worker holds ready; without workers of no effect.
-        persistent_workers: Whether workers live on between passes; without any of no effect.
+        persistent_workers: Whether workers live on between epochs; without any of no effect.
 
     Raises:
         ConfigError: If a number is out of range, or not one of the two batch sizes is given.
@@ -140,7 +140,7 @@ class BatchDataset(Dataset[Any], ABC):
     """A data set that returns whole batches: `__getitems__` takes all indices at once.
 
     One whose samples need random numbers sets `draws_numbers`: its batches are then loaded with
-    generators that are seeded by the pass and the first index.
+    generators that are seeded by the epoch and the first index.
     """
 
     draws_numbers: ClassVar[bool] = False

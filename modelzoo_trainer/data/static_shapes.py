@@ -190,7 +190,7 @@ class PadToBuckets:
 class PadLastBatch:
     """Pads a smaller last batch to the full size, with rows that do not count.
 
-    For validations that have to see every sample; in training leave the smaller batch out
+    For validations that must see every sample; in training leave the smaller batch out
     (`drop_last`), as added rows take part in whatever looks across a batch (batch normalization).
     An added row is a copy of the last sample, which no model stumbles over, except for the entries
     that `fill` names.

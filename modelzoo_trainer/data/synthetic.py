@@ -24,7 +24,7 @@ class SyntheticProcessor(DataProcessor):
         global_batch_size: Samples a batch of all processes together, which their number divides;
             either this or `batch_size`.
         kind: Which one.
-        num_samples: Number of samples in a pass, >= 1.
+        num_samples: Number of samples in an epoch, >= 1.
         seed: Determines all values. The classes and the rule of the tokens are the same for
             every seed, so that another seed is data for validation.
         num_features: `classification`: values in a sample.
@@ -36,7 +36,7 @@ class SyntheticProcessor(DataProcessor):
         num_workers: Processes that load; 0 loads in this one.
         drop_last: Whether a smaller last batch is left out.
         prefetch_factor: Batches that each worker holds ready.
-        persistent_workers: Whether workers live on between passes.
+        persistent_workers: Whether workers live on between epochs.
 
     Shapes:
         inputs: (B, num_features), float32. labels: (B,), int64; of tokens

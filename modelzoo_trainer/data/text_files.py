@@ -38,12 +38,12 @@ class TextFileProcessor(DataProcessor):
         eos_token: The token of that file that ends a document; not set, none.
         cache_dir: Where tokens are kept; not set, `.cache/modelzoo_trainer/tokens` in the home
             folder. A file there that is damaged is made anew.
-        shuffle: Whether the order is random, for `train` another one every pass.
+        shuffle: Whether the order is random, for `train` another one every epoch.
         shuffle_seed: Determines that order.
         num_workers: Processes that load; 0 loads in this one.
         drop_last: Whether a smaller last batch is left out.
         prefetch_factor: Batches that each worker holds ready.
-        persistent_workers: Whether workers live on between passes.
+        persistent_workers: Whether workers live on between epochs.
 
     Shapes:
         A batch: input_ids and labels (B, max_sequence_length), int32. All labels count.

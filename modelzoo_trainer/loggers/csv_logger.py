@@ -172,7 +172,7 @@ class CSVLogger(FileLogger):
     another table it removes the rows of the steps that it will take again. A run that begins at
     step 0 gives a table with rows of others another name, `metrics-<time>.csv`.
 
-    A file that cannot be written is logged once, and the run goes on without it.
+    A file that cannot be written is logged once, and the run continues without it.
 
     Args:
         path: The file; None = `metrics.csv` in `model_dir`.

@@ -174,7 +174,7 @@ Line = tuple[Metrics, int, float]
 
 
 class Loaded(NamedTuple):
-    """A checkpoint that a fit may go on from."""
+    """A checkpoint that a fit may resume from."""
 
     step: int
     place: dict[str, Any] | None
@@ -187,7 +187,7 @@ class FileLogger(Logger):
     """What loggers with a file of their own have in common.
 
     Lines reach the file at most about a second later. A file that cannot be written is logged
-    once, and the run goes on without it.
+    once, and the run continues without it.
 
     Args:
         path: The file; None = one of a fixed name in `model_dir`.

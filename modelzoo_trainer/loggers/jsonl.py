@@ -43,7 +43,7 @@ class JsonlLogger(FileLogger):
     process has validated since it loaded the checkpoint stays. A run that begins at step 0 gives a
     file with lines of others another name, `metrics-<time>.jsonl`.
 
-    A file that cannot be written is logged once, and the run goes on without it.
+    A file that cannot be written is logged once, and the run continues without it.
 
     Args:
         path: The file; None = `metrics.jsonl` in `model_dir`.

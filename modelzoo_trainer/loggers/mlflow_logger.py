@@ -39,9 +39,9 @@ class MLflowLogger(ServiceLogger):
 
     The run's parameters are the settings of the file that the run is from, without its secrets,
     under names such as `trainer.init.seed`; a run from Python has those given to `take_config`.
-    MLflow changes none: one that goes on with others keeps the first, which is told once.
+    MLflow changes none: one that continues with others keeps the first, which is reported once.
 
-    The run's id is in the checkpoints: a run that resumes goes on with it. Steps that it has been
+    The run's id is in the checkpoints: a run that resumes continues with it. Steps that it has been
     sent are not sent again: after a run went back, the history keeps the points of the steps that
     it took back, and goes on behind them. `metrics.jsonl` has those that count. Points are sent
     about once a second; a process that is killed loses those of the last one.
@@ -50,13 +50,13 @@ class MLflowLogger(ServiceLogger):
     and, with MLFLOW_ALLOW_FILE_STORE=true, folders (file). A database (sqlite, postgresql, mysql)
     needs `mlflow`, or a server in front of it.
 
-    A server that cannot be reached at the beginning is told of once, and the fit goes on without.
+    A server that cannot be reached at the beginning is logged once, and the fit continues without.
 
     Args:
         experiment_name: The experiment; made if it is not there.
         run_name: What the run is called; None = MLflow chooses.
         tracking_uri: The server or store; None = as MLflow is set up (MLFLOW_TRACKING_URI).
-        run_id: The run to go on with; None = that of the checkpoint, or a new one.
+        run_id: The run to continue with; None = that of the checkpoint, or a new one.
         tags: Of the run: names and texts.
 
     State: The run's id.

@@ -71,7 +71,7 @@ class ServiceLogger(Logger):
 
     The run of the service is begun with the first metrics. Steps that have been sent are not sent
     again, also after a restart: a run that resumes is silent until it is beyond them. A service
-    that cannot be reached when it begins is told of once, and the fit goes on without it.
+    that cannot be reached when it begins is logged once, and the fit continues without it.
 
     With a run from a file, its settings are shown with the run, without their secrets.
     """
@@ -101,11 +101,11 @@ class ServiceLogger(Logger):
 
     @abstractmethod
     def _begin(self) -> int:
-        """Begin the run, or go on with `_id`; set `_id`, and return the first step to send."""
+        """Begin the run, or continue with `_id`; set `_id`, and return the first step to send."""
 
     @abstractmethod
     def _show(self, config: dict[str, Any]) -> None:
-        """Show settings with the run; one that goes on may have others already."""
+        """Show settings with the run; one that continues may have others already."""
 
     @abstractmethod
     def _send(self, metrics: Metrics, step: int) -> None:

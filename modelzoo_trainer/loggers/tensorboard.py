@@ -27,7 +27,7 @@ class TensorBoardLogger(Logger):
 
     A run that resumes hides the steps that it will take again. One that begins at step 0 moves
     the event files of others to a folder `earlier-<time>` beside its own, where TensorBoard shows
-    them as another run. A folder that cannot be written is logged once, and the run goes on
+    them as another run. A folder that cannot be written is logged once, and the run continues
     without it.
 
     Args:

@@ -37,17 +37,17 @@ class WandbLogger(ServiceLogger):
     The run's config is the file that the run is from, without its secrets; a run from Python has
     what is given to `take_config`. One that goes on has the newest.
 
-    The run's id is in the checkpoints: a run that resumes goes on with it. Steps that it has been
+    The run's id is in the checkpoints: a run that resumes continues with it. Steps that it has been
     sent are not sent again, as Weights & Biases takes none twice: after a run went back, its charts
-    keep the points of the steps that it took back, and go on behind them. `metrics.jsonl` has
+    keep the points of the steps that it took back, and continue behind them. `metrics.jsonl` has
     those that count. A process that is killed loses about the last second, and of one that resumes
-    the charts go on behind it.
+    the charts continue behind it.
 
     Processes that a program starts which uses wandb itself share its service, which it leaves to
     them in WANDB_SERVICE. That keeps the run of one that is killed open, and refuses it to the next
     one; so take WANDB_SERVICE out of their environment.
 
-    A service that cannot be reached at the beginning is told of once, and the fit goes on without.
+    A service that cannot be reached at the beginning is logged once, and the fit continues without.
 
     Args:
         project: Where the run is shown; None = as the library is set up.
@@ -56,7 +56,7 @@ class WandbLogger(ServiceLogger):
         run_name: What it is called.
         job_type: What kind of run it is.
         tags: Words to find it by.
-        resume: "auto" and "allow" go on with the run of the checkpoint or of `run_id`, or begin a
+        resume: "auto" and "allow" continue the run of the checkpoint or of `run_id`, or begin a
             new one; "must" refuses to begin one; "never" always begins one.
         entity: Whose the project is; None = as the library is set up.
 
@@ -64,7 +64,7 @@ class WandbLogger(ServiceLogger):
 
     Raises:
         ConfigError: If a value does not fit; at set-up, if wandb is not installed; at the start of
-            a fit, if there is no run to go on with and `resume` is "must".
+            a fit, if there is no run to continue with and `resume` is "must".
 
     Cost: About 0.2 ms a log step.
     """

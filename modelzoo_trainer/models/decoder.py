@@ -252,7 +252,7 @@ class Decoder(DecoderSettings, nn.Module):
             input_ids: The beginning; only the last `max_position_embeddings` tokens are seen.
             max_new_tokens: Number of tokens to add.
             temperature: Below 1 likelier tokens are preferred; 0 always takes the likeliest.
-            top_k: Draw only among so many of the likeliest.
+            top_k: Draw only among the `top_k` likeliest.
             generator: Random numbers, on the device of `input_ids`; not given, the global ones.
 
         Shapes:

@@ -76,7 +76,7 @@ class ModelFreezer:
     def freeze(
         self, from_index: int = 0, to_index: int = -2, set_modules_as_eval: bool = False
     ) -> None:
-        """Freeze groups, in either direction: all but the last, unless told otherwise.
+        """Freeze groups, in either direction: all but the last, by default.
 
         Args:
             from_index: One end.
@@ -99,7 +99,7 @@ class ModelFreezer:
     def unfreeze(
         self, from_index: int = -1, to_index: int = 0, set_modules_as_training: bool = True
     ) -> dict[str, list[Parameter]]:
-        """Unfreeze groups, in either direction: all, unless told otherwise.
+        """Unfreeze groups, in either direction: all, by default.
 
         Args:
             from_index: One end.

@@ -12,7 +12,7 @@ def draw_next(
     """Return one token for every sequence.
 
     `temperature`: below 1 likelier tokens are preferred; 0 always takes the likeliest. `top_k`:
-    draw only among so many of the likeliest; not given, among all. `generator`: random numbers, on
+    draw only among the `top_k` likeliest; not given, among all. `generator`: random numbers, on
     the device of `scores`; not given, the global ones.
 
     Shapes:

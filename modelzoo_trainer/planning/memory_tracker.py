@@ -76,7 +76,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         self._kinds: dict[int, Kind] = {}
         self._live: dict[int, tuple[int, int, Any]] = {}  # by address: number, bytes, reference
         self._num_storages = 0
-        self._copied: tuple[int, int] | None = None  # for the message under way
+        self._copied: tuple[int, int] | None = None  # for the message in progress
 
     # ---- what happens
 

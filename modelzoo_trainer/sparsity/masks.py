@@ -115,7 +115,7 @@ def prune_state(params: Iterable[SparseParam], optimizer: Optimizer) -> None:
     Args:
         params: Perhaps not yet known to the optimizer.
         optimizer: Of its state what has the shape of the parameter is meant, but for step sizes:
-            a weight that comes back goes on with its own.
+            a weight that comes back continues with its own.
     """
     for one in params:
         for name, value in optimizer.state.get(one.param, {}).items():

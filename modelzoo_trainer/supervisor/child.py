@@ -1,4 +1,4 @@
-"""The child's side: a process that a supervisor watches, and starts again."""
+"""The child's side: a process that a supervisor watches and restarts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ _ORPHANED: Final = 1
 
 
 class Child:
-    """Makes this process the child of a supervisor: it beats, tells how it ends, dies with it.
+    """Makes this process the child of a supervisor: it sends heartbeats and reports how it ends.
+
+    It dies with its supervisor.
 
     Raises:
         OSError: If there is no such supervisor.

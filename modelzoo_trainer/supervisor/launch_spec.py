@@ -1,4 +1,4 @@
-"""What a supervisor tells its child: one word on the command line."""
+"""What a supervisor passes to its child, on the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MISFIT: Final = "is for a supervisor to give, and this is nothing that one gave
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
-    """What a child has to know."""
+    """What a child needs to know."""
 
     folder: str  # of the supervisor; the child writes its files there
     attempt: int  # from 1

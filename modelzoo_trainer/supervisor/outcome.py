@@ -142,7 +142,7 @@ class Policy:
 
     Progress is more than any attempt before had, so a run that fails again and again ends in any
     case. After progress it is started again at once; without, after 1, 2, 4, ... and at most 60
-    seconds, because what ails a machine may pass.
+    seconds, because a machine's trouble may be temporary.
     """
 
     def __init__(self) -> None:

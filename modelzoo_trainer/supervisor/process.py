@@ -45,7 +45,7 @@ class Stops:
             if ended is not None and signal.getsignal(ended) is signal.SIG_IGN:
                 # Inherited from whoever started this one: how a child ended would not be known.
                 before[ended] = signal.signal(ended, signal.SIG_DFL)
-        except ValueError:  # not the main thread: signals are somebody else's
+        except ValueError:  # not the main thread: signals belong to the caller
             pass
         try:
             yield

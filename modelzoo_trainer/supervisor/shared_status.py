@@ -35,7 +35,7 @@ class SharedStatus(ctypes.Structure):
     heartbeat: float  # rises while the interpreter runs
     is_hung: float  # the child's own watchdog has found that
     num_done: float  # trainers that have finished, in earlier attempts as well
-    kind: float  # of what goes on
+    kind: float  # of what is in progress
     since: float  # monotonic clock: when that began
     trainer: float  # index of the one that the fields below belong to
     start_step: float  # at which its fit began

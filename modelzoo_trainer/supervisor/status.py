@@ -1,4 +1,4 @@
-"""What a child says of itself, for whoever reads how it ended; never parsed from a log."""
+"""A child's report on how it ended, a JSON file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, step: int | None) -> Self:
-        """Return what is to be said of an exception."""
+        """Return the record of an exception."""
         kind = type(error)
         module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
         return cls(
@@ -41,7 +41,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """A child's account of itself."""
+    """What a child reports."""
 
     pid: int = 0
     checkpoint: str | None = None  # the newest that it has committed

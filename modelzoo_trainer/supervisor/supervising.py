@@ -143,7 +143,7 @@ class _Supervision:
         )
 
     def _learn(self, attempt: Attempt, status: Status, began: float | None) -> None:
-        """Take over what the next child has to know."""
+        """Keep what the next child needs to know."""
         if attempt.num_done != self._num_done:
             self._num_done, self._has_saved, self._checkpoint = attempt.num_done, False, None
             self._began = None

@@ -26,7 +26,7 @@ class Timekeeper(Callback):
     """Writes into the shared status how far the run is, and what each second went to.
 
     Every instant belongs to one kind, and what ends one begins the next, so the seconds add up to
-    the life of the process. It has to be called last of all callbacks. On an asynchronous device a
+    the life of the process. It must be called last of all callbacks. On an asynchronous device a
     step lasts as long as the host is held up by it.
     """
 

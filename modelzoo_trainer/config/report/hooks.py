@@ -1,4 +1,4 @@
-"""Who is called at each hook of a run, and in which order; told from classes."""
+"""Who is called at each hook of a run, and in which order; found from classes."""
 
 from __future__ import annotations
 

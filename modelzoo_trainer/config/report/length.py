@@ -1,4 +1,4 @@
-"""How long a run is, and at which steps it validates, saves and logs: told without running it."""
+"""How long a run is, and at which steps it validates, saves and logs: found without running it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class RunLength:
     # the checkpoint that the file starts from; None = anew; Ellipsis = from the newest one of its
     # folder, if there is one
     ckpt_path: Any
-    is_at_step_0: bool  # whether the run is known to begin there (or goes on with an earlier one)
+    is_at_step_0: bool  # whether the run is known to begin there (or continues with an earlier one)
     # steps between the validations of `StepBasedEvaluation`; None = it is not there
     evaluates_every: int | None = None
 
@@ -144,7 +144,7 @@ class RunLength:
 
     @property
     def has_initial_checkpoint(self) -> bool:
-        """Whether one is written before the first step, in a run that begins anew."""
+        """Whether one is written before the first step, in a run that starts afresh."""
         return self.checkpoint.save_initial_checkpoint and self.ckpt_path in (None, ...)
 
     @property

@@ -70,7 +70,7 @@ def _is_ours(component: Component) -> bool:
 
 
 def value_at(schedule: Scheduler, step: int) -> float:
-    """Return the value after so many steps of a run; infinity if no float can hold it."""
+    """Return the value after a number of steps of a run; infinity if no float can hold it."""
     try:
         return schedule.value(schedule.last_step + step)
     except OverflowError:
@@ -86,7 +86,7 @@ def telling_steps(schedule: Scheduler, last: int) -> list[int]:
 
 
 def _spread(num: int, most: int) -> Sequence[int]:
-    """Return at most so many of the indices of `num` things, evenly, both ends among them."""
+    """Return at most `most` of the indices of `num` things, evenly spaced, with both ends."""
     if num <= most:
         return range(num)
     return [round(idx * (num - 1) / (most - 1)) for idx in range(most)]
