@@ -1,0 +1,69 @@
+"""What CONTRIBUTING says of the code is in the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WALKS = ("A batch", "A loss", "A metric", "A checkpoint")
+
+
+@pytest.fixture(scope="module")
+def page(root: Path) -> str:
+    return (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def members_of(sources: list[Any]) -> dict[str, set[str]]:
+    """Return the names of methods by class, of all classes."""
+    found: dict[str, set[str]] = {}
+    for source in sources:
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ClassDef):
+                names = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+                found.setdefault(node.name, set()).update(names)
+    return found
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_every_stop_of_a_walk_is_there(walk: str, page: str, sources: list[Any]) -> None:
+    text = page.partition(f"**{walk}**: ")[2].partition("\n\n")[0]
+    stops = re.findall(r"(?<!\w)\d `(\w+)(?:\.(\w+))?`", text)
+    numbers = re.findall(r"(?<!\w)(\d) `", text)
+    members = members_of(sources)
+    functions = {
+        node.name for one in sources for node in one.tree.body if isinstance(node, ast.FunctionDef)
+    }
+    assert numbers == [str(number + 1) for number in range(len(stops))]
+    assert 5 <= len(stops) <= 8
+    for owner, method in stops:
+        if method:
+            assert method in members[owner]
+        else:
+            assert owner in members or owner in functions
+
+
+def test_files_and_folders_that_it_names_are_there(page: str, root: Path) -> None:
+    named = re.findall(r"`((?:[\w.]+/)+[\w.]*)`", page)
+    places = [root, root / "modelzoo_trainer", root / "backends"]
+    missing = [path for path in named if not any((place / path).exists() for place in places)]
+    assert len(named) > 15
+    assert missing == []
+
+
+def test_its_programs_run(page: str, root: Path) -> None:
+    programs = re.findall(r"<!-- test -->\n```python\n(.*?)```", page, re.DOTALL)
+    assert len(programs) == 2
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", "\n".join(programs)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
