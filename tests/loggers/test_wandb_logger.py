@@ -24,6 +24,7 @@ def _offline(monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_CONSOLE", "off")
+    monkeypatch.setattr(sys, "exit", sys.exit)  # wandb replaces it, for good
 
 
 def payloads(content):
