@@ -1,4 +1,4 @@
-"""What modules put out and the gradients of it, under names, while a batch goes through."""
+"""Named module outputs and their gradients in the forward and backward pass of a batch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ActivationHooks:
         self._open = ExitStack()
 
     def begin(self) -> None:
-        """Put the hooks on."""
+        """Register the hooks."""
         self.end()
         is_compiled = False
         for name, module in named_modules(self._model):

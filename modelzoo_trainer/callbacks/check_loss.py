@@ -74,7 +74,7 @@ class CheckLoss(Callback):
         ConfigError: If a value does not fit.
         FloatingPointError: In a run, with the step, and the last finite loss before it.
 
-    Cost: `raise` alone nothing worth telling. With spikes, a sort of the window in each step; with
+    Cost: `raise` alone negligible. With spikes, a sort of the window in each step; with
         gradients, their norm unless they are clipped by it; `skip` also a copy of the buffers, and
         what `Backend.optimizer_step` says.
     """

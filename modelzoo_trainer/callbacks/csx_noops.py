@@ -1,4 +1,4 @@
-"""Callbacks of the configuration format for other hardware and libraries."""
+"""Callbacks of the configuration format that do nothing on this hardware, and HFCacheDir."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class DumpActivations(WatchesTensors):
     so far. Types that numpy has not, such as bfloat16, are written as float32.
 
     The files are `act_dumps.npz`, `act_dumps_1.npz` and so on; none is overwritten. When the shapes
-    of the batches change, a new file begins. Of several processes the first one writes what it has
+    of the batches change, a new file begins. The main process writes what it has
     itself. A file that cannot be written is logged once, and the run continues without. What was
     collected before an error is written as well. A compiled model runs as it is written.
 
@@ -107,7 +107,7 @@ class DumpActivations(WatchesTensors):
     def before(
         self, trainer: Trainer, model: Module, args: list[Any], kwargs: dict[str, Any]
     ) -> None:
-        self._record = {}  # what a step left that was cut off is of nobody's
+        self._record = {}  # of a step that was cut off
 
     @override
     def see(self, trainer: Trainer, place: Place, tensor: Tensor) -> None:

@@ -31,7 +31,7 @@ class EarlyStopping(Callback):
     is resumed, unless `patience` was raised or the callback taken out.
 
     On devices that deliver late, a metric of training steps ends the run some steps late. Of a
-    metric that each process has for itself, the first one's counts.
+    metric that each process has for itself, that of the main process counts.
 
     Args:
         metric: Its name as the loggers see it, such as `validate_0/loss`.

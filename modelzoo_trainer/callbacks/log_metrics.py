@@ -148,7 +148,7 @@ class LogInputSummaries(Callback):
 
     A batch that is a mapping or a sequence gives `input.<key>`, nested ones `input.<key>.<key>`,
     and a tensor alone `input`. Of a step over several batches it is the last one that is logged,
-    of several processes the first one's. In a validation likewise, with its prefix.
+    of several processes that of the main one. In a validation likewise, with its prefix.
 
     Metrics:
         input.<path>: The tensor, whole; a number if it has no dimensions.

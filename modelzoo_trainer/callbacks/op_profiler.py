@@ -28,7 +28,7 @@ class OpProfiler(Profiler):
     """Records a window of training steps with torch.profiler, on the host and on the device.
 
     The trace is written to `chrome_trace.json` in `model_dir`, for https://ui.perfetto.dev or
-    chrome://tracing; an older one is replaced. Of several processes the first one is recorded. If
+    chrome://tracing; an older one is replaced. Only the main process is recorded. If
     an error or the end of the fit cuts the window short, what was recorded is written. A trace
     grows by some MB a step: keep the window small. Where torch is profiled already, that continues
     and there is no trace, which is logged.

@@ -161,7 +161,7 @@ class SummaryTensorListener(TensorListener):
       step, and scaled under a loss scaler.
     * `<parameter>`, before the update, and `<parameter>.grad`: its gradient, before clipping.
 
-    In a validation there are no gradients. Of several processes the first one's are logged. A
+    In a validation there are no gradients. Those of the main process are logged. A
     compiled model runs as it is written on log steps. A name that fits no tensor of the first log
     step is warned of, with those that are near.
 
@@ -197,7 +197,7 @@ class NormTensorListener(TensorListener):
     """Logs the 2-norms of the tensors with certain names, on log steps.
 
     For the names see `SummaryTensorListener`. Tensors of whole numbers have no norm here. Of
-    several processes, norms of what modules put out are the first one's, those of parameters and
+    several processes, norms of module outputs are of the main process, those of parameters and
     their gradients are of the whole.
 
     Args:

@@ -272,7 +272,7 @@ def _verified(path: Path) -> list[str]:
 
 
 def _say(lines: Iterable[str]) -> None:
-    if sys.stdout is None:  # closed by whoever has started this: nobody reads it
+    if sys.stdout is None:  # closed by the parent process
         return
     for line in lines:
         sys.stdout.write(f"{line}\n")

@@ -58,7 +58,7 @@ __all__ = [
 class CheckpointWriter(StorageWriter):
     """Writes a checkpoint for `torch.distributed.checkpoint.save` and `async_save`.
 
-    Every process writes one file of tensors; the first one commits them all with one rename. If
+    Every process writes one file of tensors; the main process commits them all with one rename. If
     any process fails, nothing is committed and nothing is left behind. What is no tensor is
     written as JSON; nothing is pickled. What each process has of its own, such as random
     generators, needs a key of its own: of equal keys, one process's value is kept.
@@ -149,7 +149,7 @@ class CheckpointWriter(StorageWriter):
         """Remove what is being written, in the process that would commit it; else do nothing.
 
         For a save that ended in another error than that of one of its steps, such as a lost
-        connection: torch does not tell its writer of those.
+        connection: torch does not pass those to its writer.
         """
         if self._transaction is not None:
             abandon(self._transaction.folder)

@@ -1,4 +1,4 @@
-"""Which checkpoints are the last of a fit that has finished: a note beside them.
+"""Notes on which checkpoints are the last of a finished fit, in a file beside them.
 
 A checkpoint is committed before the validation that follows it, and never changed afterwards.
 """

@@ -95,7 +95,7 @@ class _Content:
         self.places.append((item, self.value_file, name))
 
     def _put(self, name: str, tensor: Tensor) -> str:
-        """Return the name of a tensor in the file; of tied ones, the first one's."""
+        """Return the name of a tensor in the file; of tied ones, that of the first."""
         key = (
             tensor.data_ptr(),
             tensor.device,
@@ -256,7 +256,7 @@ def _place(name: str, offsets: Any, written: _Results) -> Written:
 
 
 def _path_of(planned: Sequence[Any]) -> StatePath:
-    """Return a path with the kinds of its containers; torch's planner does not tell all."""
+    """Return a path with the kinds of its containers; torch's planner does not give all."""
     return tuple(
         step if isinstance(step, tuple) else (LIST if isinstance(step, int) else DICT, step)
         for step in planned

@@ -1,4 +1,4 @@
-"""A checkpoint that is being written: all of it gets its name, or nothing is left."""
+"""Write a checkpoint atomically: it is committed as a whole, or nothing is left."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PIECE: Final = 1 << 23  # bytes: hashed, then written, while they are in the pr
 
 
 class CheckpointTransaction:
-    """A checkpoint being written, in a hidden folder beside its place.
+    """A checkpoint being written, in a hidden folder beside its path.
 
     `commit` gives it its name; without it, `discard` (or leaving the `with` block) removes it.
 

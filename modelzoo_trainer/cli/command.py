@@ -113,7 +113,7 @@ def _modules_of_the_user(params: Path | None) -> Iterator[None]:
         yield
     finally:
         for folder in added:
-            with suppress(ValueError):  # somebody has taken it out
+            with suppress(ValueError):  # removed in the meantime
                 sys.path.remove(folder)
 
 

@@ -1,4 +1,4 @@
-"""A command that several processes run together: one of them speaks, and all of them end."""
+"""A command that several processes run together: one of them reports, and all of them end."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from modelzoo_trainer.devices import Failure, World
 
 Report = Callable[[str, int], int]
-"""Says why a process ends, and returns the exit code."""
+"""Reports why a process ends, and returns the exit code."""
 
 
 def report_alone(message: str, code: int) -> int:
-    """Say why the only process ends, and return its exit code."""
+    """Report why the only process ends, and return its exit code."""
     say(message)
     return code
 
 
 class DistributedRun:
-    """This process's part in what several do.
+    """The part of this process in a distributed run.
 
-    What is wrong is said once, by the process that it was found in first. The others end
+    An error is reported once, by the process that found it first. The others end
     silently, whatever it is that this has led to in them.
     """
 

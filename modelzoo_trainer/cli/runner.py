@@ -39,7 +39,7 @@ class Runner:
         owns_process: bool = False,
     ) -> None:
         self.report: Report = report_alone
-        """Says why the run ends."""
+        """Reports why the run ends."""
         self.owns_process = owns_process
         self.processes: World | None = None
         """Those that run it together; None = this one is alone."""
@@ -121,7 +121,7 @@ class Runner:
             return self._fail(error)
         try:
             self._run_trainer(number, plan, trainer)
-        except ConfigError as error:  # what only the data or the model could tell
+        except ConfigError as error:  # known only from the data or the model
             return self.report(str(error), WRONG_USE)
         except (ModelZooError, BackendError) as error:
             return self._fail(error)
@@ -199,13 +199,13 @@ def _report_compilations(trainer: Any, seconds: float) -> None:
 
 
 def refuse(message: str) -> int:
-    """Say what is wrong with the command or the file, and return the exit code."""
+    """Print what is wrong with the command or the file, and return the exit code."""
     say(message)
     return WRONG_USE
 
 
 def fail(error: BaseException) -> int:
-    """Say in one line why a run has failed, and return the exit code."""
+    """Print in one line why a run failed, and return the exit code."""
     say(describe(error))
     return FAILED
 

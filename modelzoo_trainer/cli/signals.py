@@ -31,13 +31,13 @@ class StopRequests:
     remembered. A process that ends because of one disregards SIGTERM and SIGUSR1 from then on, and
     quits by SIGINT silently.
 
-    `owns_process`: whether the process is there for the run alone; one that is somebody else's is
+    `owns_process`: whether the process is there for the run alone; any other one is
     never ended on the spot.
     """
 
     def __init__(self, *, owns_process: bool = True) -> None:
         self.received: str | None = None
-        """The first one that came and was outlived, here or in a trainer."""
+        """The first signal that did not end the process, here or in a trainer."""
         self._owns_process = owns_process
         self._ask: Callable[[], Phase] | None = None
         self._phase = Phase.STARTING

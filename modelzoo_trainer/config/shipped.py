@@ -114,7 +114,7 @@ def _try_model(component: Component) -> None:
 
 
 class _ArgumentsFitError(Exception):
-    """An optimizer has come to its parameters."""
+    """An optimizer asks for its parameters."""
 
 
 class _NoParameters:

@@ -285,7 +285,7 @@ class FileLogger(Logger):
         if not self._has_failed:
             self._log.warning("%s cannot be written, metrics are lost: %s", self._path, error)
         self._has_failed = True
-        with suppress(OSError):  # told already
+        with suppress(OSError):  # reported already
             self._close()
 
     # ---- going back

@@ -43,7 +43,7 @@ class MLflowLogger(ServiceLogger):
 
     The run's id is in the checkpoints: a run that resumes continues with it. Steps that it has been
     sent are not sent again: after a run went back, the history keeps the points of the steps that
-    it took back, and goes on behind them. `metrics.jsonl` has those that count. Points are sent
+    it took back, and continues behind them. `metrics.jsonl` has those that count. Points are sent
     about once a second; a process that is killed loses those of the last one.
 
     The package `mlflow-skinny`, which the extra installs, takes servers (http, https, databricks)

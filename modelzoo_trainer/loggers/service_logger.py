@@ -1,4 +1,4 @@
-"""A logger whose metrics go to a service, as one run that goes on after a restart."""
+"""A logger whose metrics go to a service, as one run that continues after a restart."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class WandbLogger(ServiceLogger):
     send them later with `wandb sync`.
 
     The run's config is the file that the run is from, without its secrets; a run from Python has
-    what is given to `take_config`. One that goes on has the newest.
+    what is given to `take_config`. One that continues has the newest.
 
     The run's id is in the checkpoints: a run that resumes continues with it. Steps that it has been
     sent are not sent again, as Weights & Biases takes none twice: after a run went back, its charts

@@ -167,7 +167,7 @@ def _share(batch: Batch, num: int) -> Batch:
 
 
 class _Follower(Callback):
-    """Tells the tracker what is for what, and where a step begins and ends."""
+    """Labels memory for the tracker, and finds where a step begins and ends."""
 
     def __init__(self, tracker: MemoryTracker) -> None:
         self._tracker = tracker

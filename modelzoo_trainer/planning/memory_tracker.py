@@ -1,4 +1,4 @@
-"""Follows the memory of all tensors, and counts what is computed and sent."""
+"""Track the memory of all tensors, and count operations and communication."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class Peak:
 
 
 class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Sees every operation while it is entered; works on fake tensors and on real ones.
+    """Tracks every operation while it is entered, on fake tensors and on real ones.
 
-    A piece of memory is a storage: it is taken when the first tensor of it is made, and given back
-    when the last one is gone. What it is for may be said later, until `peak` is asked for.
+    A piece of memory is a storage: it is allocated with its first tensor, and freed
+    with the last one. What it is for may be said later, until `peak` is asked for.
 
     What is read on the host of a fake tensor is zero; how often, `num_host_reads` tells.
 
@@ -153,7 +153,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         self._events.append(self._copied)
 
     def finish_exchange(self) -> None:
-        """Note that all messages have arrived."""
+        """Note that the last exchange has finished, and free its copy."""
         if self._copied is not None:
             number, size = self._copied
             self._events.append((number, -size))
@@ -176,7 +176,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
             self._events.append((number, size - before))
 
     def label(self, tensors: Iterable[Tensor], kind: Kind, *, only_new: bool = False) -> None:
-        """Say what the memory of tensors is for."""
+        """Set what the memory of tensors is for."""
         for tensor in filter(self._is_memory, map(local, tensors)):
             number = self.take(tensor)
             if not only_new or number not in self._kinds:

@@ -96,7 +96,7 @@ class Timekeeper(Callback):
         self._shared.switch(Kind.VALIDATION)
 
     def _after_interruption(self) -> Kind:
-        """Return what goes on after a validation or a save that begins now."""
+        """Return what to continue with after a validation or a save that begins now."""
         kind = Kind(int(self._shared.kind))
         return Kind.OTHER if kind is Kind.STARTUP else kind
 

@@ -1,4 +1,4 @@
-"""What the schedules will do: their values at telling steps, and a curve."""
+"""What the schedules will do: their values at informative steps, and a curve."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def value_at(schedule: Scheduler, step: int) -> float:
 
 
 def telling_steps(schedule: Scheduler, last: int) -> list[int]:
-    """Return the steps that tell most of a schedule, most telling first."""
+    """Return the most informative steps of a schedule, in order of importance."""
     turns = [step for step in _turns(schedule, -schedule.last_step) if 0 < step < last]
     turns = [turns[idx] for idx in _spread(len(turns), _MOST_TURNS)]
     quarters = [round(last * part / 4) for part in (2, 1, 3)]
@@ -106,7 +106,7 @@ def _turns(schedule: Scheduler, start: int = 0) -> list[int]:
 
 
 def _table(schedule: Scheduler, steps: list[int]) -> list[str]:
-    """Return a line of steps and one of values; the least telling steps go if room is short."""
+    """Return a line of steps and one of values; the least informative steps go if room is short."""
     while True:
         cells = [(str(step), f"{value_at(schedule, step):.4g}") for step in sorted(steps)]
         width = max(len(text) for cell in cells for text in cell) + 2
