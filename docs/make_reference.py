@@ -9,8 +9,10 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origin
 
 from torch.nn import Module
 
@@ -82,6 +84,15 @@ def hooks_of(cls: type) -> list[str]:
     return list(hook_names(cls.__new__(cls)))
 
 
+def without_bounds(kind: Any) -> Any:
+    """Return a type as the page names it; the argument's text says its range."""
+    if get_origin(kind) is Annotated:
+        return without_bounds(get_args(kind)[0])
+    if get_origin(kind) is Union:
+        return reduce(or_, map(without_bounds, get_args(kind)))
+    return kind
+
+
 def annotations_of(cls: type) -> dict[str, str]:
     """Return the types of a constructor's arguments; aliases are resolved where they can be."""
     try:
@@ -89,7 +100,7 @@ def annotations_of(cls: type) -> dict[str, str]:
     except NameError:  # of a module that is imported for checkers only
         found = inspect.get_annotations(cls.__init__)
     return {
-        name: QUALIFIED.sub(r"\1", inspect.formatannotation(kind))
+        name: QUALIFIED.sub(r"\1", inspect.formatannotation(without_bounds(kind)))
         if not isinstance(kind, str)
         else kind
         for name, kind in found.items()

@@ -25,7 +25,7 @@ from typing import (
     get_origin,
 )
 
-from annotated_types import Ge, Gt, Lt, MinLen, Predicate
+from annotated_types import Ge, Gt, Le, Lt, MinLen, Predicate
 
 from modelzoo_trainer.errors import ConfigError
 
@@ -39,6 +39,8 @@ _FINITE: Final = Predicate(math.isfinite)
 
 PositiveInt = Annotated[int, Gt(0)]
 NonNegativeInt = Annotated[int, Ge(0)]
+Count = Annotated[int, Ge(1), Le(1_000_000_000)]
+"""A number of things that are kept in memory."""
 PositiveFloat = Annotated[float, Gt(0)]
 FinitePositiveFloat = Annotated[float, Gt(0), _FINITE]
 NonNegativeFloat = Annotated[float, Ge(0), _FINITE]

@@ -697,9 +697,9 @@ def test_options_that_exclude_each_other_are_refused() -> None:
 )
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
 def test_a_count_that_is_not_positive_is_refused(name, value) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"^loop\.{name} is {value}; it must be a whole number >"
-    ):
+    given = str(value).lower()
+    text = rf"^loop\.{name}: expected a whole number > 0.*, got {given}\.$"
+    with pytest.raises(ConfigError, match=text):
         TrainingLoop(**{name: value})
 
 

@@ -313,5 +313,5 @@ def test_a_validation_loop_whose_hook_is_misspelt_is_refused(trainer_of) -> None
 
 
 def test_eval_steps_that_are_not_positive_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^eval_steps is 0; it must be a whole number > 0"):
+    with pytest.raises(ConfigError, match=r"^ValidationLoop\.eval_steps: expected .*> 0.*, got 0"):
         ValidationLoop(eval_steps=0)

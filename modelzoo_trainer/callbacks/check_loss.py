@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 from torch.nn import Module
@@ -22,7 +22,7 @@ from modelzoo_trainer.callbacks.step_guard import (
     named,
     wide_type,
 )
-from modelzoo_trainer.core.loop import require_positive
+from modelzoo_trainer.constraints import FinitePositiveFloat, PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError, RollBack
 
 if TYPE_CHECKING:
@@ -84,33 +84,22 @@ class CheckLoss(Callback):
     is_overruled: bool = False
     """Whether `TerminateOnNaN` ends the run instead, so that nothing is raised."""
 
+    @checked()
     def __init__(
         self,
         policy: Policy = "raise",
         *,
         check_gradients: bool | None = None,
-        spike_window: int | None = None,
-        spike_threshold: float = 6.0,
-        max_skips: int = 10,
-        max_rollbacks: int = 3,
+        spike_window: PositiveInt | None = None,
+        spike_threshold: FinitePositiveFloat = 6.0,
+        max_skips: PositiveInt = 10,
+        max_rollbacks: PositiveInt = 3,
     ) -> None:
-        if policy not in get_args(Policy):
-            raise ConfigError(
-                f"CheckLoss.policy is {policy!r}; known: {', '.join(get_args(Policy))}."
-            )
-        require_positive("CheckLoss.spike_window", spike_window)
         if spike_window is not None and spike_window < 8:
             raise ConfigError(
                 f"CheckLoss.spike_window is {spike_window}; fewer than 8 losses do not say what is "
                 f"usual. Use more, or None (null) for no spikes."
             )
-        is_number = isinstance(spike_threshold, (int, float))
-        if not is_number or isinstance(spike_threshold, bool) or not 0 < spike_threshold < math.inf:
-            raise ConfigError(
-                f"CheckLoss.spike_threshold is {spike_threshold!r}; it must be a number > 0."
-            )
-        require_positive("CheckLoss.max_skips", max_skips)
-        require_positive("CheckLoss.max_rollbacks", max_rollbacks)
         self.policy = policy
         self.check_gradients = policy != "raise" if check_gradients is None else check_gradients
         self.spike_window = spike_window

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Outputs
 from modelzoo_trainer.callbacks.activation_hooks import Place, WatchesTensors, named_params
-from modelzoo_trainer.core.loop import require_positive
+from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ class DumpActivations(WatchesTensors):
 
     watches_validation = False
 
-    def __init__(self, outdir: Path | None = None, buffer_steps: int | None = None) -> None:
+    @checked()
+    def __init__(self, outdir: Path | None = None, buffer_steps: PositiveInt | None = None) -> None:
         super().__init__()
         if outdir is not None and (not isinstance(outdir, (str, Path)) or not str(outdir)):
             raise ConfigError(f"DumpActivations.outdir is {outdir!r}; it must name a folder.")
-        require_positive("DumpActivations.buffer_steps", buffer_steps)
         self.outdir = None if outdir is None else Path(outdir)
         self.buffer_steps = buffer_steps
         self._folder = Path()

@@ -11,9 +11,8 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader, Metrics
-from modelzoo_trainer.callbacks.metric_watch import MetricWatch, check_mode
-from modelzoo_trainer.core.loop import require_count
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.callbacks.metric_watch import MetricWatch
+from modelzoo_trainer.constraints import NonNegativeFloat, PositiveInt, checked
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -52,23 +51,17 @@ class EarlyStopping(Callback):
 
     state_is_of_run = True
 
+    @checked()
     def __init__(
         self,
         metric: str,
         mode: Literal["min", "max"] = "min",
-        patience: int = 3,
-        min_delta: float = 0.0,
+        patience: PositiveInt = 3,
+        min_delta: NonNegativeFloat = 0.0,
         reset_on_fit: bool = True,
         verbose: bool = False,
     ) -> None:
         self._watch = MetricWatch("EarlyStopping", metric)
-        check_mode("EarlyStopping", mode)
-        require_count("EarlyStopping.patience", patience)
-        is_number = isinstance(min_delta, (int, float)) and not isinstance(min_delta, bool)
-        if not is_number or not 0 <= min_delta < math.inf:
-            raise ConfigError(
-                f"EarlyStopping.min_delta is {min_delta!r}; it must be a number >= 0."
-            )
         self.mode = mode
         self.patience = patience
         self.min_delta = min_delta

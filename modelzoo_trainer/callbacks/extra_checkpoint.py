@@ -17,7 +17,7 @@ from modelzoo_trainer.callbacks.side_checkpoints import (
     part_names,
     parts_of,
 )
-from modelzoo_trainer.core.loop import require_positive
+from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,28 +60,22 @@ class ExtraCheckpoint(Callback):
 
     state_is_of_run = True
 
+    @checked()
     def __init__(  # noqa: PLR0913  # the keys of its YAML section
         self,
-        steps: int | None = None,
-        epochs: int | None = None,
+        steps: PositiveInt | None = None,
+        epochs: PositiveInt | None = None,
         at_end: bool = False,
         checkpoint_states: str | list[str] = "model",
         file_format: Literal["checkpoint", "safetensors"] = "checkpoint",
         folder: str = "extra",
         checkpoint_name: str = "extra_{step}",
-        keep: int | None = None,
+        keep: PositiveInt | None = None,
         averaged: bool = False,
     ) -> None:
-        for name, value in (("steps", steps), ("epochs", epochs), ("keep", keep)):
-            require_positive(f"ExtraCheckpoint.{name}", value)
         if steps is epochs is None and not at_end:
             raise ConfigError(
                 "ExtraCheckpoint would never write anything: set steps, epochs or at_end."
-            )
-        if file_format not in ("checkpoint", "safetensors"):
-            raise ConfigError(
-                f"ExtraCheckpoint.file_format is {file_format!r}; it must be 'checkpoint' or "
-                f"'safetensors'."
             )
         check_name(_NAME, checkpoint_name, ("step",))
         self.states = part_names(_STATES, checkpoint_states)

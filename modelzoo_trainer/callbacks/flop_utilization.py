@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,8 +15,8 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Loader, Outputs
 from modelzoo_trainer.callbacks.profiler import TrainingProfiler
+from modelzoo_trainer.constraints import FinitePositiveFloat, checked
 from modelzoo_trainer.devices import device_name, map_tensors, peak_flops
-from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -137,13 +136,8 @@ class FlopUtilization(TrainingProfiler):
         ConfigError: If the rate is not positive.
     """
 
-    def __init__(self, peak_flops: float | None = None) -> None:
-        is_number = isinstance(peak_flops, (int, float)) and not isinstance(peak_flops, bool)
-        if peak_flops is not None and not (is_number and 0 < peak_flops < math.inf):
-            raise ConfigError(
-                f"FlopUtilization.peak_flops is {peak_flops!r}; it must be a number of operations "
-                f"a second > 0, or None (null)."
-            )
+    @checked()
+    def __init__(self, peak_flops: FinitePositiveFloat | None = None) -> None:
         self.peak_flops = peak_flops
         self._peak: float | None = None
         self._is_told = False

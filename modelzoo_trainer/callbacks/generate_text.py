@@ -7,14 +7,16 @@ import inspect
 import logging
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 from torch.nn import Module, Parameter
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback
+from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.data.tokenization import END_OF_TEXT
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.freezing import in_evaluation_mode
@@ -47,21 +49,16 @@ class GenerateText(Callback):
             tokenizer cannot be had.
     """
 
+    @checked()
     def __init__(
         self,
         prompt: str,
-        max_new_tokens: int = 200,
-        temperature: float = 0.8,
-        top_k: int | None = None,
+        max_new_tokens: PositiveInt = 200,
+        temperature: Annotated[float, Ge(0)] = 0.8,
+        top_k: PositiveInt | None = None,
         seed: int = 0,
         tokenizer_file_path: str | None = None,
     ) -> None:
-        if max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
-        if temperature < 0:
-            raise ConfigError(f"temperature is {temperature}; it must be at least 0.")
-        if top_k is not None and top_k < 1:
-            raise ConfigError(f"top_k is {top_k}; it must be at least 1, or not set.")
         self._prompt = prompt
         self._max_new_tokens = max_new_tokens
         self._temperature = temperature

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader
 from modelzoo_trainer.callbacks.side_checkpoints import is_of_run, remove
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.constraints import PositiveInt, checked
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -32,11 +32,8 @@ class KeepNCheckpoints(Callback):
         ConfigError: If `n` is not positive.
     """
 
-    def __init__(self, n: int | None = None) -> None:
-        if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
-            raise ConfigError(
-                f"n is {n!r}; it must be a whole number > 0, or None (null) to keep all."
-            )
+    @checked()
+    def __init__(self, n: PositiveInt | None = None) -> None:
         self._n = n
         self._kept: list[str] = []
         self._written: set[str] = set()

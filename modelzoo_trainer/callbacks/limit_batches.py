@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader
 from modelzoo_trainer.callbacks.step_based_evaluation import StepBasedEvaluation
-from modelzoo_trainer.core.loop import ValidationLoop, require_count
+from modelzoo_trainer.constraints import PositiveInt, checked
+from modelzoo_trainer.core.loop import ValidationLoop
 from modelzoo_trainer.devices import LIMIT_BATCHES, limit_batches
 from modelzoo_trainer.errors import ConfigError
 
@@ -33,8 +34,8 @@ class LimitEvalSteps(Callback):
         ConfigError: If the number is not positive.
     """
 
-    def __init__(self, num_eval_steps: int, intermediate_only: bool = True) -> None:
-        require_count("LimitEvalSteps.num_eval_steps", num_eval_steps)
+    @checked()
+    def __init__(self, num_eval_steps: PositiveInt, intermediate_only: bool = True) -> None:
         self.num_eval_steps = num_eval_steps
         self.intermediate_only = intermediate_only
 
@@ -83,8 +84,8 @@ class LimitBatches(Callback):
 
     needs_trainer = True
 
-    def __init__(self, num_batches: int) -> None:
-        require_count("LimitBatches.num_batches", num_batches)
+    @checked()
+    def __init__(self, num_batches: PositiveInt) -> None:
         self.num_batches = num_batches
 
     @override

@@ -75,9 +75,3 @@ class MetricWatch:
         if self.hint and not self._has_warned:
             self._has_warned = True
             log.warning("%s: no metric %r so far. %s", self._owner, self.metric, self.hint)
-
-
-def check_mode(owner: str, mode: str) -> None:
-    """Raise a `ConfigError` unless a mode is "min" or "max"."""
-    if mode not in ("min", "max"):
-        raise ConfigError(f"{owner}.mode is {mode!r}; it must be 'min' or 'max'.")

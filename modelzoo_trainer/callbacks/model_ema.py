@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from modelzoo_trainer.callbacks.step_based_evaluation import StepBasedEvaluation
 from modelzoo_trainer.callbacks.step_guard import StepGuard
 from modelzoo_trainer.checkpointing.restoring import whole_number
 from modelzoo_trainer.checkpointing.state_json import uncompiled
-from modelzoo_trainer.core.loop import require_count
+from modelzoo_trainer.constraints import Fraction, PositiveInt, checked
 from modelzoo_trainer.core.step_check import StepCheck
 from modelzoo_trainer.errors import ConfigError
 
@@ -279,26 +279,18 @@ class ModelEma(ValidationCallback):
 
     needs_trainer = True
 
+    @checked()
     def __init__(  # noqa: PLR0913  # the keys of its YAML section
         self,
-        decay: float = 0.999,
+        decay: Fraction = 0.999,
         *,
         warmup: bool = False,
         average_buffers: bool = True,
         dtype: Dtype | None = None,
         validate: bool = True,
-        every_n_vals: int = 1,
+        every_n_vals: PositiveInt = 1,
         name_scope: str = "ema",
     ) -> None:
-        is_number = isinstance(decay, (int, float)) and not isinstance(decay, bool)
-        if not is_number or not 0 <= decay < 1:
-            raise ConfigError(f"ModelEma.decay is {decay!r}; it must be a number in [0, 1).")
-        if dtype not in (None, *get_args(Dtype)):
-            raise ConfigError(
-                f"ModelEma.dtype is {dtype!r}; it must be one of {', '.join(_DTYPES)}, or None "
-                f"(null)."
-            )
-        require_count("ModelEma.every_n_vals", every_n_vals)
         if not isinstance(name_scope, str) or not name_scope or name_scope.strip("/") != name_scope:
             raise ConfigError(
                 f"ModelEma.name_scope is {name_scope!r}; it must be a prefix such as 'ema'."

@@ -19,7 +19,7 @@ from modelzoo_trainer.callbacks.activation_hooks import (
     named_params,
     named_tensors,
 )
-from modelzoo_trainer.core.loop import require_positive
+from modelzoo_trainer.constraints import PositiveInt, checked
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -47,9 +47,9 @@ class NaNChecker(WatchesTensors):
     Cost: Where it watches, a pass over all activations, gradients and parameters.
     """
 
-    def __init__(self, num_steps: int | None = None) -> None:
+    @checked()
+    def __init__(self, num_steps: PositiveInt | None = None) -> None:
         super().__init__()
-        require_positive("NaNChecker.num_steps", num_steps)
         self.num_steps = num_steps
         self._num_seen = 0
         self._kinds: list[str] = []

@@ -13,12 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
 from email.message import EmailMessage
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlsplit
 
+from annotated_types import Ge, Le
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader
+from modelzoo_trainer.constraints import checked
 from modelzoo_trainer.devices import (
     NOTIFICATION_ENDPOINT,
     NOTIFICATION_MAILFROM,
@@ -210,12 +212,13 @@ class EmailNotification(Notification):
         ConfigError: If an argument does not fit.
     """
 
+    @checked()
     def __init__(
         self,
         mailto: str | list[str],
         mailfrom: str | None = None,
         server_name: str = "smtp.office365.com",
-        port: int = 587,
+        port: Annotated[int, Ge(1), Le(65535)] = 587,
         notification_endpoint: str | None = None,
         subject: str = "Training notification",
     ) -> None:
@@ -224,10 +227,6 @@ class EmailNotification(Notification):
         for address in (*self.mailto, *([] if mailfrom is None else [mailfrom])):
             if not isinstance(address, str) or "@" not in address:
                 raise ConfigError(f"EmailNotification: {address!r} is not a mail address.")
-        if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 2**16:
-            raise ConfigError(
-                f"EmailNotification.port is {port!r}; it must be a number from 1 to 65535."
-            )
         if not isinstance(server_name, str) or not server_name:
             raise ConfigError(
                 f"EmailNotification.server_name is {server_name!r}; it must name a mail server."

@@ -14,7 +14,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Callback, Loader, Metrics, Outputs, StateDict
-from modelzoo_trainer.core.loop import require_count
+from modelzoo_trainer.constraints import Count, PositiveInt, checked
 from modelzoo_trainer.core.loss_accum import Mean, take_all
 from modelzoo_trainer.devices import map_tensors
 from modelzoo_trainer.errors import ConfigError, suggest
@@ -167,16 +167,15 @@ class RunHistory(EpochLoss):
 
     state_is_of_run = True
 
+    @checked()
     def __init__(
         self,
-        max_values: int = 1000,
-        max_metrics: int = 1000,
+        max_values: Count = 1000,
+        max_metrics: PositiveInt = 1000,
         reset_on_fit: bool = True,
         reset_on_validate: bool = False,
     ) -> None:
         super().__init__()
-        require_count("RunHistory.max_values", max_values, most=1_000_000_000)
-        require_count("RunHistory.max_metrics", max_metrics)
         self.max_values = max_values
         self.max_metrics = max_metrics
         self.reset_on_fit = reset_on_fit

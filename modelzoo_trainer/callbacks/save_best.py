@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.callback import Callback, Loader, Metrics
-from modelzoo_trainer.callbacks.metric_watch import MetricWatch, check_mode
+from modelzoo_trainer.callbacks.metric_watch import MetricWatch
 from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.callbacks.side_checkpoints import (
     check_is_apart,
@@ -29,7 +29,7 @@ from modelzoo_trainer.callbacks.side_checkpoints import (
     state_of,
     try_to_write,
 )
-from modelzoo_trainer.core.loop import require_count
+from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -167,19 +167,18 @@ class SaveBest(Callback):
 
     state_is_of_run = True
 
+    @checked()
     def __init__(  # noqa: PLR0913  # the keys of its YAML section
         self,
         metric: str,
         mode: Literal["min", "max"] = "min",
-        k: int = 1,
+        k: PositiveInt = 1,
         checkpoint_states: str | list[str] = "all",
         checkpoint_name: str = "best_{step}",
         load_best: bool = False,
         reset_on_fit: bool = False,
     ) -> None:
         self._watch = MetricWatch("SaveBest", metric)
-        check_mode("SaveBest", mode)
-        require_count("SaveBest.k", k)
         check_name(_NAME, checkpoint_name, ("step",))
         self.states = part_names(_STATES, checkpoint_states)
         if load_best and not {"all", "model"} & set(self.states):

@@ -18,7 +18,7 @@ from modelzoo_trainer.callbacks.side_checkpoints import (
     part_names,
     parts_of,
 )
-from modelzoo_trainer.core.loop import require_count
+from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -53,13 +53,13 @@ class SaveCheckpointState(Callback):
 
     state_is_of_run = True
 
+    @checked()
     def __init__(
         self,
-        k: int,
+        k: PositiveInt,
         checkpoint_states: str | list[str] = "model",
         checkpoint_name: str = "{checkpoint_states}_{ckpt_name}",
     ) -> None:
-        require_count("SaveCheckpointState.k", k)
         self._k = k
         self.states = part_names(_STATES, checkpoint_states)
         check_name(

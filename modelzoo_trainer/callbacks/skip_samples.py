@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader, StateDict
 from modelzoo_trainer.callbacks.step_guard import Batches
-from modelzoo_trainer.core.loop import require_count
+from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.regular_files import require_regular
 
@@ -107,8 +107,8 @@ class SkipSamples(Callback):
         indices; else they are loaded and dropped.
     """
 
-    def __init__(self, n: int) -> None:
-        require_count("SkipSamples.n", n)
+    @checked()
+    def __init__(self, n: PositiveInt) -> None:
         self.n = n
         self._is_done = False
         self._was_done = False

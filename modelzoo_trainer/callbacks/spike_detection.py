@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 from torch.nn import Module
@@ -18,7 +18,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Batch, Loader
 from modelzoo_trainer.callbacks.skip_samples import file_at, read_batches, write_batches
 from modelzoo_trainer.callbacks.step_guard import Batches, StepLosses, named
-from modelzoo_trainer.core.loop import require_count
+from modelzoo_trainer.constraints import Count, NonNegativeFloat, NonNegativeInt, checked
 from modelzoo_trainer.errors import ConfigError, TrainingSpike
 
 if TYPE_CHECKING:
@@ -62,28 +62,18 @@ class SpikeDetection(StepLosses):
     Cost: See `StepLosses`; one number read a step.
     """
 
+    @checked()
     def __init__(  # noqa: PLR0913  # the format's arguments
         self,
         mode: Mode = "min",
-        window: int = 10,
-        warmup: int = 1,
-        atol: float | None = None,
-        rtol: float | None = 2.0,
+        window: Count = 10,
+        warmup: NonNegativeInt = 1,
+        atol: NonNegativeFloat | None = None,
+        rtol: NonNegativeFloat | None = 2.0,
         exclude_batches_path: Path | None = None,
         finite_only: bool = True,
     ) -> None:
         super().__init__()
-        if mode not in get_args(Mode):
-            raise ConfigError(
-                f"SpikeDetection.mode is {mode!r}; known: {', '.join(get_args(Mode))}."
-            )
-        require_count("SpikeDetection.window", window, most=1_000_000_000)
-        if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
-            raise ConfigError(
-                f"SpikeDetection.warmup is {warmup!r}; it must be a whole number >= 0."
-            )
-        for name, value in (("atol", atol), ("rtol", rtol)):
-            _require_distance(name, value)
         if not isinstance(exclude_batches_path, (str, Path, type(None))):
             raise ConfigError(
                 f"SpikeDetection.exclude_batches_path is {exclude_batches_path!r}; it must be a "
@@ -252,11 +242,3 @@ class SpikeDetection(StepLosses):
         self._previous = [(epoch, batch_idx) for epoch, batch_idx in state_dict["previous"]]
         self.drop_batches()
         self._open = state_dict["open"]
-
-
-def _require_distance(name: str, value: Any) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if value is not None and not (is_number and 0 <= value < math.inf):
-        raise ConfigError(
-            f"SpikeDetection.{name} is {value!r}; it must be a number >= 0, or None (null)."
-        )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader
-from modelzoo_trainer.core.loop import require_count
+from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class StepBasedEvaluation(Callback):
 
     needs_trainer = True
 
-    def __init__(self, every_n_steps: int, name_scope: str = "intermediate") -> None:
-        require_count("StepBasedEvaluation.every_n_steps", every_n_steps)
+    @checked()
+    def __init__(self, every_n_steps: PositiveInt, name_scope: str = "intermediate") -> None:
         if not isinstance(name_scope, str) or "/" in name_scope:
             raise ConfigError(
                 f"StepBasedEvaluation.name_scope is {name_scope!r}; it must be one part of a name, "

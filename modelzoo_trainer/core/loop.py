@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, StateDict
 from modelzoo_trainer.checkpointing.restoring import whole_number
+from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ class ValidationLoop(LoopCallback):
         ConfigError: If `eval_steps` is not positive.
     """
 
-    def __init__(self, eval_steps: int | None = None, hook: str = "validate") -> None:
-        require_positive("eval_steps", eval_steps)
+    @checked()
+    def __init__(self, eval_steps: PositiveInt | None = None, hook: str = "validate") -> None:
         self.eval_steps = eval_steps
         self.hook = hook
         self.on_start_hook = f"on_{hook}_start"
@@ -103,23 +104,18 @@ class TrainingLoop(LoopCallback):
             `num_epochs` are given.
     """
 
+    @checked("loop")
     def __init__(  # noqa: PLR0913  # the YAML section's keys
         self,
-        num_steps: int | None = None,
-        max_steps: int | None = None,
-        num_epochs: int | None = None,
-        steps_per_epoch: int | None = None,
+        num_steps: PositiveInt | None = None,
+        max_steps: PositiveInt | None = None,
+        num_epochs: PositiveInt | None = None,
+        steps_per_epoch: PositiveInt | None = None,
         eval_frequency: int | float | None = 1.0,
-        eval_steps: int | None = None,
-        grad_accum_steps: int = 1,
+        eval_steps: PositiveInt | None = None,
+        grad_accum_steps: PositiveInt = 1,
         max_time: str | float | None = None,
     ) -> None:
-        require_positive("loop.num_steps", num_steps)
-        require_positive("loop.max_steps", max_steps)
-        require_positive("loop.num_epochs", num_epochs)
-        require_positive("loop.steps_per_epoch", steps_per_epoch)
-        require_positive("loop.eval_steps", eval_steps)
-        require_positive("loop.grad_accum_steps", grad_accum_steps)
         if num_steps is not None and num_epochs is not None:
             raise ConfigError(
                 f"loop: num_steps ({num_steps}) and num_epochs ({num_epochs}) are both given; "

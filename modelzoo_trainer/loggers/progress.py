@@ -7,14 +7,15 @@ import re
 import time
 from collections import deque
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from annotated_types import Ge
 from torch import Tensor
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Loader, Metrics, StateDict
 from modelzoo_trainer.console_bar import BAR_INTERVAL_S, Bar, duration, is_terminal, number
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.constraints import checked
 from modelzoo_trainer.loggers.logger import Logger
 
 if TYPE_CHECKING:
@@ -42,9 +43,8 @@ class ProgressLogger(Logger):
         ConfigError: If it is negative.
     """
 
-    def __init__(self, interval_s: float | None = None) -> None:
-        if interval_s is not None and interval_s < 0:
-            raise ConfigError(f"interval_s is {interval_s}; it must be at least 0.")
+    @checked()
+    def __init__(self, interval_s: Annotated[float, Ge(0)] | None = None) -> None:
         self._interval_s = interval_s
         self._scopes: frozenset[str] = frozenset()
         self._reset()

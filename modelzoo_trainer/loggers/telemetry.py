@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Metrics
-from modelzoo_trainer.core.loop import require_positive
+from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.loggers.logger import Logger
 
 if TYPE_CHECKING:
@@ -31,9 +31,10 @@ class TelemetryLogger(Logger):
         ConfigError: If a value is not a whole number > 0.
     """
 
-    def __init__(self, max_buffer_size: int = 128, max_buffer_seconds: int = 150) -> None:
-        require_positive("TelemetryLogger.max_buffer_size", max_buffer_size)
-        require_positive("TelemetryLogger.max_buffer_seconds", max_buffer_seconds)
+    @checked()
+    def __init__(
+        self, max_buffer_size: PositiveInt = 128, max_buffer_seconds: PositiveInt = 150
+    ) -> None:
         self.max_buffer_size = max_buffer_size
         self.max_buffer_seconds = max_buffer_seconds
 

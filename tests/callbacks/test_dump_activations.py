@@ -216,7 +216,7 @@ def test_a_file_that_cannot_be_written_is_told_once(make, batches, tmp_path, cap
 
 @pytest.mark.parametrize("buffer_steps", [0, -1, 1.5, True])
 def test_a_count_that_does_not_fit_is_refused(buffer_steps):
-    with pytest.raises(ConfigError, match=r"DumpActivations\.buffer_steps is"):
+    with pytest.raises(ConfigError, match=r"DumpActivations\.buffer_steps: expected .*, got "):
         DumpActivations(buffer_steps=buffer_steps)
 
 

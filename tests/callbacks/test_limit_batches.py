@@ -158,7 +158,7 @@ def test_what_is_no_number_is_refused_by_name(make, monkeypatch, text):
 
 
 def test_a_limit_that_is_not_positive_is_refused():
-    with pytest.raises(ConfigError, match=r"LimitBatches\.num_batches is 0"):
+    with pytest.raises(ConfigError, match=r"LimitBatches\.num_batches: expected .*, got 0"):
         LimitBatches(0)
 
 
@@ -170,5 +170,5 @@ def test_a_smaller_limit_than_the_checkpoint_has_got_to_is_told_by_its_name(make
 
 @pytest.mark.parametrize("callback", [LimitBatches, LimitEvalSteps])
 def test_no_number_is_refused(callback):
-    with pytest.raises(ConfigError, match="is None; it must be a whole number > 0"):
+    with pytest.raises(ConfigError, match="expected a whole number > 0, got null"):
         callback(None)

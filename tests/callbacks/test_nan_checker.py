@@ -137,5 +137,5 @@ def test_a_healthy_run_is_left_alone(make, batches, tmp_path):
 
 @pytest.mark.parametrize("num_steps", [0, -1, True, 1.5])
 def test_a_count_that_does_not_fit_is_refused(num_steps):
-    with pytest.raises(ConfigError, match=r"NaNChecker\.num_steps is"):
+    with pytest.raises(ConfigError, match=r"NaNChecker\.num_steps: expected .*, got "):
         NaNChecker(num_steps)

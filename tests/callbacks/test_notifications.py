@@ -274,7 +274,7 @@ def test_only_the_first_process_tells(make, batches, slack, monkeypatch):
         ({"mailto": 3}, "EmailNotification.mailto is 3; it must be a text, or a list of texts."),
         ({"mailto": "nobody"}, "EmailNotification: 'nobody' is not a mail address."),
         ({"mailto": ["a@x.org\nBcc: b@x.org"]}, "EmailNotification.mailto is"),
-        ({"mailto": "a@x.org", "port": 0}, "EmailNotification.port is 0; it must be a number"),
+        ({"mailto": "a@x.org", "port": 0}, "EmailNotification.port: expected .*, got 0"),
         ({"mailto": "a@x.org", "subject": "a\nb"}, "EmailNotification.subject is .* one line."),
         ({"mailto": "a@x.org", "subject": 5}, "EmailNotification.subject is 5; it must be one"),
         ({"mailto": "a@x.org", "server_name": ""}, "server_name is ''; it must name a mail server"),

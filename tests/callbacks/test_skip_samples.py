@@ -41,7 +41,7 @@ def places(make, data, *callbacks, steps=4, every=None, **settings):
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, True, None])
 def test_what_does_not_fit_is_refused(value):
-    with pytest.raises(ConfigError, match=r"SkipSamples\.n is .*; it must be a whole number > 0\."):
+    with pytest.raises(ConfigError, match=r"SkipSamples\.n: expected .*> 0.*, got .*"):
         SkipSamples(value)
 
 

@@ -103,15 +103,15 @@ def test_the_mean_is_of_the_last_few(make, batches):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mode": "low"}, r"SpikeDetection\.mode is 'low'; known: min, max\."),
-        ({"window": 0}, r"SpikeDetection\.window is 0; it must be a whole number > 0\."),
-        ({"warmup": -1}, r"SpikeDetection\.warmup is -1; it must be a whole number >= 0\."),
-        ({"warmup": True}, r"SpikeDetection\.warmup is True"),
+        ({"mode": "low"}, r"SpikeDetection\.mode: expected .*min.*max.*, got 'low'"),
+        ({"window": 0}, r"SpikeDetection\.window: expected .*\[1, 1000000000\], got 0"),
+        ({"warmup": -1}, r"SpikeDetection\.warmup: expected .*>= 0.*, got -1"),
+        ({"warmup": True}, r"SpikeDetection\.warmup: expected .*, got true"),
         (
             {"atol": -1.0},
-            r"SpikeDetection\.atol is -1\.0; it must be a number >= 0, or None \(null\)\.",
+            r"SpikeDetection\.atol: expected .*>= 0 or null, got -1\.0",
         ),
-        ({"rtol": math.nan}, r"SpikeDetection\.rtol is nan"),
+        ({"rtol": math.nan}, r"SpikeDetection\.rtol: expected .*, got nan"),
         (
             {"exclude_batches_path": 3},
             r"exclude_batches_path is 3; it must be a path, or None \(null\)\.",

@@ -105,7 +105,7 @@ def test_without_data_that_is_said(make, batches, caplog):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((0,), "every_n_steps is 0; it must be a whole"), ((1, "a/b"), "name_scope is 'a/b'")],
+    [((0,), "every_n_steps: expected .*, got 0"), ((1, "a/b"), "name_scope is 'a/b'")],
 )
 def test_an_argument_that_does_not_fit_is_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
@@ -184,11 +184,13 @@ def test_a_validation_outside_a_fit_is_limited_only_if_all_are(
 
 
 def test_a_limit_that_is_not_positive_is_refused():
-    with pytest.raises(ConfigError, match=r"LimitEvalSteps\.num_eval_steps is 0"):
+    with pytest.raises(ConfigError, match=r"LimitEvalSteps\.num_eval_steps: expected .*, got 0"):
         LimitEvalSteps(0)
 
 
 @pytest.mark.parametrize("arguments", [(None,), (2, 5), (2, None)])
 def test_an_argument_of_another_type_is_refused(arguments):
-    with pytest.raises(ConfigError, match=r"StepBasedEvaluation\.(every_n_steps|name_scope) is"):
+    with pytest.raises(
+        ConfigError, match=r"StepBasedEvaluation\.(every_n_steps: expected|name_scope is)"
+    ):
         StepBasedEvaluation(*arguments)

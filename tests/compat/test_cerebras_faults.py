@@ -199,7 +199,7 @@ def test_one_is_after_each_step_and_a_fraction_of_one_at_the_end(trainer_of, fre
 
 
 def test_settings_are_refused_before_a_run():
-    with pytest.raises(ConfigError, match=r"loop\.num_steps is 0"):
+    with pytest.raises(ConfigError, match=r"loop\.num_steps: expected .*, got 0"):
         TrainingLoop(num_steps=0)
     with pytest.raises(ConfigError, match="max_gradient_norm"):
         MixedPrecision(max_gradient_norm=-1.0)

@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from modelzoo_trainer import callbacks, loggers
 from modelzoo_trainer.config.arguments import check_arguments, schema_of
 from modelzoo_trainer.config.loader import read_text, to_yaml
 from modelzoo_trainer.config.positions import Place
 from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.constraints import Milestones, PositiveInt, Steps, checked
+from modelzoo_trainer.core import TrainingLoop
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS
 
@@ -45,6 +47,24 @@ CASES: list[tuple[Any, dict[str, Any], str, Any, str]] = [
     (SCHEDULERS["MultiStepLR"], STEPS, "milestones", [2, 1], "increase"),
     (SCHEDULERS["MultiStepLR"], STEPS, "milestones", [], "increase"),
     (SCHEDULERS["MultiStepLR"], STEPS, "milestones", [1, "x"], "a whole number > 0"),
+    (TrainingLoop, {}, "max_steps", "x", "a whole number > 0 or null"),
+    (TrainingLoop, {}, "max_steps", 0, "a whole number > 0 or null"),
+    (TrainingLoop, {}, "num_epochs", 1.5, "a whole number > 0 or null"),
+    (TrainingLoop, {}, "grad_accum_steps", None, "a whole number > 0"),
+    (TrainingLoop, {}, "eval_steps", True, "a whole number > 0 or null"),
+    (callbacks.CheckLoss, {}, "policy", "skp", "Did you mean 'skip'?"),
+    (callbacks.CheckLoss, {}, "spike_threshold", math.inf, "finite"),
+    (callbacks.EarlyStopping, {"metric": "loss"}, "patience", 0, "a whole number > 0"),
+    (callbacks.EarlyStopping, {"metric": "loss"}, "mode", "low", "'min' or 'max'"),
+    (callbacks.EmailNotification, {"mailto": "a@x.org"}, "port", 70_000, "[1, 65535]"),
+    (callbacks.KeepNCheckpoints, {}, "n", -1, "a whole number > 0 or null"),
+    (callbacks.ModelEma, {}, "decay", 1.0, "[0, 1)"),
+    (callbacks.ModelEma, {}, "dtype", "float8", "'bfloat16' or null"),
+    (callbacks.RunHistory, {}, "max_values", 10**10, "[1, 1000000000]"),
+    (callbacks.SaveBest, {"metric": "loss"}, "k", "2", "a whole number > 0"),
+    (callbacks.SpikeDetection, {}, "warmup", -1, "a whole number >= 0"),
+    (callbacks.SpikeDetection, {}, "atol", -1.0, "a finite number >= 0 or null"),
+    (loggers.ProgressLogger, {}, "interval_s", -1, "a number >= 0 or null"),
     (SCHEDULERS["CyclicLR"], CYCLE, "mode", "up", "'triangular', 'triangular2' or 'exp_range'"),
 ]
 
@@ -69,7 +89,8 @@ def test_the_message_is_the_same_from_a_file_and_from_python(target, others, nam
     with pytest.raises(ConfigError) as caught:
         target(*injected, **arguments)
     _, _, of_python = str(caught.value).rpartition(f".{name}")
-    assert of_python == said_of_a_file(target, arguments, len(injected)).removeprefix(name)
+    of_file = said_of_a_file(target, arguments, len(injected)).removeprefix(name)
+    assert of_python == of_file.removesuffix(" Write it without quotes.")
     assert fits in of_python
     assert ", got " in of_python
 

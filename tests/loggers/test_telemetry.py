@@ -50,5 +50,7 @@ def test_that_nothing_is_sent_is_said_once(make, batches, caplog):
 @pytest.mark.parametrize("name", ["max_buffer_size", "max_buffer_seconds"])
 @pytest.mark.parametrize("value", [0, -3, 2.5])
 def test_what_does_not_fit_is_refused(name, value):
-    with pytest.raises(ConfigError, match=rf"TelemetryLogger\.{name} is {value}; it must be"):
+    with pytest.raises(
+        ConfigError, match=rf"TelemetryLogger\.{name}: expected a whole number > 0, got {value}"
+    ):
         TelemetryLogger(**{name: value})
