@@ -64,18 +64,21 @@ Milestones = Annotated[
 def checked(owner: str = "") -> Callable[[_F], _F]:
     """Return a decorator of `__init__` that checks arguments with constrained types.
 
-    Types without a constraint are not checked: a program may pass whatever works.
+    Defaults are not checked, and neither are types without a constraint: a program may pass
+    whatever works.
 
     Args:
         owner: What messages say before the argument's name; "" = the name of the class.
     """
 
     def decorate(init: _F) -> _F:
-        names = list(inspect.signature(init).parameters)[1:]
+        parameters = inspect.signature(init).parameters.values()
+        defaults = {one.name: one.default for one in list(parameters)[1:]}
 
         @functools.wraps(init)
         def checking(self: Any, *args: Any, **kwargs: Any) -> None:
-            given = dict(zip(names, args, strict=False)) | kwargs
+            given = dict(zip(defaults, args, strict=False)) | kwargs
+            given = {key: one for key, one in given.items() if one is not defaults.get(key, init)}
             rules = _rules_of(init) if given else {}
             for name, value in given.items():
                 if name in rules:
