@@ -873,9 +873,14 @@ class Trainer(AdvisedMethods):
         return self.grad_accum.should_run_optimizer_step
 
     @property
+    def is_padding(self) -> bool:
+        """Whether this is a padding batch: other processes have data left, this one has not."""
+        return self.data.is_padding if self.val_pass is None else self.val_pass.is_padding
+
+    @property
     def is_filler(self) -> bool:
-        """Whether the batch at hand stands for nothing: others have data left, this process not."""
-        return self.data.is_filler if self.val_pass is None else self.val_pass.is_filler
+        """The earlier name of `is_padding`."""
+        return self.is_padding
 
     def weight_of(self, outputs: Outputs, batch: Batch) -> Weight:
         """Return what the batch at hand counts in an average.
@@ -884,7 +889,7 @@ class Trainer(AdvisedMethods):
             `num_items` of the model's output, else the number of samples; 0 if it stands for
             nothing.
         """
-        return 0 if self.is_filler else weight_of(outputs, batch)
+        return 0 if self.is_padding else weight_of(outputs, batch)
 
     @property
     def is_first_iteration(self) -> bool:

@@ -709,3 +709,8 @@ def test_a_frequency_that_does_not_fit_is_refused(value) -> None:
         ConfigError, match=r"^loop\.eval_frequency is .*; it must be a whole number"
     ):
         TrainingLoop(eval_frequency=value)
+
+
+def test_the_earlier_name_of_a_padding_batch_works(trainer_of) -> None:
+    trainer = trainer_of()
+    assert trainer.is_filler is trainer.is_padding is False

@@ -284,7 +284,7 @@ class ComputeNormGNS(ComputeNorm):
             return
         for key, entry in self._entries.items():  # those with a call that the loss does not need
             self._add(key, entry)
-        self._num += 0 if trainer.is_filler else self._size
+        self._num += 0 if trainer.is_padding else self._size
         self._total = self._total + self._weight
 
     # ---- the step

@@ -54,7 +54,7 @@ class SamplesStreamedInfo(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
     ) -> None:
-        if not trainer.is_filler:
+        if not trainer.is_padding:
             self.num_samples += batch_size_of(batch) * trainer.backend.comm.data_shard[1]
 
     @override

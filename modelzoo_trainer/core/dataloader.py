@@ -46,7 +46,7 @@ class DataLoaderCallback(CoreCallback):
     With `micro_batch_size` the loader's batches are trained on in parts; `batch_idx` counts whole
     ones.
 
-    With several processes a batch is what all of them take together, and `is_filler` and `is_even`
+    With several processes a batch is what all of them take together, and `is_padding` and `is_even`
     tell of this one's part, see `core/shared_sources.py`. A run may resume with another number of
     them: it goes on after as many draws of the loader as all have consumed.
 
@@ -229,9 +229,9 @@ class DataLoaderCallback(CoreCallback):
         return self._pass.num_parts
 
     @property
-    def is_filler(self) -> bool:
+    def is_padding(self) -> bool:
         """Whether the batch at hand stands for nothing: other processes have samples, not this."""
-        return self._pass is not None and self._pass.is_filler
+        return self._pass is not None and self._pass.is_padding
 
     @property
     def is_even(self) -> bool:

@@ -150,7 +150,7 @@ class GradientAccumulation(CoreCallback):
         """
         weight = weight_of(outputs, batch)
         if self._backend is not None:
-            self.weight = 0 if self._data.is_filler else weight
+            self.weight = 0 if self._data.is_padding else weight
             return self._share(self._backend, loss, outputs, self.weight)
         if isinstance(weight, Tensor):  # a quotient of whole numbers would be float32
             weight = weight.to(torch.promote_types(loss.dtype, torch.float32))

@@ -22,7 +22,7 @@ from modelzoo_trainer.loading.sample_order import Draw, draws, is_sliced
 from modelzoo_trainer.loading.shard_layout import Share, Split, shares
 from modelzoo_trainer.loading.workers import shut_down, start_iterator
 
-log = logging.getLogger("modelzoo_trainer.loading.dataloader")
+log = logging.getLogger("modelzoo_trainer.data.positioned")
 
 Given = TypeVar("Given", Draw, Share)
 

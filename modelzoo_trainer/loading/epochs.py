@@ -148,7 +148,7 @@ class EpochIterator:
     A loader whose length is exact is read batch by batch; of any other one the next batch is
     fetched early, to know the last one when it is yielded.
 
-    With several processes, `is_filler` says whether the batch at hand stands for nothing: others
+    With several processes, `is_padding` says whether the batch at hand stands for nothing: others
     have samples left, this process has none. `is_even` says whether all processes have the same
     number of samples in it, and says the same on all of them, without asking.
 
@@ -169,7 +169,7 @@ class EpochIterator:
         micro_batch_size: int | None = None,
     ) -> None:
         self._started: Iterator[Batch] | None = None
-        self.is_filler = False
+        self.is_padding = False
         self.is_even = True
         if isinstance(loader, StartedEpoch):
             begun = loader
@@ -219,7 +219,7 @@ class EpochIterator:
             parts = [shared] if size is None else parts_of(shared, size)
             self.num_parts = len(parts)
             for number, (batch, facts) in enumerate(parts[num_left_out:], num_left_out + 1):
-                self.is_filler, self.is_even = facts.is_filler, facts.is_even
+                self.is_padding, self.is_even = facts.is_padding, facts.is_even
                 self.ends_batch = number == self.num_parts
                 yield batch, is_last and self.ends_batch, idx
             num_left_out = 0

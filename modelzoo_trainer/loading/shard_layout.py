@@ -55,14 +55,14 @@ class Share(NamedTuple):
         items: Its indices; one index if samples are not batched.
         position: Samples of the pass before these; None = no sample comes twice in a pass.
         sizes: How many samples each process has; None = not known before they are loaded.
-        is_filler: Whether there is none for this process: `items` are then somebody else's.
+        is_padding: Whether there is none for this process: `items` are then somebody else's.
     """
 
     number: int
     items: Any
     position: int | None
     sizes: tuple[int, ...] | None
-    is_filler: bool
+    is_padding: bool
 
 
 def is_split_already(loader: DataLoader[Any]) -> bool:
@@ -137,12 +137,12 @@ def _spans(
                 return
             sizes = split.sizes(num)
         begin, end = split.part(num)
-        is_filler = begin == end
-        if is_filler:
+        is_padding = begin == end
+        if is_padding:
             begin, end = 0, 1
         part = order[position + begin : position + end]
         items = part.tolist() if isinstance(part, np.ndarray) else list(part)
-        yield Share(number, items, position + begin if repeats else None, sizes, is_filler)
+        yield Share(number, items, position + begin if repeats else None, sizes, is_padding)
         number += 1
 
 
@@ -166,16 +166,16 @@ def _groups(
         lengths = tuple(len(draw.items) for draw in group)
         if is_full and not split.is_global and sum(lengths) >= least:
             own = group[split.index]
-            yield Share(idx, own.items, own.position, lengths, is_filler=False)
+            yield Share(idx, own.items, own.position, lengths, is_padding=False)
             continue
         items = [item for draw in group for item in draw.items]
         begin, end = split.part(len(items))
-        is_filler = begin == end
-        if is_filler:
+        is_padding = begin == end
+        if is_padding:
             begin, end = 0, 1
         first = group[0].position
         position = None if first is None else first + begin
-        yield Share(idx, items[begin:end], position, split.sizes(len(items)), is_filler)
+        yield Share(idx, items[begin:end], position, split.sizes(len(items)), is_padding)
 
 
 def _singles(found: Iterator[Draw], split: Split, number: int) -> Iterator[Share]:
@@ -184,6 +184,6 @@ def _singles(found: Iterator[Draw], split: Split, number: int) -> Iterator[Share
         group = list(islice(found, split.count))
         if not group:
             return
-        is_filler = split.index >= len(group)
-        own = group[0 if is_filler else split.index]
-        yield Share(idx, own.items, own.position, None, is_filler)
+        is_padding = split.index >= len(group)
+        own = group[0 if is_padding else split.index]
+        yield Share(idx, own.items, own.position, None, is_padding)

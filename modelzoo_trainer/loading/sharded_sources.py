@@ -33,15 +33,15 @@ from modelzoo_trainer.loading.sources import (
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """What a process knows of a batch that all share, equal on all but for `is_filler`.
+    """What a process knows of a batch that all share, equal on all but for `is_padding`.
 
     Args:
         sizes: How many samples each process has.
-        is_filler: Whether this process has none, and its batch stands for nothing.
+        is_padding: Whether this process has none, and its batch stands for nothing.
     """
 
     sizes: tuple[int, ...]
-    is_filler: bool
+    is_padding: bool
 
     @property
     def is_even(self) -> bool:
@@ -70,7 +70,7 @@ def size_of(batch: Batch) -> int:
 def parts_of(shared: Shared, size: int) -> list[Shared]:
     """Return a batch in parts of at most `size` samples: as many on every process.
 
-    A process whose samples do not suffice gets one of them again, as a filler.
+    A process whose samples do not suffice gets one of them again, as a padding batch.
 
     Args:
         shared: The batch.
@@ -81,13 +81,13 @@ def parts_of(shared: Shared, size: int) -> list[Shared]:
     """
     batch, facts = shared
     num = max(1, -(-max(facts.sizes) // size))
-    own = [] if facts.is_filler else split_batch(batch, size)
-    filler = split_batch(batch, 1)[0] if len(own) < num else None
+    own = [] if facts.is_padding else split_batch(batch, size)
+    padding = split_batch(batch, 1)[0] if len(own) < num else None
     parts = []
     for number in range(num):
         sizes = tuple(min(max(each - number * size, 0), size) for each in facts.sizes)
-        is_filler = number >= len(own)
-        parts.append(Shared(filler if is_filler else own[number], ShardInfo(sizes, is_filler)))
+        is_padding = number >= len(own)
+        parts.append(Shared(padding if is_padding else own[number], ShardInfo(sizes, is_padding)))
     return parts
 
 
@@ -188,9 +188,9 @@ class ShardedSequence(SequenceSource):
                 continue
             group = batches[place : place + num]
             sizes = tuple(map(size_of, group)) + (0,) * (num - len(group))
-            is_filler = self._split.index >= len(group)
-            batch = batches[-1] if is_filler else group[self._split.index]
-            yield number, Shared(batch, ShardInfo(sizes, is_filler))
+            is_padding = self._split.index >= len(group)
+            batch = batches[-1] if is_padding else group[self._split.index]
+            yield number, Shared(batch, ShardInfo(sizes, is_padding))
 
 
 class ShardedPositioned(PositionedSource):
@@ -234,17 +234,17 @@ class ShardedPositioned(PositionedSource):
         for share, batch in found:
             sizes = share.sizes
             if sizes is None or is_first or not is_trusted:
-                told = tuple(self._exchange(0 if share.is_filler else size_of(batch)))
+                told = tuple(self._exchange(0 if share.is_padding else size_of(batch)))
                 is_trusted = told == sizes and not asks
                 is_first, sizes = False, told
-            yield share.number, Shared(batch, ShardInfo(sizes, share.is_filler))
+            yield share.number, Shared(batch, ShardInfo(sizes, share.is_padding))
 
 
 class UnsizedShardedSource(Source):
     """The batches of any iterable, of which each process has its own.
 
     A pass is over when all processes' loaders are: one that ends earlier gives its last batch
-    again and again, as a filler.
+    again and again, as a padding batch.
 
     Args:
         *arguments: Of the source that this stands before.

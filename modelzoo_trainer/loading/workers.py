@@ -7,7 +7,6 @@ import copy
 import ctypes
 import logging
 import multiprocessing
-import multiprocessing.forkserver
 import os
 import signal
 import sys
@@ -22,6 +21,7 @@ import torch.multiprocessing
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import signal_handling as torch_signals
 
+from modelzoo_trainer.exit_codes import STOP_SIGNALS
 from modelzoo_trainer.loading.per_sample import SeededDataset
 
 
@@ -85,45 +85,13 @@ def _is_main_thread() -> bool:
 REPORTS: Final = _Reports()
 
 
-_NAMES: Final = ("SIGTERM", "SIGUSR1")  # SIGINT it disregards by itself
-
-
-def start_sturdy_server() -> None:
-    """Start the server, unless there is one already; it keeps what others want it to import."""
-    server: Any = multiprocessing.forkserver._forkserver
-    if __name__ not in server._preload_modules:
-        server.set_forkserver_preload([*server._preload_modules, __name__])
-    server.ensure_running()
-
-
-class _Spare:
-    """Disregards signals in the process that made it, not in those that it forks."""
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal."""
-        if os.getpid() != self._pid:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-
-if any("multiprocessing.forkserver" in word for word in sys.orig_argv):
-    for _name in _NAMES:
-        signal.signal(getattr(signal, _name), _Spare())
-
-
 _PR_SET_PDEATHSIG: Final = 1
 _KILL_S: Final = 5.0  # after SIGKILL, until a process that does not end is left behind
-_LEFT_TO_THE_PARENT: Final = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
-)
 _SETTINGS: Final = ("worker_init_fn", "multiprocessing_context")
 
 WorkerInit = Callable[[int], None]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("modelzoo_trainer.data.worker_life")
 
 
 class BoundWorker:
@@ -148,12 +116,12 @@ class BoundWorker:
 
     def __call__(self, worker_id: int) -> None:
         """Bind this process; called in the worker."""
-        for number in _LEFT_TO_THE_PARENT:
+        for number in STOP_SIGNALS:
             # Not SIG_IGN, which the programs that a data set starts would inherit.
             signal.signal(number, _disregard)
         atexit.register(_ignore)
         if hasattr(signal, "pthread_sigmask"):
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_THE_PARENT)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         # The server outlives the parent as long as its workers live.
         if self.is_main and self.parent is not None and sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -262,6 +230,9 @@ def _binding(loader: Any) -> Iterator[None]:
     context = _context_of(loader)
     has_server = context.get_start_method() == "forkserver"
     if has_server:
+        # Not every system has it.
+        from modelzoo_trainer.loading.fork_server import start_sturdy_server
+
         start_sturdy_server()
     mortal, started = _with_mortal_workers(context)
     given = {name: getattr(loader, name) for name in _SETTINGS}
@@ -312,7 +283,7 @@ def _deaf() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_THE_PARENT)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
@@ -328,7 +299,7 @@ def _end_with_parent() -> None:
 
 def _ignore() -> None:
     """Have signals ignored to the end: an interpreter that is being taken down drops handlers."""
-    for number in _LEFT_TO_THE_PARENT:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 

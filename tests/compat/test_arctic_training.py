@@ -257,7 +257,7 @@ def test_at_20_a_method_without_annotation(caplog) -> None:
         def go(self):
             return 1
 
-    with caplog.at_level(logging.WARNING, "modelzoo_trainer.interceptors"):
+    with caplog.at_level(logging.WARNING, "modelzoo_trainer.advice"):
         assert Bare().go() == 2
     assert "go says not what it returns" in caplog.text
 

@@ -121,12 +121,12 @@ class Watcher(Callback):
     def on_train_batch_start(self, trainer: Any, model: Any, batch: Any, batch_idx: int) -> None:
         data = trainer.data
         self.parts.append(data.num_parts)
-        self.seen.append((batch_idx, batch.tolist(), data.is_filler, data.is_even))
+        self.seen.append((batch_idx, batch.tolist(), data.is_padding, data.is_even))
 
     @override
     def on_validate_batch_start(self, trainer: Any, model: Any, batch: Any, batch_idx: int) -> None:
         data = trainer.val_pass
-        self.validated.append((batch_idx, batch.tolist(), data.is_filler, data.is_even))
+        self.validated.append((batch_idx, batch.tolist(), data.is_padding, data.is_even))
 
 
 def join() -> tuple[int, int]:
@@ -156,7 +156,7 @@ def passes(rank: int, make: Callable[..., Any], cases: list[dict[str, Any]]) -> 
         one = EpochIterator(begun, backend.batches, micro_batch_size=size)
         found.append(
             [
-                (idx, batch.flatten().tolist(), one.is_filler, one.is_even)
+                (idx, batch.flatten().tolist(), one.is_padding, one.is_even)
                 for batch, _, idx in one.items
             ]
         )
@@ -237,7 +237,7 @@ def number_loader(
 
 
 def together(parts: list[list[Seen]]) -> list[list[float]]:
-    """Return what all processes have of each batch, in their order, without fillers.
+    """Return what all processes have of each batch, in their order, without padding.
 
     Args:
         parts: What each process has seen.
@@ -247,9 +247,9 @@ def together(parts: list[list[Seen]]) -> list[list[float]]:
     for group in zip(*parts, strict=True):
         assert len({idx for idx, *_ in group}) == 1
         assert len({is_even for *_, is_even in group}) == 1
-        sizes = [0 if is_filler else len(values) for _, values, is_filler, _ in group]
+        sizes = [0 if is_padding else len(values) for _, values, is_padding, _ in group]
         assert group[0][3] == (len(set(sizes)) == 1)
-        found.append([x for _, values, is_filler, _ in group if not is_filler for x in values])
+        found.append([x for _, values, is_padding, _ in group if not is_padding for x in values])
     return found
 
 

@@ -57,15 +57,15 @@ def test_their_batches_are_those_of_one_process_with_as_many_samples(count: int)
 
 
 @ranks
-def test_fillers_are_what_is_missing_to_a_sample_for_each(count: int) -> None:
+def test_padding_is_what_is_missing_to_a_sample_for_each(count: int) -> None:
     cases = [{"num": num, "size": 2} for num in range(1, 30)]
     results = run_ranks(count, passes, number_loader, cases)
-    num_fillers = [
-        sum(is_filler for part in parts for _, _, is_filler, _ in part)
+    num_padding = [
+        sum(is_padding for part in parts for _, _, is_padding, _ in part)
         for parts in by_case(results)
     ]
     rest = [case["num"] % (2 * count) for case in cases]
-    assert num_fillers == [max(count - left, 0) if left else 0 for left in rest]
+    assert num_padding == [max(count - left, 0) if left else 0 for left in rest]
 
 
 @pytest.mark.slow_cases("2")
@@ -108,9 +108,9 @@ def test_a_list_is_divided(count: int) -> None:
         given = [float(idx) for idx, size in enumerate(case["sizes"]) for _ in range(size)]
         assert flat(together(parts)) == given
         last = float(len(case["sizes"]) - 1)
-        fillers = [values for part in parts for _, values, is_filler, _ in part if is_filler]
-        assert len(fillers) == -len(case["sizes"]) % count
-        assert {value for values in fillers for value in values} <= {last}
+        padding = [values for part in parts for _, values, is_padding, _ in part if is_padding]
+        assert len(padding) == -len(case["sizes"]) % count
+        assert {value for values in padding for value in values} <= {last}
 
 
 def unequal(rank: int, count: int, *, lengths: list[int], size: int = 1) -> Part:
@@ -125,8 +125,8 @@ def test_iterables_of_unequal_length_end_together() -> None:
         assert sorted(flat(together(parts))) == [
             100.0 * rank + number for rank in range(3) for number in range(case["lengths"][rank])
         ]
-    fillers = [values for _, values, is_filler, _ in results[0][1] if is_filler]
-    assert fillers == [[100.0]] * 4
+    padding = [values for _, values, is_padding, _ in results[0][1] if is_padding]
+    assert padding == [[100.0]] * 4
 
 
 def test_an_iterable_without_a_batch_is_refused_everywhere() -> None:

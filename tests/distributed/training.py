@@ -66,7 +66,7 @@ class Record(Callback):
         self.grads.append(torch.cat([grad.flatten() for grad in found]).tolist())
 
     def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
-        self.batches.append(0 if trainer.is_filler else len(batch[0]))
+        self.batches.append(0 if trainer.is_padding else len(batch[0]))
 
 
 class Metrics(Logger):

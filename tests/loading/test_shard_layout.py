@@ -73,16 +73,16 @@ def taken(
 
 
 def in_order(parts: list[list[Share]]) -> list[Any]:
-    """Return the indices of all processes, in the order of the pass; fillers left out."""
+    """Return the indices of all processes, in the order of the pass; padding left out."""
     found = []
     for group in zip(*parts, strict=True):
         assert len({share.number for share in group}) == 1
         assert len({share.sizes for share in group}) == 1
         for index, share in enumerate(group):
             if share.sizes is not None:
-                assert share.is_filler == (share.sizes[index] == 0)
+                assert share.is_padding == (share.sizes[index] == 0)
                 assert len(share.items) == max(share.sizes[index], 1)
-            if not share.is_filler:
+            if not share.is_padding:
                 found += share.items if isinstance(share.items, list) else [share.items]
     return found
 
@@ -156,7 +156,7 @@ def test_a_process_without_a_sample_gets_one_of_somebody_elses() -> None:
     assert [[share.items for share in part] for part in parts] == [[[0]], [[1]], [[2]], [[3, 4]]]
     parts = taken(loader_of("plain", 9, 2), 4)
     assert [part[1].items for part in parts] == [[8]] * 4
-    assert [part[1].is_filler for part in parts] == [True, True, True, False]
+    assert [part[1].is_padding for part in parts] == [True, True, True, False]
 
 
 def test_remaining_draws_of_the_users_own_are_divided_evenly() -> None:
@@ -169,10 +169,10 @@ def test_remaining_draws_of_the_users_own_are_divided_evenly() -> None:
     assert [share.sizes for share in parts[1]] == [(2, 1), (2, 1), (1, 2)]
 
 
-def test_items_that_are_not_batched_end_with_fillers_of_unknown_size() -> None:
+def test_items_that_are_not_batched_end_with_padding_of_unknown_size() -> None:
     parts = taken(loader_of("single", 5), 3)
     assert [[share.items for share in part] for part in parts] == [[0, 3], [1, 4], [2, 3]]
-    assert [share.is_filler for share in parts[2]] == [False, True]
+    assert [share.is_padding for share in parts[2]] == [False, True]
     assert {share.sizes for part in parts for share in part} == {None}
 
 
@@ -211,7 +211,7 @@ def test_the_place_of_a_sample_that_comes_twice_does_not_depend_on_who_loads_it(
         for part in taken(loader, 3)
         for share in part
         for i, item in enumerate(share.items)
-        if not share.is_filler
+        if not share.is_padding
     ]
     assert sorted(several) == one
 
