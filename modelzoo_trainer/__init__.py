@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         ValidationCallback,
         register_global_callback,
     )
-    from modelzoo_trainer.closures import step_closure, summarize_scalar, summarize_tensor
+    from modelzoo_trainer.closures import step_closure
     from modelzoo_trainer.core import (
         AutoRestart,
         Checkpoint,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from modelzoo_trainer.hooks.standalone import Hooks
     from modelzoo_trainer.interceptors import Advised, event
     from modelzoo_trainer.loggers.logger import Logger
+    from modelzoo_trainer.summaries import summarize_scalar, summarize_tensor
     from modelzoo_trainer.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -50,7 +51,7 @@ _HOMES = {
         "ValidationCallback",
         "register_global_callback",
     ),
-    "closures": ("step_closure", "summarize_scalar", "summarize_tensor"),
+    "closures": ("step_closure",),
     "core": (
         "AutoRestart",
         "Checkpoint",
@@ -72,6 +73,7 @@ _HOMES = {
     ),
     "loggers.logger": ("Logger",),
     "hooks.standalone": ("Hooks",),
+    "summaries": ("summarize_scalar", "summarize_tensor"),
     "trainer": ("Trainer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

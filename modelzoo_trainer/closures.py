@@ -1,4 +1,4 @@
-"""Values from anywhere in a step: functions that are called with host values, and summaries."""
+"""Step closures: code that needs a value on the host, called when the value is there."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
-import torch
 from torch import Tensor
 
 from modelzoo_trainer.errors import HookError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from modelzoo_trainer.trainer import Trainer
 
 # Of the process, not of a thread: backward hooks run in threads of autograd's.
@@ -115,76 +112,3 @@ def _replace(tree: Any, function: Callable[[Any], Any], kind: type = Tensor) -> 
     if type(tree) is dict:
         return {key: _replace(value, function, kind) for key, value in tree.items()}
     return tree
-
-
-# A compiler would make the trainer's state part of the graph.
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
-def summarize_scalar(name: str, value: Tensor | float) -> None:
-    """Log a number under a name, on log steps of the run that is under way.
-
-    Outside of a run nothing happens, so a model may call it wherever it is used. The value is
-    taken as it is now and reaches the loggers as any metric does, in a validation with its prefix.
-    Of a step over several batches it is that of the last batch. When a name is used again in one
-    training batch, as by a module that is called twice, the first value counts; of a validation
-    the last logged batch does.
-
-    Args:
-        name: Of the metric.
-        value: A number, or a tensor with one element.
-
-    Raises:
-        ValueError: In a run, if it is neither.
-
-    Cost:
-        Off log steps nothing. In a compiled model the graph is split here.
-    """
-    trainer = active_trainer()
-    if trainer is None:
-        return
-    if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise ValueError(
-                f"summarize_scalar: {name!r} has the shape {tuple(value.shape)}; it must have one "
-                f"element. Use summarize_tensor for more."
-            )
-        if is_recorded(trainer):
-            _log(trainer, name, snapshot(value).reshape(()))
-    elif isinstance(value, (int, float)):
-        _log(trainer, name, value)
-    else:
-        raise ValueError(
-            f"summarize_scalar: {name!r} is a {type(value).__name__}; it must be a number or a "
-            f"tensor with one element."
-        )
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
-def summarize_tensor(name: str, value: Tensor) -> None:
-    """Log a whole tensor under a name; otherwise as `summarize_scalar`.
-
-    Args:
-        name: Of the metric.
-        value: One without dimensions is logged with one.
-
-    Raises:
-        ValueError: In a run, if it is no tensor.
-
-    Cost:
-        Off log steps nothing; on those, a copy of the tensor to the host.
-    """
-    trainer = active_trainer()
-    if trainer is None:
-        return
-    if not isinstance(value, Tensor):
-        raise ValueError(
-            f"summarize_tensor: {name!r} is a {type(value).__name__}; it must be a tensor. Use "
-            f"summarize_scalar for numbers."
-        )
-    if is_recorded(trainer):
-        _log(trainer, name, snapshot(value if value.dim() else value.reshape(1)))
-
-
-def _log(trainer: Trainer, name: str, value: Tensor | float) -> None:
-    scoped = trainer.name_scope_path + name
-    if not (trainer.logging.in_batch and scoped in trainer.logging.collected):
-        trainer.log_metrics_dict({name: value})

@@ -82,6 +82,15 @@ def test_the_command_line_answers_without_torch(name: str, root: Path, tmp_path:
     assert "'pydantic'" not in loaded
 
 
+def test_the_trainer_brings_neither_the_compiler_nor_pydantic(root: Path, tmp_path: Path) -> None:
+    """Each takes longer to import than everything of the trainer's."""
+    code = "import sys; from modelzoo_trainer import Trainer; print(sorted(sys.modules))"
+    loaded = run_python(code, root=root, folder=tmp_path)
+    assert "'modelzoo_trainer.trainer'" in loaded
+    assert "'torch._dynamo'" not in loaded
+    assert "'pydantic'" not in loaded
+
+
 def test_asking_whether_there_are_other_processes_imports_no_torch(
     root: Path, tmp_path: Path
 ) -> None:
