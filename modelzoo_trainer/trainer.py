@@ -316,7 +316,8 @@ class Trainer(AdvisedMethods):
             begin(self, "_epoch")
             self.hooks.on_train_epoch_start(self, data.epoch)
         batch = data.next_batch(self)
-        if batch is NOTHING:
+        if batch is NOTHING:  # all that was left of the epoch is skipped
+            self._end_epoch()
             return
         batch_idx = data.batch_idx - data.ends_batch
         self.hooks.on_train_batch_start(self, self.model, batch, batch_idx)
@@ -328,9 +329,12 @@ class Trainer(AdvisedMethods):
             if self.early_exit.is_asked:
                 self.early_exit.check(self)
         if data.is_last:
-            self.hooks.on_train_epoch_end(self, data.epoch)
-            end(self, "_epoch")
-            data.end_epoch()
+            self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        self.hooks.on_train_epoch_end(self, self.data.epoch)
+        end(self, "_epoch")
+        self.data.end_epoch()
 
     @event("epoch")
     def _epoch(self) -> None:

@@ -33,7 +33,7 @@ class DataLoaderCallback(CoreCallback):
 
     Order and random numbers of a pass are functions of the run's seed and its number, so that a
     run that resumes in its middle takes exactly the batches that are left. How it gets there
-    depends on the loader, see `core/sources.py`: a torch DataLoader begins at the position, one
+    depends on the loader, see `loading/sources.py`: a torch DataLoader begins at the position, one
     with `state_dict()` and `load_state_dict()` gets its state back, a list is sliced, and of any
     other the batches that were trained on are loaded and dropped.
 
@@ -47,8 +47,8 @@ class DataLoaderCallback(CoreCallback):
     ones.
 
     With several processes a batch is what all of them take together, and `is_padding` and `is_even`
-    tell of this one's part, see `core/shared_sources.py`. A run may resume with another number of
-    them: it goes on after as many draws of the loader as all have consumed.
+    tell of this one's part, see `loading/sharded_sources.py`. A run may resume with another number
+    of them: it goes on after as many draws of the loader as all have consumed.
 
     State: `dataloader`: `epoch`, `batch_idx` (batches of the pass consumed), `num_batches`
         (forward passes since the start), `parts` (of the next batch, consumed), `loader` (the
@@ -151,7 +151,7 @@ class DataLoaderCallback(CoreCallback):
         """Return the next training batch, on the device, and count it as consumed.
 
         Returns:
-            The batch; `NOTHING` if all that was left of the pass is passed over: it is over then.
+            The batch; `NOTHING` if all that was left of the epoch is skipped.
 
         Raises:
             ConfigError: If a pass has no batch.
@@ -166,7 +166,7 @@ class DataLoaderCallback(CoreCallback):
         try:
             batch, self.is_last, idx = next(begun.items)
         except StopIteration:
-            return self._after_nothing(trainer, feed)
+            return self._after_nothing()
         if feed.host_seed is not None:
             seed_generators(mixed(feed.host_seed, idx, self._parts))
         if begun.ends_batch:
@@ -318,16 +318,14 @@ class DataLoaderCallback(CoreCallback):
             self._go_on_to(self.epoch + 1)
             self._loader_state = None
 
-    def _after_nothing(self, trainer: Trainer, feed: TrainData) -> Any:
-        """End the pass and return `NOTHING`, if all that was left of it is passed over.
+    def _after_nothing(self) -> Any:
+        """Return `NOTHING`, if all that was left of the epoch is skipped.
 
         Raises:
-            ConfigError: If the pass has no batch.
+            ConfigError: If the epoch has no batch.
         """
         if not any(idx >= self.batch_idx for idx in self._skipped_here()):
             raise ConfigError(self.explain_empty())
-        trainer.hooks.on_train_epoch_end(trainer, self.epoch)
-        self.end_epoch()
         return NOTHING
 
     def explain_empty(self) -> str:

@@ -103,6 +103,27 @@ def test_a_pass_of_which_nothing_is_left_is_left_out(trainer_of, make, left_out)
     assert trainer.data.epoch == 3
 
 
+def test_a_pass_of_which_nothing_is_left_ends_for_interceptors_too(trainer_of) -> None:
+    seen: list[str] = []
+
+    class Skip(Callback):
+        def on_train_start(self, trainer, model, train_dataloader, loop, loop_idx):
+            trainer.data.skip_batches([(0, idx) for idx in range(4)])
+
+        def on_train_epoch_start(self, trainer, epoch):
+            seen.append(f"start {epoch}")
+
+        def on_train_epoch_end(self, trainer, epoch):
+            seen.append(f"end {epoch}")
+
+    pairs = [
+        ("pre-epoch", lambda self: seen.append("pre")),
+        ("post-epoch", lambda self: seen.append("post")),
+    ]
+    trainer_of(Skip(), *pairs, num_epochs=2, model=Scale()).fit(WithoutLength())
+    assert seen == ["pre", "start 0", "end 0", "post", "pre", "start 1", "end 1", "post"]
+
+
 def test_a_last_pass_of_which_nothing_is_left_ends_the_run(trainer_of) -> None:
     batches = Batches()
     trainer = trainer_of(

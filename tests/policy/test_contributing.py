@@ -33,8 +33,8 @@ def members_of(sources: list[Any]) -> dict[str, set[str]]:
 @pytest.mark.parametrize("walk", WALKS)
 def test_every_stop_of_a_walk_is_there(walk: str, page: str, sources: list[Any]) -> None:
     text = page.partition(f"**{walk}**: ")[2].partition("\n\n")[0]
-    stops = re.findall(r"(?<!\w)\d `(\w+)(?:\.(\w+))?`", text)
-    numbers = re.findall(r"(?<!\w)(\d) `", text)
+    stops = re.findall(r"(?<!\w)\d\s`(\w+)(?:\.(\w+))?`", text)
+    numbers = re.findall(r"(?<!\w)(\d)\s`", text)
     members = members_of(sources)
     functions = {
         node.name for one in sources for node in one.tree.body if isinstance(node, ast.FunctionDef)
