@@ -20,10 +20,11 @@ _BLOCK = 1 << 15
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch):
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_CONSOLE", "off")
+    wandb.teardown()  # it keeps the settings of the process's first run
     monkeypatch.setattr(sys, "exit", sys.exit)  # wandb replaces it, for good
 
 
