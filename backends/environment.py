@@ -14,10 +14,10 @@ LIMIT_BATCHES: Final = "MODELZOO_LIMIT_BATCHES"
 
 
 def limit_batches(environ: Mapping[str, str] | None = None) -> int | None:
-    """Return after how many batches passes over data end; None = with the data.
+    """Return after how many batches an epoch ends; None = with the data.
 
     Raises:
-        ValueError: If it is no number > 0, nor "none" or empty.
+        ValueError: If it is not a number > 0, "none" or empty.
     """
     text = (os.environ if environ is None else environ).get(LIMIT_BATCHES, "").strip()
     if text.lower() in ("", "none"):

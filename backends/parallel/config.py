@@ -257,7 +257,7 @@ def check_timeout(timeout: Any) -> float:
     """Return a time-out in seconds.
 
     Raises:
-        BackendError: If it is no number > 0.
+        BackendError: If it is not a number > 0.
     """
     is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
     if not is_number or not 0 < timeout <= _LONGEST_S:

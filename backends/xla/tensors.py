@@ -40,7 +40,7 @@ class Snapshot:
             self.kept = tensor.clone()  # what was changed in place once will be again
 
     def forget(self) -> None:
-        """Care no more for what becomes of the tensor."""
+        """Stop following the tensor."""
         self._tensor = None
 
     def save(self) -> bool:

@@ -245,7 +245,7 @@ class LogSparsity(Callback):
         sparsity/<name>/target: The fraction that is meant, 0 to 1.
         sparsity/<name>/actual: The fraction that is masked, 0 to 1.
 
-    Cost: A pass over the masks per log step, no host read.
+    Cost: Each mask is read once on the device per log step; no host read.
     """
 
     log_step_hooks = frozenset({"on_after_optimizer_step"})

@@ -60,7 +60,7 @@ class Checkpoint(CoreCallback, Advised):
         checkpoint_name: Their names; holds the field `{step}` once, and begins with no dot.
         strict_version: Accepted for the format's sake: one that cannot be read is always refused.
         minutes: Write one at the first step boundary so many minutes after the last; None = none.
-        epochs: Write one at the end of every so many passes over the data; None = none.
+        epochs: Write one at the end of every n-th epoch; None = never.
         asynchronous: Go on training while a checkpoint is written, from a copy of the state in
             host memory. At most one is under way.
         save_final_checkpoint: Write one where a run ends, also without `steps`, `minutes` and

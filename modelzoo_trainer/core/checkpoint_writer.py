@@ -26,9 +26,9 @@ class CheckpointSchedule:
     """The step boundaries at which a checkpoint is due: by steps, by the clock, by passes.
 
     Args:
-        steps: Every so many steps; None or 0 = none.
+        steps: On every n-th step; None or 0 = never.
         minutes: So many minutes after the last one, > 0; None = none.
-        epochs: At the end of every so many passes over the data, > 0; None = none.
+        epochs: At the end of every n-th epoch, > 0; None = never.
 
     Raises:
         ConfigError: If a number is out of range.
