@@ -13,8 +13,9 @@ from typing import Final
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from modelzoo_trainer.loading.position import EpochSeeds
-from modelzoo_trainer.loading.sources import Start, make_source
+from modelzoo_trainer.loading.position import EpochSeeds, EpochStart
+from modelzoo_trainer.loading.sharding import WHOLE
+from modelzoo_trainer.loading.sources import make_source
 
 STEPS: Final = (10, 1_000_000)
 BATCH_SIZE: Final = 8
@@ -33,15 +34,14 @@ class Numbers(Dataset[torch.Tensor]):
 
 def seconds_to_next(loader: DataLoader[torch.Tensor], step: int) -> float:
     """Return the seconds from nothing to the first batch after a step."""
-    start = Start(
+    start = EpochStart(
         epoch=3,
-        position=step,
-        passed_over=frozenset(),
+        batch_idx=step,
         seeds=EpochSeeds(order=1, fetches=2, samples=3),
         restores=True,
     )
     begin = time.perf_counter()
-    source = make_source(loader)
+    source = make_source(loader, WHOLE, lambda own: [own])
     number, _ = next(iter(source.begin(start)))
     taken = time.perf_counter() - begin
     source.close()

@@ -96,7 +96,8 @@ class MetricLog:
         dest: str | Sequence[str] | None = None,
     ) -> None:
         """Log metrics; see `Trainer.log_metrics_dict`."""
-        log, trainer = self._logging, self._trainer
+        log, trainer = self._logging, self._owner()
+        assert trainer is not None  # it calls this
         is_late = self.is_delivering and not (log.in_batch and trainer.global_step == log.step)
         if not is_late:
             if not trainer.is_log_step:

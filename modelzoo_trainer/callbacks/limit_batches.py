@@ -103,7 +103,7 @@ class LimitBatches(Callback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        trainer.data.end_passes_after(self.num_batches, "LimitBatches")
+        trainer.data.end_epochs_after(self.num_batches, "LimitBatches")
 
     @override
     def on_fit_start(

@@ -114,7 +114,7 @@ class ProgressBar(Callback):
     def on_train_epoch_start(self, trainer: Trainer, epoch: int) -> None:
         self._close_train()
         if _is_shown(trainer):
-            begin, total = trainer.data.batch_idx, trainer.data.num_batches_per_pass()
+            begin, total = trainer.data.batch_idx, trainer.data.num_batches_per_epoch()
             self._train = Bar(begin, total, f"epoch {epoch + 1}", "batch")
 
     @override

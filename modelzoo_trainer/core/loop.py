@@ -328,7 +328,7 @@ class RunSchedule(CoreCallback):
             )
 
     def _steps_per_epoch(self, trainer: Trainer, loop: TrainingLoop) -> int | None:
-        num = trainer.data.num_batches_per_pass()
+        num = trainer.data.num_batches_per_epoch()
         if num == 0 and loop.num_epochs is not None:
             raise ConfigError(trainer.data.explain_empty())
         steps = None if num is None else math.ceil(num / loop.grad_accum_steps)

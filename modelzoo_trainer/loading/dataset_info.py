@@ -16,7 +16,7 @@ log = logging.getLogger("modelzoo_trainer.data")
 _WORDS: Final = {
     "num_samples": "{} samples",
     "batch_size": "batches of {}",
-    "num_batches": "{} batches a pass",
+    "num_batches": "{} batches an epoch",
 }
 
 
@@ -27,7 +27,7 @@ def facts_of(
 
     Args:
         loader: The loader.
-        num_batches: Batches a pass, of all processes together; None = not known.
+        num_batches: Batches an epoch, of all processes together; None = not known.
         draws_per_batch: What the loader draws for such a batch.
     """
     size = size_of_draws(loader)
@@ -63,21 +63,21 @@ def warn_of_changes(before: Mapping[str, Any], now: Mapping[str, int]) -> None:
         )
 
 
-def warn_of_renumbering(
-    before: Position, now: Position, passed_over: Collection[Any], *, loses_state: bool
+def warn_of_new_layout(
+    before: Position, now: Position, skipped: Collection[Any], *, loses_state: bool
 ) -> None:
-    """Say what it means that a run goes on with another number of processes.
+    """Say what it means that a run resumes with another number of processes.
 
     Args:
         before: Where the checkpoint was made.
         now: Where the run begins.
-        passed_over: The batches of the checkpoint that were not to be trained on.
+        skipped: The batches of the checkpoint that were not to be trained on.
         loses_state: Whether loaders had left their own states in it.
     """
-    was, num = before.numbering.num_shards, now.numbering.num_shards
+    was, num = before.layout.num_shards, now.layout.num_shards
     log.info(
-        "The data was divided into %d parts when the checkpoint was made, and now into %d: pass %d "
-        "goes on with batch %d.",
+        "The data was divided into %d parts when the checkpoint was made, and now into %d: epoch "
+        "%d continues with batch %d.",
         was,
         num,
         now.epoch,
@@ -86,47 +86,47 @@ def warn_of_renumbering(
     num_again = (before.num_samples or 0) - (now.num_samples or 0)
     if before.num_samples and now.num_samples is not None and num_again:
         log.warning(
-            "Exactness is not guaranteed: with batches of another size, %d samples of pass %d are "
+            "Exactness is not guaranteed: with batches of another size, %d samples of epoch %d are "
             "trained on again.",
             num_again,
             now.epoch,
         )
-    if passed_over:
+    if skipped:
         log.warning(
             "The checkpoint was made with %d parts of the data, and this run has %d: the %d "
-            "batches that were to be passed over are trained on, as their numbers mean others now.",
+            "batches that were to be skipped are trained on, as their numbers mean others now.",
             was,
             num,
-            len(passed_over),
+            len(skipped),
         )
     if loses_state:
         log.warning(
             "Exactness is not guaranteed: train_dataloader left a state for each of %d parts of "
-            "the data, and this run has %d. It is read from the beginning of the pass.",
+            "the data, and this run has %d. It is read from the beginning of the epoch.",
             was,
             num,
         )
 
 
 def check_position(num: int, length: int | None, limit: int | None, limited_by: str) -> None:
-    """Check that a pass can begin after so many batches.
+    """Check that an epoch can begin after so many batches.
 
     Args:
         num: Batches that were trained on.
-        length: Batches of a pass; None = not known.
-        limit: Batches after which a pass ends though it may have more; None = none.
+        length: Batches of an epoch; None = not known.
+        limit: Batches after which an epoch ends though it may have more; None = none.
         limited_by: What says so, for the message.
 
     Raises:
-        ConfigError: If the pass would be over.
+        ConfigError: If the epoch would be over.
     """
     if limit is not None and limit <= num:
         raise ConfigError(
-            f"the checkpoint was made after batch {num} of a pass, but {limited_by} "
-            f"ends a pass after {limit}. Use the one that it was made with, or a larger one."
+            f"the checkpoint was made after batch {num} of an epoch, but {limited_by} "
+            f"ends an epoch after {limit}. Use the one that it was made with, or a larger one."
         )
     if length is not None and 0 < length <= num:
         raise ConfigError(
-            f"the checkpoint was made after batch {num} of a pass, but train_dataloader has "
+            f"the checkpoint was made after batch {num} of an epoch, but train_dataloader has "
             f"{length}. Use the data and batch size that it was made with."
         )

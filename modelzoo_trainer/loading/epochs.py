@@ -1,4 +1,4 @@
-"""One pass over a dataloader: batches that know whether they are the last."""
+"""One epoch of a dataloader: batches that know whether they are the last."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from modelzoo_trainer.callback import Batch, Loader
-from modelzoo_trainer.data.batches import split_batch
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.loading.sharded_sources import ShardedItems, parts_of
+from modelzoo_trainer.loading.sharding import ShardedBatch
 from modelzoo_trainer.loading.workers import shut_down, start_iterator
 
 
@@ -121,43 +120,43 @@ def known_length(items: Any) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedEpoch:
-    """A pass that was begun, perhaps in its middle.
+    """An epoch that was begun, perhaps in its middle.
 
     Args:
         items: The numbers of batches, and the batches.
-        length: Number of batches of the whole pass where it cannot be wrong; None = not known.
-        position: Batches that are left out at its beginning.
-        parts: Parts of the first batch that are left out as well.
-        passed_over: Numbers of other batches that are left out.
-        is_shared: Whether the batches are `Shared`: there are several processes.
-        close: Ends what was started for the pass.
+        length: Number of batches of the whole epoch where it cannot be wrong; None = not known.
+        position: Batches that are skipped at its beginning.
+        parts: Micro-batches of the first batch that are skipped as well.
+        skipped: Numbers of other batches that are skipped.
+        is_sharded: Whether the batches are `ShardedBatch`es: there are several processes.
+        close: Ends what was started for the epoch.
     """
 
     items: Iterator[tuple[int, Batch]]
     length: int | None = None
     position: int = 0
     parts: int = 0
-    passed_over: Collection[int] = ()
-    is_shared: bool = False
+    skipped: Collection[int] = ()
+    is_sharded: bool = False
     close: Callable[[], None] | None = None
 
 
 class EpochIterator:
-    """One pass over the batches of a dataloader; `items` yields (batch, is it the last, number).
+    """The batches of one epoch; `items` yields (batch, is it the last, number).
 
     A loader whose length is exact is read batch by batch; of any other one the next batch is
     fetched early, to know the last one when it is yielded.
 
-    With several processes, `is_padding` says whether the batch at hand stands for nothing: others
-    have samples left, this process has none. `is_even` says whether all processes have the same
-    number of samples in it, and says the same on all of them, without asking.
+    With several processes, `is_padding` says whether the batch at hand counts nothing: others have
+    samples left, this process has none. `is_even` says whether all processes have the same number
+    of samples in it, and says the same on all of them, without communication.
 
     Args:
-        loader: The dataloader, or a pass over it that was begun.
+        loader: The dataloader, or an epoch of it that was begun.
         place: Puts batches on the device: `backend.batches`.
-        limit: Number of the batch before which the pass ends; None = none.
-        micro_batch_size: Yield batches in parts of at most this many samples; `ends_batch` says
-            whether the part at hand is the last of its batch, `num_parts` how many that has.
+        limit: Number of the batch before which the epoch ends; None = none.
+        micro_batch_size: Yield micro-batches of at most this many samples; `ends_batch` says
+            whether the one at hand is the last of its batch, `num_parts` how many that has.
     """
 
     def __init__(
@@ -182,10 +181,8 @@ class EpochIterator:
         self.items: Iterator[tuple[Batch, bool, int]] = place(_marked(begun, limit))
         self.ends_batch = True
         self.num_parts = 1
-        if begun.is_shared:
-            self.items = self._shared(self.items, micro_batch_size, begun.parts)
-        elif micro_batch_size is not None:
-            self.items = self._in_parts(self.items, micro_batch_size, begun.parts)
+        if begun.is_sharded or micro_batch_size is not None:
+            self.items = self._unpacked(self.items, begun, micro_batch_size)
         self.is_last = False
         self.num_yielded = begun.position
 
@@ -195,41 +192,33 @@ class EpochIterator:
         return batch
 
     def close(self) -> None:
-        """End the workers that were started for this pass; a second call does nothing."""
+        """End the workers that were started for this epoch. Idempotent."""
         iterator, self._started = self._started, None
         shut_down(iterator)
         if self._close is not None:
             self._close()
 
-    def _in_parts(
-        self, items: Iterator[tuple[Batch, bool, int]], size: int, num_left_out: int
+    def _unpacked(
+        self, items: Iterator[tuple[Any, bool, int]], begun: StartedEpoch, size: int | None
     ) -> Iterator[tuple[Batch, bool, int]]:
-        for batch, is_last, idx in items:
-            parts = split_batch(batch, size)
+        """Yield sharded batches' own part, and all batches in micro-batches if there is a size."""
+        num_skipped = begun.parts
+        for given, is_last, idx in items:
+            batch: ShardedBatch = given if begun.is_sharded else ShardedBatch.whole(given)
+            parts = [batch] if size is None else batch.micro_batches(size)
             self.num_parts = len(parts)
-            for number, part in enumerate(parts[num_left_out:], num_left_out + 1):
+            for number, (part, info) in enumerate(parts[num_skipped:], num_skipped + 1):
+                self.is_padding, self.is_even = info.is_padding, info.is_even
                 self.ends_batch = number == self.num_parts
                 yield part, is_last and self.ends_batch, idx
-            num_left_out = 0
-
-    def _shared(
-        self, items: ShardedItems, size: int | None, num_left_out: int
-    ) -> Iterator[tuple[Batch, bool, int]]:
-        for shared, is_last, idx in items:
-            parts = [shared] if size is None else parts_of(shared, size)
-            self.num_parts = len(parts)
-            for number, (batch, facts) in enumerate(parts[num_left_out:], num_left_out + 1):
-                self.is_padding, self.is_even = facts.is_padding, facts.is_even
-                self.ends_batch = number == self.num_parts
-                yield batch, is_last and self.ends_batch, idx
-            num_left_out = 0
+            num_skipped = 0
 
 
 def _marked(begun: StartedEpoch, limit: int | None) -> Iterator[tuple[Batch, bool, int]]:
     ends = [end for end in (begun.length, limit) if end is not None]
     if not ends:
         return _one_ahead(begun.items)
-    last = last_index(begun.position, min(ends), begun.passed_over)
+    last = last_index(begun.position, min(ends), begun.skipped)
     if last is None:
         return iter(())
     if begun.length is None:
@@ -237,10 +226,10 @@ def _marked(begun: StartedEpoch, limit: int | None) -> Iterator[tuple[Batch, boo
     return _counted(begun, last)
 
 
-def last_index(start: int, end: int, passed_over: Collection[int]) -> int | None:
-    """Return the last number in [start, end) that is not passed over, or None."""
+def last_index(start: int, end: int, skipped: Collection[int]) -> int | None:
+    """Return the last number in [start, end) that is not skipped, or None."""
     numbers = range(end - 1, start - 1, -1)
-    return next((number for number in numbers if number not in passed_over), None)
+    return next((number for number in numbers if number not in skipped), None)
 
 
 def _counted(begun: StartedEpoch, last: int) -> Iterator[tuple[Batch, bool, int]]:

@@ -70,9 +70,9 @@ class Indices(NamedTuple):
 
     Args:
         items: What the sampler gave: a list of indices, or one if samples are not batched.
-        seed: Of the pass.
-        epoch: The number of the pass.
-        position: Samples of the pass before these; None = no sample comes twice in a pass.
+        seed: Of the epoch.
+        epoch: The number of the epoch.
+        position: Samples of the epoch before these; None = no sample comes twice in an epoch.
     """
 
     items: Any
@@ -101,12 +101,12 @@ class Indices(NamedTuple):
 
 
 class SeededDataset(Dataset[Any]):
-    """A data set whose samples draw from generators seeded by pass and index.
+    """A data set whose samples draw from generators seeded by epoch and index.
 
     A data set with `__getitems__` is seeded once a batch, by its first index.
 
     Args:
-        dataset: Of the user. If it has `set_epoch`, workers that live on are told of each pass.
+        dataset: Of the user. If it has `set_epoch`, persistent workers get it too.
         each: Seed before each sample; if not, once a batch: the samples draw nothing, what puts
             them together may.
     """

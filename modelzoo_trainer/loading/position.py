@@ -13,7 +13,7 @@ from modelzoo_trainer.loading.per_sample import mixed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLayout:
-    """How the batches of a pass count what its loader draws.
+    """How the batches of an epoch count what its loader draws.
 
     Batch k is made of the draws `first + k * per_batch` and following.
 
@@ -21,7 +21,7 @@ class ShardLayout:
         num_shards: Parts into which the data is divided: 1 without other processes.
         per_batch: Draws that make a batch of all processes.
         size: Samples of a draw; None = not known.
-        first: Draws before batch 0, less than `per_batch`: not 0 in a pass that was begun with
+        first: Draws before batch 0, less than `per_batch`: not 0 in an epoch that was begun with
             another number of processes.
     """
 
@@ -38,15 +38,15 @@ class ShardLayout:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place between two batches, or between two parts of one.
+    """A position between two batches, or between two micro-batches of one.
 
     Args:
-        epoch: Whole passes before this one.
-        batch_idx: Batches of the pass consumed.
+        epoch: Whole epochs before this one.
+        batch_idx: Batches of the epoch consumed.
         num_batches: Forward passes since the start.
-        parts: Parts of the batch that comes next consumed.
+        parts: Micro-batches of the next batch consumed.
         loader: The loader's own state there, if it has one.
-        numbering: What the number of a batch means.
+        layout: What the number of a batch means.
     """
 
     epoch: int = 0
@@ -54,17 +54,17 @@ class Position:
     num_batches: int = 0
     parts: int = 0
     loader: dict[str, Any] | None = None
-    numbering: ShardLayout = ShardLayout()
+    layout: ShardLayout = ShardLayout()
 
     @property
     def offset(self) -> int:
-        """Draws of the pass consumed, by all processes."""
-        return self.numbering.first + self.batch_idx * self.numbering.per_batch
+        """Draws of the epoch consumed, by all processes."""
+        return self.layout.first + self.batch_idx * self.layout.per_batch
 
     @property
     def num_samples(self) -> int | None:
-        """Samples of the pass consumed, by all processes; None = not known."""
-        return None if self.numbering.size is None else self.offset * self.numbering.size
+        """Samples of the epoch consumed, by all processes; None = not known."""
+        return None if self.layout.size is None else self.offset * self.layout.size
 
     def state(self, index: int) -> dict[str, Any]:
         """Return it as a part of a checkpoint.
@@ -72,17 +72,17 @@ class Position:
         Args:
             index: Which part of the data this process reads: the loader's state is its own.
         """
-        numbering = self.numbering
+        layout = self.layout
         return {
             "epoch": self.epoch,
             "batch_idx": self.batch_idx,
             "num_batches": self.num_batches,
             "parts": self.parts,
-            _key_of_loader(numbering.num_shards, index): self.loader,
+            _key_of_loader(layout.num_shards, index): self.loader,
             "offset": self.offset,
-            "num_shards": numbering.num_shards,
-            "per_batch": numbering.per_batch,
-            "draw_size": numbering.size,
+            "num_shards": layout.num_shards,
+            "per_batch": layout.per_batch,
+            "draw_size": layout.size,
         }
 
     @classmethod
@@ -102,7 +102,7 @@ class Position:
             num_batches=whole_number(state, "num_batches"),
             parts=whole_number(state, "parts", 0),
             loader=state.get(_key_of_loader(num_shards, index)),
-            numbering=ShardLayout(
+            layout=ShardLayout(
                 num_shards=num_shards,
                 per_batch=per_batch,
                 size=whole_number(state, "draw_size", None),
@@ -111,48 +111,43 @@ class Position:
         )
 
     def further(self, num: int, end: Callable[[int], int | None]) -> Position:
-        """Return the place so many batches further on, perhaps in a later pass.
+        """Return the position so many batches further on, perhaps in a later epoch.
 
         Args:
-            num: Batches to leave out; the one in whose middle this is counts as one.
-            end: Returns the number of batches of a pass, given the draws before its batch 0; None
-                = not known: the place is in this pass then.
+            num: Batches to skip; the one in whose middle this is counts as one.
+            end: Returns the number of batches of an epoch, given the draws before its batch 0;
+                None = not known: the position is in this epoch then.
         """
-        epoch, idx, numbering, loader = (
+        epoch, idx, layout, loader = (
             self.epoch,
             self.batch_idx + num,
-            self.numbering,
+            self.layout,
             self.loader,
         )
-        length = end(numbering.first)
+        length = end(layout.first)
         if length and idx >= length:
             epoch, idx, loader = epoch + 1, idx - length, None
-            numbering = replace(numbering, first=0)
-            passes, idx = divmod(idx, end(0) or idx + 1)
-            epoch += passes
-        return replace(
-            self, epoch=epoch, batch_idx=idx, parts=0, loader=loader, numbering=numbering
-        )
+            layout = replace(layout, first=0)
+            num_epochs, idx = divmod(idx, end(0) or idx + 1)
+            epoch += num_epochs
+        return replace(self, epoch=epoch, batch_idx=idx, parts=0, loader=loader, layout=layout)
 
-    def renumbered(self, numbering: ShardLayout) -> Position:
-        """Return the place in batches of another number of processes; none is in their middle.
+    def in_layout(self, layout: ShardLayout) -> Position:
+        """Return the position in batches of another number of processes, between two of them.
 
-        Where the draws have other sizes, as many samples are left out; what is not a whole draw
-        then is taken again.
-
-        Args:
-            numbering: That of the run.
+        Where the draws have other sizes, as many samples are skipped; what is not a whole draw
+        then is trained on again.
         """
-        before, offset = self.numbering, self.offset
-        if before.size and numbering.size:
-            offset = offset * before.size // numbering.size
-        batch_idx, first = divmod(offset, numbering.per_batch)
+        before, offset = self.layout, self.offset
+        if before.size and layout.size:
+            offset = offset * before.size // layout.size
+        batch_idx, first = divmod(offset, layout.per_batch)
         return replace(
             self,
             batch_idx=batch_idx,
             parts=0,
             loader=None,
-            numbering=replace(numbering, first=first),
+            layout=replace(layout, first=first),
         )
 
 
@@ -168,7 +163,7 @@ def has_loader_state(state: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochSeeds:
-    """What decides the random numbers of a pass.
+    """What decides the random numbers of an epoch.
 
     Args:
         order: Of the order; equal on all processes.
@@ -182,7 +177,7 @@ class EpochSeeds:
 
     @classmethod
     def of(cls, backend: Backend, epoch: int) -> EpochSeeds:
-        """Return those of a pass; the generators are left as they are."""
+        """Return those of an epoch; the generators are left as they are."""
         return cls(
             order=_seed(backend, epoch, Stream.EPOCH),
             samples=_seed(backend, epoch, Stream.SAMPLE),
@@ -190,7 +185,7 @@ class EpochSeeds:
         )
 
     def of_validation(self) -> EpochSeeds:
-        """Return those of a validation: none is a training pass's."""
+        """Return those of a validation: none is a training epoch's."""
         return EpochSeeds(
             order=mixed(self.order, 1),
             samples=mixed(self.samples, 1),
@@ -202,7 +197,38 @@ def _seed(backend: Backend, epoch: int, stream: Stream) -> int:
     return step_seed(backend.seed, epoch, stream)
 
 
-def tell_epoch(loader: Any, epoch: int) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochStart:
+    """Where an epoch begins, and what decides its random numbers.
+
+    Args:
+        epoch: The number of the epoch.
+        batch_idx: Batches to skip: they were trained on before.
+        seeds: Of its random numbers.
+        skipped: Numbers of other batches to skip.
+        num_before: Batches of earlier epochs to skip as well, where epochs share an iterator.
+        restores: Whether the position was loaded; if not, the epoch follows the one before.
+        loader_state: What `Source.state` returned for the position; None = nothing.
+        first: Draws before batch 0.
+        needs_sizes: Whether each process's number of samples must be known exactly.
+    """
+
+    epoch: int
+    batch_idx: int
+    seeds: EpochSeeds
+    skipped: frozenset[int] = frozenset()
+    num_before: int = 0
+    restores: bool = False
+    loader_state: dict[str, Any] | None = None
+    first: int = 0
+    needs_sizes: bool = False
+
+    def offset(self, per_batch: int) -> int:
+        """Return how many draws to skip, with so many a batch."""
+        return self.first + self.batch_idx * per_batch
+
+
+def set_epoch_of(loader: Any, epoch: int) -> None:
     """Call `set_epoch` of a loader, its samplers and its data set, of those that have it."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     owners = [
@@ -212,8 +238,8 @@ def tell_epoch(loader: Any, epoch: int) -> None:
         getattr(batch_sampler, "sampler", None),
         getattr(loader, "dataset", None),
     ]
-    told: list[Any] = []
+    done: list[Any] = []
     for owner in owners:
-        if hasattr(owner, "set_epoch") and not any(owner is other for other in told):
+        if hasattr(owner, "set_epoch") and not any(owner is other for other in done):
             owner.set_epoch(epoch)
-            told.append(owner)
+            done.append(owner)

@@ -1,4 +1,4 @@
-"""What a loader's sampler gives in a pass, from any position on, without loading anything."""
+"""What a loader's sampler gives in an epoch, from any position on, without loading anything."""
 
 from __future__ import annotations
 
@@ -26,25 +26,30 @@ Order = Sequence[Any] | NDArray[Any]
 
 
 class Draw(NamedTuple):
-    """Indices that are loaded together.
+    """Indices that a process loads together.
 
     Args:
-        number: How many there were before in the pass.
+        number: How many there were before in the epoch.
         items: The indices; one index if samples are not batched.
-        position: Samples of the pass before these; None = no sample comes twice in a pass.
+        position: Samples of the epoch before these; None = no sample comes twice in an epoch.
+        sizes: How many samples each process has; None = not known before they are loaded, or a
+            single process.
+        is_padding: Whether there is none for this process: `items` are another one's.
     """
 
     number: int
     items: Any
     position: int | None
+    sizes: tuple[int, ...] | None = None
+    is_padding: bool = False
 
 
 class Chance(NamedTuple):
     """What decides an order.
 
     Args:
-        seed: Of the pass.
-        epoch: The number of the pass.
+        seed: Of the epoch.
+        epoch: The number of the epoch.
         skips: Whether torch's iterator draws a number before the sampler does.
     """
 
@@ -53,7 +58,7 @@ class Chance(NamedTuple):
     skips: bool
 
     def generator(self, own: torch.Generator | None) -> torch.Generator:
-        """Return what a sampler draws from: equal for equal passes.
+        """Return what a sampler draws from: equal for equal epochs.
 
         Args:
             own: The sampler's own generator, of which the seed counts; it is left as it is.
@@ -67,7 +72,7 @@ class Chance(NamedTuple):
 
 
 def draws(loader: DataLoader[Any], *, seed: int, epoch: int, start: int) -> Iterator[Draw]:
-    """Yield what the loader's sampler gives in a pass.
+    """Yield what the loader's sampler gives in an epoch.
 
     The samplers of torch and ours are sliced: each start costs the same. Any other one is iterated
     from its beginning, with all generators seeded before; the orders are those of
@@ -76,9 +81,9 @@ def draws(loader: DataLoader[Any], *, seed: int, epoch: int, start: int) -> Iter
 
     Args:
         loader: Of a map-style data set.
-        seed: Of the pass.
-        epoch: The number of the pass.
-        start: How many to leave out.
+        seed: Of the epoch.
+        epoch: The number of the epoch.
+        start: How many to skip.
     """
     chance = Chance(seed, epoch, loader.generator is None)
     batches = loader.batch_sampler
@@ -91,12 +96,12 @@ def draws(loader: DataLoader[Any], *, seed: int, epoch: int, start: int) -> Iter
 
 
 def order_of(loader: DataLoader[Any], *, seed: int, epoch: int) -> tuple[Order, bool]:
-    """Return all indices of a pass, and whether one may come twice, or be no number.
+    """Return all indices of an epoch, and whether one may come twice, or be no number.
 
     Args:
         loader: One that has batches, and for which `is_sliced` holds.
-        seed: Of the pass.
-        epoch: The number of the pass.
+        seed: Of the epoch.
+        epoch: The number of the epoch.
     """
     sampler: Any = loader.batch_sampler.sampler  # type: ignore[union-attr]  # torch's own
     return _order_of(sampler, Chance(seed, epoch, loader.generator is None)), _repeats(sampler)

@@ -1,65 +1,49 @@
-"""Where the batches of a pass come from, for each kind of loader: begin anywhere, pass over."""
+"""Where the batches of an epoch come from, for each kind of loader and any number of processes."""
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count, islice
-from typing import Any
+from typing import Any, Final
 
 from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch
+from modelzoo_trainer.data.processor import BatchDataset
+from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.dataloader import PositionedLoader, can_be_positioned, log_skipped
-from modelzoo_trainer.loading.per_sample import mixed, seed_generators
-from modelzoo_trainer.loading.position import EpochSeeds
+from modelzoo_trainer.loading.per_sample import collates_plainly, mixed, seed_generators
+from modelzoo_trainer.loading.position import EpochStart
+from modelzoo_trainer.loading.sharding import (
+    WHOLE,
+    ShardedBatch,
+    ShardInfo,
+    Split,
+    is_split_already,
+    size_of,
+)
 from modelzoo_trainer.loading.workers import shut_down, start_iterator
 
 log = logging.getLogger("modelzoo_trainer.data")
 
-Numbered = Iterator[tuple[int, Batch]]
+Numbered = Iterator[tuple[int, Any]]  # a Batch, or with several processes a ShardedBatch
 LoaderState = dict[str, Any]
+Exchange = Callable[[int], list[int]]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Where a pass begins, and what decides its random numbers.
-
-    Args:
-        epoch: The number of the pass.
-        position: Batches to leave out: they were trained on before.
-        passed_over: Numbers of other batches to leave out.
-        seeds: Of its random numbers.
-        before: Batches of earlier passes to leave out as well, where passes share an iterator.
-        restores: Whether the position was loaded; if not, the pass follows the one before.
-        loader_state: What `Source.state` returned for the position; None = nothing.
-        first: What the loader draws for several processes: draws left out before batch 0.
-        needs_sizes: Whether each batch's share of every process must be known exactly.
-    """
-
-    epoch: int
-    position: int
-    passed_over: frozenset[int]
-    seeds: EpochSeeds
-    before: int = 0
-    restores: bool = False
-    loader_state: LoaderState | None = None
-    first: int = 0
-    needs_sizes: bool = False
-
-    def offset(self, per_batch: int) -> int:
-        """Return how many draws to leave out, with so many a batch."""
-        return self.first + self.position * per_batch
+_ENDED: Final = -1
+_NEVER_BEGUN: Final = -2
 
 
 class Source:
     """The batches of any iterable: what was trained on is loaded again and dropped.
 
     `seeds_host` says whether the generators of this process are seeded while batches are fetched,
-    `reads_to_end` whether a pass is over when the loader says so, whatever its length.
+    `reads_to_end` whether an epoch is over when the loader says so, whatever its length, and
+    `is_replayed` whether it gets to a position by loading what comes before.
 
     Args:
         loader: The iterable.
@@ -67,30 +51,34 @@ class Source:
 
     seeds_host = True
     reads_to_end = False
+    is_replayed = True
 
     def __init__(self, loader: Iterable[Batch]) -> None:
         self.loader = loader
+        self.latest: tuple[Batch] | None = None
+        """What was fetched last in the epoch, also if it was dropped; None = nothing."""
         self._iterator: Iterator[Batch] | None = None
 
-    def begin(self, start: Start) -> Numbered:
-        """Return an iterator over the numbers and batches of a pass."""
+    def begin(self, start: EpochStart) -> Numbered:
+        """Return an iterator over the numbers and batches of an epoch."""
         self.close()
-        num = start.before + start.position
+        num = start.num_before + start.batch_idx
         if num:
             log.warning(
-                "train_dataloader (%s) cannot begin in the middle of a pass: %d batches are loaded "
-                "and dropped. To begin at once, pass a torch DataLoader over a data set with "
-                "indices, or give the loader state_dict() and load_state_dict().",
+                "train_dataloader (%s) cannot begin in the middle of an epoch: %d batches are "
+                "loaded and dropped. To begin at once, pass a torch DataLoader over a data set "
+                "with indices, or give the loader state_dict() and load_state_dict().",
                 type(self.loader).__name__,
                 num,
             )
         seed_generators(start.seeds.order)
         self._iterator = start_iterator(self.loader)
-        for _ in islice(self._iterator, start.before):
+        for _ in islice(self._iterator, start.num_before):
             pass
         return self._fetched(self._iterator, start, 0)
 
-    def _fetched(self, iterator: Iterator[Batch], start: Start, first: int) -> Numbered:
+    def _fetched(self, iterator: Iterator[Batch], start: EpochStart, first: int) -> Numbered:
+        self.latest = None
         for number in count(first):
             seed_generators(mixed(start.seeds.fetches, number))
             try:
@@ -98,10 +86,11 @@ class Source:
             except StopIteration:
                 self.note(None)
                 return
+            self.latest = (batch,)
             self.note(number + 1)
-            if number < start.position:
+            if number < start.batch_idx:
                 continue
-            if number in start.passed_over:
+            if number in start.skipped:
                 log_skipped(start.epoch, number)
                 continue
             yield number, batch
@@ -110,14 +99,14 @@ class Source:
         """Note that so many batches have been fetched; None = all."""
 
     def state(self, position: int | None) -> LoaderState | None:
-        """Return the loader's own state after so many batches; None = after a whole pass."""
+        """Return the loader's own state after so many batches; None = after a whole epoch."""
         return None
 
     def forget_before(self, position: int) -> None:
         """Drop the states from before a position."""
 
     def close(self) -> None:
-        """End the pass, and workers that were started for it."""
+        """End the epoch, and workers that were started for it."""
         iterator, self._iterator = self._iterator, None
         is_users = getattr(self.loader, "persistent_workers", False) or iterator is self.loader
         if not is_users:
@@ -125,53 +114,90 @@ class Source:
 
 
 class SequenceSource(Source):
-    """The batches of a list or a tuple."""
+    """The batches of a list or a tuple: of several processes each takes every n-th."""
 
     seeds_host = False
+    is_replayed = False
     loader: list[Batch] | tuple[Batch, ...]
 
-    @override
-    def begin(self, start: Start) -> Numbered:
-        if not start.position and not start.passed_over:
-            return enumerate(self.loader)
-        return self._kept(start)
+    def __init__(self, loader: list[Batch] | tuple[Batch, ...], split: Split) -> None:
+        super().__init__(loader)
+        self._split = split
 
-    def _kept(self, start: Start) -> Numbered:
-        for number in range(start.position, len(self.loader)):
-            if number in start.passed_over:
+    @override
+    def begin(self, start: EpochStart) -> Numbered:
+        if self._split.count == 1 and not start.batch_idx and not start.skipped:
+            return enumerate(self.loader)
+        return self._divided(start)
+
+    def _divided(self, start: EpochStart) -> Numbered:
+        index, num = self._split.index, self._split.per_batch
+        places = range(start.offset(num), len(self.loader), num)
+        for number, place in enumerate(places, start.batch_idx):
+            if number in start.skipped:
                 log_skipped(start.epoch, number)
                 continue
-            yield number, self.loader[number]
+            group = self.loader[place : place + num]
+            if self._split.count == 1:
+                yield number, group[0]
+                continue
+            sizes = tuple(map(size_of, group)) + (0,) * (num - len(group))
+            is_padding = index >= len(group)
+            batch = self.loader[-1] if is_padding else group[index]
+            yield number, ShardedBatch(batch, ShardInfo(sizes, is_padding))
 
 
 class PositionedSource(Source):
-    """The batches of a plain torch loader over samples with indices, see `PositionedLoader`."""
+    """The batches of a plain torch loader over samples with indices, see `PositionedLoader`.
 
+    How many samples each of several processes has is known from the order. Where samples are put
+    together by a function of the user's, the first batch of an epoch shows whether it keeps their
+    number; if not, or if samples are not batched, the numbers are exchanged with each batch.
+
+    Args:
+        loader: The loader.
+        split: How processes divide it.
+        exchange: Returns the numbers of all processes. Collective.
+    """
+
+    is_replayed = False
     loader: DataLoader[Any]
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], split: Split, exchange: Exchange) -> None:
         super().__init__(loader)
-        self._positioned = PositionedLoader(loader)
+        self._positioned = PositionedLoader(loader, split)
         self.seeds_host = self._positioned.seeds_host
+        self._split = split
+        self._exchange = exchange
+        puts_together = collates_plainly(loader.collate_fn) and (
+            isinstance(loader.dataset, BatchDataset)
+            or getattr(loader.dataset, "__getitems__", None) is None
+        )
+        self._keeps_number = puts_together and loader.batch_sampler is not None
 
     @override
-    def begin(self, start: Start) -> Numbered:
-        self.warn_of_order(start)
-        return self._positioned.begin(
-            epoch=start.epoch,
-            start=start.position,
-            seeds=(start.seeds.order, start.seeds.samples),
-            passed_over=start.passed_over,
-        )
-
-    def warn_of_order(self, start: Start) -> None:
-        """Warn if the batches before the position are not those that were trained on."""
-        if start.position and self.loader.num_workers and not self.loader.in_order:
+    def begin(self, start: EpochStart) -> Numbered:
+        if start.batch_idx and self.loader.num_workers and not self.loader.in_order:
             log.warning(
                 "train_dataloader has in_order=False: which batches were trained on before is not "
-                "known, the first %d of the pass are left out. Exactness is not guaranteed.",
-                start.position,
+                "known, the first %d of the epoch are skipped. Exactness is not guaranteed.",
+                start.batch_idx,
             )
+        if self._split.count > 1:
+            return self._sharded(start)
+        return ((draw.number, batch) for draw, batch in self._positioned.begin(start))
+
+    def _sharded(self, start: EpochStart) -> Numbered:
+        always_asks = start.needs_sizes and not self._keeps_number
+        is_trusted = self._keeps_number
+        is_first = not is_trusted
+        for draw, batch in self._positioned.begin(start):
+            sizes = draw.sizes
+            if sizes is None or is_first or not is_trusted:
+                found = tuple(self._exchange(0 if draw.is_padding else size_of(batch)))
+                is_trusted = found == sizes and not always_asks
+                is_first, sizes = False, found
+            yield draw.number, ShardedBatch(batch, ShardInfo(sizes, draw.is_padding))
 
     @override
     def close(self) -> None:
@@ -181,7 +207,9 @@ class PositionedSource(Source):
 class StatefulSource(Source):
     """The batches of a loader that keeps its own state: of the batch consumed, not of the fetched.
 
-    The state is taken after each batch, as the next may be fetched before it is needed.
+    The state is taken after each batch, as the next may be fetched before it is needed. Of a loader
+    that has ended before those of other processes, the state before its last batch is kept, so that
+    a run that resumes has that again.
 
     Args:
         loader: The loader.
@@ -192,6 +220,7 @@ class StatefulSource(Source):
     """
 
     reads_to_end = True
+    is_replayed = False
 
     def __init__(self, loader: Iterable[Batch], owner: Any) -> None:
         super().__init__(loader)
@@ -200,14 +229,14 @@ class StatefulSource(Source):
         self._first: Any = None
 
     @override
-    def begin(self, start: Start) -> Numbered:
+    def begin(self, start: EpochStart) -> Numbered:
         saved = start.loader_state
         self._states.clear()
-        if start.restores and saved is None and start.position:
+        if start.restores and saved is None and start.batch_idx:
             return super().begin(start)
         self.close()
         seed_generators(start.seeds.order)
-        first = start.position
+        first = start.batch_idx
         if start.restores and saved is not None:
             first = self._restore(saved)
         elif start.restores and self._first is not None:
@@ -230,7 +259,7 @@ class StatefulSource(Source):
                 "other options of the loader, such as another num_workers"
             )
             raise
-        if saved["is_cut"]:  # the pass was over, though not for the loader: it begins the next one
+        if saved["is_cut"]:  # the epoch was over, though not for the loader: it begins the next one
             shut_down(self._iterator)
             self._iterator = start_iterator(self.loader)
         return int(saved["batch_idx"])
@@ -242,10 +271,12 @@ class StatefulSource(Source):
     @override
     def state(self, position: int | None) -> LoaderState | None:
         is_cut = False
-        if position is None:  # the end of a pass
+        if position is None:  # the end of an epoch
             is_cut, known = None not in self._states, 0
             where = max(self._numbers(), default=None) if is_cut else None
         else:
+            if None in self._states:  # other processes go on
+                position = min(position, max(self._numbers(), default=0) - 1)
             where = max((n for n in self._numbers() if n <= position), default=None)
             known = where or 0
         if where not in self._states:
@@ -257,21 +288,12 @@ class StatefulSource(Source):
 
     @override
     def forget_before(self, position: int) -> None:
-        for number in self._numbers():
-            if number < position and number != max(self._numbers()):
+        for number in sorted(self._numbers())[:-2]:
+            if number < position:
                 del self._states[number]
 
 
-def make_source(loader: Iterable[Batch]) -> Source:
-    """Return where the batches of a loader come from."""
-    owner = owner_of_state(loader)
-    if owner is not None:
-        return StatefulSource(loader, owner)
-    if isinstance(loader, (list, tuple)):
-        return SequenceSource(loader)
-    if can_be_positioned(loader):
-        return PositionedSource(loader)  # type: ignore[arg-type]  # checked just now
-    return Source(loader)
+# ---- which kind a loader is
 
 
 def owner_of_state(loader: Any) -> Any:
@@ -286,4 +308,121 @@ def owner_of_state(loader: Any) -> Any:
 def _has_state(owner: Any) -> bool:
     return callable(getattr(owner, "state_dict", None)) and callable(
         getattr(owner, "load_state_dict", None)
+    )
+
+
+def split_of(loader: Any, shard: tuple[int, int], name: str) -> Split | None:
+    """Return how processes divide a loader; None = each process's loader is its own.
+
+    Args:
+        loader: The loader.
+        shard: Which part of the data this process reads, and of how many.
+        name: The argument's name, for the message.
+
+    Raises:
+        ConfigError: If its batches are for all processes, but cannot be divided by them.
+    """
+    if shard[1] == 1:
+        return WHOLE
+    is_global = getattr(loader, "is_global_batch", False) is True
+    if owner_of_state(loader) is None:
+        if isinstance(loader, (list, tuple)):
+            return Split(*shard)
+        if can_be_positioned(loader) and not is_split_already(loader):
+            if is_global:
+                _check_global(loader.batch_size, shard[1], name)
+            return Split(*shard, is_global=is_global)
+    if is_global:
+        raise ConfigError(
+            f"{name} ({type(loader).__name__}) has is_global_batch set, but {shard[1]} processes "
+            f"cannot divide its batches: that requires a torch DataLoader over a data set with "
+            f"indices, without a DistributedSampler. Leave is_global_batch out."
+        )
+    return None
+
+
+def _check_global(size: int | None, num: int, name: str) -> None:
+    if size is None or not size % num:
+        return
+    lower = size - size % num
+    fits = f"{lower} or {lower + num}" if lower else f"{num}"
+    raise ConfigError(
+        f"{name}: global_batch_size is {size}, which {num} processes cannot divide evenly. Use "
+        f"{fits}, or another number of processes."
+    )
+
+
+def make_source(loader: Any, split: Split | None, exchange: Exchange) -> Source:
+    """Return where the batches of a loader come from.
+
+    Args:
+        loader: The loader.
+        split: What `split_of` returned for it.
+        exchange: Returns the numbers of all processes. Collective.
+    """
+    owner = owner_of_state(loader)
+    if owner is not None:
+        return StatefulSource(loader, owner)
+    if isinstance(loader, (list, tuple)):
+        return SequenceSource(loader, split or WHOLE)
+    if can_be_positioned(loader):
+        return PositionedSource(loader, split or WHOLE, exchange)
+    return Source(loader)
+
+
+# ---- loaders of which each process has its own
+
+
+def until_all_end(
+    items: Numbered, source: Source, start: EpochStart, num_shards: int, exchange: Exchange
+) -> Numbered:
+    """Yield a source's batches until those of all processes have ended.
+
+    One that ends before the others yields its last batch again and again, as a padding batch. The
+    processes exchange a number with each batch, unless a sampler gives each as many samples.
+
+    Args:
+        items: What the source has begun.
+        source: This process's own.
+        start: Where the epoch begins.
+        num_shards: How many processes there are.
+        exchange: Returns the numbers of all processes. Collective.
+
+    Raises:
+        ConfigError: If some have no batch at all, and others have.
+    """
+    latest: tuple[Batch] | None = None
+    is_even = isinstance(source, PositionedSource) and _is_even(source.loader, num_shards)
+    for number in count(start.batch_idx):
+        if number in start.skipped:
+            continue
+        found = next(items, None)
+        if found is not None:
+            own, latest = size_of(found[1]), (found[1],)
+        else:
+            latest = latest or source.latest
+            own = _ENDED if latest else _NEVER_BEGUN
+        sizes = [own] * num_shards if is_even else exchange(own)
+        if max(sizes) < 0:
+            return
+        if latest is None or min(sizes) == _NEVER_BEGUN:
+            raise _no_batch(source.loader, sizes)
+        info = ShardInfo(tuple(max(size, 0) for size in sizes), is_padding=found is None)
+        yield number, ShardedBatch(latest[0], info)
+
+
+def _is_even(loader: DataLoader[Any], num_shards: int) -> bool:
+    """Return whether torch's sampler gives each process as many samples, in batches of them."""
+    batches = loader.batch_sampler
+    sampler = getattr(batches, "sampler", None)
+    is_divided = type(sampler) is DistributedSampler and sampler.num_replicas == num_shards
+    return is_divided and collates_plainly(loader.collate_fn)
+
+
+def _no_batch(loader: Any, sizes: list[int]) -> ConfigError:
+    empty = ", ".join(str(idx) for idx, size in enumerate(sizes) if size == _NEVER_BEGUN)
+    return ConfigError(
+        f"the dataloader ({type(loader).__name__}) yields no batch for part {empty} of the data, "
+        f"of {len(sizes)} parts in all, but does for others. Give each process at least one batch "
+        f"an epoch."
     )

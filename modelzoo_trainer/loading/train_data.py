@@ -1,10 +1,10 @@
-"""The data of a fit or a validation: what a dataloader argument stands for, how passes begin."""
+"""The data of a fit or a validation: what a dataloader argument stands for, how epochs begin."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -20,17 +20,23 @@ from modelzoo_trainer.loading.epochs import (
     last_index,
     resolve_loader,
 )
-from modelzoo_trainer.loading.position import EpochSeeds, Position, ShardLayout, tell_epoch
-from modelzoo_trainer.loading.shard_layout import Split, drops_last, is_split_already, num_shares
-from modelzoo_trainer.loading.sharded_sources import (
-    UnsizedShardedSource,
-    make_sharded_source,
-    split_of,
+from modelzoo_trainer.loading.position import (
+    EpochSeeds,
+    EpochStart,
+    Position,
+    ShardLayout,
+    set_epoch_of,
 )
-from modelzoo_trainer.loading.sources import LoaderState, Source, Start, make_source
+from modelzoo_trainer.loading.sharding import drops_last, is_split_already, num_batches
+from modelzoo_trainer.loading.sources import (
+    LoaderState,
+    Source,
+    make_source,
+    split_of,
+    until_all_end,
+)
 
 log = logging.getLogger("modelzoo_trainer.data")
-
 
 _TRAINING: Final = "train_dataloader"
 
@@ -40,7 +46,7 @@ class TrainData:
 
     Args:
         given: An iterable of batches, or a callable that returns one.
-        limit: Batches after which `loop.steps_per_epoch` ends a pass; None = none.
+        limit: Batches after which `loop.steps_per_epoch` ends an epoch; None = none.
         backend: Says which part of the data this process reads.
         name: The argument's name, for messages.
 
@@ -57,8 +63,8 @@ class TrainData:
         """What the limit is due to, for messages."""
         self.is_used = False
         self.host_seed: int | None = None
-        """What the generators of this process are seeded from after a fetch; None = they are not
-        touched."""
+        """What the generators of this process are seeded from after a fetch; None = they are left
+        as they are."""
         self.shard = backend.comm.data_shard
         self._exchange = backend.comm.gather_from_shards
         self._name = name
@@ -71,28 +77,21 @@ class TrainData:
                 name,
                 type(self.loader).__name__,
             )
-        self._split = self._split_of_loader()
-        self._warn_of_own_sampler()
+        self._split = split_of(self.loader, self.shard, name)
+        if self._split is None and type(self.loader) is DataLoader:
+            self._warn_of_own_sampler(self.loader)
 
-    def _split_of_loader(self) -> Split | None:
-        return split_of(self.loader, self.shard, self._name) if self.is_shared else None
-
-    def _warn_of_own_sampler(self) -> None:
-        is_split = self.is_shared and self._split is None and type(self.loader) is DataLoader
-        if is_split and is_split_already(self.loader):  # type: ignore[arg-type]  # checked just now
+    def _warn_of_own_sampler(self, loader: DataLoader[Any]) -> None:
+        if is_split_already(loader):
             log.warning(
                 "%s has a sampler that divides the data among the processes. A run that resumes "
-                "in the middle of a pass with another number of processes will take some samples "
-                "again and leave others out. Leave that sampler out: the trainer divides the data.",
+                "in the middle of an epoch with another number of processes will train on some "
+                "samples again and skip others. Leave that sampler out: the trainer divides the "
+                "data.",
                 self._name,
             )
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether there are several processes with data of their own."""
-        return self.shard[1] > 1
-
-    def numbering(self) -> ShardLayout:
+    def layout(self) -> ShardLayout:
         """Return what the numbers of batches mean."""
         num = self.shard[1]
         return ShardLayout(
@@ -102,117 +101,111 @@ class TrainData:
         )
 
     def length(self, first: int = 0) -> int | None:
-        """Return the number of batches of a pass where it cannot be wrong, else None.
+        """Return the number of batches of an epoch where it cannot be wrong, else None.
 
         Args:
             first: What the loader draws before batch 0.
         """
-        if not self.is_shared:
-            return exact_length(self.loader)
         num = None if self._split is None else exact_length(self.loader)
-        return None if num is None else self._num_shares(num, first)
+        return self._num_batches(num, first)
 
     def num_batches(self) -> int | None:
-        """Return the number of batches of a pass, as far as the loader tells."""
-        num = known_length(self.loader)
-        return num if num is None or self._split is None else self._num_shares(num, 0)
+        """Return the number of batches of an epoch, as far as the loader tells."""
+        return self._num_batches(known_length(self.loader), 0)
 
-    def _num_shares(self, num_draws: int, first: int) -> int:
-        assert self._split is not None  # asked of loaders that are divided
-        return num_shares(num_draws, self._split, drops=drops_last(self.loader), first=first)
+    def _num_batches(self, num_draws: int | None, first: int) -> int | None:
+        if num_draws is None or self._split is None:
+            return num_draws
+        return num_batches(num_draws, self._split, drops=drops_last(self.loader), first=first)
 
     def samples_per_batch(self) -> int | None:
         """Return the samples of a batch of all processes, as far as the loader tells."""
         size = size_of_draws(self.loader)
         if size is None and isinstance(self.loader, (list, tuple)) and self.loader:
             size = batch_size_of(self.loader[0])
-        return None if size is None else size * self.numbering().per_batch
+        return None if size is None else size * self.layout().per_batch
 
     def facts(self) -> dict[str, int]:
         """Return the sizes of the data, of all processes together."""
-        return facts_of(self.loader, self.num_batches(), self.numbering().per_batch)
+        return facts_of(self.loader, self.num_batches(), self.layout().per_batch)
 
     def begin(
         self,
         position: Position,
         seeds: EpochSeeds,
-        passed_over: frozenset[int] = frozenset(),
+        skipped: frozenset[int] = frozenset(),
         *,
         restores: bool = False,
         needs_sizes: bool = False,
     ) -> StartedEpoch:
-        """Begin a pass.
+        """Begin an epoch.
 
         Args:
             position: Where.
             seeds: Of its random numbers.
-            passed_over: Numbers of batches to leave out.
-            restores: Whether the position was loaded; if not, the pass follows the one before.
-            needs_sizes: Whether each process's share of a batch must be known exactly.
+            skipped: Numbers of batches to skip.
+            restores: Whether the position was loaded; if not, the epoch follows the one before.
+            needs_sizes: Whether each process's number of samples must be known exactly.
 
         Raises:
             ConfigError: If it would be over already, or cannot begin there.
         """
-        source = self._source_of_pass(position, restores=restores)
-        loader = source.loader
+        source = self._source_of_epoch(position, restores=restores)
         if self._name == _TRAINING:
-            tell_epoch(loader, position.epoch)
-        first = position.numbering.first
+            set_epoch_of(self.loader, position.epoch)
+        first = position.layout.first
         length = self.length(first)
         check_position(position.batch_idx, length, self.limit, self.limited_by)
-        start = Start(
+        start = EpochStart(
             epoch=position.epoch,
-            position=position.batch_idx,
-            passed_over=passed_over,
+            batch_idx=position.batch_idx,
             seeds=seeds,
-            before=self._num_before(position.epoch) if restores else 0,
+            skipped=skipped,
+            num_before=self._num_before(position.epoch) if restores else 0,
             restores=restores,
             loader_state=position.loader,
             first=first,
             needs_sizes=needs_sizes,
         )
         self.host_seed = seeds.fetches if source.seeds_host else None
-        items = source.begin(start)
+        items, is_own = source.begin(start), self._split is None
+        if is_own:
+            items = until_all_end(items, source, start, self.shard[1], self._exchange)
         self.is_used = True
         return StartedEpoch(
             items=items,
-            length=None if source.reads_to_end else length,
+            length=None if is_own or source.reads_to_end else length,
             position=position.batch_idx,
             parts=position.parts,
-            passed_over=passed_over,
-            is_shared=self.is_shared,
-            close=self.close if self.is_shared else None,
+            skipped=skipped,
+            is_sharded=self.shard[1] > 1,
+            close=self.close,
         )
 
-    def _source_of_pass(self, position: Position, *, restores: bool) -> Source:
+    def _source_of_epoch(self, position: Position, *, restores: bool) -> Source:
         if self.is_used and isinstance(self.loader, Iterator):
             if self._given is not self.loader:
                 self.loader = resolve_loader(self._given, self._name)
                 self.close()
                 self._source = None
-                self._split = self._split_of_loader()
-            elif restores and type(self._source) in (Source, UnsizedShardedSource):
+                self._split = split_of(self.loader, self.shard, self._name)
+            elif restores and self._source is not None and self._source.is_replayed:
                 raise ConfigError(
                     f"train_dataloader is an iterator, and the run goes back to batch "
-                    f"{position.batch_idx} of pass {position.epoch}, which it has left behind. "
-                    f"Pass a callable that makes it anew."
+                    f"{position.batch_idx} of epoch {position.epoch}, which it has already "
+                    f"yielded. Pass a callable that makes it anew."
                 )
         if self._source is None:
-            self._source = self._make_source()
+            self._source = make_source(self.loader, self._split, self._exchange)
         return self._source
 
-    def _make_source(self) -> Source:
-        if not self.is_shared:
-            return make_source(self.loader)
-        return make_sharded_source(self.loader, self._split, self.shard, self._exchange)
-
     def _num_before(self, epoch: int) -> int:
-        """Return how many batches earlier passes have taken from an iterator that all share."""
+        """Return how many batches earlier epochs have taken from an iterator that all share."""
         is_shared = isinstance(self.loader, Iterator) and self._given is self.loader
         return epoch * (self.limit or 0) if is_shared else 0
 
     def state(self, position: int | None) -> LoaderState | None:
-        """Return the loader's own state after so many batches; None = after a whole pass."""
+        """Return the loader's own state after so many batches; None = after a whole epoch."""
         return None if self._source is None else self._source.state(position)
 
     def forget_before(self, position: int) -> None:
@@ -221,7 +214,7 @@ class TrainData:
             self._source.forget_before(position)
 
     def end(self, first: int = 0) -> int | None:
-        """Return the number of the batch before which a pass ends, if it is known.
+        """Return the number of the batch before which an epoch ends, if it is known.
 
         Args:
             first: What the loader draws before batch 0.
@@ -229,19 +222,19 @@ class TrainData:
         ends = [end for end in (self.length(first), self.limit) if end is not None]
         return min(ends, default=None)
 
-    def has_nothing_left(self, position: int, passed_over: frozenset[int], first: int = 0) -> bool:
-        """Return whether all the rest of a pass is passed over, as far as its length is known."""
+    def has_nothing_left(self, position: int, skipped: frozenset[int], first: int = 0) -> bool:
+        """Return whether all the rest of an epoch is skipped, as far as its length is known."""
         end = self.end(first)
         if end is None or position >= end:
             return False
-        return last_index(position, end, passed_over) is None
+        return last_index(position, end, skipped) is None
 
     def explain_empty(self, num_batches: int) -> str:
         """Return why there is no batch, after so many forward passes."""
         if num_batches and self._given is self.loader and exact_length(self.loader) is None:
             return (
                 f"train_dataloader gave {num_batches} batches and cannot be iterated again. "
-                f"Pass a callable that makes it anew for each pass."
+                f"Pass a callable that makes it anew for each epoch."
             )
         return (
             "train_dataloader yields no batch. Check the data, the split, and whether drop_last "
@@ -249,7 +242,7 @@ class TrainData:
         )
 
     def close(self) -> None:
-        """End the pass and its workers."""
+        """End the epoch and its workers."""
         if self._source is not None:
             self._source.close()
 
@@ -257,20 +250,20 @@ class TrainData:
 def validation_data(
     loader: Iterable[Batch], backend: Backend, number: int, micro_batch_size: int | None
 ) -> Iterable[Batch] | StartedEpoch:
-    """Return what a validation passes over: the loader, or this process's part of its data.
+    """Return what a validation iterates over: the loader, or this process's part of its data.
 
     Args:
         loader: The dataloader.
         backend: Says which part of the data this process reads.
         number: Decides the order of a part, if it is random; equal on all processes.
-        micro_batch_size: Samples of a part of a batch; None = batches are not split.
+        micro_batch_size: Samples of a micro-batch; None = batches are not split.
 
     Raises:
         ConfigError: If the processes cannot divide it.
     """
     if backend.comm.data_shard[1] == 1:
         return loader
-    feed = TrainData(loader, None, backend, "val_dataloader")
+    data = TrainData(loader, None, backend, "val_dataloader")
     seeds = EpochSeeds.of(backend, number).of_validation()
-    position = Position(epoch=number, numbering=feed.numbering())
-    return feed.begin(position, seeds, needs_sizes=micro_batch_size is not None)
+    position = Position(epoch=number, layout=data.layout())
+    return data.begin(position, seeds, needs_sizes=micro_batch_size is not None)

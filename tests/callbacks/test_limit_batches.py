@@ -164,7 +164,7 @@ def test_a_limit_that_is_not_positive_is_refused():
 
 def test_a_smaller_limit_than_the_checkpoint_has_got_to_is_told_by_its_name(make, batches):
     make(LimitBatches(5), checkpoint=Checkpoint(steps=1), max_steps=3).fit(batches)
-    with pytest.raises(ConfigError, match="LimitBatches ends a pass after 2"):
+    with pytest.raises(ConfigError, match="LimitBatches ends an epoch after 2"):
         make(LimitBatches(2), max_steps=6).fit(batches)
 
 

@@ -318,5 +318,5 @@ def test_a_checkpoint_from_beyond_the_end_of_a_pass_says_so(trainer_of, tmp_path
     first.fit(tiny_batches(4))
     path = first.save_checkpoint()
     second = trainer_of(num_epochs=2, steps_per_epoch=2, model_dir=tmp_path / "second")
-    with pytest.raises(ConfigError, match=r"loop\.steps_per_epoch ends a pass after 2"):
+    with pytest.raises(ConfigError, match=r"loop\.steps_per_epoch ends an epoch after 2"):
         second.fit(tiny_batches(4), ckpt_path=path)

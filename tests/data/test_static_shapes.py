@@ -20,6 +20,7 @@ from modelzoo_trainer.data import PadLastBatch, PadToBuckets, bucket_lengths
 from modelzoo_trainer.data.processor import already_a_batch
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.dataloader import PositionedLoader
+from modelzoo_trainer.loading.position import EpochSeeds, EpochStart
 from modelzoo_trainer.models.decoder_names import Gpt2
 from tests.doubles import History
 
@@ -216,8 +217,9 @@ def test_a_run_that_resumes_gets_the_batches_that_it_would_have_got() -> None:
 
 
 def taken(loader: DataLoader[Any], start: int) -> list[Any]:
-    items = PositionedLoader(loader).begin(epoch=1, start=start, seeds=(5, 9))
-    return [(number, plain(batch)) for number, batch in items]
+    seeds = EpochSeeds(order=5, samples=9, fetches=0)
+    items = PositionedLoader(loader).begin(EpochStart(epoch=1, batch_idx=start, seeds=seeds))
+    return [(draw.number, plain(batch)) for draw, batch in items]
 
 
 def plain(batch: Mapping[str, Tensor]) -> dict[str, Any]:

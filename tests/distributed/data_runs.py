@@ -151,7 +151,7 @@ def passes(rank: int, make: Callable[..., Any], cases: list[dict[str, Any]]) -> 
         size = options.pop("micro_batch_size", None)
         backend = DividedBackend(*place)
         feed = TrainData(make(*place, **options), None, backend)
-        position = Position(numbering=feed.numbering())
+        position = Position(layout=feed.layout())
         begun = feed.begin(position, EpochSeeds.of(backend, 0), needs_sizes=size is not None)
         one = EpochIterator(begun, backend.batches, micro_batch_size=size)
         found.append(

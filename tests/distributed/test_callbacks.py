@@ -40,7 +40,7 @@ def fit(rank: int, folder: Path, callbacks: Any, options: dict[str, Any]) -> dic
         "reason": trainer.early_exit.reason,
         "weights": torch.cat([weight.flatten() for weight in weights]).tolist(),
         "rows": trainer.metrics.rows,
-        "passed_over": sorted(trainer.data.passed_over),
+        "passed_over": sorted(trainer.data.skipped),
         "names": sorted(path.name for path in folder.glob("*checkpoint*")),
         "told": [getattr(callback, "told", None) for callback in made],
     }

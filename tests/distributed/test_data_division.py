@@ -11,7 +11,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.dataloader import PositionedLoader
-from modelzoo_trainer.loading.position import EpochSeeds
+from modelzoo_trainer.loading.position import EpochSeeds, EpochStart
 from modelzoo_trainer.loading.train_data import TrainData
 from tests.distributed.data_runs import (
     DividedBackend,
@@ -40,7 +40,7 @@ def one_process(cases: list[dict[str, Any]], factor: int) -> list[list[list[floa
     found = []
     for case in cases:
         loader = number_loader(0, 1, **(case | {"size": case["size"] * factor}))
-        items = PositionedLoader(loader).begin(epoch=0, start=0, seeds=(seeds.order, seeds.samples))
+        items = PositionedLoader(loader).begin(EpochStart(epoch=0, batch_idx=0, seeds=seeds))
         found.append([batch.tolist() for _, batch in items])
     return found
 

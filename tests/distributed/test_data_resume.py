@@ -164,8 +164,8 @@ def test_another_batch_of_all_processes_is_told(tmp_path: Path) -> None:
     [[second]] = by_run(run_ranks(1, train, tmp_path / "second", plain, [run]))
     assert second["warnings"] == [
         "Exactness is not guaranteed: the training data has changed. train_dataloader has batches "
-        "of 2, 12 batches a pass; when the checkpoint was made it had batches of 4, 6 batches a "
-        "pass."
+        "of 2, 12 batches an epoch; when the checkpoint was made it had batches of 4, 6 batches "
+        "an epoch."
     ]
 
 
@@ -179,7 +179,7 @@ def test_batches_that_were_passed_over_are_forgotten_with_their_numbers(tmp_path
     assert other[0]["seen"][0][0] == 1
     assert other[0]["warnings"] == [
         "The checkpoint was made with 2 parts of the data, and this run has 1: the 1 batches that "
-        "were to be passed over are trained on, as their numbers mean others now."
+        "were to be skipped are trained on, as their numbers mean others now."
     ]
 
 

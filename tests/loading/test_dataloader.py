@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.utils.data import (
 )
 
 from modelzoo_trainer.loading.dataloader import PositionedLoader, can_be_positioned
+from modelzoo_trainer.loading.position import EpochSeeds, EpochStart
 
 NUM = 22
 
@@ -46,11 +48,20 @@ class Noted(Dataset):
         return [int(line) for line in self.path.read_text().split()]
 
 
+def begun(
+    positioned: PositionedLoader, epoch: int, start: int, seeds: tuple[int, int], **more: Any
+) -> Iterator[tuple[int, Any]]:
+    """Begin an epoch; return its numbers and batches."""
+    found = EpochSeeds(order=seeds[0], samples=seeds[1], fetches=0)
+    items = positioned.begin(EpochStart(epoch=epoch, batch_idx=start, seeds=found, **more))
+    return ((draw.number, batch) for draw, batch in items)
+
+
 def taken(loader: DataLoader[Any], epoch: int = 0, start: int = 0, **more: Any) -> list[Any]:
-    """Return the numbers and batches of a pass as plain values."""
+    """Return the numbers and batches of an epoch as plain values."""
     positioned = PositionedLoader(loader)
     try:
-        items = positioned.begin(epoch=epoch, start=start, seeds=(5 + epoch, 9 + epoch), **more)
+        items = begun(positioned, epoch, start, (5 + epoch, 9 + epoch), **more)
         return [(number, plain(batch)) for number, batch in items]
     finally:
         positioned.close()
@@ -108,18 +119,18 @@ def test_a_sample_that_is_drawn_twice_is_augmented_twice() -> None:
 def test_batches_are_passed_over_without_being_loaded(tmp_path, caplog) -> None:
     dataset = Noted(tmp_path / "loaded")
     caplog.set_level(logging.INFO)
-    found = taken(DataLoader(dataset, batch_size=4), start=1, passed_over={2, 4})
+    found = taken(DataLoader(dataset, batch_size=4), start=1, skipped=frozenset({2, 4}))
     assert [number for number, _ in found] == [1, 3, 5]
     assert dataset.loaded() == [4, 5, 6, 7, 12, 13, 14, 15, 20, 21]
     assert caplog.messages == [
-        "Pass 0: batch 2 is passed over; its samples: 8, 9, 10, 11.",
-        "Pass 0: batch 4 is passed over; its samples: 16, 17, 18, 19.",
+        "Epoch 0: batch 2 is skipped; its samples: 8, 9, 10, 11.",
+        "Epoch 0: batch 4 is skipped; its samples: 16, 17, 18, 19.",
     ]
 
 
 def test_a_long_list_of_samples_is_cut_in_the_log(caplog) -> None:
     caplog.set_level(logging.INFO)
-    taken(DataLoader(range(100), batch_size=70), passed_over={0})
+    taken(DataLoader(range(100), batch_size=70), skipped=frozenset({0}))
     assert caplog.messages[0].endswith("62, 63 and 6 more.")
 
 
@@ -137,10 +148,10 @@ def test_persistent_workers_live_on_and_make_the_same_passes() -> None:
 
     loader = DataLoader(Noted(), batch_size=4, num_workers=2, persistent_workers=True)
     positioned = PositionedLoader(loader)
-    first = positioned.begin(epoch=0, start=3, seeds=(5, 9))
+    first = begun(positioned, 0, 3, (5, 9))
     next(first)
     known = pids(positioned)
-    second = positioned.begin(epoch=1, start=2, seeds=(6, 10))  # the first pass is not over
+    second = begun(positioned, 1, 2, (6, 10))  # the first pass is not over
     found = [(number, plain(batch)) for number, batch in second]
     assert pids(positioned) == known
     assert found == taken(DataLoader(Noted(), batch_size=4), epoch=1, start=2)
@@ -166,7 +177,7 @@ def test_persistent_workers_tell_their_data_set_of_each_pass() -> None:
     seen = []
     for epoch in (4, 5):
         dataset.set_epoch(epoch)  # here; the workers have copies
-        items = positioned.begin(epoch=epoch, start=0, seeds=(1, 2))
+        items = begun(positioned, epoch, 0, (1, 2))
         seen += [plain(batch)[0] for _, batch in items]
     positioned.close()
     assert seen == [4, 5]
@@ -174,10 +185,10 @@ def test_persistent_workers_tell_their_data_set_of_each_pass() -> None:
 
 def test_workers_end_with_their_pass_unless_they_are_persistent() -> None:
     positioned = PositionedLoader(DataLoader(Noted(), batch_size=4, num_workers=2))
-    items = positioned.begin(epoch=0, start=0, seeds=(5, 9))
+    items = begun(positioned, 0, 0, (5, 9))
     next(items)
     workers = positioned._iterator.workers
-    positioned.begin(epoch=0, start=3, seeds=(5, 9))
+    begun(positioned, 0, 3, (5, 9))
     for worker in workers:
         worker.join(60)
     assert not any(worker.is_alive() for worker in workers)

@@ -152,20 +152,20 @@ def test_a_run_that_resumes_passes_them_over_too(trainer_of, make) -> None:
     again = trainer(batches, num_epochs=2)
     again.fit(make())
     assert batches.values == [3, 0, 2, 3]
-    assert again.data.passed_over == {(0, 2), (1, 1)}
+    assert again.data.skipped == {(0, 2), (1, 1)}
 
 
 def test_the_log_says_which_batches_and_samples(trainer_of, caplog) -> None:
     caplog.set_level(logging.INFO)
     trainer_of(PassOver((0, 2), (0, 1)), model=Scale).fit(LOADERS["loader"]())
-    assert "Pass 0: not trained on from now on: batches 1, 2." in caplog.messages
-    assert "Pass 0: batch 1 is passed over; its samples: 2, 3." in caplog.messages
+    assert "Epoch 0: not trained on from now on: batches 1, 2." in caplog.messages
+    assert "Epoch 0: batch 1 is skipped; its samples: 2, 3." in caplog.messages
 
 
 def test_the_log_says_which_batches_where_samples_are_not_known(trainer_of, caplog) -> None:
     caplog.set_level(logging.INFO)
     trainer_of(PassOver((0, 2)), model=Scale).fit(WithoutLength())
-    assert "Pass 0: batch 2 is passed over." in caplog.messages
+    assert "Epoch 0: batch 2 is skipped." in caplog.messages
 
 
 class Dislike(Callback):
@@ -203,7 +203,7 @@ def test_a_roll_back_takes_the_pass_up_where_the_checkpoint_is(
     trainer.fit(make())
     # Steps 1 and 2, a checkpoint, a bad step, and the second pass likewise.
     assert batches.values == [0, 1, 2, 3, 0, 1, 2, 1, 3]
-    assert trainer.data.passed_over == {(0, 2), (1, 2)}
+    assert trainer.data.skipped == {(0, 2), (1, 2)}
     assert trainer.data.epoch == 2
 
 
@@ -211,7 +211,7 @@ def test_what_was_passed_over_since_the_checkpoint_stays_so(trainer_of) -> None:
     batches = Batches()
     trainer = trainer_of(batches, Dislike(2.0, 3.0), model=Scale, checkpoint=Checkpoint(steps=2))
     trainer.fit(constant_batches(0, 1, 2, 3, 4, 5))
-    assert trainer.data.passed_over == {(0, 2), (0, 3)}
+    assert trainer.data.skipped == {(0, 2), (0, 3)}
     assert batches.values == [0, 1, 2, 3, 4, 5]
 
 
@@ -220,7 +220,7 @@ def test_workers_end_when_the_run_is_taken_back(trainer_of) -> None:
 
     class Workers(Callback):
         def on_train_batch_start(self, trainer, model, batch, batch_idx):
-            positioned = trainer.data._feed._source._positioned
+            positioned = trainer.data._data._source._positioned
             alive.append(tuple(worker.pid for worker in positioned._iterator.workers))
 
     trainer_of(

@@ -91,7 +91,7 @@ def test_a_loader_that_is_read_from_its_beginning_is_warned_of_once(trainer_of, 
     assert warnings_of(caplog) == []
     train(trainer_of, Plain(), steps=22)
     assert warnings_of(caplog) == [
-        "train_dataloader (Plain) cannot begin in the middle of a pass: 4 batches are loaded and "
+        "train_dataloader (Plain) cannot begin in the middle of an epoch: 4 batches are loaded and "
         "dropped. To begin at once, pass a torch DataLoader over a data set with indices, or give "
         "the loader state_dict() and load_state_dict()."
     ]
@@ -121,18 +121,18 @@ def test_an_order_that_depends_on_time_is_warned_of(trainer_of, caplog) -> None:
     [
         (
             DataLoader(Counted(30), 2),
-            "train_dataloader has 30 samples, 15 batches a pass; when the checkpoint was made it "
-            "had 20 samples, 10 batches a pass.",
+            "train_dataloader has 30 samples, 15 batches an epoch; when the checkpoint was made it "
+            "had 20 samples, 10 batches an epoch.",
         ),
         (
             DataLoader(Counted(20), 4),
-            "train_dataloader has batches of 4, 5 batches a pass; when the checkpoint was made it "
-            "had batches of 2, 10 batches a pass.",
+            "train_dataloader has batches of 4, 5 batches an epoch; when the checkpoint was made it "
+            "had batches of 2, 10 batches an epoch.",
         ),
         (
             constant_batches(*range(12)),
-            "train_dataloader has 12 batches a pass; when the checkpoint was made it had 10 "
-            "batches a pass.",
+            "train_dataloader has 12 batches an epoch; when the checkpoint was made it had 10 "
+            "batches an epoch.",
         ),
     ],
 )
@@ -147,7 +147,9 @@ def test_a_change_of_the_data_is_warned_of_with_both_figures(
 
 def test_data_that_ends_before_the_place_is_refused(trainer_of) -> None:
     train(trainer_of, DataLoader(Counted(20), 2), steps=6)
-    with pytest.raises(ConfigError, match=r"made after batch 6 of a pass, but train_dataloader ha"):
+    with pytest.raises(
+        ConfigError, match=r"made after batch 6 of an epoch, but train_dataloader h"
+    ):
         train(trainer_of, DataLoader(Counted(10), 2), steps=7)
 
 
@@ -209,7 +211,7 @@ def test_workers_end_with_the_fit(trainer_of, fails, persistent) -> None:
 
     class Look(Callback):
         def on_train_batch_start(self, trainer, model, batch, batch_idx):
-            workers.extend(trainer.data._feed._source._positioned._iterator.workers)
+            workers.extend(trainer.data._data._source._positioned._iterator.workers)
             if fails:
                 raise LookupError
 

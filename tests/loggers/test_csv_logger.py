@@ -172,7 +172,7 @@ def test_another_table_is_cut_by_its_steps(make, batches, tmp_path):
 def test_a_run_that_goes_back_takes_its_rows_back(make, batches, device):
     class GoesBack(Callback):
         def on_step_boundary(self, trainer):
-            if trainer.global_step == 3 and not trainer.data.passed_over:
+            if trainer.global_step == 3 and not trainer.data.skipped:
                 raise RollBack("bad", step=3, batches=[(0, 2)], cause=ValueError())
 
     trainer = make(

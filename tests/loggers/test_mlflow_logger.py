@@ -106,7 +106,7 @@ def test_a_run_that_begins_anew_is_another_one(make, batches, uri):
 def test_a_run_that_goes_back_sends_no_step_twice(make, batches, uri):
     class GoesBack(Callback):
         def on_step_boundary(self, trainer):
-            if trainer.global_step == 3 and not trainer.data.passed_over:
+            if trainer.global_step == 3 and not trainer.data.skipped:
                 raise RollBack("bad", step=3, batches=[(0, 2)], cause=ValueError())
 
     trainer = make(

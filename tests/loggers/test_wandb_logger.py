@@ -201,7 +201,7 @@ def test_another_trainings_checkpoint_does_not_bring_its_run(make, batches, tmp_
 def test_a_run_that_goes_back_sends_no_step_twice(make, batches):
     class GoesBack(Callback):
         def on_step_boundary(self, trainer):
-            if trainer.global_step == 3 and not trainer.data.passed_over:
+            if trainer.global_step == 3 and not trainer.data.skipped:
                 raise RollBack("bad", step=3, batches=[(0, 2)], cause=ValueError())
 
     trainer = make(WandbLogger(), callbacks=[GoesBack()], checkpoint=Checkpoint(steps=1))

@@ -1,4 +1,4 @@
-"""What several processes load of a pass: each its part of what the sampler gives to all."""
+"""How processes divide what a loader draws; a single process takes all of it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count as numbers_from
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
+from modelzoo_trainer.callback import Batch
+from modelzoo_trainer.data.batches import batch_size_of, split_batch
+from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.sample_order import Draw, draws, is_sliced, order_of
 
 
@@ -19,17 +22,17 @@ from modelzoo_trainer.loading.sample_order import Draw, draws, is_sliced, order_
 class Split:
     """How processes divide what a loader draws.
 
-    Batch k of all is made of the draws k * per_batch and following: one for each process, or one
-    for all of them, of which each takes a slice.
+    Batch k of all processes is made of the draws k * per_batch and following: one for each
+    process, or one for all of them, of which each takes a slice.
 
     Args:
         index: Which part is this process's.
-        count: How many parts there are.
+        count: How many parts there are; of one, batches are not marked (`ShardedBatch`).
         is_global: Whether a draw is for all processes.
     """
 
-    index: int
-    count: int
+    index: int = 0
+    count: int = 1
     is_global: bool = False
 
     @property
@@ -47,22 +50,66 @@ class Split:
         return self.index * num // self.count, (self.index + 1) * num // self.count
 
 
-class Share(NamedTuple):
-    """What one process loads of a batch of all.
+WHOLE: Final = Split()
+"""What a single process takes, and one whose loader is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """What a process knows of a batch of all processes; only `is_padding` differs among them.
 
     Args:
-        number: How many batches there were before in the pass.
-        items: Its indices; one index if samples are not batched.
-        position: Samples of the pass before these; None = no sample comes twice in a pass.
-        sizes: How many samples each process has; None = not known before they are loaded.
-        is_padding: Whether there is none for this process: `items` are then somebody else's.
+        sizes: How many samples each process has.
+        is_padding: Whether this process has none, and its batch counts nothing.
     """
 
-    number: int
-    items: Any
-    position: int | None
-    sizes: tuple[int, ...] | None
+    sizes: tuple[int, ...]
     is_padding: bool
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all processes have the same number of samples."""
+        return min(self.sizes) == max(self.sizes)
+
+
+class ShardedBatch(NamedTuple):
+    """One process's part of a batch; `info` is no tuple, so that nothing moves it to a device."""
+
+    batch: Batch
+    info: ShardInfo
+
+    @classmethod
+    def whole(cls, batch: Batch) -> ShardedBatch:
+        """Return a batch of a single process."""
+        return cls(batch, ShardInfo((size_of(batch),), is_padding=False))
+
+    def micro_batches(self, size: int) -> list[ShardedBatch]:
+        """Return it in micro-batches of at most `size` samples: as many on every process.
+
+        A process whose samples do not suffice gets one of them again, as a padding batch.
+
+        Raises:
+            ConfigError: If the tensors do not have as many samples as one another.
+        """
+        sizes = self.info.sizes
+        num = max(1, -(-max(sizes) // size))
+        own = [] if self.info.is_padding else split_batch(self.batch, size)
+        padding = split_batch(self.batch, 1)[0] if len(own) < num else None
+        found = []
+        for number in range(num):
+            left = tuple(min(max(each - number * size, 0), size) for each in sizes)
+            is_padding = number >= len(own)
+            batch = padding if is_padding else own[number]
+            found.append(ShardedBatch(batch, ShardInfo(left, is_padding)))
+        return found
+
+
+def size_of(batch: Batch) -> int:
+    """Return the number of samples of a batch; one of which it is not known counts as one."""
+    try:
+        return batch_size_of(batch)
+    except ConfigError:
+        return 1
 
 
 def is_split_already(loader: DataLoader[Any]) -> bool:
@@ -78,43 +125,45 @@ def is_split_already(loader: DataLoader[Any]) -> bool:
 
 
 def drops_last(loader: Any) -> bool:
-    """Return whether a batch that is not full is left out."""
+    """Return whether a batch that is not full is dropped."""
     return getattr(getattr(loader, "batch_sampler", None), "drop_last", False) is True
 
 
-def num_shares(num_draws: int, split: Split, *, drops: bool, first: int = 0) -> int:
-    """Return how many batches of all processes a pass has.
+def num_batches(num_draws: int, split: Split, *, drops: bool, first: int = 0) -> int:
+    """Return how many batches of all processes an epoch has.
 
     Args:
-        num_draws: What the loader draws in a pass.
+        num_draws: What the loader draws in an epoch.
         split: How they are divided.
-        drops: Whether a batch that is not full is left out.
-        first: Draws that are left out before batch 0.
+        drops: Whether a batch that is not full is dropped.
+        first: Draws before batch 0.
     """
     left = max(num_draws - first, 0)
     return left // split.per_batch if drops else -(-left // split.per_batch)
 
 
-def shares(
-    loader: DataLoader[Any], split: Split, place: tuple[int, int], *, seed: int, epoch: int
-) -> Iterator[Share]:
-    """Yield what this process loads in a pass.
+def shard_draws(
+    loader: DataLoader[Any], split: Split, start: tuple[int, int], *, seed: int, epoch: int
+) -> Iterator[Draw]:
+    """Yield what this process loads in an epoch.
 
-    The last batch of a pass, if it is not full, is divided evenly, or left out with `drop_last`.
+    The last batch of an epoch, if it is not full, is divided evenly, or dropped with `drop_last`.
     A batch sampler of the user's own is divided by its draws, whatever their sizes.
 
     Args:
         loader: Of a map-style data set.
         split: How the processes divide it.
-        place: The number of the first batch, and how many draws to leave out.
+        start: The number of the first batch, and how many draws to skip.
         seed: Of the order; equal on all processes.
-        epoch: The number of the pass.
+        epoch: The number of the epoch.
     """
+    if split.count == 1:
+        return draws(loader, seed=seed, epoch=epoch, start=start[1])
     batches = loader.batch_sampler
     if batches is not None and is_sliced(loader):
-        return _spans(loader, split, place, seed=seed, epoch=epoch)
-    number, start = place
-    found = draws(loader, seed=seed, epoch=epoch, start=start)
+        return _spans(loader, split, start, seed=seed, epoch=epoch)
+    number = start[0]
+    found = draws(loader, seed=seed, epoch=epoch, start=start[1])
     if batches is None:
         return _singles(found, split, number)
     size = batches.batch_size if type(batches) is BatchSampler else 0
@@ -122,15 +171,15 @@ def shares(
 
 
 def _spans(
-    loader: DataLoader[Any], split: Split, place: tuple[int, int], *, seed: int, epoch: int
-) -> Iterator[Share]:
+    loader: DataLoader[Any], split: Split, start: tuple[int, int], *, seed: int, epoch: int
+) -> Iterator[Draw]:
     """Slice an order that is known as a whole."""
     batches: Any = loader.batch_sampler
     order, repeats = order_of(loader, seed=seed, epoch=epoch)
-    number, start = place
+    number, num_skipped = start
     span = batches.batch_size * split.per_batch
     sizes = split.sizes(span)
-    for position in range(start * batches.batch_size, len(order), span):
+    for position in range(num_skipped * batches.batch_size, len(order), span):
         num = min(span, len(order) - position)
         if num < span:
             if batches.drop_last:
@@ -142,21 +191,16 @@ def _spans(
             begin, end = 0, 1
         part = order[position + begin : position + end]
         items = part.tolist() if isinstance(part, np.ndarray) else list(part)
-        yield Share(number, items, position + begin if repeats else None, sizes, is_padding)
+        yield Draw(number, items, position + begin if repeats else None, sizes, is_padding)
         number += 1
 
 
 def _groups(
     found: Iterator[Draw], split: Split, number: int, *, least: int, drops: bool
-) -> Iterator[Share]:
+) -> Iterator[Draw]:
     """Divide what a sampler gives that must be asked for each draw.
 
-    Args:
-        found: Its draws.
-        split: How they are divided.
-        number: Of the first batch.
-        least: Samples below which a batch is divided evenly.
-        drops: Whether a batch that is not full is left out.
+    A batch of fewer than `least` samples is divided evenly; `drops` one that is not full.
     """
     for idx in numbers_from(number):
         group = list(islice(found, split.per_batch))
@@ -166,7 +210,7 @@ def _groups(
         lengths = tuple(len(draw.items) for draw in group)
         if is_full and not split.is_global and sum(lengths) >= least:
             own = group[split.index]
-            yield Share(idx, own.items, own.position, lengths, is_padding=False)
+            yield Draw(idx, own.items, own.position, lengths, is_padding=False)
             continue
         items = [item for draw in group for item in draw.items]
         begin, end = split.part(len(items))
@@ -175,10 +219,10 @@ def _groups(
             begin, end = 0, 1
         first = group[0].position
         position = None if first is None else first + begin
-        yield Share(idx, items[begin:end], position, split.sizes(len(items)), is_padding)
+        yield Draw(idx, items[begin:end], position, split.sizes(len(items)), is_padding)
 
 
-def _singles(found: Iterator[Draw], split: Split, number: int) -> Iterator[Share]:
+def _singles(found: Iterator[Draw], split: Split, number: int) -> Iterator[Draw]:
     """Divide draws of one item each."""
     for idx in numbers_from(number):
         group = list(islice(found, split.count))
@@ -186,4 +230,4 @@ def _singles(found: Iterator[Draw], split: Split, number: int) -> Iterator[Share
             return
         is_padding = split.index >= len(group)
         own = group[0 if is_padding else split.index]
-        yield Share(idx, own.items, own.position, None, is_padding)
+        yield Draw(idx, own.items, own.position, None, is_padding)

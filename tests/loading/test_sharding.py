@@ -9,14 +9,13 @@ import pytest
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from modelzoo_trainer.loading.sample_order import draws
-from modelzoo_trainer.loading.shard_layout import (
-    Share,
+from modelzoo_trainer.loading.sample_order import Draw, draws
+from modelzoo_trainer.loading.sharding import (
     Split,
     drops_last,
     is_split_already,
-    num_shares,
-    shares,
+    num_batches,
+    shard_draws,
 )
 
 
@@ -64,15 +63,15 @@ def loader_of(kind: str, num: int, size: int = 1, *, drop_last: bool = False) ->
 
 def taken(
     loader: DataLoader[Any], count: int, place: tuple[int, int] = (0, 0), *, is_global: bool = False
-) -> list[list[Share]]:
+) -> list[list[Draw]]:
     """Return what each process loads."""
     return [
-        list(shares(loader, Split(index, count, is_global), place, seed=5, epoch=2))
+        list(shard_draws(loader, Split(index, count, is_global), place, seed=5, epoch=2))
         for index in range(count)
     ]
 
 
-def in_order(parts: list[list[Share]]) -> list[Any]:
+def in_order(parts: list[list[Draw]]) -> list[Any]:
     """Return the indices of all processes, in the order of the pass; padding left out."""
     found = []
     for group in zip(*parts, strict=True):
@@ -106,7 +105,7 @@ def test_a_pass_has_each_sample_once_in_the_order_of_one_process(kind, drop_last
             kept = num - num % (size * count) if drop_last else num
             assert in_order(parts) == whole(loader_of(kind, num, size))[:kept]
             drops = drops_last(loader)
-            assert len(parts[0]) == num_shares(len(loader), Split(0, count), drops=drops)
+            assert len(parts[0]) == num_batches(len(loader), Split(0, count), drops=drops)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
@@ -126,7 +125,7 @@ def test_a_batch_for_all_is_cut_into_slices(kind, count) -> None:
         loader = loader_of(kind, num, 12)
         parts = taken(loader, count, is_global=True)
         assert in_order(parts) == whole(loader)
-        assert len(parts[0]) == num_shares(
+        assert len(parts[0]) == num_batches(
             len(loader), Split(0, count, is_global=True), drops=False
         )
         assert [share.sizes for share in parts[0]][:-1] == [(12 // count,) * count] * (
