@@ -126,8 +126,8 @@ def test_an_order_that_depends_on_time_is_warned_of(trainer_of, caplog) -> None:
         ),
         (
             DataLoader(Counted(20), 4),
-            "train_dataloader has batches of 4, 5 batches an epoch; when the checkpoint was made it "
-            "had batches of 2, 10 batches an epoch.",
+            "train_dataloader has batches of 4, 5 batches an epoch; when the checkpoint was made "
+            "it had batches of 2, 10 batches an epoch.",
         ),
         (
             constant_batches(*range(12)),
