@@ -25,10 +25,7 @@ def facts_of(
 ) -> dict[str, int]:
     """Return the sizes of the data, as far as the loader tells them.
 
-    Args:
-        loader: The loader.
-        num_batches: Batches an epoch, of all processes together; None = not known.
-        draws_per_batch: What the loader draws for such a batch.
+    `num_batches` are an epoch's of all processes together, `draws_per_batch` the loader's for each.
     """
     size = size_of_draws(loader)
     facts = {
@@ -46,12 +43,7 @@ def size_of_draws(loader: Iterable[Batch]) -> int | None:
 
 
 def warn_of_changes(before: Mapping[str, Any], now: Mapping[str, int]) -> None:
-    """Warn if the data is not what it was when the checkpoint was made.
-
-    Args:
-        before: Facts of the checkpoint.
-        now: Facts of the run.
-    """
+    """Warn if the data is not what it was when the checkpoint was made."""
     changed = [name for name in _WORDS if name in before and name in now]
     changed = [name for name in changed if before[name] != now[name]]
     if changed:
@@ -66,13 +58,10 @@ def warn_of_changes(before: Mapping[str, Any], now: Mapping[str, int]) -> None:
 def warn_of_new_layout(
     before: Position, now: Position, skipped: Collection[Any], *, loses_state: bool
 ) -> None:
-    """Say what it means that a run resumes with another number of processes.
+    """Log what it means that a run resumes with another number of processes.
 
-    Args:
-        before: Where the checkpoint was made.
-        now: Where the run begins.
-        skipped: The batches of the checkpoint that were not to be trained on.
-        loses_state: Whether loaders had left their own states in it.
+    `skipped` are the batches that the checkpoint has as not to be trained on; `loses_state` says
+    whether loaders had left their own states in it.
     """
     was, num = before.layout.num_shards, now.layout.num_shards
     log.info(
@@ -111,11 +100,7 @@ def warn_of_new_layout(
 def check_position(num: int, length: int | None, limit: int | None, limited_by: str) -> None:
     """Check that an epoch can begin after so many batches.
 
-    Args:
-        num: Batches that were trained on.
-        length: Batches of an epoch; None = not known.
-        limit: Batches after which an epoch ends though it may have more; None = none.
-        limited_by: What says so, for the message.
+    `limit` is the number after which it ends though it may have more, `limited_by` the setting.
 
     Raises:
         ConfigError: If the epoch would be over.

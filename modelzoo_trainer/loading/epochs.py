@@ -16,11 +16,7 @@ from modelzoo_trainer.loading.workers import shut_down, start_iterator
 
 
 def resolve_loader(loader: Loader, name: str) -> Iterable[Batch]:
-    """Return the iterable that a dataloader argument stands for.
-
-    Args:
-        loader: An iterable of batches, or a callable without arguments that returns one.
-        name: The argument's name, for the message.
+    """Return the iterable that a dataloader argument stands for: itself, or what it returns.
 
     Raises:
         ConfigError: If it is neither, or yields samples.
@@ -64,10 +60,6 @@ def as_loaders(loaders: Loader | None, name: str) -> list[Loader]:
     A list or tuple is several dataloaders if one of its elements cannot be a batch: a DataLoader,
     a callable, or another iterable that is no tensor, tuple, list or mapping. Otherwise it is one
     dataloader, a list of batches.
-
-    Args:
-        loaders: The argument.
-        name: Its name, for messages.
 
     Raises:
         ConfigError: If one yields samples, or if it may be one or several: a list of lists of

@@ -67,11 +67,7 @@ class Position:
         return None if self.layout.size is None else self.offset * self.layout.size
 
     def state(self, index: int) -> dict[str, Any]:
-        """Return it as a part of a checkpoint.
-
-        Args:
-            index: Which part of the data this process reads: the loader's state is its own.
-        """
+        """Return it as a part of a checkpoint; `index` is the part of the data read here."""
         layout = self.layout
         return {
             "epoch": self.epoch,
@@ -87,12 +83,7 @@ class Position:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], index: int) -> Position:
-        """Return what `state` described; older checkpoints lack a part of it.
-
-        Args:
-            state: What `state` has returned, perhaps of another number of processes.
-            index: Which part of the data this process reads.
-        """
+        """Return what `state` described; older checkpoints lack a part of it."""
         num_shards = whole_number(state, "num_shards", 1)
         per_batch = whole_number(state, "per_batch", 1)
         batch_idx = whole_number(state, "batch_idx")

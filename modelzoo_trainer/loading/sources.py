@@ -314,10 +314,7 @@ def _has_state(owner: Any) -> bool:
 def split_of(loader: Any, shard: tuple[int, int], name: str) -> Split | None:
     """Return how processes divide a loader; None = each process's loader is its own.
 
-    Args:
-        loader: The loader.
-        shard: Which part of the data this process reads, and of how many.
-        name: The argument's name, for the message.
+    `shard` is which part of the data this process reads, and of how many.
 
     Raises:
         ConfigError: If its batches are for all processes, but cannot be divided by them.
@@ -355,10 +352,7 @@ def _check_global(size: int | None, num: int, name: str) -> None:
 def make_source(loader: Any, split: Split | None, exchange: Exchange) -> Source:
     """Return where the batches of a loader come from.
 
-    Args:
-        loader: The loader.
-        split: What `split_of` returned for it.
-        exchange: Returns the numbers of all processes. Collective.
+    `split` is what `split_of` returned for it; `exchange` returns the numbers of all processes.
     """
     owner = owner_of_state(loader)
     if owner is not None:

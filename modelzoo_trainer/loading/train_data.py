@@ -103,8 +103,7 @@ class TrainData:
     def length(self, first: int = 0) -> int | None:
         """Return the number of batches of an epoch where it cannot be wrong, else None.
 
-        Args:
-            first: What the loader draws before batch 0.
+        `first` is how much the loader draws before batch 0.
         """
         num = None if self._split is None else exact_length(self.loader)
         return self._num_batches(num, first)
@@ -214,11 +213,7 @@ class TrainData:
             self._source.forget_before(position)
 
     def end(self, first: int = 0) -> int | None:
-        """Return the number of the batch before which an epoch ends, if it is known.
-
-        Args:
-            first: What the loader draws before batch 0.
-        """
+        """Return the number of the batch before which an epoch ends, if it is known."""
         ends = [end for end in (self.length(first), self.limit) if end is not None]
         return min(ends, default=None)
 
