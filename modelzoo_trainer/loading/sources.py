@@ -394,7 +394,7 @@ def until_all_end(
         if found is not None:
             own, latest = size_of(found[1]), (found[1],)
         else:
-            latest = latest or source.latest
+            latest = source.latest or latest
             own = _ENDED if latest else _NEVER_BEGUN
         sizes = [own] * num_shards if is_even else exchange(own)
         if max(sizes) < 0:
