@@ -20,8 +20,9 @@ from .blocks import Mode as CheckpointMode
 from .comm import Comm, ReduceOp
 from .conditional_step import skip_step
 from .errors import OUT_OF_MEMORY_ADVICE, BackendError, is_out_of_memory
-from .fast_step import grad_norm, plain_step, plain_zero_grad
+from .fast_step import plain_step, plain_zero_grad
 from .loss_window import LossWindow
+from .norms import Norms
 from .placement import map_tensors, move_model
 from .reads import Deliver, HostReads, Reads
 from .seeds import GAMMA, MASK, Stream, stream_base
@@ -141,6 +142,8 @@ class Backend(ABC):
         """The queue of deferred reads. `flush` of it waits for the device."""
         self.window = LossWindow()
         """Weights and losses of the batches since the last optimizer step. `sums` is collective."""
+        self.norms = self._make_norms()
+        """Norms of gradients and state, and clipping. Collective where they are sharded."""
         self._region = self._make_region()
         self._nothing = nullcontext()
         self._undo: list[Callable[[], None]] = []
@@ -331,33 +334,9 @@ class Backend(ABC):
         """Return a loss scaler, or None where the device has no use for one."""
         return None
 
-    def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        """Scale gradients down to a joint 2-norm of at most `max_norm`.
-
-        Collective where a process holds only a part of the gradients.
-
-        Returns:
-            The norm before, (), on the device. Not finite gradients do not raise.
-        """
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-
-    def clip_grad_value(self, parameters: Sequence[Tensor], max_value: float) -> None:
-        """Limit each gradient's elements to [-max_value, max_value]; collective as `grad_norm`."""
-        torch.nn.utils.clip_grad_value_(parameters, max_value)
-
-    def grad_norm(self, parameters: Sequence[Tensor]) -> Tensor:
-        """Return the joint 2-norm of the gradients, (), on the device.
-
-        Collective where a process holds only a part of the gradients.
-        """
-        return grad_norm(parameters, self.device)
-
-    def norms(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the 2-norm of each tensor, all of it, (), on the device.
-
-        Collective where a process holds only a part of the state.
-        """
-        return [torch.linalg.vector_norm(tensor.detach()) for tensor in tensors]
+    def _make_norms(self) -> Norms:
+        """Return what computes norms and clips gradients."""
+        return Norms(self)
 
     def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
         """Update the parameters; or, where `keep` is false, leave them as they are, bit by bit.

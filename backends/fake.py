@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from .backend import Backend, Caps
 from .conditional_step import ConditionalSteps, put_back
+from .norms import Norms
 from .placement import map_tensors
 from .prefetch import LookAhead, PlainLane
 from .reads import DeferredReads, HostCopies
@@ -112,14 +113,8 @@ class FakeBackend(Backend):
         return _PausingScaler(self._guard, **options)
 
     @override
-    def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        with self._guard.paused():
-            return super().clip_grad_norm(parameters, max_norm)
-
-    @override
-    def clip_grad_value(self, parameters: Sequence[Tensor], max_value: float) -> None:
-        with self._guard.paused():
-            super().clip_grad_value(parameters, max_value)
+    def _make_norms(self) -> Norms:
+        return Norms(self, self._guard.paused)
 
     @override
     def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.optim import optimizer as _torch_optimizer
 
@@ -46,29 +44,6 @@ def plain_zero_grad(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         for param in group["params"]:
             param.grad = None
-
-
-def grad_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return the joint 2-norm of all gradients, in float32, or in double if one is double.
-
-    Parameters without a gradient are left out.
-    """
-    grads = [param.grad.detach() for param in parameters if param.grad is not None]
-    # Entries of a sparse one that stand for the same place are not added up, which would wait.
-    parts = [grad._values() if grad.is_sparse else grad for grad in grads]
-    if not parts:
-        return torch.zeros((), device=device)
-    if all(part.dtype is torch.float32 for part in parts):
-        norms = list(torch._foreach_norm(parts))
-    else:
-        norms = [torch.linalg.vector_norm(part.to(_wide(part.dtype))) for part in parts]
-    joint: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]))
-    return joint
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Return a type in which a norm does not overflow before its gradient does."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 # A subclass before its base.

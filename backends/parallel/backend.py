@@ -8,7 +8,7 @@ tensor parallelism. The places of the processes are those of a mesh with the dim
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Final
@@ -34,7 +34,7 @@ from .comm import DistributedComm
 from .config import TIMEOUT_S, ParallelSettings, check_timeout
 from .ddp import GradientWindow, LossWeighting, ReducedWindow
 from .fsdp import distribute, free_gathered, is_sharded, whole
-from .norms import clip_grad_norm, clip_grad_value, grad_norm, norms
+from .norms import ShardedNorms
 
 _WHOLE: Final = frozenset({"Muon", "Rprop"})
 _SHARDED_SCALING: Final = "parameters are sharded, and the loss scaler knows only whole ones"
@@ -106,6 +106,7 @@ class ParallelBackend(Backend):
         self.comm.divide(self.mesh)
         refused = dict(self.caps.refused_dtypes)
         if self.has_shards:
+            self.norms = ShardedNorms(self)
             refused |= dict.fromkeys(self.caps.needs_scaler, _SHARDED_SCALING)
         self.caps = dataclasses.replace(
             self.caps,
@@ -184,27 +185,6 @@ class ParallelBackend(Backend):
             super().backward(loss)
         else:
             self._weighting.backward(loss)
-
-    @override
-    def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        if not self.has_shards:
-            return super().clip_grad_norm(parameters, max_norm)
-        return clip_grad_norm(parameters, max_norm)
-
-    @override
-    def clip_grad_value(self, parameters: Sequence[Tensor], max_value: float) -> None:
-        if self.has_shards:
-            clip_grad_value(parameters, max_value)
-        else:
-            super().clip_grad_value(parameters, max_value)
-
-    @override
-    def grad_norm(self, parameters: Sequence[Tensor]) -> Tensor:
-        return grad_norm(parameters) if self.has_shards else super().grad_norm(parameters)
-
-    @override
-    def norms(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return norms(tensors) if self.has_shards else super().norms(tensors)
 
     @override
     def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:

@@ -1,104 +1,85 @@
-"""Norms and limits of gradients of which each process may hold a part."""
+"""Norms and clipping of gradients of which each process may hold a part."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
+from typing_extensions import override
 
-from ..fast_step import grad_norm as plain_grad_norm
+from ..norms import Norms, joint_grad_norm, part_norms
 
 _Axes = tuple[DeviceMesh, tuple[int, ...]]
 
 
-def grad_norm(params: Iterable[Tensor], device: torch.device | None = None) -> Tensor:
-    """Return the joint 2-norm of all gradients: the same on all processes. Collective.
+class ShardedNorms(Norms):
+    """Norms of tensors that are whole or sharded, on any meshes.
 
-    Parameters may be whole or sharded, on any meshes; those without a gradient are left out. The
-    result is on `device`; None = where the parameters are.
-
-    Shapes:
-        Returns: (), float32, or float64 if a gradient is double.
-
-    Cost:
-        One all-reduce of a number for each mesh axis that gradients are sharded over.
+    Cost: One all-reduce for each mesh axis that tensors are sharded over, of a number for all
+    gradients, or for each of `tensor_norms`.
     """
-    params = list(params)
-    if device is None:
-        device = params[0].device if params else torch.device("cpu")
-    sharded: dict[_Axes, list[Tensor]] = {}
-    plain = []
-    for param in params:
-        if isinstance(param.grad, DTensor):
-            axes, part = _own_part(param.grad)
-            sharded.setdefault(axes, []).append(part)
-        elif param.grad is not None:
-            plain.append(param)
-    norm = plain_grad_norm(plain, device)
-    if not sharded:
+
+    @override
+    def grad_norm(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Return the joint 2-norm of all gradients, where the parameters are."""
+        device = parameters[0].device if parameters else torch.device("cpu")
+        sharded: dict[_Axes, list[Tensor]] = {}
+        plain = []
+        for param in parameters:
+            if isinstance(param.grad, DTensor):
+                axes, part = _own_part(param.grad)
+                sharded.setdefault(axes, []).append(part)
+            elif param.grad is not None:
+                plain.append(param)
+        norm = joint_grad_norm(plain, device)
+        if not sharded:
+            return norm
+        squares = [norm.square()] if plain else []
+        squares += [_joint_square(parts, axes, device) for axes, parts in sharded.items()]
+        wide = max((square.dtype for square in squares), key=lambda dtype: dtype.itemsize)
+        return torch.stack([square.to(wide) for square in squares]).sum().sqrt()
+
+    @override
+    def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
+        if not any(isinstance(param.grad, DTensor) for param in parameters):
+            return super().clip_grad_norm(parameters, max_norm)
+        norm = self.grad_norm(parameters)
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for parts in _by_kind(parameters):
+            torch._foreach_mul_(parts, factor.to(parts[0].device))
         return norm
-    squares = [norm.square()] if plain else []
-    squares += [_joint_square(parts, axes, device) for axes, parts in sharded.items()]
-    wide = max((square.dtype for square in squares), key=lambda dtype: dtype.itemsize)
-    return torch.stack([square.to(wide) for square in squares]).sum().sqrt()
 
+    @override
+    def clip_grad_value(self, parameters: Sequence[Tensor], max_value: float) -> None:
+        for parts in _by_kind(parameters):
+            torch._foreach_clamp_min_(parts, -max_value)
+            torch._foreach_clamp_max_(parts, max_value)
 
-def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the 2-norm of each tensor: the same on all processes. Collective.
-
-    Tensors may be whole or sharded, of floating point.
-
-    Shapes:
-        Returns: each (), float32, or float64 if one is double.
-
-    Cost:
-        One all-reduce of a number a tensor for each mesh axis that tensors are sharded over.
-    """
-    wide = torch.float32
-    squares: list[Tensor] = []
-    groups: dict[_Axes, list[int]] = {}
-    for idx, tensor in enumerate(tensors):
-        part = tensor.detach()
-        if isinstance(part, DTensor):
-            axes, part = _own_part(part)
-            groups.setdefault(axes, []).append(idx)
-        wide = torch.promote_types(wide, part.dtype)
-        squares.append(torch.linalg.vector_norm(part.to(wide)).square())
-    squares = [square.to(wide) for square in squares]
-    for (mesh, sharded_axes), members in groups.items():
-        joint = torch.stack([squares[idx] for idx in members])
-        for axis in sharded_axes:
-            dist.all_reduce(joint, group=mesh.get_group(axis))
-        for idx, square in zip(members, joint.unbind(), strict=True):
-            squares[idx] = square
-    return [square.sqrt() for square in squares]
-
-
-def clip_grad_norm(params: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Scale gradients down to a joint 2-norm of at most `max_norm`. Collective.
-
-    Returns:
-        The norm before, as `grad_norm`. Not finite gradients do not raise.
-    """
-    params = list(params)
-    if not any(isinstance(param.grad, DTensor) for param in params):
-        return torch.nn.utils.clip_grad_norm_(params, max_norm)
-    norm = grad_norm(params)
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for parts in _by_kind(params):
-        torch._foreach_mul_(parts, factor.to(parts[0].device))
-    return norm
-
-
-def clip_grad_value(params: Iterable[Tensor], max_value: float) -> None:
-    """Limit each gradient's elements to [-max_value, max_value]."""
-    for parts in _by_kind(list(params)):
-        torch._foreach_clamp_min_(parts, -max_value)
-        torch._foreach_clamp_max_(parts, max_value)
+    @override
+    def tensor_norms(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the 2-norm of each tensor, in float32, or in double if one is double."""
+        wide = torch.float32
+        squares: list[Tensor] = []
+        groups: dict[_Axes, list[int]] = {}
+        for idx, tensor in enumerate(tensors):
+            part = tensor.detach()
+            if isinstance(part, DTensor):
+                axes, part = _own_part(part)
+                groups.setdefault(axes, []).append(idx)
+            wide = torch.promote_types(wide, part.dtype)
+            squares.append(torch.linalg.vector_norm(part.to(wide)).square())
+        squares = [square.to(wide) for square in squares]
+        for (mesh, sharded_axes), members in groups.items():
+            joint = torch.stack([squares[idx] for idx in members])
+            for axis in sharded_axes:
+                dist.all_reduce(joint, group=mesh.get_group(axis))
+            for idx, square in zip(members, joint.unbind(), strict=True):
+                squares[idx] = square
+        return [square.sqrt() for square in squares]
 
 
 def _own_part(grad: DTensor) -> tuple[_Axes, Tensor]:
@@ -117,11 +98,7 @@ def _summed(grad: DTensor) -> DTensor:
 
 
 def _joint_square(parts: list[Tensor], axes: _Axes, device: torch.device) -> Tensor:
-    if all(part.dtype is torch.float32 for part in parts):
-        norms = list(torch._foreach_norm(parts))
-    else:
-        wide = [part.to(torch.promote_types(part.dtype, torch.float32)) for part in parts]
-        norms = [torch.linalg.vector_norm(part) for part in wide]
+    norms = part_norms(parts)
     # Every process of the mesh has the same parameters, so the types agree too.
     dtype = max((norm.dtype for norm in norms), key=lambda dtype: dtype.itemsize)
     joint = torch.stack([norm.to(device, dtype) for norm in norms]).square().sum()

@@ -25,6 +25,7 @@ from typing_extensions import override
 from ..backend import Backend, Caps, Region
 from ..conditional_step import put_back
 from ..errors import BackendError, HostReadError
+from ..norms import Norms
 from ..placement import map_tensors, swap_model
 from ..prefetch import LookAhead, PlainLane
 from ..sync_guard import SyncGuard
@@ -319,14 +320,8 @@ class XlaBackend(Backend):
         return self._accumulating
 
     @override
-    def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-        with OutOfPlace():
-            return super().clip_grad_norm(parameters, max_norm)
-
-    @override
-    def clip_grad_value(self, parameters: Sequence[Tensor], max_value: float) -> None:
-        with OutOfPlace():
-            super().clip_grad_value(parameters, max_value)
+    def _make_norms(self) -> Norms:
+        return Norms(self, OutOfPlace)
 
     @override
     def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:

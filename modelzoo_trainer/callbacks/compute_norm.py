@@ -77,7 +77,7 @@ class ComputeNorm(Callback):
                 places.append(idx)
                 grads.append(grad.coalesce().values() if grad.is_sparse else grad)
         if trainer.backend.caps.sharded_state:
-            self._norms = trainer.backend.norms([*self._sources, *grads])
+            self._norms = trainer.backend.norms.tensor_norms([*self._sources, *grads])
             return
         tensors = self._params + grads
         self._norms = torch._foreach_norm(tensors) if self._is_plain else norms_of(tensors)

@@ -221,7 +221,7 @@ class NormTensorListener(TensorListener):
         if tensor.is_sparse:
             tensor = tensor.coalesce().values()
         if trainer.backend.comm.is_sharded(tensor):
-            [self.found[name]] = trainer.backend.norms([tensor])
+            [self.found[name]] = trainer.backend.norms.tensor_norms([tensor])
         else:
             [self.found[name]] = norms_of([tensor])
 

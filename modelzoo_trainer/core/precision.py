@@ -64,7 +64,8 @@ class Precision(CoreCallback):
             return
         self._check = None
         params = parameters_of(optimizer)
-        check.settle(self._backend, self._backend.grad_norm(params) if check.gradients else None)
+        norm = self._backend.norms.grad_norm(params) if check.gradients else None
+        check.judge(self._backend, norm)
         self._backend.optimizer_step(optimizer, check.bad.logical_not() if check.masks else None)
 
 
@@ -225,9 +226,9 @@ class MixedPrecision(Precision):
         """
         if self.max_gradient_norm is not None:
             params = parameters_of(optimizer)
-            return self._backend.clip_grad_norm(params, self.max_gradient_norm)
+            return self._backend.norms.clip_grad_norm(params, self.max_gradient_norm)
         if self.max_gradient_value is not None:
-            self._backend.clip_grad_value(parameters_of(optimizer), self.max_gradient_value)
+            self._backend.norms.clip_grad_value(parameters_of(optimizer), self.max_gradient_value)
         return None
 
     @override
@@ -253,9 +254,9 @@ class MixedPrecision(Precision):
         norm = None
         judges = check.gradients and self.scaler is None
         if judges and self.max_gradient_norm is None:  # a value that was clipped is finite
-            norm = self._backend.grad_norm(parameters_of(optimizer))
+            norm = self._backend.norms.grad_norm(parameters_of(optimizer))
         clipped = self.clip_gradients(optimizer)
-        check.settle(self._backend, (clipped if norm is None else norm) if judges else None)
+        check.judge(self._backend, (clipped if norm is None else norm) if judges else None)
 
     def _scaled_step(
         self, optimizer: Optimizer, scaler: torch.amp.GradScaler, check: StepCheck | None

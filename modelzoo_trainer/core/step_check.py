@@ -29,7 +29,7 @@ class StepCheck:
     norm: Tensor | None = None
     """The gradients' norm before clipping, if it was looked at."""
 
-    def settle(self, backend: Backend, norm: Tensor | None) -> None:
+    def judge(self, backend: Backend, norm: Tensor | None) -> None:
         """Judge the norm and agree with the other processes. Collective.
 
         Args:

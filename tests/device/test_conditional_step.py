@@ -228,25 +228,25 @@ def test_the_norm_is_that_of_all_gradients(valued: Backend) -> None:
     weights = [nn.Parameter(torch.zeros(n, device=valued.device)) for n in (2, 3, 4)]
     weights[0].grad, weights[1].grad = torch.full_like(weights[0], 3.0), torch.ones_like(weights[1])
     with valued.step(0):
-        norm = valued.grad_norm(weights)
+        norm = valued.norms.grad_norm(weights)
     assert norm.item() == pytest.approx(21**0.5)
 
 
 def test_the_norm_of_no_gradient_is_zero(valued: Backend) -> None:
-    assert valued.grad_norm([nn.Parameter(torch.zeros(2))]).item() == 0
+    assert valued.norms.grad_norm([nn.Parameter(torch.zeros(2))]).item() == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_norm_of_half_gradients_does_not_overflow(dtype: torch.dtype, valued: Backend) -> None:
     weight = nn.Parameter(torch.zeros(4, dtype=dtype, device=valued.device))
     weight.grad = torch.full_like(weight, 6e4)
-    assert valued.grad_norm([weight]).item() == pytest.approx(1.2e5, rel=0.01)
+    assert valued.norms.grad_norm([weight]).item() == pytest.approx(1.2e5, rel=0.01)
 
 
 def test_the_norm_of_double_gradients_stays_double(valued: Backend) -> None:
     weight = nn.Parameter(torch.zeros(1, dtype=torch.float64, device=valued.device))
     weight.grad = torch.full_like(weight, 1e200)
-    assert valued.grad_norm([weight]).item() == pytest.approx(1e200)
+    assert valued.norms.grad_norm([weight]).item() == pytest.approx(1e200)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -258,5 +258,5 @@ def test_the_norm_of_sparse_gradients_shows_what_is_no_number(
     table = nn.Embedding(4, 2, sparse=True).to(valued.device)
     table(torch.tensor([1, 1], device=valued.device)).sum().mul(value).backward()
     with valued.step(0):
-        norm = valued.grad_norm(list(table.parameters()))
+        norm = valued.norms.grad_norm(list(table.parameters()))
     assert not torch.isfinite(norm)

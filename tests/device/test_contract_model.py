@@ -72,7 +72,7 @@ def test_a_whole_step_runs_and_trains(kind: str, open_backend: Make, optimizer_c
             with backend.accumulating():
                 loss = (module(batch) - 1.0).square().mean()
                 loss.backward()
-            backend.clip_grad_norm(list(model.parameters()), 1.0)
+            backend.norms.clip_grad_norm(list(model.parameters()), 1.0)
             backend.optimizer_step(optimizer)
             optimizer.zero_grad()
             backend.read([loss], losses.extend)
@@ -86,7 +86,7 @@ def test_clipping_follows_the_formula(valued: Backend) -> None:
     parameters[0].grad = torch.tensor([2.0, 3.0], device=valued.device)
     parameters[1].grad = torch.tensor([6.0], device=valued.device)
     with valued.step(0):
-        norm = valued.clip_grad_norm(parameters, 3.5)
+        norm = valued.norms.clip_grad_norm(parameters, 3.5)
     assert norm.item() == pytest.approx(7.0)
     grads = valued.host_state([p.grad for p in parameters])
     torch.testing.assert_close(grads, [torch.tensor([1.0, 1.5]), torch.tensor([3.0])])
@@ -96,7 +96,7 @@ def test_gradients_that_are_not_finite_do_not_raise(valued: Backend) -> None:
     parameter = torch.zeros(2, device=valued.device)
     parameter.grad = torch.tensor([float("nan"), 1.0], device=valued.device)
     with valued.step(0):
-        norm = valued.clip_grad_norm([parameter], 1.0)
+        norm = valued.norms.clip_grad_norm([parameter], 1.0)
     assert norm.isnan().item()
 
 
@@ -104,7 +104,7 @@ def test_gradient_elements_are_clipped(valued: Backend) -> None:
     parameter = torch.zeros(3, device=valued.device)
     parameter.grad = torch.tensor([-2.0, 0.5, 2.0], device=valued.device)
     with valued.step(0):
-        valued.clip_grad_value([parameter], 1.0)
+        valued.norms.clip_grad_value([parameter], 1.0)
     assert valued.host_state(parameter.grad).tolist() == [-1.0, 0.5, 1.0]
 
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
+from backends.cpu import CpuBackend
 from backends.parallel.apply import accumulating, make_mesh, parallelize
 from backends.parallel.config import ParallelSettings
-from backends.parallel.norms import clip_grad_norm, grad_norm
+from backends.parallel.norms import ShardedNorms
 
 VOCAB, WIDTH, LENGTH, NUM_STEPS, BATCH = 11, 8, 5, 4, 12
 CPU = torch.device("cpu")
@@ -90,6 +91,7 @@ def train(
     optimizer = make_optimizer(params)
     place, num = part
     losses, norms, clipped = [], [], []
+    gradients = ShardedNorms(CpuBackend())
     for batch in data():
         loss = torch.zeros((), dtype=torch.float64)
         micro = batch.chunk(num)[place].chunk(num_parts)
@@ -104,9 +106,9 @@ def train(
             dist.all_reduce(loss)
             loss /= dist.get_world_size()
         losses.append(loss.item())
-        norms.append(grad_norm(params).item())
-        assert clip_grad_norm(params, max_norm).item() == norms[-1]
-        clipped.append(grad_norm(params).item())
+        norms.append(gradients.grad_norm(params).item())
+        assert gradients.clip_grad_norm(params, max_norm).item() == norms[-1]
+        clipped.append(gradients.grad_norm(params).item())
         optimizer.step()
         optimizer.zero_grad()
     weights = {name: whole(param).numpy() for name, param in model.named_parameters()}

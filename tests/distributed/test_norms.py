@@ -13,8 +13,11 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn import Parameter
 
-from backends.parallel.norms import clip_grad_norm, clip_grad_value, grad_norm
+from backends.cpu import CpuBackend
+from backends.parallel.norms import ShardedNorms
 from tests.distributed.ranks import run_ranks
+
+NORMS = ShardedNorms(CpuBackend())
 
 
 def whole_grads(dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -56,8 +59,8 @@ def clip_mixed(rank: int, max_norm: float) -> dict[str, Any]:
     dist.init_process_group("gloo")
     params = mixed_params()
     with CommDebugMode() as count:
-        norm = grad_norm(params)
-    before = clip_grad_norm(params, max_norm)
+        norm = NORMS.grad_norm(params)
+    before = NORMS.clip_grad_norm(params, max_norm)
     assert type(norm) is Tensor
     assert type(before) is Tensor
     return {
@@ -87,7 +90,7 @@ def clip_narrow(rank: int) -> tuple[str, float, float]:
     mesh = init_device_mesh("cpu", (2,))
     grad = torch.full((4,), 300.0, dtype=torch.float16)
     params = [with_grad(distribute_tensor(grad, mesh, [Shard(0)]))]
-    norm = clip_grad_norm(params, 60.0)
+    norm = NORMS.clip_grad_norm(params, 60.0)
     return str(norm.dtype), norm.item(), together(params)[0][0]
 
 
@@ -101,7 +104,7 @@ def clip_values(rank: int) -> list[list[float]]:
     sharded = distribute_tensor(torch.tensor([3.0, 0.5, -3.0]), mesh, [Shard(0)])
     plain = torch.tensor([-0.5, 2.0])
     params = [with_grad(sharded), with_grad(plain), Parameter(torch.zeros(2))]
-    clip_grad_value(params, 1.0)
+    NORMS.clip_grad_value(params, 1.0)
     return together(params)
 
 
@@ -114,8 +117,8 @@ def sum_first(rank: int) -> tuple[float, list[list[float]]]:
     mesh = init_device_mesh("cpu", (2,))
     part = DTensor.from_local(torch.tensor([1.5, 2.0]), mesh, [Partial()])
     params = [with_grad(part)]
-    norm = grad_norm(params).item()
-    clip_grad_value(params, 3.5)
+    norm = NORMS.grad_norm(params).item()
+    NORMS.clip_grad_value(params, 3.5)
     return norm, together(params)
 
 
@@ -126,10 +129,10 @@ def test_gradients_that_are_not_added_up_yet_are() -> None:
 
 def test_plain_gradients_are_clipped_as_torch_does() -> None:
     mine, theirs = ([with_grad(grad) for grad in whole_grads(torch.float32)] for _ in range(2))
-    assert torch.equal(clip_grad_norm(mine, 0.1), torch.nn.utils.clip_grad_norm_(theirs, 0.1))
+    assert torch.equal(NORMS.clip_grad_norm(mine, 0.1), torch.nn.utils.clip_grad_norm_(theirs, 0.1))
     assert together(mine) == together(theirs)
 
 
 def test_without_gradients_the_norm_is_zero() -> None:
-    assert grad_norm([]).item() == 0
-    assert grad_norm([Parameter(torch.ones(2))]).item() == 0
+    assert NORMS.grad_norm([]).item() == 0
+    assert NORMS.grad_norm([Parameter(torch.ones(2))]).item() == 0
