@@ -36,12 +36,12 @@ class Position:
     Args:
         mark: Of the stretch of the run; any two different ones are progress.
         count: Batches of the stretch; more of them are progress.
-        is_settled: Whether the next batch should take no longer than those before.
+        is_steady: Whether the next batch should take no longer than those before.
     """
 
     mark: Any
     count: int = 0
-    is_settled: bool = False
+    is_steady: bool = False
 
 
 class Watchdog:
@@ -130,7 +130,7 @@ class Watchdog:
     def limit_s(self) -> float:
         """Seconds without progress, where the run is now, that are too long."""
         position = self._position
-        if position is None or not position.is_settled:
+        if position is None or not position.is_steady:
             return self._startup_timeout_s
         if self._hang_timeout_s is not None:
             return self._hang_timeout_s

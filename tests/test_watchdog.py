@@ -31,7 +31,7 @@ class Run:
 
     def train(self, num, interval=1.0):
         for _ in range(num):
-            self.position = Position("train", self.position.count + 1, is_settled=True)
+            self.position = Position("train", self.position.count + 1, is_steady=True)
             assert self.stay(interval) is None
 
 
@@ -50,7 +50,7 @@ def test_with_long_steps_it_is_ten_of_them():
 def test_many_batches_between_two_looks_are_so_much_shorter():
     run = Run()
     for num in range(1, 20):
-        run.position = Position("train", 100 * num, is_settled=True)
+        run.position = Position("train", 100 * num, is_steady=True)
         run.stay(20)
     assert run.stay(1000) == pytest.approx(60, abs=20)
 
@@ -77,7 +77,7 @@ def test_another_stretch_begins_anew():
     run.stay(4)
     run.position = Position("save", run.position.count)
     assert run.stay(1000) is None
-    run.position = Position("train", run.position.count + 1, is_settled=True)
+    run.position = Position("train", run.position.count + 1, is_steady=True)
     assert run.stay(100) == pytest.approx(6, abs=1)
 
 

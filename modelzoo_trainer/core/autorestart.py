@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 STATE_KEY: Final = "__trainer_state__"
 _STACKS: Final = "stacks{}.txt"
-_NUM_UNSETTLED: Final = 2  # when the second batch has been fetched, the first is done
+_NUM_WARMUP: Final = 2  # when the second batch has been fetched, the first is done
 _HOOKS: Final = frozenset(
     {
         "on_enter_fit",
@@ -164,17 +164,17 @@ class AutoRestart(CoreCallback):
         validation, data = trainer.val_pass, trainer.data
         if validation is not None:
             num = validation.num_yielded
-            is_settled = num >= _NUM_UNSETTLED and not validation.is_last
-            return Position((self._num_marks, id(validation)), num, is_settled=is_settled)
+            is_steady = num >= _NUM_WARMUP and not validation.is_last
+            return Position((self._num_marks, id(validation)), num, is_steady=is_steady)
         num = data.num_batches
-        is_settled = (
+        is_steady = (
             self._begun_at is not None
-            and num - self._begun_at >= _NUM_UNSETTLED
+            and num - self._begun_at >= _NUM_WARMUP
             and trainer.global_step > self._first_step
             and not data.is_last
             and num != self._saving_at
         )
-        return Position(self._num_marks, num, is_settled=is_settled)
+        return Position(self._num_marks, num, is_steady=is_steady)
 
     def _mark(self) -> None:
         self._num_marks += 1

@@ -356,7 +356,7 @@ class Checkpoint(CoreCallback, Advised):
             stack.callback(self._lock.release)
             self._lock.take(self.root(trainer))
             self._lock.begin_fit(stack)
-        stack.callback(self._saving.settle)
+        stack.callback(self._saving.finish)
 
     def _writes(self, trainer: Trainer) -> bool:
         """Return whether this process is sure to write checkpoints in a fit."""
@@ -471,7 +471,7 @@ class Checkpoint(CoreCallback, Advised):
         path = self._saved[0] if self._is_saved(trainer) else None
         if not trainer.backend.comm.is_main or path is None:
             return
-        self._saving.settle()
+        self._saving.finish()
         try:
             checkpointing.note_finished(path)
         except CheckpointError as error:
@@ -597,7 +597,7 @@ class Checkpoint(CoreCallback, Advised):
         found, self._found = self._found, None
         group = trainer.backend.comm.process_group
         if group is not None and not checkpointing.holds_weights(path) and path.exists():
-            self._saving.settle()  # one that is under way speaks in the same group
+            self._saving.finish()  # one that is under way speaks in the same group
             state = checkpointing.load_like(path, like_of(trainer), process_group=group)
         elif found is not None and found[0] == path:
             state = found[1]

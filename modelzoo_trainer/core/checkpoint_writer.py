@@ -193,7 +193,7 @@ class CheckpointSaver:
             self.path = None
             raise
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Wait for what is under way; a failure is logged, as another error may be on its way."""
         try:
             self.wait()

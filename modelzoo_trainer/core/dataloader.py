@@ -102,7 +102,7 @@ class DataLoaderCallback(CoreCallback):
         steps = loop.steps_per_epoch
         limit = None if steps is None else steps * loop.grad_accum_steps
         self._data = TrainData(train_dataloader, limit, trainer.backend)
-        self._settle(self._data)
+        self._adopt_layout(self._data)
         self._window_step = None
         if train_dataloader is not self._given and not self._was_loaded:
             self._loader_state = None
@@ -410,10 +410,10 @@ class DataLoaderCallback(CoreCallback):
             self._window = Position.from_state(state["window"], index)
         self._had_loader_state = has_loader_state(state)
         before, self.skipped = self.skipped, known
-        self._settle(self._data)
+        self._adopt_layout(self._data)
         self.skipped |= before if is_used else set()
 
-    def _settle(self, data: TrainData | None) -> None:
+    def _adopt_layout(self, data: TrainData | None) -> None:
         """Count batches as this number of processes does, if a checkpoint's did otherwise."""
         if data is None:
             return

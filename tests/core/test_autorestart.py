@@ -120,7 +120,7 @@ class Look(Callback):
 
     def look(self, trainer, where):
         position = trainer.autorestart.position()
-        self.seen.append((where, trainer.global_step, position.is_settled))
+        self.seen.append((where, trainer.global_step, position.is_steady))
         return position
 
     def on_train_batch_start(self, trainer, model, batch, batch_idx):
@@ -139,8 +139,8 @@ class Look(Callback):
         self.look(trainer, "validated")
 
 
-def settled(seen, where):
-    return [(step, is_settled) for place, step, is_settled in seen if place == where]
+def steady(seen, where):
+    return [(step, is_steady) for place, step, is_steady in seen if place == where]
 
 
 def test_only_between_batches_that_should_not_take_long_a_run_is_watched_closely(tmp_path):
@@ -155,12 +155,12 @@ def test_only_between_batches_that_should_not_take_long_a_run_is_watched_closely
     with trainer:
         trainer.fit(tiny_batches(6), tiny_batches(4))
     batches = [(0, False), (1, True), (2, True), (3, True), (4, True), (5, False)]
-    assert settled(look.seen, "train") == batches  # compiling at first; the end of the pass at last
-    assert settled(look.seen, "save") == [(4, False), (6, False)]
-    assert settled(look.seen, "saved") == [(4, True), (6, False)]
-    assert [one for _, one in settled(look.seen, "validate")] == [False, True, True, False]
-    assert settled(look.seen, "validated") == [(6, False)]
-    assert trainer.autorestart.position().is_settled is False
+    assert steady(look.seen, "train") == batches  # compiling at first; the end of the pass at last
+    assert steady(look.seen, "save") == [(4, False), (6, False)]
+    assert steady(look.seen, "saved") == [(4, True), (6, False)]
+    assert [one for _, one in steady(look.seen, "validate")] == [False, True, True, False]
+    assert steady(look.seen, "validated") == [(6, False)]
+    assert trainer.autorestart.position().is_steady is False
 
 
 def test_a_new_stage_is_given_time_to_start_again(tmp_path):
@@ -173,7 +173,7 @@ def test_a_new_stage_is_given_time_to_start_again(tmp_path):
     )
     with trainer:
         trainer.fit(tiny_batches(8), tiny_batches(1))
-    assert [one for _, one in settled(look.seen, "train")] == [False, True, True] * 2
+    assert [one for _, one in steady(look.seen, "train")] == [False, True, True] * 2
 
 
 def test_every_batch_is_progress(tmp_path):
@@ -219,7 +219,7 @@ class Patient(AutoRestart):
 
     def position(self):
         found = super().position()
-        return replace(found, is_settled=found.is_settled and self.is_there)
+        return replace(found, is_steady=found.is_steady and self.is_there)
 
 trainer = make_trainer({folder!r}, Hang(), loop=TrainingLoop(max_steps=8, eval_frequency=None),
                        autorestart=Patient(hang_timeout=0.4))

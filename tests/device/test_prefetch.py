@@ -108,13 +108,13 @@ class Recorder(Lane):
         return copying
 
     def release_source(self, copying: Any) -> None:
-        self.log.append(f"settle {copying}")
+        self.log.append(f"release {copying}")
 
 
 def test_a_source_is_released_before_the_loader_is_asked_again() -> None:
     lane = Recorder()
     list(LookAhead("ab", lane))
-    assert lane.log == ["start a", "finish a", "settle a", "start b", "finish b", "settle b"]
+    assert lane.log == ["start a", "finish a", "release a", "start b", "finish b", "release b"]
 
 
 class FakeEvent:

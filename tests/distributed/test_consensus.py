@@ -158,7 +158,7 @@ def test_a_proposal_is_dropped_after_a_process_has_come_to_its_last_point() -> N
     assert run_ranks(2, _late) == [(), ()]
 
 
-def test_the_main_thread_waits_at_its_next_point_until_a_proposal_is_settled() -> None:
+def test_the_main_thread_waits_at_its_next_point_until_a_proposal_is_decided() -> None:
     decisions = Consensus()
     decisions.decided()
     answer = decisions.hold(0)
