@@ -16,6 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from modelzoo_trainer import stderr
+from modelzoo_trainer.sibling import require_sibling
+
+require_sibling("backends")
+from backends.coordination.liveness import StallTimer as StallTimer  # noqa: E402  # needs no torch
 
 HANG_TIMEOUT_S: Final = 60.0
 """Without progress between batches; more where ten steps take longer."""
@@ -47,9 +51,7 @@ class Position:
 class Watchdog:
     """A thread that ends the process when the run has made no progress for too long.
 
-    It looks at the position of the run from time to time, so the run pays nothing for it. Only
-    time in which the process was at work counts: a stopped process, or one whose interpreter
-    another library holds, does not look either.
+    It looks at the position of the run from time to time, so the run pays nothing for it.
 
     Args:
         look: Returns the position; called from the thread.
@@ -76,13 +78,10 @@ class Watchdog:
         self._stacks = stacks
         self._on_hang = on_hang
         self._on_look = on_look
-        self._interval_s = _INTERVAL_S
+        self._timer = StallTimer(_INTERVAL_S)
         self.set_limits(hang_timeout, startup_timeout)
         self._durations: deque[float] = deque(maxlen=_NUM_KEPT)
         self._position: Position | None = None
-        self._looked_at: float | None = None
-        self.idle_s = 0.0
-        """Seconds since the last progress."""
         self._is_over = threading.Event()
 
     def set_limits(self, hang_timeout: float | None, startup_timeout: float | None) -> None:
@@ -91,7 +90,7 @@ class Watchdog:
         patience_s = STARTUP_TIMEOUT_S if startup_timeout is None else startup_timeout
         self._startup_timeout_s = max(patience_s, hang_timeout or 0.0)
         shortest_s = min(self._startup_timeout_s, hang_timeout or HANG_TIMEOUT_S)
-        self._interval_s = min(_INTERVAL_S, shortest_s / 4)
+        self._timer.interval_s = min(_INTERVAL_S, shortest_s / 4)
 
     def start(self) -> None:
         """Begin to look."""
@@ -102,7 +101,7 @@ class Watchdog:
         self._is_over.set()
 
     def _run(self) -> None:
-        while not self._is_over.wait(self._interval_s):
+        while not self._is_over.wait(self._timer.interval_s):
             if self.is_hung(time.monotonic()):
                 self._end()
 
@@ -115,16 +114,16 @@ class Watchdog:
         if self._on_look is not None:
             self._on_look()
         position = self._look()
-        before, self._looked_at = self._looked_at, now
-        self.idle_s += 0.0 if before is None else min(now - before, 2 * self._interval_s)
         known, self._position = self._position, position
-        if known is None or known.mark != position.mark:
-            self.idle_s = 0.0
-        elif known.count != position.count:
-            num = max(1, position.count - known.count)
-            self._durations.append(self.idle_s / num)
-            self.idle_s = 0.0
+        spent_s = self._timer.look((position.mark, position.count), now)
+        if known is not None and known.mark == position.mark and known.count != position.count:
+            self._durations.append(spent_s / max(1, position.count - known.count))
         return self.idle_s > self.limit_s
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last progress."""
+        return self._timer.idle_s
 
     @property
     def limit_s(self) -> float:

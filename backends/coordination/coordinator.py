@@ -260,14 +260,16 @@ class Coordinator:
     # ---- the end
 
     def _guard(self) -> None:
-        timer = StallTimer(self._alive_timeout, _LOOK_S)
+        timer = StallTimer(_LOOK_S)
         while not self._is_known.wait(_LOOK_S):
             if self._is_leaving.is_set() or self._has_ended.is_set():
                 return
             failure = self._beats.find_stopped()
             if failure is not None:
                 self._to_say.put({"what": consensus.FAIL, **failure.as_entry()})
-            elif timer.is_stalled(self._num_trips, self._beats.timeout_factor(0)):
+            elif timer.is_stalled(
+                self._num_trips, self._alive_timeout * self._beats.timeout_factor(0)
+            ):
                 failure = silent(0, self._alive_timeout, self.rank)
             if failure is not None:
                 self._learn(failure)

@@ -39,7 +39,7 @@ class Heartbeats:
         self._limit_s = limit_s
         self._interval_s = interval_s
         self._num_beats = 0
-        self._stop_timer = StallTimer(_STOPPED_S, interval_s)
+        self._stop_timer = StallTimer(interval_s)
         self._has_left = False
         self._identities: dict[int, Identity] = {}
         self._watch((rank + 1) % world_size)
@@ -69,9 +69,9 @@ class Heartbeats:
             return None
         if is_gone:
             return gone(peer, self._rank)
-        factor = self.timeout_factor(peer)
-        is_lost = self._peer_timer.is_stalled((sign, identity.work()), factor)
-        return silent(peer, self._limit_s * factor, self._rank) if is_lost else None
+        limit_s = self._limit_s * self.timeout_factor(peer)
+        is_lost = self._peer_timer.is_stalled((sign, identity.work()), limit_s)
+        return silent(peer, limit_s, self._rank) if is_lost else None
 
     def timeout_factor(self, rank: int) -> float:
         """Return by how much longer than the limit a process may be silent.
@@ -93,7 +93,8 @@ class Heartbeats:
         signs either, but this one has to be woken by somebody.
         """
         ranks = self._stopped_ranks()
-        is_over = self._stop_timer.is_stalled(ranks[0] if ranks else object())  # equal to nothing
+        first = ranks[0] if ranks else object()  # equal to nothing
+        is_over = self._stop_timer.is_stalled(first, _STOPPED_S)
         return stopped(ranks[0], _STOPPED_S, self._rank) if ranks and is_over else None
 
     def _stopped_ranks(self) -> list[int]:
@@ -116,7 +117,7 @@ class Heartbeats:
 
     def _watch(self, rank: int) -> None:
         self._peer = rank
-        self._peer_timer = StallTimer(self._limit_s, self._interval_s)
+        self._peer_timer = StallTimer(self._interval_s)
 
     def _lookup(self, rank: int) -> bool:
         if rank not in self._identities:

@@ -12,33 +12,37 @@ from typing import Any
 
 
 class StallTimer:
-    """Notices that something has not changed for too long.
+    """Measures how long something has not changed.
 
-    Only time in which this process itself was at work counts, between two looks at most twice the
-    time that is meant to lie between them.
-
-    `limit_s` is how long is too long, `interval_s` the time between two looks.
+    Only time in which this process itself was at work counts: between two looks at most twice
+    `interval_s`, the time that is meant to lie between them.
     """
 
-    def __init__(self, limit_s: float, interval_s: float) -> None:
-        self._limit_s = limit_s
-        self._interval_s = interval_s
+    def __init__(self, interval_s: float) -> None:
+        self.interval_s = interval_s
+        self.idle_s = 0.0
+        """Seconds since the last change."""
         self._value: Any = None
-        self._idle_s = 0.0
         self._looked_at: float | None = None
 
-    def is_stalled(self, value: Any, factor: float = 1.0) -> bool:
-        """Look at the value, and return whether it has been the same for too long.
+    def look(self, value: Any, now: float | None = None) -> float:
+        """Look at the value, and return for how many seconds it was the same until this look.
 
-        The limit is multiplied by `factor`.
+        `now` is the time on a clock that never goes back; None = `time.monotonic`.
         """
-        now = time.monotonic()
-        before, self._looked_at = self._looked_at, now
-        if value != self._value or before is None:
-            self._value, self._idle_s = value, 0.0
-            return False
-        self._idle_s += min(now - before, 2 * self._interval_s)
-        return self._idle_s > self._limit_s * factor
+        now = time.monotonic() if now is None else now
+        if self._looked_at is not None:
+            self.idle_s += min(now - self._looked_at, 2 * self.interval_s)
+        self._looked_at = now
+        spent_s = self.idle_s
+        if value != self._value:
+            self._value, self.idle_s = value, 0.0
+        return spent_s
+
+    def is_stalled(self, value: Any, limit_s: float) -> bool:
+        """Look at the value, and return whether it has been the same for too long."""
+        self.look(value)
+        return self.idle_s > limit_s
 
 
 @dataclass(frozen=True, slots=True)

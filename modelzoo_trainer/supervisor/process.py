@@ -15,6 +15,7 @@ from modelzoo_trainer.exit_codes import DONE, INTERRUPTED, PREEMPTED, STOP_SIGNA
 from modelzoo_trainer.supervisor.child import STACKS_SIGNAL
 from modelzoo_trainer.supervisor.settings import Settings
 from modelzoo_trainer.supervisor.shared_status import Kind, SharedStatus
+from modelzoo_trainer.watchdog import StallTimer
 
 _POLL_S: Final = 0.05
 _SLOW_END_S: Final = 10.0  # that a child gets to write stacks and leave, once it knows it hangs
@@ -79,18 +80,14 @@ class Process:
         )
         self.hung: str | None = None
         """What was found, if it had to be killed because it stood still."""
-        self._heartbeat = -1.0
-        self._idle_s = 0.0
+        self._timer = StallTimer(_POLL_S)
 
     def wait(self, settings: Settings) -> int:
         """Wait for its end, and return its code: below 0 = the signal that killed it."""
-        before = time.monotonic()
         while self._popen.poll() is None:
             time.sleep(_POLL_S)
-            now = time.monotonic()
             self._pass_on()
-            self._watch(min(now - before, 2 * _POLL_S), settings)  # we may have been stopped
-            before = now
+            self._watch(settings)
         code = self._popen.returncode
         if code not in (DONE, INTERRUPTED, PREEMPTED):
             self._sweep()
@@ -106,22 +103,16 @@ class Process:
                 self._popen.send_signal(getattr(signal, name))
             stops.num_handled += 1
 
-    def _watch(self, elapsed_s: float, settings: Settings) -> None:
+    def _watch(self, settings: Settings) -> None:
         shared = self._shared
-        heartbeat, before = shared.heartbeat, self._heartbeat
-        self._heartbeat = heartbeat
-        if heartbeat != before:
-            self._idle_s = 0.0
-            return
-        self._idle_s += elapsed_s
         if shared.is_hung:
             limit_s = _SLOW_END_S
         elif shared.kind == Kind.STARTUP:
             limit_s = settings.startup_timeout_s
         else:
             limit_s = settings.beat_timeout_s
-        if self._idle_s > limit_s:
-            self.hung = f"the process stood still for {self._idle_s:.0f} s"
+        if self._timer.is_stalled(shared.heartbeat, limit_s):
+            self.hung = f"the process stood still for {self._timer.idle_s:.0f} s"
             self._write_stacks()
             self._kill()
 

@@ -368,20 +368,20 @@ def test_a_process_that_has_said_good_bye_may_end_before_the_others() -> None:
 
 
 def test_only_time_at_work_counts_as_silence() -> None:
-    timer = StallTimer(limit_s=0.05, interval_s=0.01)
-    timer.is_stalled("beat")
+    timer = StallTimer(interval_s=0.01)
+    timer.is_stalled("beat", 0.05)
     time.sleep(0.2)
 
-    assert not timer.is_stalled("beat")
+    assert not timer.is_stalled("beat", 0.05)
 
 
 def test_silence_ends_with_the_next_sign() -> None:
-    timer = StallTimer(limit_s=0.05, interval_s=10)
-    timer.is_stalled("beat")
+    timer = StallTimer(interval_s=10)
+    timer.is_stalled("beat", 0.05)
     time.sleep(0.1)
 
-    assert timer.is_stalled("beat")
-    assert not timer.is_stalled("another")
+    assert timer.is_stalled("beat", 0.05)
+    assert not timer.is_stalled("another", 0.05)
 
 
 def test_a_process_is_known_by_its_start_not_by_its_number_alone() -> None:
