@@ -45,19 +45,12 @@ if TYPE_CHECKING:
     from .select import backend_names, make_backend
 
 _HOMES = {
-    "backend": (
-        "Backend",
-        "Caps",
-    ),
+    "backend": ("Backend", "Caps"),
     "blocks": ("CompileOptions",),
     "comm": ("Comm",),
     "coordination.failures": ("Failure",),
     "coordination.restarts": ("StopRecord",),
-    "coordination.world": (
-        "World",
-        "join",
-        "joined",
-    ),
+    "coordination.world": ("World", "join", "joined"),
     "environment": (
         "NOTIFICATION_ENDPOINT",
         "NOTIFICATION_MAILFROM",
@@ -69,31 +62,13 @@ _HOMES = {
         "LIMIT_BATCHES",
         "limit_batches",
     ),
-    "errors": (
-        "BackendError",
-        "BackendUnavailable",
-        "HostReadError",
-        "is_too_large",
-    ),
+    "errors": ("BackendError", "BackendUnavailable", "HostReadError", "is_too_large"),
     "parallel.collectives": ("collective_of",),
-    "parallel.fake_world": (
-        "fake_world_backend",
-        "is_for_real",
-        "fake_world",
-    ),
-    "peak_rates": (
-        "device_name",
-        "peak_flops",
-    ),
+    "parallel.fake_world": ("fake_world_backend", "is_for_real", "fake_world"),
+    "peak_rates": ("device_name", "peak_flops"),
     "reads": ("host_value",),
-    "seeds": (
-        "Stream",
-        "step_seed",
-    ),
-    "select": (
-        "backend_names",
-        "make_backend",
-    ),
+    "seeds": ("Stream", "step_seed"),
+    "select": ("backend_names", "make_backend"),
     "process_settings": (
         "held_switches",
         "hold_switches",
