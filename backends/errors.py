@@ -42,8 +42,17 @@ def is_too_large(error: BaseException) -> bool:
     return isinstance(error, kinds) and any(words in str(error) for words in said)
 
 
-def suggest(given: str, known: Iterable[str]) -> str:
-    """Return "Did you mean ...?", or if nothing is near, the choices."""
-    choices = sorted(set(known))
-    near = get_close_matches(given, choices, n=1)
-    return f"Did you mean {near[0]!r}?" if near else f"Use one of: {', '.join(choices)}."
+def suggest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return a sentence that helps with a wrong name, whatever its case.
+
+    `cutoff`: least similarity, 0 to 1, of a suggestion (`difflib`'s ratio).
+
+    Returns:
+        "Did you mean 'x'?" if one name is near, else "Known: a, b, c.".
+    """
+    names = sorted(set(known))
+    lowered = {name.lower(): name for name in names}
+    near = get_close_matches(given.lower(), lowered, n=1, cutoff=cutoff)
+    if near:
+        return f"Did you mean {lowered[near[0]]!r}?"
+    return f"Known: {', '.join(names)}." if names else "Nothing is known here."

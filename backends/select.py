@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -13,7 +12,7 @@ from typing import Any, Final
 from .backend import Backend
 from .blocks import CompileOptions
 from .coordination.launch import read_launch
-from .errors import BackendError, BackendUnavailable
+from .errors import BackendError, BackendUnavailable, suggest
 from .parallel.config import TIMEOUT_S, ParallelSettings, check_timeout
 
 # name -> module and class; a module is imported only when its name is asked for.
@@ -86,7 +85,9 @@ def _class_of(device: str) -> tuple[str, type[Backend], dict[str, Any]]:
         cls = importlib.import_module(".accelerator", __package__).AcceleratorBackend
         arguments = {"kind": name}
     else:
-        raise BackendUnavailable(f"device: {device!r} is not a backend. {_nearest(name)}")
+        raise BackendUnavailable(
+            f"device: {device!r} is not a backend. {suggest(name, backend_names())}"
+        )
     return name, cls, arguments
 
 
@@ -117,9 +118,9 @@ def _checked(cls: type[Backend], options: dict[str, Any], others: Iterable[str])
     known = _option_names(cls) | set(others)
     for key in options:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(sorted(known))}."
-            raise BackendError(f"backend.{key}: no such option of {cls.name}. {hint}")
+            raise BackendError(
+                f"backend.{key}: no such option of {cls.name}. {suggest(key, known)}"
+            )
     chosen = options.get("compile")
     if isinstance(chosen, str):
         options["compile"] = CompileOptions(target=chosen)  # type: ignore[arg-type]
@@ -181,9 +182,3 @@ def _torch_version() -> str:
     import torch
 
     return torch.__version__
-
-
-def _nearest(name: str) -> str:
-    near = difflib.get_close_matches(name, backend_names(), n=1)
-    known = f"Known: {', '.join(backend_names())}."
-    return f"Did you mean {near[0]!r}? {known}" if near else known

@@ -14,7 +14,6 @@ Devices have `backends.BackendError` (RuntimeError) with `backends.BackendUnavai
 Everything else is a builtin; an exception of the user's keeps its type.
 """
 
-import difflib
 from collections.abc import Iterable, Sequence
 
 
@@ -97,16 +96,7 @@ class TrainingSpike(ModelZooError, RuntimeError):
 
 
 def suggest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return a sentence that helps with a wrong name.
+    """Return a sentence that helps with a wrong name; see `backends.errors.suggest`."""
+    from backends import errors  # not above: whether it is ours is checked when a program starts
 
-    `cutoff`: least similarity, 0 to 1, of a suggestion (`difflib`'s ratio).
-
-    Returns:
-        "Did you mean 'x'?" if one name is near, else "Known: a, b, c.".
-    """
-    names = sorted(set(known))
-    lowered = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(given.lower(), lowered, n=1, cutoff=cutoff)
-    if near:
-        return f"Did you mean {lowered[near[0]]!r}?"
-    return f"Known: {', '.join(names)}." if names else "Nothing is known here."
+    return errors.suggest(given, known, cutoff=cutoff)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from ..errors import BackendError
+from ..errors import BackendError, suggest
 
 AXES: Final = ("replicate", "shard")
 SMALLEST_SHARDED: Final = 4096  # elements; of less there is not the memory to save
@@ -73,9 +72,7 @@ def check_parallel(options: Mapping[str, Any]) -> dict[str, int]:
     for key, value in options.items():
         where = f"backend.parallel.{key}"
         if key not in _KEYS:
-            near = difflib.get_close_matches(str(key), _KEYS, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(AXES)}."
-            raise BackendError(f"{where}: no such axis. {hint}")
+            raise BackendError(f"{where}: no such axis. {suggest(str(key), AXES)}")
         if type(value) is not int or value < -1 or value == 0:
             raise BackendError(
                 f"{where} is {value!r}; use a number of devices, or -1 for the rest of them."
