@@ -19,7 +19,7 @@ from .blocks import CompileOptions, checkpoint_activations, compile_model
 from .blocks import Mode as CheckpointMode
 from .comm import Comm, ReduceOp
 from .conditional_step import skip_step
-from .errors import OUT_OF_MEMORY_ADVICE, BackendError, is_out_of_memory
+from .errors import OUT_OF_MEMORY_ADVICE, BackendError, check_choice, is_out_of_memory
 from .fast_step import plain_step, plain_zero_grad
 from .loss_window import LossWindow
 from .norms import Norms
@@ -113,16 +113,11 @@ class Backend(ABC):
         lag: int | None = None,
         activation_checkpointing: CheckpointMode | None = None,
     ) -> None:
-        if matmul_precision not in (None, *get_args(Precision)):
-            known = ", ".join(get_args(Precision))
-            raise BackendError(f"backend.matmul_precision is {matmul_precision!r}. Use: {known}.")
+        check_choice("matmul_precision", matmul_precision, (*get_args(Precision), None))
         if lag is not None and (type(lag) is not int or lag < 0):
             raise BackendError(f"backend.lag is {lag!r}; it must be a whole number of steps >= 0.")
-        if activation_checkpointing not in (None, *get_args(CheckpointMode)):
-            known = ", ".join(get_args(CheckpointMode))
-            raise BackendError(
-                f"backend.activation_checkpointing is {activation_checkpointing!r}. Use: {known}."
-            )
+        choices = (*get_args(CheckpointMode), None)
+        check_choice("activation_checkpointing", activation_checkpointing, choices)
         self._activation_checkpointing = activation_checkpointing
         self._compile = CompileOptions() if compile is True else compile or None
         if activation_checkpointing and self._compile and self._compile.backend == "eager":

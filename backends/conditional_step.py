@@ -41,7 +41,7 @@ class ConditionalSteps:
 
         `keep` is (), bool, on the device of the parameters.
         """
-        params = _moved(optimizer)
+        params = moved(optimizer)
         if optimizer in self._hosted or not self._knows(optimizer, params):
             self._decide_on_host(optimizer, params, keep)
         elif all(group.get("fused") for group in optimizer.param_groups):
@@ -60,12 +60,12 @@ class ConditionalSteps:
         if not self._look(keep):  # host read: waits for the device
             skip_step(optimizer)
             return
-        before = _settings(optimizer)
+        before = numbers_in(optimizer)
         plain_step(optimizer)
         if optimizer in self._hosted:
             return
         states = [optimizer.state.get(param) for param in params]
-        if before == _settings(optimizer) and all(map(_is_on_device, params, states)):
+        if before == numbers_in(optimizer) and all(map(_is_on_device, params, states)):
             self._known.setdefault(optimizer, {}).update(zip(params, states, strict=True))
             return
         self._hosted.add(optimizer)
@@ -91,7 +91,8 @@ def put_back(tensors: Sequence[Tensor], copies: Sequence[Tensor], keep: Tensor) 
             torch.where(keep, own, copy, out=own)
 
 
-def _moved(optimizer: Optimizer) -> list[Tensor]:
+def moved(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters that have a gradient."""
     return [
         param
         for group in optimizer.param_groups
@@ -100,7 +101,7 @@ def _moved(optimizer: Optimizer) -> list[Tensor]:
     ]
 
 
-def _settings(optimizer: Optimizer) -> list[State]:
+def numbers_in(optimizer: Optimizer) -> list[State]:
     """Return the numbers among the settings of the groups, where some optimizers count."""
     return [
         {key: value for key, value in group.items() if isinstance(value, (int, float))}

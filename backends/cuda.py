@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from .accelerator import AcceleratorBackend
-from .errors import BackendError
+from .errors import BackendError, check_choice
 
 Guard = Literal["off", "warn", "error"]
 
@@ -39,8 +39,7 @@ class CudaBackend(AcceleratorBackend):
     name: ClassVar[str] = "cuda"
 
     def __init__(self, *, guard: Guard = "warn", **options: Any) -> None:
-        if guard not in _GUARDS:
-            raise BackendError(f"backend.guard is {guard!r}. Use 'off', 'warn' or 'error'.")
+        check_choice("guard", guard, _GUARDS)
         self.guard = guard
         self._guard_level = _GUARDS.index(guard)
         self._level_before: int | None = None

@@ -1,6 +1,6 @@
 """The exceptions of backends, and what their messages suggest."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Final
 
@@ -40,6 +40,17 @@ def is_too_large(error: BaseException) -> bool:
     said = ("can't allocate memory", "size calculation overflowed", "Overflow when unpacking")
     kinds = (RuntimeError, TypeError, ValueError)
     return isinstance(error, kinds) and any(words in str(error) for words in said)
+
+
+def check_choice(option: str, value: object, known: Sequence[object]) -> None:
+    """Check the value of an option of a backend.
+
+    Raises:
+        BackendError: If it is none of those known.
+    """
+    if not any(type(value) is type(one) and value == one for one in known):
+        choices = f"{', '.join(map(repr, known[:-1]))} or {known[-1]!r}"
+        raise BackendError(f"backend.{option} is {value!r}. Use {choices}.")
 
 
 def suggest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:

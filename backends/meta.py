@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from .backend import Backend, Caps
-from .reads import DeferredReads, HostCopies, Wait
+from .reads import DeferredReads, HostCopies, Wait, no_wait
 
 _DEVICE: Final = torch.device("meta")
 _READ: Final = (
@@ -98,8 +98,4 @@ class _ZeroCopies(HostCopies):
     @override
     def start(self, tensor: Tensor) -> tuple[Tensor, Wait]:
         self.num_transfers += 1
-        return torch.zeros(tensor.shape, dtype=tensor.dtype), _no_wait
-
-
-def _no_wait() -> None:
-    pass
+        return torch.zeros(tensor.shape, dtype=tensor.dtype), no_wait

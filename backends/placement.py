@@ -1,13 +1,15 @@
 """Nested batches and models on their way to a device."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
 from .errors import BackendError
+
+Places: TypeAlias = dict[int, list[tuple[Module, str]]]
 
 
 def map_tensors(
@@ -56,12 +58,23 @@ def move_model(model: Module, device: torch.device) -> None:
     `Module.to` makes new parameters where a device's tensors are of another kind than the host's
     (`meta`, lazy ones), and so unties them.
     """
-    places: dict[int, list[tuple[Module, str]]] = {}
+    places = parameter_places(model)
+    model.to(device)
+    share_parameters(places)
+
+
+def parameter_places(model: Module) -> Places:
+    """Return where each parameter is used, by its id."""
+    places: Places = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 places.setdefault(id(parameter), []).append((module, name))
-    model.to(device)
+    return places
+
+
+def share_parameters(places: Places) -> None:
+    """Put the parameter of its first place into its other ones, after the first was replaced."""
     for (owner, name), *others in places.values():
         for module, other_name in others:
             module._parameters[other_name] = owner._parameters[name]

@@ -9,6 +9,9 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+import torch
+import torch.distributed as dist
+
 from .backend import Backend
 from .blocks import CompileOptions
 from .coordination.launch import read_launch
@@ -52,7 +55,7 @@ def make_backend(device: str, options: Mapping[str, Any] | None = None) -> Backe
     given = _checked(cls, dict(options or {}), _SHARED if is_layered else ())
     if not (cls.is_available(name) if name in _ACCELERATORS else cls.is_available()):  # type: ignore[call-arg]
         raise BackendUnavailable(
-            f"device: {device!r} was asked for, but torch {_torch_version()} finds {_found()}. "
+            f"device: {device!r} was asked for, but torch {torch.__version__} finds {_found()}. "
             f"Use device: cpu or auto, or install a torch build for it."
         )
     if not _has_others():
@@ -97,8 +100,6 @@ def _has_others() -> bool:
     Raises:
         BackendError: If the launcher's environment is no good.
     """
-    import torch.distributed as dist
-
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size() > 1
     return read_launch() is not None
@@ -160,8 +161,6 @@ def _without_xla(device: str) -> str:
 
 
 def _find() -> str:
-    import torch
-
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
         return accelerator.type
@@ -170,15 +169,7 @@ def _find() -> str:
 
 
 def _found() -> str:
-    import torch
-
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return "no accelerator (CPU only)"
     return f"{torch.accelerator.device_count()} x {accelerator.type}"
-
-
-def _torch_version() -> str:
-    import torch
-
-    return torch.__version__

@@ -19,8 +19,6 @@ from .heartbeat import Heartbeats, missing_ranks
 from .liveness import StallTimer
 from .rendezvous import own_connection
 
-__all__ = ["Coordinator", "Failure"]
-
 _BEAT_S: Final = 1.0
 _LOOK_S: Final = 0.5
 _CAUSE_S: Final = 2.0
@@ -124,7 +122,8 @@ class Coordinator:
         """Tell all processes that the run ends; return what it really ends by.
 
         `code` is the exit code of the processes, `kind` as in `Failure`: with "lost", the process
-        whose end has led to this is looked for first, for two seconds at most.
+        whose end has led to this is looked for first, for two seconds at most; with "hang", every
+        process writes its stacks to standard error before it ends.
 
         Returns:
             The first failure of the run: this one, or an earlier one.
@@ -140,10 +139,6 @@ class Coordinator:
         if self.rank == 0:
             self._linger(failure)
         return failure
-
-    def hang(self, message: str) -> Failure:
-        """Fail likewise; every process writes its stacks to standard error before it ends."""
-        return self.fail(message, kind="hang")
 
     # ---- what is heard
 

@@ -41,7 +41,7 @@ def unpack(content: bytes) -> Any:
 def _plain(value: Any, blobs: list[bytes]) -> Any:
     """Return a value as JSON has it; what JSON has not is a dict of one key, its kind."""
     found: Any = None
-    if value is None or (isinstance(value, bool | int | float | str) and not _is_named(value)):
+    if isinstance(value, bool | int | float | str | None) and not isinstance(value, Enum):
         found = value
     elif isinstance(value, list):
         found = [_plain(item, blobs) for item in value]
@@ -56,10 +56,6 @@ def _plain(value: Any, blobs: list[bytes]) -> Any:
     else:
         found = _packed(value, blobs)
     return found
-
-
-def _is_named(value: Any) -> bool:
-    return isinstance(value, Enum)
 
 
 def _packed(value: Any, blobs: list[bytes]) -> dict[str, Any]:

@@ -34,10 +34,7 @@ _REACH_S: Final = 60.0
 class StopRecord:
     """What stopped the run, for later attempts of the same torchrun.
 
-    Its methods are collective where there are several processes.
-
-    Args:
-        world: That of the run; None = this one is alone.
+    Its methods are collective where there are several processes. `world` None = this one is alone.
     """
 
     def __init__(self, world: World | None) -> None:
@@ -66,11 +63,7 @@ class StopRecord:
         return None
 
     def leave(self, reason: str) -> None:
-        """Have later attempts end at once.
-
-        Args:
-            reason: What has stopped the run, such as "SIGTERM" or "max_time".
-        """
+        """Have later attempts end at once; `reason` has stopped the run, such as "SIGTERM"."""
         count = self._count
         if self._world is not None:
             if self._world.any_true(is_orphan()):  # the torchruns of other nodes may go on

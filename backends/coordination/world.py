@@ -19,7 +19,8 @@ from torch.distributed import ProcessGroup
 
 from ..errors import BackendError
 from ..parallel.config import TIMEOUT_S
-from .coordinator import Coordinator, Failure
+from .coordinator import Coordinator
+from .failures import Failure
 from .launch import Launch, read_launch
 from .messages import pack, unpack
 from .orphans import watch_launcher
@@ -194,9 +195,10 @@ class World:
             )
         if isinstance(error, RuntimeError) and _TIMED_OUT.search(str(error)):
             limit_s = self.timeout_s if self._has_short_timeouts else STARTUP_TIMEOUT_S
-            return self.coordinator.hang(
+            return self.fail(
                 f"waited {limit_s:g} s for another process in vain ({message}). The stacks of all "
-                f"are shown: look for the one that does not wait for a message."
+                f"are shown: look for the one that does not wait for a message.",
+                kind="hang",
             )
         is_lost = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
         return self.fail(message, code=code, kind="lost" if is_lost else "error")
@@ -207,8 +209,10 @@ class World:
         gloo's threads may abort a process that ends in the ordinary way.
         """
         if self.coordinator.failure is None:
+            with suppress(Exception):  # the run is over: the others are waited for only shortly
+                limit = timedelta(seconds=_MEETING_S)
+                dist.distributed_c10d._set_pg_timeout(limit, self.control_group)
             with suppress(Exception):
-                self._shorten_last_wait()
                 self.barrier()
             self.close()
             if self._is_own:
@@ -220,11 +224,6 @@ class World:
             with suppress(Exception):
                 stream.flush()
         os._exit(code)
-
-    def _shorten_last_wait(self) -> None:
-        """Wait for the others only shortly from now on: the run is over."""
-        with suppress(Exception):
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=_MEETING_S), self.control_group)
 
     def close(self) -> None:
         """Take leave of the others, in a process that ends by itself; once.

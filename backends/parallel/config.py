@@ -246,11 +246,16 @@ def _plan(value: Any) -> dict[str, str] | None:
         return None
     plan = dict(_mapping("backend.tensor_plan", value))
     for pattern, style in plan.items():
-        if style not in STYLES:
-            raise BackendError(
-                f"backend.tensor_plan[{pattern!r}] is {style!r}. {suggest(str(style), STYLES)}"
-            )
+        check_style(pattern, style)
     return plan
+
+
+def check_style(pattern: str, style: Any) -> None:
+    """Refuse what is none of `STYLES`."""
+    if style not in STYLES:
+        raise BackendError(
+            f"backend.tensor_plan[{pattern!r}] is {style!r}. {suggest(str(style), STYLES)}"
+        )
 
 
 def check_timeout(timeout: Any) -> float:

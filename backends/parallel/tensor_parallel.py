@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 from torch import Tensor
@@ -20,12 +21,11 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import Embedding, LayerNorm, Linear, Module, Parameter, RMSNorm
 
 from ..errors import BackendError, suggest
-from .config import STYLES
+from ..placement import Places, parameter_places, share_parameters
+from .config import STYLES, check_style
 
 # These compute with DTensors, which can be compiled as one graph with the layers around them.
 _TAKE_DTENSORS: Final = (LayerNorm, RMSNorm, Embedding, Linear)
-
-_Places = dict[int, list[tuple[Module, str]]]
 
 
 def split_layers(model: Module, plan: Mapping[str, str] | None, mesh: DeviceMesh) -> None:
@@ -52,14 +52,12 @@ def split_layers(model: Module, plan: Mapping[str, str] | None, mesh: DeviceMesh
     styles = _resolve(model, plan)
     for name, style in styles.items():
         _check_sizes(model, name, style, mesh.size())
-    places = _places(model)
+    places = parameter_places(model)
     _check_shared(model, places, styles)
     layers = {name: _make_style(model.get_submodule(name), how) for name, how in styles.items()}
     parallelize_module(model, mesh, layers, src_data_rank=None)
-    _replicate_others(model, places, mesh)
-    for (owner, name), *others in places.values():
-        for module, other_name in others:
-            module._parameters[other_name] = owner._parameters[name]
+    _replicate_others(places, mesh)
+    share_parameters(places)
 
 
 def _resolve(model: Module, plan: Mapping[str, str]) -> dict[str, str]:
@@ -68,10 +66,7 @@ def _resolve(model: Module, plan: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, tuple[str, str]] = {}
     for pattern, style in plan.items():
         matching = [name for name in names if fnmatchcase(name, pattern)]
-        if style not in STYLES:
-            raise BackendError(
-                f"backend.tensor_plan[{pattern!r}] is {style!r}. {suggest(str(style), STYLES)}"
-            )
+        check_style(pattern, style)
         if not matching:
             known = {re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in names}
             raise BackendError(
@@ -122,17 +117,7 @@ def _check_sizes(model: Module, name: str, style: str, num: int) -> None:
         )
 
 
-def _places(model: Module) -> _Places:
-    """Return where each parameter is used."""
-    places: _Places = {}
-    for module in model.modules():
-        for name, param in module._parameters.items():
-            if param is not None:
-                places.setdefault(id(param), []).append((module, name))
-    return places
-
-
-def _check_shared(model: Module, places: _Places, styles: Mapping[str, str]) -> None:
+def _check_shared(model: Module, places: Places, styles: Mapping[str, str]) -> None:
     names = {module: name for name, module in model.named_modules()}
     for users in places.values():
         cuts = {
@@ -165,10 +150,10 @@ def _make_style(layer: Module, style: str) -> ParallelStyle:
     return ColwiseParallel(output_layouts=Replicate() if style == "colwise_gather" else Shard(-1))
 
 
-def _replicate_others(model: Module, places: _Places, mesh: DeviceMesh) -> None:
+def _replicate_others(places: Places, mesh: DeviceMesh) -> None:
     """Make DTensors of the parameters that the plan leaves out, whole on every process."""
     owners: dict[Module, list[str]] = {}
-    for module, name in _uses(places):
+    for module, name in chain(*places.values()):
         param = module._parameters[name]
         if isinstance(param, DTensor) or param is None:
             continue
@@ -183,11 +168,6 @@ def _replicate_others(model: Module, places: _Places, mesh: DeviceMesh) -> None:
         swap = _PlainInside(names)
         module.register_forward_pre_hook(swap.enter)
         module.register_forward_hook(swap.leave, always_call=True)
-
-
-def _uses(places: _Places) -> Iterator[tuple[Module, str]]:
-    for users in places.values():
-        yield from users
 
 
 def _to_dtensors(mesh: DeviceMesh, _: Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from ..backend import Backend, Caps, Region
 from ..conditional_step import put_back
-from ..errors import BackendError, HostReadError
+from ..errors import BackendError, HostReadError, check_choice
 from ..norms import Norms
 from ..placement import map_tensors, swap_model
 from ..prefetch import LookAhead, PlainLane
@@ -114,8 +114,8 @@ class XlaBackend(Backend):
         look_ahead: bool = True,
         **options: Any,
     ) -> None:
-        _check_choice("accumulation", accumulation, ("batch", "step"))
-        _check_choice("look_ahead", look_ahead, (True, False))
+        check_choice("accumulation", accumulation, ("batch", "step"))
+        check_choice("look_ahead", look_ahead, (True, False))
         if cache_dir is not None and not isinstance(cache_dir, (str, Path)):
             raise BackendError(f"backend.cache_dir is {cache_dir!r}. Use the path of a folder.")
         if parallel is not None:
@@ -205,14 +205,11 @@ class XlaBackend(Backend):
 
     @override
     def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        lane = _Lane(self._place, self._watch)
+        lane = _Lane(self.to_device, self._watch)
         return LookAhead(batches, lane) if self._look_ahead else map(lane.carry, batches)
 
     @override
     def to_device(self, batch: Any) -> Any:
-        return self._place(batch)
-
-    def _place(self, batch: Any) -> Any:
         """Send all tensors of a batch in one transfer."""
         made = self._runtime.num_made()
         tensors: list[Tensor] = []
@@ -495,12 +492,6 @@ class _Lane(PlainLane):
     def carry(self, batch: Any) -> Any:
         """Return a batch on the device."""
         return self.finish(self.start(batch))
-
-
-def _check_choice(name: str, value: object, known: tuple[object, ...]) -> None:
-    if not any(value is one or (value == one and type(value) is type(one)) for one in known):
-        choices = " or ".join(map(repr, known))
-        raise BackendError(f"backend.{name} is {value!r}. Use {choices}.")
 
 
 def _is_plain(tensor: Tensor) -> bool:

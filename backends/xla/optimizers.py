@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.optim import Adadelta, Optimizer
 
+from ..conditional_step import moved, numbers_in
 from ..errors import BackendError
 from ..fast_step import plain_step
 from .optimizer_settings import DeviceSettings, MadeOnHost
@@ -270,7 +271,7 @@ class LazyOptimizers:
             By its id, each tensor of the new state, and a copy of how it began.
         """
         begun: Begun = {}
-        before = _numbers_in(optimizer)
+        before = numbers_in(optimizer)
         if prepared.kind == "SGD":
             _note(begun, self._begin_momentum(optimizer))
         if prepared.kind and hasattr(optimizer, "_init_group"):
@@ -283,7 +284,7 @@ class LazyOptimizers:
 
             _exchanged_step(optimizer, prepared, MadeOnHost(self._device, prepared.numbers, made))
         _leave_waiting(prepared)
-        for group, then, now in zip(prepared.groups, before, _numbers_in(optimizer), strict=True):
+        for group, then, now in zip(prepared.groups, before, numbers_in(optimizer), strict=True):
             for key in [key for key in group.seen if key != "lr"]:
                 if then.get(key) != now.get(key):
                     del group.seen[key]  # the optimizer's own count, no setting
@@ -353,19 +354,14 @@ class LazyOptimizers:
             del optimizer._init_group
 
     def _masked_step(self, optimizer: Optimizer, prepared: _Prepared, keep: Tensor) -> None:
-        params = [
-            param
-            for group in optimizer.param_groups
-            for param in group["params"]
-            if param.grad is not None
-        ]
+        params = moved(optimizer)
         saved = [param.detach().clone() for param in params]
         copies = {
             (id(state), key): value.clone()
             for state, key, value in _entries(optimizer, params)
             if isinstance(value, Tensor)
         }
-        numbers = _numbers_in(optimizer)
+        numbers = numbers_in(optimizer)
         if prepared.waiting and prepared.starts():
             prepared.is_checked = False
             begun = self._first_step(optimizer, prepared)
@@ -395,7 +391,7 @@ def _check_copies(
     optimizer: Optimizer, params: list[Tensor], copies: Container[object], numbers: list[State]
 ) -> None:
     """Raise unless there is a copy of all that a step has changed."""
-    if numbers != _numbers_in(optimizer) or not all(
+    if numbers != numbers_in(optimizer) or not all(
         value is None
         or isinstance(value, (bool, str))
         or (isinstance(value, Tensor) and (id(state), key) in copies)
@@ -494,14 +490,6 @@ def _on_host(tensor: Tensor) -> Tensor:
 def _note(begun: Begun, tensors: list[Tensor]) -> list[Tensor]:
     begun.update({id(tensor): (tensor, tensor.clone()) for tensor in tensors})
     return tensors
-
-
-def _numbers_in(optimizer: Optimizer) -> list[State]:
-    """Return the numbers among the settings of the groups, where some optimizers count."""
-    return [
-        {key: value for key, value in group.items() if isinstance(value, (int, float))}
-        for group in optimizer.param_groups
-    ]
 
 
 def _entries(optimizer: Optimizer, params: list[Tensor]) -> list[tuple[State, str, Any]]:

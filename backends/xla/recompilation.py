@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from torch import Tensor
 
-from ..errors import BackendError
+from ..errors import BackendError, check_choice
 
 log = logging.getLogger("modelzoo_trainer.backends.recompilation")
 
@@ -17,7 +17,6 @@ Recompilation = Literal["warn", "error", "ignore"]
 Shapes = tuple[str, ...]
 Kind = tuple[object, ...]
 
-CHOICES: Final = ("warn", "error", "ignore")
 _EXPECTED: Final = 3  # steps of one kind that may compile: the state is not there in the first
 _SHOWN: Final = 4
 
@@ -43,9 +42,7 @@ class RecompilationWatch:
         num_compiled: Callable[[], int],
         fallbacks: Callable[[], list[str]],
     ) -> None:
-        if policy not in CHOICES:
-            known = ", ".join(map(repr, CHOICES))
-            raise BackendError(f"backend.recompilation is {policy!r}. Use one of: {known}.")
+        check_choice("recompilation", policy, get_args(Recompilation))
         self.policy = policy
         self.shapes: Shapes = ()
         """Those of the batch at hand."""

@@ -241,7 +241,7 @@ def test_what_is_ignored_is_counted(said) -> None:
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(
         BackendError,
-        match=r"^backend\.recompilation is 'raise'\. Use one of: 'warn', 'error', 'ignore'\.$",
+        match=r"^backend\.recompilation is 'raise'\. Use 'warn', 'error' or 'ignore'\.$",
     ):
         Runtime("raise")
 

@@ -269,7 +269,7 @@ def _in_vain(rank: int) -> str:
         with suppress(RunFailed):
             while True:
                 control.decided()
-    failure = control.hang("all_reduce timed out") if rank == 0 else control.failure
+    failure = control.fail("all_reduce timed out", kind="hang") if rank == 0 else control.failure
     _all_done(store, rank, 2)
     return str(failure)
 
@@ -286,7 +286,7 @@ from tests.distributed.test_failures import _all_ready, _control, _write
 def waits_for_nobody():
     _all_ready(store, 2)
     if rank == 1:
-        control.hang("all_reduce has waited 600 s")
+        control.fail("all_reduce has waited 600 s", kind="hang")
     time.sleep(1000)
 
 rank = int(os.environ["RANK"])
