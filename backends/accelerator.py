@@ -28,8 +28,62 @@ _FIGURES: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-class AcceleratorBackend(Backend):
-    """A device that works asynchronously: nothing in a step waits for it.
+class AsynchronousBackend(Backend):
+    """A device that works beside the host: nothing in a step waits for it.
+
+    Args:
+        look_ahead: Ask the loader for the next batch before a step, so that its copy runs beside
+            the step. False = only when it is needed, for a dataset that draws from torch's
+            generator in this process and is to resume with the same draws.
+        **options: Those of `Backend`.
+    """
+
+    _default_lag: ClassVar[int] = 2
+    caps = Caps(
+        autocast_dtypes=frozenset({torch.bfloat16, torch.float16}),
+        needs_scaler=frozenset({torch.float16}),
+    )
+
+    def __init__(self, *, look_ahead: bool = True, **options: Any) -> None:
+        self._look_ahead = look_ahead
+        self._lane: Lane | None = None
+        self.conditional_steps = ConditionalSteps(self._look)
+        super().__init__(**options)
+
+    def make_lane(self) -> Lane:
+        """Return how batches get to the device."""
+        return PlainLane(self.to_device)
+
+    @override
+    def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
+        if not self._look_ahead:
+            return super().batches(batches)
+        return LookAhead(batches, self._lane or self.make_lane())
+
+    @override
+    def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
+        if keep is None:
+            super().optimizer_step(optimizer)
+        else:
+            self.conditional_steps.step(optimizer, keep)
+
+    @override
+    def restore(self, tensors: Sequence[Tensor], copies: Sequence[Tensor], keep: Tensor) -> None:
+        put_back(tensors, copies, keep)
+
+    @override
+    def _make_reads(self) -> DeferredReads:
+        return DeferredReads(self._lag, HostCopies(self.device))
+
+    @override
+    def counters(self) -> dict[str, int]:
+        reads = self.reads
+        assert isinstance(reads, DeferredReads)
+        return {"reads": reads.num_reads, "transfers": reads.copies.num_transfers}
+
+
+class AcceleratorBackend(AsynchronousBackend):
+    """An accelerator that torch drives.
 
     Weights are initialised on the host, so that they are the same on every device. torch's Adam,
     AdamW, SGD and Adagrad become fused where the user has not chosen.
@@ -37,33 +91,20 @@ class AcceleratorBackend(Backend):
     Args:
         kind: torch's name of the device.
         index: Which one; None = the environment variable LOCAL_RANK, else 0.
-        look_ahead: Ask the loader for the next batch before a step, so that its copy runs beside
-            the step. False = only when it is needed, for a dataset that draws from torch's
-            generator in this process and is to resume with the same draws.
-        **options: Those of `Backend`.
+        **options: Those of `AsynchronousBackend`.
 
     Raises:
         BackendUnavailable: In `open`, if there is no such device.
     """
 
     name = "accelerator"
-    _default_lag: ClassVar[int] = 2
-    caps = Caps(
-        autocast_dtypes=frozenset({torch.bfloat16, torch.float16}),
-        needs_scaler=frozenset({torch.float16}),
-    )
 
-    def __init__(
-        self, *, kind: str, index: int | None = None, look_ahead: bool = True, **options: Any
-    ) -> None:
+    def __init__(self, *, kind: str, index: int | None = None, **options: Any) -> None:
         self._from_local_rank = index is None and "LOCAL_RANK" in os.environ
         if index is None:
             index = int(os.environ.get("LOCAL_RANK", "0"))
         self._device = torch.device(kind, index)
-        self._look_ahead = look_ahead
-        self._lane: Lane | None = None
         self._has_sparse_gradients = False
-        self.conditional_steps = ConditionalSteps(self._look)
         super().__init__(**options)
 
     # ---- life
@@ -121,9 +162,9 @@ class AcceleratorBackend(Backend):
             )
         torch.accelerator.set_device_index(index)
 
+    @override
     def make_lane(self) -> Lane:
-        """Return how batches get to the device."""
-        return StreamLane(self._device) if has_streams(self._device) else PlainLane(self.to_device)
+        return StreamLane(self._device) if has_streams(self._device) else super().make_lane()
 
     def _autocast_dtypes(self) -> frozenset[torch.dtype]:
         if not torch.amp.is_autocast_available(self._device.type):
@@ -153,12 +194,6 @@ class AcceleratorBackend(Backend):
             fuse_optimizer(optimizer, self._device)
         return optimizer
 
-    @override
-    def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        if not self._look_ahead:
-            return map(self.to_device, batches)
-        return LookAhead(batches, self._lane or self.make_lane())
-
     # ---- the step
 
     @override
@@ -181,23 +216,6 @@ class AcceleratorBackend(Backend):
     @override
     def grad_scaler(self, **options: Any) -> torch.amp.GradScaler | None:
         return torch.amp.GradScaler(self._device.type, **options)
-
-    @override
-    def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
-        if keep is None:
-            super().optimizer_step(optimizer)
-        else:
-            self.conditional_steps.step(optimizer, keep)
-
-    @override
-    def restore(self, tensors: Sequence[Tensor], copies: Sequence[Tensor], keep: Tensor) -> None:
-        put_back(tensors, copies, keep)
-
-    # ---- values
-
-    @override
-    def _make_reads(self) -> DeferredReads:
-        return DeferredReads(self._lag, HostCopies(self._device))
 
     # ---- state
 
@@ -224,12 +242,6 @@ class AcceleratorBackend(Backend):
             self.module.set_rng_state(state["device"])
 
     # ---- facts
-
-    @override
-    def counters(self) -> dict[str, int]:
-        reads = self.reads
-        assert isinstance(reads, DeferredReads)
-        return {"reads": reads.num_reads, "transfers": reads.copies.num_transfers}
 
     @override
     def memory(self) -> dict[str, int]:

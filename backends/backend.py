@@ -193,7 +193,6 @@ class Backend(ABC):
             self._undo.pop()()
 
     def _make_comm(self) -> Comm:
-        """Return the communication with other processes."""
         return Comm()
 
     # ---- other processes: `comm` has all of it, these are the names that most callbacks need
@@ -281,7 +280,6 @@ class Backend(ABC):
         return region
 
     def _make_region(self) -> Region:
-        """Return the context manager that `step` hands out."""
         return Region(self)
 
     def _enter_step(self, seed: int) -> None:
@@ -330,7 +328,6 @@ class Backend(ABC):
         return None
 
     def _make_norms(self) -> Norms:
-        """Return what computes norms and clips gradients."""
         return Norms(self)
 
     def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
@@ -378,7 +375,6 @@ class Backend(ABC):
         return False
 
     def _make_reads(self) -> Reads:
-        """Return the queue of deferred reads."""
         return HostReads(self._lag)
 
     def read(self, tensors: Sequence[Tensor], deliver: Deliver) -> None:

@@ -47,7 +47,6 @@ class CpuBackend(Backend):
         return not self.in_step and self._lag == 0 and self.reads.is_empty
 
     def _make_region(self) -> Region:
-        """Return the host's own region."""
         return _HostRegion(self)
 
     def batches(self, batches: Iterable[Any]) -> Iterator[Any]:

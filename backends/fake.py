@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -11,18 +10,15 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from .backend import Backend, Caps
-from .conditional_step import ConditionalSteps, put_back
+from .accelerator import AsynchronousBackend
 from .norms import Norms
 from .placement import map_tensors
-from .prefetch import LookAhead, PlainLane
-from .reads import DeferredReads, HostCopies
 from .sync_guard import SyncGuard
 
 _DEVICE: Final = torch.device("cpu")
 
 
-class FakeBackend(Backend):
+class FakeBackend(AsynchronousBackend):
     """The CPU, held to what holds on a device: for tests of models, callbacks and the trainer.
 
     The numbers are the CPU's. What differs is when they can be had:
@@ -38,8 +34,7 @@ class FakeBackend(Backend):
     transfers brought their values (`transfers`: one a step and dtype).
 
     Args:
-        look_ahead: Ask the loader for a batch before it is needed.
-        **options: Those of `Backend`.
+        **options: Those of `AsynchronousBackend`.
 
     Example:
         >>> backend = FakeBackend()
@@ -51,22 +46,14 @@ class FakeBackend(Backend):
     """
 
     name = "fake"
-    _default_lag: ClassVar[int] = 2
-    caps = Caps(
-        autocast_dtypes=frozenset({torch.bfloat16, torch.float16}),
-        needs_scaler=frozenset({torch.float16}),
-    )
 
-    def __init__(self, *, look_ahead: bool = True, **options: Any) -> None:
-        self._look_ahead = look_ahead
+    def __init__(self, **options: Any) -> None:
         self._guard = SyncGuard()
-        self.conditional_steps = ConditionalSteps(self._look)
         super().__init__(**options)
 
     @staticmethod
     @override
     def is_available() -> bool:
-        """Return True."""
         return True
 
     @property
@@ -85,12 +72,6 @@ class FakeBackend(Backend):
             if compiled is not None:  # the compiler would trace the guard
                 module._compiled_call_impl = self._guard.outside(compiled)
         return prepared
-
-    @override
-    def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        if not self._look_ahead:
-            return map(self.to_device, batches)
-        return LookAhead(batches, PlainLane(self.to_device))
 
     @override
     def to_device(self, batch: Any) -> Any:
@@ -119,30 +100,11 @@ class FakeBackend(Backend):
     @override
     def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
         with self._guard.paused():
-            if keep is None:
-                super().optimizer_step(optimizer)
-            else:
-                self.conditional_steps.step(optimizer, keep)
-
-    @override
-    def restore(self, tensors: Sequence[Tensor], copies: Sequence[Tensor], keep: Tensor) -> None:
-        put_back(tensors, copies, keep)
-
-    # ---- values, facts
-
-    @override
-    def _make_reads(self) -> DeferredReads:
-        return DeferredReads(self._lag, HostCopies(_DEVICE))
+            super().optimizer_step(optimizer, keep)
 
     @override
     def counters(self) -> dict[str, int]:
-        reads = self.reads
-        assert isinstance(reads, DeferredReads)
-        return {
-            "host_reads": self._guard.num_refused,
-            "reads": reads.num_reads,
-            "transfers": reads.copies.num_transfers,
-        }
+        return {"host_reads": self._guard.num_refused, **super().counters()}
 
 
 class _PausingScaler(torch.amp.GradScaler):

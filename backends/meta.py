@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -43,7 +43,6 @@ class MetaBackend(Backend):
     @staticmethod
     @override
     def is_available() -> bool:
-        """Return True."""
         return True
 
     @property
@@ -63,10 +62,6 @@ class MetaBackend(Backend):
     @override
     def _make_reads(self) -> DeferredReads:
         return DeferredReads(self._lag, _ZeroCopies(_DEVICE))
-
-    @override
-    def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        return map(self.to_device, batches)
 
     @override
     def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
