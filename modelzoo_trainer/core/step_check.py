@@ -30,12 +30,7 @@ class StepCheck:
     """The gradients' norm before clipping, if it was looked at."""
 
     def judge(self, backend: Backend, norm: Tensor | None) -> None:
-        """Judge the norm and agree with the other processes. Collective.
-
-        Args:
-            backend: The device.
-            norm: None = the gradients are not judged.
-        """
+        """Judge the norm, None = not asked for, and agree with the other processes. Collective."""
         self.norm = norm
         if norm is not None:
             self.bad = self.bad | norm.isfinite().logical_not()

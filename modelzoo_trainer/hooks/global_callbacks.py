@@ -37,13 +37,7 @@ class GlobalHandle:
 
 
 def add_global(callback: Any) -> GlobalHandle:
-    """Make a callback, or an event and its function, part of every trainer.
-
-    Args:
-        callback: It was checked.
-
-    Returns:
-        A handle whose `remove` takes it back.
+    """Make a callback, or an event and its function, part of every trainer; it was checked.
 
     Raises:
         ConfigError: If it is a function that does not fit the trainers that there are.

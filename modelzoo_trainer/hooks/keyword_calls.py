@@ -18,11 +18,7 @@ class KeywordCall:
     """A listener's method, called with the arguments that it names.
 
     What it takes is found out once, and what it is given once for each form of call. A method
-    whose signature Python does not know gets everything.
-
-    Args:
-        title: Class and method, for messages.
-        method: The bound method.
+    whose signature Python does not know gets everything. `title` is class and method, for messages.
     """
 
     __slots__ = ("_method", "_parameters", "_plans", "takes_trainer", "title")
@@ -36,11 +32,7 @@ class KeywordCall:
         """Whether the first parameter is called `trainer`."""
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Call the method.
-
-        Args:
-            args: Passed as they are.
-            kwargs: Those that the method does not name are left out.
+        """Call the method; keywords that it does not name are left out.
 
         Raises:
             HookError: If a parameter without a default is not given, one is given twice, or there
@@ -85,14 +77,9 @@ class KeywordCall:
 
 
 def listener_of(callback: Any, name: str) -> KeywordCall | None:
-    """Return how a callback is told of an event.
+    """Return the method of any object that an event calls, or None if it has none of that name.
 
-    Args:
-        callback: Any object.
-        name: Of the event, and so of the method.
-
-    Returns:
-        None if it has no such attribute, or None there; with a warning if it cannot be called.
+    One that cannot be called is left out with a warning.
     """
     method = getattr(callback, name, None)
     if method is None:

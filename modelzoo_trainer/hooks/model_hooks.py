@@ -24,9 +24,6 @@ class ModelHooks:
 
     A model has a life of its own: a method called `setup` or `finalize` is no hook of a run. Nor is
     an empty method that the model's class inherits, which only says what a library would call.
-
-    Args:
-        model: The module, wrapped or not.
     """
 
     def __init__(self, model: Module) -> None:
@@ -39,10 +36,7 @@ class ModelHooks:
 
 
 def model_hooks(model: Module) -> ModelHooks | None:
-    """Return the hooks of a trainer's model, or None if it defines none.
-
-    Args:
-        model: The module, wrapped or not.
+    """Return the hooks of a trainer's model, wrapped or not, or None if it defines none.
 
     Raises:
         HookError: If a method has nearly the name of a hook, or takes other parameters than the
@@ -75,12 +69,7 @@ def _warn_of_steps(kind: type) -> None:
 
 
 def is_placeholder(kind: type, name: str) -> bool:
-    """Return whether a class only inherits a method, and one that does nothing.
-
-    Args:
-        kind: The class.
-        name: Of the method.
-    """
+    """Return whether a class only inherits a method, and one that does nothing."""
     method = getattr(kind, name, None)
     if name in vars(kind) or not isinstance(method, FunctionType):
         return False

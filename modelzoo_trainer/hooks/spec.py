@@ -43,21 +43,13 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookSpec:
-    """One declared hook.
-
-    Args:
-        name: The method's name.
-        phase: Where it is called.
-        parameters: The names after `self`, in order.
-        default: The method as declared; a class that still has it does not listen.
-        doc: First paragraph of the declaration's docstring.
-    """
+    """One declared hook."""
 
     name: str
     phase: Phase
-    parameters: tuple[str, ...]
-    default: HookFn
-    doc: str
+    parameters: tuple[str, ...]  # the names after `self`, in order
+    default: HookFn  # the method as declared; a class that still has it does not listen
+    doc: str  # first paragraph of the declaration's docstring
 
 
 HOOKS: Final[dict[str, HookSpec]] = {}
@@ -83,9 +75,6 @@ def hook(phase: Phase) -> Callable[[_F], _F]:
 
 def register_hooks(cls: type) -> None:
     """Add the hooks that `cls` itself declares to `HOOKS`.
-
-    Args:
-        cls: A class with methods marked by `hook`.
 
     Raises:
         HookError: If another class has declared the same name before.
@@ -138,11 +127,7 @@ def _our_word(word: str) -> str:
 
 
 def check_listener(owner: str, methods: Mapping[str, Any]) -> None:
-    """Check the names and parameters of methods that may be hooks.
-
-    Args:
-        owner: The class's name, for the message.
-        methods: Functions as a class holds them: with `self` first.
+    """Check the names and parameters of methods, with `self` first, that may be hooks.
 
     Raises:
         HookError: If a name is nearly that of a hook, or a hook takes other parameters than it is
@@ -207,13 +192,7 @@ def fan_out(calls: Sequence[HookFn], on_stop: Callable[[StopTraining], None]) ->
 
 
 def note_origin(error: BaseException, callbacks: Iterable[Any], step: int | None) -> None:
-    """Add to an exception which callback's hook raised it; once, however often it is called.
-
-    Args:
-        error: With the traceback of the hook.
-        callbacks: Those that may have raised it.
-        step: The global step, if there is one yet.
-    """
+    """Add to an exception which callback's hook raised it; once, however often it is called."""
     actors = [getattr(callback, "__wrapped__", callback) for callback in callbacks]
     known = {id(actor): type(actor).__name__ for actor in actors}
     at = "" if step is None else f" at global_step {step}"
@@ -234,13 +213,8 @@ def note_origin(error: BaseException, callbacks: Iterable[Any], step: int | None
 def fan_out_all(name: str, calls: Sequence[HookFn]) -> HookFn:
     """Return a function that calls every listener, even when one before it has failed.
 
-    Args:
-        name: A `finalize` or exception hook: everybody gets to know.
-        calls: The listeners' bound methods.
-
-    Returns:
-        A function of the hook's positional arguments. If the last one is an exception, failures
-        become notes on it; otherwise the first failure is raised when all have been called.
+    If the last argument is an exception, failures become notes on it; otherwise the first failure
+    is raised when all have been called.
     """
     every = tuple(calls)
 

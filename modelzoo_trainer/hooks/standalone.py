@@ -7,10 +7,7 @@ from typing import Any, cast
 
 from torch.nn import Module
 
-from modelzoo_trainer.callback import (
-    Callback,
-    CoreCallback,
-)
+from modelzoo_trainer.callback import Callback, CoreCallback
 from modelzoo_trainer.callback_list import named
 from modelzoo_trainer.core.states import load_states
 from modelzoo_trainer.errors import HookError, StopTraining, suggest

@@ -46,11 +46,7 @@ class HookTable(Callback):
                 listeners.setdefault(name, []).append(getattr(callback, name))
         for name in HOOKS:
             calls = listeners.get(name)
-            if calls is None:
-                fire: HookFn = _nobody
-            else:
-                fire = self._fire(name, calls)
-            setattr(self, name, fire)
+            setattr(self, name, _nobody if calls is None else self._fire(name, calls))
 
     def _fire(self, name: str, calls: list[HookFn]) -> HookFn:
         if name in _ALL_RUN:
