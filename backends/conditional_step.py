@@ -70,7 +70,7 @@ class ConditionalSteps:
             return
         self._hosted.add(optimizer)
         log.info(
-            "%s counts on the host: to leave out a step, each one waits for the device.",
+            "%s counts on the host: to skip a step, each one waits for the device.",
             type(optimizer).__name__,
         )
 

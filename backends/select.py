@@ -70,7 +70,7 @@ def make_backend(device: str, options: Mapping[str, Any] | None = None) -> Backe
 
 
 def _class_of(device: str) -> tuple[str, type[Backend], dict[str, Any]]:
-    """Return a device's plain name, its backend, and what that has to be told."""
+    """Return a device's plain name, its backend, and the arguments of that."""
     name = device.lower()
     name = _ALIASES.get(name, name)
     if name == "auto":
@@ -98,7 +98,7 @@ def _has_others() -> bool:
     """Return whether this process is one of several.
 
     Raises:
-        BackendError: If the launcher's environment is no good.
+        BackendError: If the launcher's environment is invalid.
     """
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size() > 1

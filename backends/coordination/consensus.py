@@ -18,7 +18,7 @@ Entry = dict[str, Any]
 PROPOSE: Final = "propose"
 COMMIT: Final = "commit"
 FAIL: Final = "fail"
-LIVENESS_CHECK: Final = "roll call"
+LIVENESS_CHECK: Final = "liveness check"
 OVER: Final = "over"
 END: Final = "end"
 # Time-outs of a wait are written to standard error by the store, so that there are none.
@@ -66,7 +66,7 @@ class EventLog:
                 return True
 
     def _key(self) -> str:
-        return f"board/{self.num_read}"
+        return f"log/{self.num_read}"
 
     def _read(self, text: bytes) -> tuple[int, Entry]:
         number, entry = self.num_read, json.loads(text)
@@ -151,7 +151,7 @@ class Consensus:
             return self._point
 
     def commit(self, number: int, topic: str, point: int) -> None:
-        """Let the main thread go on; it returns the topic at the point.
+        """Let the main thread continue; it returns the topic at the point.
 
         No process has come to the point yet. No-op if the proposal is not open.
         """

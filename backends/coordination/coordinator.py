@@ -29,12 +29,12 @@ _LINGER_S: Final = 2.0
 class Coordinator:
     """What a process hears from the others, and says to them, besides its collectives.
 
-    Three threads: one waits in the store for what is announced; one announces, and gives and looks
-    for signs of life; one never touches the store, which may not answer, and ends the process when
+    Three threads: one waits in the store for what is announced; one announces, and sends and looks
+    for heartbeats; one never touches the store, which may not answer, and ends the process when
     the run has failed and the main thread does not end by itself. A process writes and reads
     two small values a second.
 
-    The store is hosted by the first process. A process without a sign of life for `alive_timeout`
+    The store is hosted by the first process. A process without a heartbeat for `alive_timeout`
     seconds is taken for lost; after a failure a main thread has `grace` seconds to end by itself.
     """
 
@@ -80,7 +80,7 @@ class Coordinator:
         ]
 
     def start(self) -> None:
-        """Begin to hear, and to give signs of life."""
+        """Begin to hear, and to send heartbeats."""
         self._beats.register()
         for thread in self._threads:
             thread.start()

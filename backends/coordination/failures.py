@@ -56,7 +56,7 @@ class RunFailed(BackendError):
     """Another process has failed, so this one ends as well."""
 
     def __init__(self, failure: Failure) -> None:
-        super().__init__(f"the run has failed in another place. {failure}")
+        super().__init__(f"another process failed. {failure}")
         self.failure = failure
 
 
@@ -69,8 +69,8 @@ def gone(rank: int, reporter: int) -> Failure:
 def silent(rank: int, seconds: float, reporter: int) -> Failure:
     """Return that nothing is heard of a process, as another one reports."""
     message = (
-        f"process {rank} has given no sign of life for {seconds:g} s (it was stopped, or its host "
-        f"is gone)"
+        f"process {rank} has sent no heartbeat for {seconds:g} s (it was stopped, or its host is "
+        f"gone)"
     )
     return Failure(rank, message, kind="lost", reporter=reporter)
 

@@ -1,4 +1,4 @@
-"""Signs of life of the processes of a run, and who does not answer."""
+"""Heartbeats of the processes of a run, and who does not answer."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _PAUSE_S: Final = 0.1
 
 
 class Heartbeats:
-    """Signs of life of this process, and a look at those of the next one.
+    """Heartbeats of this process, and a look at those of the next one.
 
     Each process looks after one other: the next that has not left, around in a circle. One on the
     same host also counts as alive while it computes, as an interpreter may be held by a library.
 
-    After `limit_s` without a sign, of which there is one each `interval_s`, a process is taken for
-    lost.
+    After `limit_s` without a heartbeat, of which there is one each `interval_s`, a process is taken
+    for lost.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Heartbeats:
         self._store.set(f"who/{self._rank}", json.dumps(asdict(own_identity())))
 
     def beat(self) -> Failure | None:
-        """Give a sign, and return whether the process that is looked after is lost.
+        """Send a heartbeat, and return whether the process that is looked after is lost.
 
         Cost:
             Three small messages to the store.
@@ -62,15 +62,15 @@ class Heartbeats:
         if peer == self._rank or not self._lookup(peer):
             return None
         identity = self._identities[peer]
-        is_gone = identity.is_gone()  # before its last sign is read: it may be a good-bye
-        sign = self._store.get(f"alive/{peer}") if self._store.check([f"alive/{peer}"]) else b""
-        if sign == _LEFT:
+        is_gone = identity.is_gone()  # before its last heartbeat is read: it may be a good-bye
+        found = self._store.get(f"alive/{peer}") if self._store.check([f"alive/{peer}"]) else b""
+        if found == _LEFT:
             self._watch((peer + 1) % self._num)
             return None
         if is_gone:
             return gone(peer, self._rank)
         limit_s = self._limit_s * self.timeout_factor(peer)
-        is_lost = self._peer_timer.is_stalled((sign, identity.work()), limit_s)
+        is_lost = self._peer_timer.is_stalled((found, identity.work()), limit_s)
         return silent(peer, limit_s, self._rank) if is_lost else None
 
     def timeout_factor(self, rank: int) -> float:
@@ -82,15 +82,15 @@ class Heartbeats:
         return 1.0 if known is not None and known.is_here() else _FAR_AWAY
 
     def announce_exit(self) -> None:
-        """Say that no more signs follow, in order."""
+        """Say that no more heartbeats follow, in order."""
         self._has_left = True
         self._store.set(f"alive/{self._rank}", _LEFT.decode())
 
     def find_stopped(self) -> Failure | None:
         """Return that a process of this host was stopped by a signal some seconds ago.
 
-        The store, which may not answer, is not asked. A process that is held by a library gives no
-        signs either, but this one has to be woken by somebody.
+        The store, which may not answer, is not asked. A process that is held by a library sends no
+        heartbeats either, but this one must be woken by somebody.
         """
         ranks = self._stopped_ranks()
         first = ranks[0] if ranks else object()  # equal to nothing
@@ -106,7 +106,7 @@ class Heartbeats:
         return self._lookup(rank) and self._identities[rank].is_seen()
 
     def kill(self, rank: int) -> None:
-        """Kill a process of this host that gives no signs: it may only be stopped."""
+        """Kill a process of this host that sends no heartbeats: it may only be stopped."""
         if rank != self._rank and rank in self._identities:
             self._identities[rank].kill()
 
@@ -130,7 +130,7 @@ class Heartbeats:
 def missing_ranks(store: Store, world_size: int, is_known: threading.Event) -> list[int]:
     """Return who has not answered the liveness check after a short time.
 
-    `is_known` ends the wait: nobody has to be found any more.
+    `is_known` ends the wait: nobody must be found any more.
     """
     deadline = time.monotonic() + _LIVENESS_CHECK_S
     while store.add("here", 0) < world_size:

@@ -26,7 +26,7 @@ class Launch:
     run_id: str = ""  # tells this run from others that the same launcher has started
     restart_count: int = 0  # how often the launcher has started the processes again
     max_restarts: int = 0  # how often it would
-    host: str = ""  # of the launcher's store, or where that of the first process has to be
+    host: str = ""  # of the launcher's store, or where that of the first process must be
     port: int = 0  # likewise
     uses_agent_store: bool = False  # the launcher has a store of its own, which outlives processes
     is_one_host: bool = False  # all processes are known to be on this host
@@ -64,7 +64,7 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
     if local_rank >= num_local or num_local > num:
         raise BackendError(
             f"LOCAL_RANK is {local_rank}, LOCAL_WORLD_SIZE {num_local} and WORLD_SIZE {num}: each "
-            f"has to be less than the next, the last two may be equal. {_START}"
+            f"must be less than the next, the last two may be equal. {_START}"
         )
     host, port = env["MASTER_ADDR"], _number(env, "MASTER_PORT", 1, 65536)
     return Launch(
@@ -118,7 +118,7 @@ def read_agent(environ: Mapping[str, str] | None = None) -> Agent | None:
 def be_quiet() -> None:
     """Have torch not warn, with a stack each, of connections that end with another process.
 
-    Why that one has ended is told once. To be called before torch is imported; whoever has set
+    Why that one has ended is reported once. To be called before torch is imported; whoever has set
     TORCH_CPP_LOG_LEVEL is obeyed.
     """
     os.environ.setdefault(_VERBOSITY, "ERROR")
@@ -138,9 +138,9 @@ def _number(
         found = int(text)
     except ValueError:
         raise BackendError(
-            f"{name} is {text!r} in the environment, which is no number; it has to be {fits}. "
+            f"{name} is {text!r} in the environment, which is not an integer; it must be {fits}. "
             f"{_START}"
         ) from None
     if found < least or (above is not None and found >= above):
-        raise BackendError(f"{name} is {found} in the environment; it has to be {fits}. {_START}")
+        raise BackendError(f"{name} is {found} in the environment; it must be {fits}. {_START}")
     return found

@@ -91,10 +91,10 @@ class _Reader:
             return [self.value(item) for item in plain]
         if not isinstance(plain, dict):
             return plain
-        [(kind, told)] = plain.items()
+        [(kind, header)] = plain.items()
         if kind not in _KINDS:
             raise BackendError(f"a message of another process has a value of kind {kind!r}.")
-        return getattr(self, f"_{kind}")(told)
+        return getattr(self, f"_{kind}")(header)
 
     def _take(self, num_bytes: int) -> bytes:
         begin, self._start = self._start, self._start + num_bytes
@@ -115,14 +115,14 @@ class _Reader:
     def _bytes(self, num_bytes: int) -> bytes:
         return self._take(num_bytes)
 
-    def _array(self, told: list[Any]) -> Any:
-        dtype, shape, is_number = np.dtype(told[0]), told[1], told[2]
+    def _array(self, header: list[Any]) -> Any:
+        dtype, shape, is_number = np.dtype(header[0]), header[1], header[2]
         content = self._take(dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
         array = np.frombuffer(content, dtype).reshape(shape).copy()
         return array[()] if is_number else array
 
-    def _tensor(self, told: list[Any]) -> Tensor:
-        dtype, shape, device = getattr(torch, told[0]), told[1], told[2]
+    def _tensor(self, header: list[Any]) -> Tensor:
+        dtype, shape, device = getattr(torch, header[0]), header[1], header[2]
         content = self._take(dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
         found = torch.empty(shape, dtype=dtype, device="cpu")
         if content:

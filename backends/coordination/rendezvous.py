@@ -209,7 +209,7 @@ def _connect(address: str, port: int, listening_by: float, deadline: float) -> T
         except Exception as error:  # noqa: BLE001  # looked at below
             found.append(error)
 
-    # What listens and is no store is waited for without end.
+    # What listens and is not a store is waited for without end.
     thread = threading.Thread(target=connect, name="store", daemon=True)
     thread.start()
     thread.join(_SHAKE_HANDS_S)
@@ -224,7 +224,7 @@ def _connect(address: str, port: int, listening_by: float, deadline: float) -> T
         thread.join(max(deadline - time.monotonic(), 0.0))
     if not found:
         raise BackendError(
-            f"what listens at {address}:{port} is no store of a run: another program has the port. "
+            f"port {port} of {address} is in use by another program (not a TCPStore). "
             f"Start with another one: `torchrun --master-port=P`, or `torchrun --standalone`."
         )
     return found[0] if isinstance(found[0], TCPStore) else None

@@ -66,7 +66,7 @@ class World:
         self.control_group = self.new_group()
         """For messages between hosts' memories: decisions, names, plans."""
         self.checkpoint_group = self.new_group()
-        """For checkpoints that are written while training goes on."""
+        """For checkpoints that are written while training continues."""
 
     # ---- groups
 
@@ -99,10 +99,10 @@ class World:
     # ---- messages
 
     def any_true(self, flag: bool) -> bool:
-        """Return whether any process says yes. Collective."""
-        told = torch.tensor(int(flag))
-        dist.all_reduce(told, dist.ReduceOp.MAX, group=self.control_group)
-        return bool(told.item())
+        """Return whether the flag is true in any process. Collective."""
+        found = torch.tensor(int(flag))
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.control_group)
+        return bool(found.item())
 
     def barrier(self) -> None:
         """Wait until every process is here. Collective."""
@@ -176,7 +176,7 @@ class World:
         """Tell the others that this process ends, and why; they end as well.
 
         Returns:
-            The first failure of the run, which may be another one: whose it is, is to be told.
+            The first failure of the run, which may be another process's.
         """
         return self.coordinator.fail(message, code=code, kind=kind)
 
@@ -250,7 +250,7 @@ def join() -> World | None:
     same.
 
     Raises:
-        BackendError: If the launcher's environment is no good, or the others are not reached.
+        BackendError: If the launcher's environment is invalid, or the others are not reached.
     """
     watch_launcher()
     if _JOINED:

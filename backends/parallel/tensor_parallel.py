@@ -125,9 +125,9 @@ def _check_shared(model: Module, places: Places, styles: Mapping[str, str]) -> N
             for module, name in users
         }
         if len(set(cuts.values())) > 1:
-            told = ", ".join(f"{name}: {_in_words(cut)}" for name, cut in cuts.items())
+            shown = ", ".join(f"{name}: {_in_words(cut)}" for name, cut in cuts.items())
             raise BackendError(
-                f"backend.tensor_plan splits a shared parameter in different ways ({told}). Split "
+                f"backend.tensor_plan splits a shared parameter in different ways ({shown}). Split "
                 f"its modules in the same way: an Embedding rowwise and a Linear colwise_gather."
             )
 

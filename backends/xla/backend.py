@@ -77,7 +77,7 @@ class XlaBackend(Backend):
     in one transfer.
 
     Args:
-        kind: "tpu" = it has to be one; None = what torch_xla finds (environment: PJRT_DEVICE).
+        kind: "tpu" = it must be one; None = what torch_xla finds (environment: PJRT_DEVICE).
         accumulation: What becomes one graph: each "batch" (its cost does not depend on their
             number), or all batches of an optimizer "step" (fewer launches, a larger graph).
         parallel: Several devices as one: `replicate` copies of the model, each in `shard` parts;

@@ -1,6 +1,6 @@
 """Steps of optimizers on a device that traces each one and compiles each graph that is new.
 
-There the graph of a step has to be the same each time, and nothing in it may be read. So settings
+There the graph of a step must be the same each time, and nothing in it may be read. So settings
 that change are inputs of the graph instead of numbers in it, steps are counted on the device, and
 state begins as an input too:
 
@@ -115,7 +115,7 @@ class LazyOptimizers:
         self._known: WeakKeyDictionary[Optimizer, _Prepared] = WeakKeyDictionary()
         self._choices: WeakKeyDictionary[Optimizer, list[State]] = WeakKeyDictionary()
         self._new: WeakSet[Optimizer] = WeakSet()
-        self._has_told = False
+        self._has_warned = False
 
     @property
     def has_new(self) -> bool:
@@ -254,8 +254,8 @@ class LazyOptimizers:
 
     def _note_betas(self, group: _Group, betas: object) -> None:
         before, group.betas = group.betas, betas
-        if before not in (None, betas) and not self._has_told:
-            self._has_told = True
+        if before not in (None, betas) and not self._has_warned:
+            self._has_warned = True
             log.warning(
                 "betas of the optimizer change from step to step, and each new value is a part of "
                 "the graph: every such step is compiled anew. A schedule that cycles the momentum "
@@ -399,7 +399,7 @@ def _check_copies(
     ):
         raise BackendError(
             f"{type(optimizer).__name__} keeps a part of its state on the host, or begins it with "
-            f"a step: no step of it can be left out on a device that traces them. Use AdamW, or "
+            f"a step: none of its steps can be skipped on a device that traces them. Use AdamW, or "
             f"SGD without dampening; or no loss scaler and no mask."
         )
 

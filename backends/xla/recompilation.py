@@ -56,7 +56,7 @@ class RecompilationWatch:
         self._num_windows = 0
         self._windows: dict[tuple[Kind, Shapes], int] = {}
         self._last_shapes: dict[Kind, Shapes] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def begin(self) -> None:
         """Count from now on."""
@@ -88,7 +88,7 @@ class RecompilationWatch:
             self._judge(kind, shapes, before)
         names = self._fallbacks()
         if len(names) != self._num_fallbacks:
-            self._tell_of_fallbacks(names[self._num_fallbacks :])
+            self._report_fallbacks(names[self._num_fallbacks :])
             self._num_fallbacks = len(names)
 
     def _judge(self, kind: Kind, shapes: Shapes, before: Shapes | None) -> None:
@@ -101,15 +101,15 @@ class RecompilationWatch:
         self.num_late += 1
         if self.policy == "error":
             raise RecompilationError(message)
-        if self.policy == "warn" and cause not in self._told:
-            self._told.add(cause)
-            log.warning("%s This is said once.", message)
+        if self.policy == "warn" and cause not in self._reported:
+            self._reported.add(cause)
+            log.warning("%s This is reported once.", message)
 
-    def _tell_of_fallbacks(self, names: list[str]) -> None:
+    def _report_fallbacks(self, names: list[str]) -> None:
         found = sorted(set(names))
         key = "fallback:" + ",".join(found)
-        if self.policy != "ignore" and key not in self._told:
-            self._told.add(key)
+        if self.policy != "ignore" and key not in self._reported:
+            self._reported.add(key)
             log.warning(
                 "The device has no form of %s: it runs on the host, which waits for the device "
                 "and cuts the step's graph. Use other operations in their place.",

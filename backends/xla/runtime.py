@@ -29,7 +29,7 @@ class XlaRuntime:
 
     Making one imports torch_xla, which patches torch for the whole process.
 
-    The device has to be of `kind` (None = any); `parallel` has the options of `backend.parallel`
+    The device must be of `kind` (None = any); `parallel` has the options of `backend.parallel`
     (None = one device), `cache_dir` is where compiled graphs are kept (None = nowhere).
 
     Raises:

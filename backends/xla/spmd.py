@@ -42,7 +42,7 @@ class MeshShape:
         are used.
 
         Raises:
-            BackendError: If a key is unknown, a value is no size, or the devices do not fit.
+            BackendError: If a key is unknown, a value is not a size, or the devices do not fit.
         """
         sizes = dict.fromkeys(AXES, 1) | check_parallel(options)
         rest = [axis for axis in AXES if sizes[axis] == -1]
@@ -63,7 +63,7 @@ def check_parallel(options: Mapping[str, Any]) -> dict[str, int]:
     """Return the sizes among the options of `backend.parallel`.
 
     Raises:
-        BackendError: If a key is unknown, or a value is no size.
+        BackendError: If a key is unknown, or a value is not a size.
     """
     if not isinstance(options, Mapping):
         raise BackendError(

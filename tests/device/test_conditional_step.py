@@ -127,7 +127,7 @@ def test_an_optimizer_that_counts_on_the_host_says_what_it_costs(
         masked_run(open_backend("fake"), "Adafactor", {})
         masked_run(open_backend("fake"), "AdamW", {})
     assert [record.getMessage() for record in caplog.records] == [
-        "Adafactor counts on the host: to leave out a step, each one waits for the device."
+        "Adafactor counts on the host: to skip a step, each one waits for the device."
     ]
 
 

@@ -111,7 +111,7 @@ def test_other_shapes_are_named_with_those_before_and_the_remedy(said) -> None:
         "A step has compiled its graph anew, as batches have other shapes: input_ids (5, 64) after "
         "input_ids (8, 64). Each new shape costs a compilation, of seconds or minutes. Drop the "
         "last smaller batch (drop_last: true), or pad to a few lengths (PadToBuckets). This is "
-        "said once."
+        "reported once."
     ]
 
 
@@ -163,7 +163,7 @@ def test_a_fourth_step_of_the_same_shapes_that_compiles_is_told_of(said) -> None
     )
     assert message.endswith(
         "With the environment variable PT_XLA_DEBUG_LEVEL=2 the runtime says which lines compile. "
-        "This is said once."
+        "This is reported once."
     )
 
 
