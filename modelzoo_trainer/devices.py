@@ -1,4 +1,4 @@
-"""All that `backends` offers; but for this module only what needs no torch is imported from it."""
+"""All names of `backends`; other modules import from it only what needs no torch."""
 
 from modelzoo_trainer.sibling import require_sibling
 
