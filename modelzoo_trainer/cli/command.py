@@ -319,7 +319,7 @@ def _run_as_child(
     options: argparse.Namespace, names: MakeNames, words: Sequence[str], requests: StopRequests
 ) -> int:
     from modelzoo_trainer.supervisor.child import Child
-    from modelzoo_trainer.supervisor.launch_spec import LaunchSpec, without_launch_spec
+    from modelzoo_trainer.supervisor.protocol import LaunchSpec, without_launch_spec
 
     try:
         child = Child(LaunchSpec.parse(options.supervised))

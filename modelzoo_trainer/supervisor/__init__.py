@@ -1,8 +1,8 @@
 """Restarts of the command line: a supervisor, its child, and the goodput of the run.
 
     supervising ---- starts, signals, kills ---> child (the same command again)
-      |  process      <--- shared_status, memory: heartbeat, steps ------  timekeeper, watchdog
-      |  outcome      <--- status, a file: exceptions, checkpoints ------  child
+      |  process      <--- shared status, memory: heartbeat, steps ------  timekeeper, watchdog
+      |  outcome      <--- report, a file: exceptions, checkpoints ------  child
       |  policy: restart, or not
       `- goodput
 

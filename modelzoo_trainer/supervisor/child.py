@@ -12,9 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from modelzoo_trainer.supervisor.launch_spec import LaunchSpec
-from modelzoo_trainer.supervisor.shared_status import SharedStatus, known
-from modelzoo_trainer.supervisor.status import Failure, Status
+from modelzoo_trainer.supervisor.protocol import (
+    Failure,
+    LaunchSpec,
+    Report,
+    SharedStatus,
+    known,
+)
 from modelzoo_trainer.watchdog import Position, Watchdog
 
 if TYPE_CHECKING:
@@ -45,7 +49,7 @@ class Child:
         if hasattr(signal, "SIGTTOU"):  # its group is in the background: it may write nonetheless
             signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         self._write_stacks_on_request()
-        self._status = Status(pid=os.getpid())
+        self._report = Report(pid=os.getpid())
         self._autorestart: AutoRestart | None = None
         self._timekeeper: Timekeeper | None = None
         self._watchdog = Watchdog(
@@ -90,7 +94,7 @@ class Child:
         )
         if number != int(self._shared.trainer):
             self._shared.begin_trainer(number)
-        self._status = Status(pid=os.getpid(), checkpoint=checkpoint)
+        self._report = Report(pid=os.getpid(), checkpoint=checkpoint)
         self._watchdog.set_limits(autorestart.hang_timeout, autorestart.startup_timeout)
         self._autorestart = autorestart
         if self._timekeeper is None:
@@ -105,26 +109,26 @@ class Child:
         if interrupted is None:
             self._shared.num_done = number + 1
         else:
-            self._update_status(interrupted=interrupted)
+            self._update_report(interrupted=interrupted)
 
     def _committed(self, path: Path) -> None:
         if self._timekeeper is not None:
             self._timekeeper.note_commit(path)
-        self._update_status(checkpoint=str(path.absolute()))
+        self._update_report(checkpoint=str(path.absolute()))
 
     def fail(self, error: BaseException) -> None:
         """Note what ends this process."""
         step = known(self._shared.step)
-        self._update_status(failure=Failure.of(error, step))
+        self._update_report(failure=Failure.of(error, step))
 
     def _hang(self, found: str) -> None:
         self._shared.is_hung = 1
-        self._update_status(hung=found)
+        self._update_report(hung=found)
 
-    def _update_status(self, **news: Any) -> None:
-        self._status = replace(self._status, **news)
+    def _update_report(self, **news: Any) -> None:
+        self._report = replace(self._report, **news)
         with suppress(OSError):  # a full disk: the exit code and the shared status say the rest
-            self._status.write(self.spec.status)
+            self._report.write(self.spec.report)
 
 
 def _die_with(supervisor: int) -> None:

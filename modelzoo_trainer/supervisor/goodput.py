@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from dataclasses import dataclass
+from typing import Any, Final
 
 from modelzoo_trainer.supervisor.outcome import Ending, Outcome
-from modelzoo_trainer.supervisor.shared_status import Kind, SharedStatus, known
+from modelzoo_trainer.supervisor.protocol import UNKNOWN, Kind, SharedStatus, known
 
 FORMAT_VERSION: Final = 1
 KINDS = ("steps", "data", "saving", "validation", "compiling", "startup", "lost", "other", "down")
@@ -19,107 +19,77 @@ _MEASURED: Final = (Kind.DATA, Kind.SAVING, Kind.VALIDATION, Kind.STARTUP, Kind.
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One child: what it measured, and how it ended."""
+    """One child that has ended: what it measured, and how it ended."""
 
     number: int  # from 1
     down_s: float  # between the end of the one before and its start
-    num_done: int = 0  # trainers that had finished when it ended
-    trainer: int = 0  # index of the one that the steps are of
-    start_step: int | None = None  # of that one's fit; None = it did not begin
-    step: int | None = None
-    saved_step: int | None = None  # the newest checkpoint that it committed
-    seconds: dict[Kind, float] = field(default_factory=dict)  # by kind, as measured
-    unfinished_s: float = 0.0  # of the step in which it died
-    spent_at_start: float = 0.0  # seconds of steps of the trainers before
-    spent_at_save: float = 0.0  # seconds of steps when that checkpoint was made
-    median_s: float | None = None  # of a batch; None = not known
-    ending: Ending | None = None  # None = still running
-
-    @classmethod
-    def of(cls, number: int, down_s: float, shared: SharedStatus) -> Self:
-        """Return what is known of a child that has just ended."""
-        kind = Kind(int(shared.kind))
-        elapsed = shared.switch(Kind.OTHER)
-        attempt = cls(
-            number=number,
-            down_s=down_s,
-            num_done=int(shared.num_done),
-            trainer=int(shared.trainer),
-            start_step=known(shared.start_step),
-            step=known(shared.step),
-            saved_step=known(shared.saved_step),
-            seconds={one: shared.spent(one) for one in Kind},
-            spent_at_start=max(0.0, shared.spent_at_start),
-            spent_at_save=max(0.0, shared.spent_at_save),
-            median_s=shared.median_s if shared.median_s > 0 else None,
-        )
-        if kind in (Kind.FIRST_STEP, Kind.STEPS):
-            attempt.seconds[kind] -= elapsed
-            attempt.unfinished_s = elapsed
-        return attempt
+    shared: SharedStatus
+    ending: Ending
 
     @property
     def is_between(self) -> bool:
         """Whether the steps are of a trainer that is done, and the next has not begun."""
-        return self.trainer < self.num_done
+        return self.shared.trainer < self.shared.num_done
 
     @property
     def progress(self) -> tuple[int, int]:
         """The trainers that are done, and how far the next came."""
-        step = 0 if self.is_between else max(self.step or 0, self.saved_step or 0)
-        return self.num_done, step
+        step = 0 if self.is_between else max(self.shared.step, self.shared.saved_step, 0)
+        return int(self.shared.num_done), int(step)
 
     @property
     def start(self) -> tuple[int, int]:
         """The trainers that were done when the last one began, and where its fit began."""
-        return self.trainer, self.start_step or 0
+        return int(self.shared.trainer), known(self.shared.start_step) or 0
 
     @property
     def surviving_step(self) -> int:
         """The step that is kept unless a later attempt resumes from an older checkpoint."""
-        kept = (None, Outcome.DONE, Outcome.STOPPED)
-        if self.is_between or (self.ending and self.ending.outcome) in kept:
-            return self.step or 0
-        return self.start_step or 0 if self.saved_step is None else self.saved_step
+        if self.is_between or self.ending.outcome in (Outcome.DONE, Outcome.STOPPED):
+            return known(self.shared.step) or 0
+        saved = known(self.shared.saved_step)
+        return self.start[1] if saved is None else saved
 
     def breakdown(self, kept_step: int) -> dict[str, float]:
         """Return its seconds by the names of `KINDS`; they add up to its life and `down_s`.
 
         `kept_step`: the last step that was not repeated.
         """
-        first = self.seconds[Kind.FIRST_STEP]
-        compiling = first if self.median_s is None else max(0.0, first - self.median_s)
-        steps = self.seconds[Kind.STEPS] + first - compiling
+        seconds, median_s = self.shared.seconds, self.shared.median_s
+        first = seconds[Kind.FIRST_STEP]
+        compiling = max(0.0, first - median_s) if median_s > 0 else first
+        steps = seconds[Kind.STEPS] + first - compiling
         redone = self._redone(kept_step, steps)
         return {
             "steps": steps - redone,
-            **{kind.name.lower(): self.seconds[kind] for kind in _MEASURED},
+            **{kind.name.lower(): seconds[kind] for kind in _MEASURED},
             "compiling": compiling,
-            "lost": redone + self.unfinished_s,
+            "lost": redone + seconds[Kind.CUT_OFF],
             "down": self.down_s,
         }
 
     def _redone(self, kept_step: int, steps: float) -> float:
         """Return the seconds of steps after the one that was kept."""
-        if self.start_step is None or self.step is None or kept_step >= self.step:
+        shared = self.shared
+        start, step = shared.start_step, shared.step
+        if UNKNOWN in (start, step) or kept_step >= step:
             return 0.0
-        if kept_step == self.saved_step and kept_step > self.start_step:
-            return max(0.0, self.seconds[Kind.STEPS] - self.spent_at_save)
-        over = self.step - max(kept_step, self.start_step)
-        share = over / max(1, self.step - self.start_step)
-        return share * max(0.0, steps - self.spent_at_start)
+        if kept_step == shared.saved_step and kept_step > start:
+            in_steps: float = shared.seconds[Kind.STEPS]
+            return max(0.0, in_steps - max(0.0, shared.spent_at_save))
+        share = (step - max(kept_step, start)) / max(1, step - start)
+        return share * max(0.0, steps - max(0.0, shared.spent_at_start))
 
     def to_dict(self, breakdown: dict[str, float]) -> dict[str, Any]:
         """Return its entry in `ledger.json`."""
-        ending = self.ending
         return {
             "number": self.number,
-            "trainer": self.trainer,
-            "outcome": None if ending is None else str(ending.outcome),
-            "cause": None if ending is None else ending.cause,
-            "start_step": self.start_step,
-            "step": self.step,
-            "saved_step": self.saved_step,
+            "trainer": int(self.shared.trainer),
+            "outcome": str(self.ending.outcome),
+            "cause": self.ending.cause,
+            "start_step": known(self.shared.start_step),
+            "step": known(self.shared.step),
+            "saved_step": known(self.shared.saved_step),
             "wall_s": sum(breakdown.values()) - self.down_s,
             "seconds": {kind: breakdown[kind] for kind in KINDS},
         }
@@ -139,8 +109,9 @@ class Goodput:
         for idx, attempt in enumerate(self.attempts):
             kept = attempt.surviving_step
             for later in self.attempts[idx + 1 :]:
-                if later.trainer == attempt.trainer and later.start_step is not None:
-                    kept = min(kept, later.start_step)
+                start = known(later.shared.start_step)
+                if later.shared.trainer == attempt.shared.trainer and start is not None:
+                    kept = min(kept, start)
             found.append(attempt.breakdown(kept))
         return found
 

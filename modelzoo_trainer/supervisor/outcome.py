@@ -17,7 +17,7 @@ from modelzoo_trainer.exit_codes import (
     WRONG_USE,
     exit_code,
 )
-from modelzoo_trainer.supervisor.status import Failure, Status
+from modelzoo_trainer.supervisor.protocol import Failure, Report
 
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+")
 _REQUESTS: Final = frozenset(one.name for one in STOP_SIGNALS)
@@ -52,7 +52,7 @@ class Ending:
 
 def classify(
     code: int,
-    status: Status,
+    report: Report,
     *,
     passed_on: tuple[str, ...] = (),
     hung: str | None = None,
@@ -80,12 +80,12 @@ def classify(
         return Ending(outcome=Outcome.HUNG, cause=f"hung: {hung}", exit_code=FAILED)
     if code in (INTERRUPTED, PREEMPTED):
         name = "SIGINT" if code == INTERRUPTED else "SIGTERM"
-        return _stopped(status.interrupted or name)
+        return _stopped(report.interrupted or name)
     if name in _REQUESTS:
         return _stopped(name)
     if code < 0:
         return _killed(name)
-    return _failed(code, status.failure)
+    return _failed(code, report.failure)
 
 
 def _stopped(by: str) -> Ending:

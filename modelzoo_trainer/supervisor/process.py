@@ -13,8 +13,8 @@ from typing import Final
 
 from modelzoo_trainer.exit_codes import DONE, INTERRUPTED, PREEMPTED, STOP_SIGNALS
 from modelzoo_trainer.supervisor.child import STACKS_SIGNAL
+from modelzoo_trainer.supervisor.protocol import Kind, SharedStatus
 from modelzoo_trainer.supervisor.settings import Settings
-from modelzoo_trainer.supervisor.shared_status import Kind, SharedStatus
 from modelzoo_trainer.watchdog import StallTimer
 
 _POLL_S: Final = 0.05

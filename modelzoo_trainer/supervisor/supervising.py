@@ -6,13 +6,13 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.exit_codes import FAILED
 from modelzoo_trainer.supervisor.goodput import Attempt, Goodput
-from modelzoo_trainer.supervisor.launch_spec import LaunchSpec
 from modelzoo_trainer.supervisor.outcome import (
     FAILURES,
     Decision,
@@ -22,9 +22,15 @@ from modelzoo_trainer.supervisor.outcome import (
     classify,
 )
 from modelzoo_trainer.supervisor.process import Process, Stops
+from modelzoo_trainer.supervisor.protocol import (
+    UNKNOWN,
+    LaunchSpec,
+    Report,
+    SharedStatus,
+    known,
+    write_json,
+)
 from modelzoo_trainer.supervisor.settings import Settings
-from modelzoo_trainer.supervisor.shared_status import UNKNOWN, SharedStatus
-from modelzoo_trainer.supervisor.status import Status, write_json
 
 FOLDER: Final = "restarts"
 GOODPUT: Final = "ledger.json"
@@ -49,8 +55,7 @@ def supervise(
     """
     stops = Stops()
     with stops.listening():
-        made = _Supervision(command, settings, report, stops, shown or command)
-        return made.run()
+        return _Supervision(command, settings, report, stops, shown or command).run()
 
 
 class _Supervision:
@@ -72,57 +77,59 @@ class _Supervision:
         self._parent = settings[0].model_dir
         self._parent_is_new = not self._parent.exists()
         self._folder = _make_folder(self._parent / FOLDER)
-        self._num_done = 0
-        self._has_saved = False
         self._has_warned = False
-        self._checkpoint: str | None = None
-        self._began: float | None = None
+        self._spec = LaunchSpec(
+            folder=str(self._folder), attempt=0, supervisor=os.getpid(), descriptor=-1
+        )
+        """What the next child needs to know."""
 
     def run(self) -> int:
         while True:
             attempt = self._attempt()
             ending = attempt.ending
-            assert ending is not None  # it has just ended
             if ending.outcome is Outcome.WRONG_CONFIG and self._is_unborn(attempt):
                 self._discard()
                 return ending.exit_code
             budget = self._settings_at_hand.max_num_restarts
             decision = self._policy.decide(ending, attempt.start, attempt.progress, budget)
             again = decision.is_again and not self._stops.is_asked
-            self._report(attempt, ending, decision, again=again)
+            self._report(attempt, decision, again=again)
             if not decision.is_again:
                 return self._end(ending)
             self._stops.pause(decision.pause_s)
             if self._stops.is_asked:
-                return self._end(classify(FAILED, Status(), passed_on=tuple(self._stops.received)))
+                return self._end(classify(FAILED, Report(), passed_on=tuple(self._stops.received)))
 
     @property
     def _settings_at_hand(self) -> Settings:
-        return self._settings[min(self._num_done, len(self._settings) - 1)]
+        return self._settings[min(self._spec.trainer, len(self._settings) - 1)]
 
     def _attempt(self) -> Attempt:
         """Run one child to its end, and return what is known of it."""
-        number = len(self._goodput.attempts) + 1
         settings = self._settings_at_hand
         shared = SharedStatus.create()
         started_at = shared.since
         try:
-            shared.trainer = shared.num_done = self._num_done
-            spec = self._launch_spec(number, shared)
+            shared.trainer = shared.num_done = self._spec.trainer
+            number = len(self._goodput.attempts) + 1
+            spec = replace(self._spec, attempt=number, descriptor=shared.descriptor)
             process = Process([*self._command, *spec.to_words()], shared, self._stops)
             code = process.wait(settings)
-            attempt = Attempt.of(number, started_at - self._ended_at, shared)
-            self._ended_at = shared.since
-            is_hung = shared.is_hung > 0
-            began = shared.began
-            is_cut = shared.step != UNKNOWN and attempt.num_done < len(self._settings)
+            shared.end()
         finally:
             shared.close()
-        status = Status.read(spec.status)
-        hung = process.hung or (status.hung or "no progress" if is_hung else None)
-        passed_on = tuple(self._stops.received)
-        attempt.ending = classify(code, status, passed_on=passed_on, hung=hung, is_cut=is_cut)
-        self._learn(attempt, status, None if began == UNKNOWN else began)
+        report = Report.read(spec.report)
+        ending = classify(
+            code,
+            report,
+            passed_on=tuple(self._stops.received),
+            hung=process.hung or (report.hung or "no progress" if shared.is_hung else None),
+            is_cut=shared.step != UNKNOWN and shared.num_done < len(self._settings),
+        )
+        down_s = started_at - self._ended_at
+        attempt = Attempt(number=number, down_s=down_s, shared=shared, ending=ending)
+        self._ended_at = shared.since
+        self._learn(attempt, report)
         with suppress(OSError):
             if spec.stacks.stat().st_size == 0:
                 spec.stacks.unlink()
@@ -130,37 +137,28 @@ class _Supervision:
         self._write_goodput()
         return attempt
 
-    def _launch_spec(self, number: int, shared: SharedStatus) -> LaunchSpec:
-        return LaunchSpec(
-            folder=str(self._folder),
-            attempt=number,
-            supervisor=os.getpid(),
-            descriptor=shared.descriptor,
-            trainer=self._num_done,
-            is_restart=self._has_saved,
-            checkpoint=self._checkpoint,
-            began=self._began,
-        )
-
-    def _learn(self, attempt: Attempt, status: Status, began: float | None) -> None:
+    def _learn(self, attempt: Attempt, report: Report) -> None:
         """Keep what the next child needs to know."""
-        if attempt.num_done != self._num_done:
-            self._num_done, self._has_saved, self._checkpoint = attempt.num_done, False, None
-            self._began = None
-        if self._began is None and not attempt.is_between:
-            self._began = began
-        if attempt.saved_step is not None and not attempt.is_between:
-            self._has_saved = True
-            self._checkpoint = status.checkpoint
+        shared, spec = attempt.shared, self._spec
+        if shared.num_done != spec.trainer:
+            done = int(shared.num_done)
+            spec = replace(spec, trainer=done, is_restart=False, checkpoint=None, began=None)
+        if not attempt.is_between:
+            if spec.began is None and shared.began != UNKNOWN:
+                spec = replace(spec, began=shared.began)
+            if shared.saved_step != UNKNOWN:
+                spec = replace(spec, is_restart=True, checkpoint=report.checkpoint)
+        self._spec = spec
 
-    def _report(self, attempt: Attempt, ending: Ending, decision: Decision, *, again: bool) -> None:
+    def _report(self, attempt: Attempt, decision: Decision, *, again: bool) -> None:
+        ending, step = attempt.ending, known(attempt.shared.step)
         if ending.outcome not in FAILURES and ending.outcome is not Outcome.CANNOT_HEAL:
             return
-        at = "before the first step" if attempt.step is None else f"at step {attempt.step}"
+        at = "before the first step" if step is None else f"at step {step}"
         text = f"Attempt {attempt.number} failed {at}: {ending.cause}."
         if again:
             after = f" in {decision.pause_s:.0f} s" if decision.pause_s else ""
-            whence = "its newest checkpoint" if self._has_saved else "where it began"
+            whence = "its newest checkpoint" if self._spec.is_restart else "where it began"
             text += f" Starting it again{after} from {whence}; {decision.reason}."
         elif not self._stops.is_asked:
             text += f" Not started again: {decision.reason or 'that cannot heal by itself'}."
@@ -181,7 +179,8 @@ class _Supervision:
 
     @staticmethod
     def _is_unborn(attempt: Attempt) -> bool:
-        return attempt.number == 1 and attempt.start_step is None and not attempt.num_done
+        shared = attempt.shared
+        return attempt.number == 1 and shared.start_step == UNKNOWN and not shared.num_done
 
     def _discard(self) -> None:
         """Leave nothing behind of a run that never was."""

@@ -14,7 +14,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Callback, StateDict
 from modelzoo_trainer.checkpointing import read_manifest
 from modelzoo_trainer.errors import CheckpointError
-from modelzoo_trainer.supervisor.shared_status import UNKNOWN, Kind, SharedStatus
+from modelzoo_trainer.supervisor.protocol import UNKNOWN, Kind, SharedStatus
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -51,7 +51,7 @@ class Timekeeper(Callback):
         self._durations.clear()
         self._spent_at.clear()
         shared.start_step = shared.step = trainer.global_step
-        shared.spent_at_start = shared.spent(Kind.STEPS)
+        shared.spent_at_start = shared.seconds[Kind.STEPS]
         if shared.began == UNKNOWN:
             shared.began = time.monotonic()
 
@@ -106,7 +106,7 @@ class Timekeeper(Callback):
         self._shared.switch(Kind.SAVING)
         self._is_whole = False
         self.note_median()
-        self._spent_at[trainer.global_step] = self._shared.spent(Kind.STEPS)
+        self._spent_at[trainer.global_step] = self._shared.seconds[Kind.STEPS]
 
     @override
     def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:

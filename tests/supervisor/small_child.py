@@ -12,8 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from modelzoo_trainer.supervisor.child import Child
-from modelzoo_trainer.supervisor.launch_spec import LaunchSpec
-from modelzoo_trainer.supervisor.shared_status import Kind, SharedStatus
+from modelzoo_trainer.supervisor.protocol import Kind, LaunchSpec, SharedStatus
 
 
 class Actions:
@@ -26,7 +25,7 @@ class Actions:
 
     def start(self, step: str) -> None:
         self.shared.start_step = self.shared.step = int(step)
-        self.shared.spent_at_start = self.shared.spent(Kind.STEPS)
+        self.shared.spent_at_start = self.shared.seconds[Kind.STEPS]
         self.shared.switch(Kind.DATA)
 
     def train(self, step: str) -> None:
@@ -37,8 +36,8 @@ class Actions:
 
     def save(self, step: str) -> None:
         self.shared.saved_step = int(step)
-        self.shared.spent_at_save = self.shared.spent(Kind.STEPS)
-        self.child._update_status(checkpoint=f"checkpoint_{step}")
+        self.shared.spent_at_save = self.shared.seconds[Kind.STEPS]
+        self.child._update_report(checkpoint=f"checkpoint_{step}")
 
     def done(self, num: str) -> None:
         self.shared.num_done = int(num)
@@ -52,7 +51,7 @@ class Actions:
         sys.exit(1)
 
     def interrupted(self, by: str) -> None:
-        self.child._update_status(interrupted=by)
+        self.child._update_report(interrupted=by)
 
     def exit(self, code: str) -> None:
         sys.exit(int(code))

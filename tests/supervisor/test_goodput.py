@@ -10,16 +10,26 @@ from hypothesis import strategies as st
 
 from modelzoo_trainer.supervisor.goodput import KINDS, Attempt, Goodput
 from modelzoo_trainer.supervisor.outcome import Ending, Outcome
-from modelzoo_trainer.supervisor.shared_status import Kind, SharedStatus
+from modelzoo_trainer.supervisor.protocol import UNKNOWN, Kind, SharedStatus
 
 DONE = Ending(outcome=Outcome.DONE, cause="finished", exit_code=0)
 STOPPED = Ending(outcome=Outcome.STOPPED, cause="stopped by SIGTERM", exit_code=143)
 KILLED = Ending(outcome=Outcome.KILLED, cause="killed by SIGKILL", exit_code=1)
 
 
-def attempt(ending=KILLED, steps=8.0, first=0.0, **facts):
-    seconds = dict.fromkeys(Kind, 0.0) | {Kind.STEPS: steps, Kind.FIRST_STEP: first}
-    return Attempt(**{"number": 1, "down_s": 0.0, "seconds": seconds, "ending": ending, **facts})
+def attempt(ending=KILLED, steps=8.0, first=0.0, unfinished=0.0, down=0.0, **facts):
+    seconds = {Kind.STEPS: steps, Kind.FIRST_STEP: first, Kind.CUT_OFF: unfinished}
+    return Attempt(number=1, down_s=down, shared=measured(seconds, **facts), ending=ending)
+
+
+def measured(seconds, **facts):
+    shared = SharedStatus()
+    shared.begin_trainer(0)
+    for kind, value in seconds.items():
+        shared.seconds[kind] = value
+    for name, value in facts.items():
+        setattr(shared, name, UNKNOWN if value is None else value)
+    return shared
 
 
 def breakdowns_of(*attempts):
@@ -84,7 +94,7 @@ def test_of_a_single_batch_all_is_compiling():
 
 
 def test_the_time_in_a_step_that_did_not_end_is_lost():
-    [account] = breakdowns_of(attempt(start_step=0, step=0, steps=0.0, unfinished_s=7.0))
+    [account] = breakdowns_of(attempt(start_step=0, step=0, steps=0.0, unfinished=7.0))
     assert account["lost"] == 7
 
 
@@ -103,16 +113,17 @@ def attempts(draw):
             Attempt(
                 number=number,
                 down_s=draw(NUMBERS),
-                trainer=draw(st.integers(0, 1)),
-                num_done=draw(st.integers(0, 1)),
-                start_step=start,
-                step=step,
-                saved_step=saved,
-                seconds=seconds,
-                unfinished_s=draw(NUMBERS),
-                spent_at_start=0.5 * seconds[Kind.STEPS],
-                spent_at_save=draw(st.floats(0.5, 1)) * seconds[Kind.STEPS],
-                median_s=draw(st.none() | NUMBERS),
+                shared=measured(
+                    seconds,
+                    trainer=draw(st.integers(0, 1)),
+                    num_done=draw(st.integers(0, 1)),
+                    start_step=start,
+                    step=step,
+                    saved_step=saved,
+                    spent_at_start=0.5 * seconds[Kind.STEPS],
+                    spent_at_save=draw(st.floats(0.5, 1)) * seconds[Kind.STEPS],
+                    median_s=draw(st.none() | NUMBERS),
+                ),
                 ending=draw(st.sampled_from([DONE, STOPPED, KILLED])),
             )
         )
@@ -123,8 +134,7 @@ def attempts(draw):
 @given(attempts())
 def test_whatever_was_measured_the_account_adds_up_and_nothing_is_negative(made):
     for one, account in zip(made, breakdowns_of(*made), strict=True):
-        measured = sum(one.seconds.values()) + one.unfinished_s + one.down_s
-        assert sum(account.values()) == pytest.approx(measured)
+        assert sum(account.values()) == pytest.approx(sum(one.shared.seconds) + one.down_s)
         assert set(account) == set(KINDS)
         assert min(account.values()) >= -1e-9
 
@@ -135,30 +145,30 @@ def test_the_time_of_a_child_adds_up_to_its_life():
     created = shared.since
     shared.switch(Kind.STEPS)
     shared.switch(Kind.SAVING)
-    made = Attempt.of(1, 0.0, shared)
+    shared.end()
     elapsed = time.monotonic() - begin
     total = shared.since - created
-    assert sum(made.seconds.values()) == pytest.approx(total)
+    assert sum(shared.seconds) == pytest.approx(total)
     assert total <= elapsed
-    assert made.seconds[Kind.SAVING] > 0
-    assert (made.start_step, made.step, made.saved_step, made.median_s) == (None,) * 4
+    assert shared.seconds[Kind.SAVING] > 0
+    assert (shared.start_step, shared.step, shared.saved_step, shared.median_s) == (UNKNOWN,) * 4
     shared.close()
 
 
 def test_the_time_since_the_last_hook_is_of_a_step_that_did_not_end():
     shared = SharedStatus.create()
     shared.switch(Kind.STEPS)
-    made = Attempt.of(1, 0.0, shared)
-    assert made.seconds[Kind.STEPS] == 0
-    assert made.unfinished_s > 0
+    shared.end()
+    assert shared.seconds[Kind.STEPS] == 0
+    assert shared.seconds[Kind.CUT_OFF] > 0
     shared.close()
 
 
 def test_the_summary_is_a_line():
     goodput = Goodput(["run"], "now")
     assert goodput.to_dict()["attempts"] == []
-    goodput.attempts.append(attempt(DONE, start_step=0, step=8, down_s=2.0))
+    goodput.attempts.append(attempt(DONE, start_step=0, step=8, down=2.0))
     assert goodput.summary() == "done after 1 attempt and 10.0 s: steps 80 %, down 20 %"
-    goodput.attempts.append(attempt(DONE, steps=0.0, down_s=10.0))
+    goodput.attempts.append(attempt(DONE, steps=0.0, down=10.0))
     assert goodput.summary() == "done after 2 attempts and 20.0 s: steps 40 %, down 60 %"
     assert goodput.to_dict()["goodput"] == 0.4

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.supervisor.launch_spec import LaunchSpec, without_launch_spec
+from modelzoo_trainer.supervisor.protocol import LaunchSpec, without_launch_spec
 from modelzoo_trainer.supervisor.settings import Settings, read_settings
 
 ONE = "trainer: {{init: {{model_dir: out, autorestart: {section}}}}}\n"
@@ -113,7 +113,7 @@ def test_a_launch_spec_is_read_as_it_was_written():
     option, text = SPEC.to_words()
     assert option == "--supervised"
     assert LaunchSpec.parse(text) == SPEC
-    assert (SPEC.status, SPEC.stacks) == (Path("/f/attempt_2.json"), Path("/f/stacks_2.txt"))
+    assert (SPEC.report, SPEC.stacks) == (Path("/f/attempt_2.json"), Path("/f/stacks_2.txt"))
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import pytest
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.supervisor import outcome, process, supervising
+from modelzoo_trainer.supervisor.protocol import write_json
 from modelzoo_trainer.supervisor.settings import Settings
-from modelzoo_trainer.supervisor.status import write_json
 from modelzoo_trainer.supervisor.supervising import supervise
 
 CHILD = Path(__file__).with_name("small_child.py")

@@ -7,10 +7,10 @@ import time
 import pytest
 
 from modelzoo_trainer import Callback, Checkpoint, register_global_callback
-from modelzoo_trainer.supervisor import shared_status
+from modelzoo_trainer.supervisor import protocol
 from modelzoo_trainer.supervisor.goodput import Attempt, Goodput
 from modelzoo_trainer.supervisor.outcome import Ending, Outcome
-from modelzoo_trainer.supervisor.shared_status import Kind, SharedStatus, known
+from modelzoo_trainer.supervisor.protocol import Kind, SharedStatus, known
 from modelzoo_trainer.supervisor.timekeeper import Timekeeper
 from tests.doubles import make_trainer, tiny_batches
 
@@ -110,8 +110,8 @@ def test_a_validation_alone_is_one_and_not_start_up(tmp_path, measured):
     with make_trainer(tmp_path) as trainer:
         trainer.validate(tiny_batches(2))
     assert measured.kind is Kind.OTHER
-    assert measured.shared.spent(Kind.VALIDATION) > 0
-    assert measured.shared.spent(Kind.STEPS) == 0
+    assert measured.shared.seconds[Kind.VALIDATION] > 0
+    assert measured.shared.seconds[Kind.STEPS] == 0
 
 
 def test_the_shared_status_knows_steps_and_checkpoints(tmp_path, measured):
@@ -146,7 +146,7 @@ def test_a_checkpoint_that_is_written_meanwhile_is_that_of_its_own_step(tmp_path
         trainer.fit(tiny_batches(4))
     assert names == ["checkpoint_2", "checkpoint_4"]
     assert known(measured.shared.saved_step) == 4
-    assert measured.shared.spent_at_save <= measured.shared.spent(Kind.STEPS)
+    assert measured.shared.spent_at_save <= measured.shared.seconds[Kind.STEPS]
 
 
 def test_a_commit_is_known_before_anybody_else_hears_of_it(tmp_path, measured):
@@ -176,7 +176,7 @@ class Clock:
 @pytest.mark.parametrize("ending", [DONE, CRASHED])
 def test_the_seconds_of_a_run_add_up_to_its_life(tmp_path, monkeypatch, ending):
     clock = Clock()
-    monkeypatch.setattr(shared_status, "time", clock)
+    monkeypatch.setattr(protocol, "time", clock)
     measured = Measured()
 
     class Fail(Callback):
@@ -203,8 +203,8 @@ def test_the_seconds_of_a_run_add_up_to_its_life(tmp_path, monkeypatch, ending):
             trainer.fit(tiny_batches(12), tiny_batches(2))
         except RuntimeError:
             assert ending is CRASHED
-    made = Attempt.of(1, 0.0, measured.shared)
-    made.ending = ending
+    measured.shared.end()
+    made = Attempt(number=1, down_s=0.0, shared=measured.shared, ending=ending)
     life = measured.shared.since - begin
     measured.end()
     goodput = Goodput([], "now")
@@ -214,4 +214,4 @@ def test_the_seconds_of_a_run_add_up_to_its_life(tmp_path, monkeypatch, ending):
     assert (account["lost"] > 0) is (ending is CRASHED)
     parts = ("steps", "data", "saving", "validation", "compiling", "startup")
     assert all(account[part] > 0 for part in parts)
-    assert made.median_s > 0
+    assert made.shared.median_s > 0
