@@ -10,6 +10,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from operator import or_
 from types import UnionType
@@ -26,6 +27,7 @@ from typing import (
 )
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen, Predicate
+from typing_extensions import dataclass_transform
 
 from modelzoo_trainer.errors import ConfigError
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_T = TypeVar("_T")
 
 _OR_FLOAT: Final = "a whole number"
 _FINITE: Final = Predicate(math.isfinite)
@@ -88,6 +91,21 @@ def checked(owner: str = "") -> Callable[[_F], _F]:
         return checking  # type: ignore[return-value]  # of the signature that `wraps` gives it
 
     return decorate
+
+
+@dataclass_transform(eq_default=False, field_specifiers=(field,))
+def checked_dataclass(cls: type[_T]) -> type[_T]:
+    """Make a class a dataclass whose constructor checks its arguments, as by `checked`.
+
+    It compares by identity. Defaults are those of arguments only: they do not stay on the class.
+    """
+    cls.__annotations__ = inspect.get_annotations(cls, eval_str=True)  # names of its own module
+    made: Any = dataclass(eq=False, repr=False)(cls)
+    made.__init__ = checked()(made.__init__)
+    for one in fields(made):
+        if one.init and one.name in vars(made):
+            delattr(made, one.name)
+    return cls
 
 
 @functools.lru_cache(maxsize=512)

@@ -7,17 +7,21 @@ from typing import Annotated, Any
 
 import torch
 from annotated_types import Lt
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import Fraction, NonNegativeFloat, PositiveFloat, checked
+from modelzoo_trainer.constraints import (
+    Fraction,
+    NonNegativeFloat,
+    PositiveFloat,
+    checked_dataclass,
+)
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim.arguments import Factors, Params
-from modelzoo_trainer.optim.param_groups import ParamFilter
 from modelzoo_trainer.optim.scheduler import Group
 from modelzoo_trainer.optim.update import GroupOptimizer, Tensors, zeros_like
 
 
+@checked_dataclass
 class Adafactor(GroupOptimizer):
     """Adam with second moments of rows and columns (Shazeer and Stern 2018).
 
@@ -43,47 +47,28 @@ class Adafactor(GroupOptimizer):
         adjust_learning_rate: Factors on the step size of groups of the model's.
     """
 
-    @checked()
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
-        self,
-        model: nn.Module | Params,
-        lr: NonNegativeFloat | None = None,
-        eps: tuple[NonNegativeFloat, NonNegativeFloat] = (1e-30, 1e-3),
-        clip_threshold: PositiveFloat = 1.0,
-        decay_rate: Annotated[float, Lt(0)] = -0.8,
-        beta1: Fraction | None = None,
-        weight_decay: NonNegativeFloat = 0.0,
-        scale_parameter: bool = True,
-        relative_step: bool = False,
-        warmup_init: bool = False,
-        *,
-        learning_rate: NonNegativeFloat | None = None,
-        params: list[ParamFilter] | None = None,
-        adjust_learning_rate: Factors | None = None,
-    ) -> None:
-        if relative_step and (lr is not None or learning_rate is not None):
+    eps: tuple[NonNegativeFloat, NonNegativeFloat] = (1e-30, 1e-3)
+    clip_threshold: PositiveFloat = 1.0
+    decay_rate: Annotated[float, Lt(0)] = -0.8
+    beta1: Fraction | None = None
+    weight_decay: NonNegativeFloat = 0.0
+    scale_parameter: bool = True
+    relative_step: bool = False
+    warmup_init: bool = False
+
+    @override
+    def _build(self, *args: Any, **own: Any) -> None:
+        lr, learning_rate = own["lr"], own["learning_rate"]
+        if own["relative_step"] and (lr is not None or learning_rate is not None):
             raise ConfigError(
                 f"Adafactor.relative_step is true and lr is "
                 f"{learning_rate if lr is None else lr}; they exclude each other. Keep one."
             )
-        if warmup_init and not relative_step:
+        if own["warmup_init"] and not own["relative_step"]:
             raise ConfigError("Adafactor.warmup_init is true; it needs relative_step: true.")
-        super().__init__(
-            model,
-            lr,
-            learning_rate,
-            params,
-            adjust_learning_rate,
-            default_lr=1.0 if relative_step else 1e-3,
-            eps=eps,
-            clip_threshold=clip_threshold,
-            decay_rate=decay_rate,
-            beta1=beta1,
-            weight_decay=weight_decay,
-            scale_parameter=scale_parameter,
-            relative_step=relative_step,
-            warmup_init=warmup_init,
-        )
+        if own["relative_step"]:
+            own["lr"] = 1.0
+        super()._build(*args, **own)
 
     @override
     def _update(self, group: Group, params: Tensors, grads: Tensors) -> None:

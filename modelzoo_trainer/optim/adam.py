@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import NonNegativeFloat, checked
-from modelzoo_trainer.optim.arguments import Betas, Factors, OverModel, Params
-from modelzoo_trainer.optim.param_groups import ParamFilter
+from modelzoo_trainer.constraints import NonNegativeFloat, checked_dataclass
+from modelzoo_trainer.optim.arguments import Betas, OverModel
 from modelzoo_trainer.optim.scheduler import Group
+
+_OURS: Final[tuple[str, ...]] = ("correct_bias", "l2_regularization_rate")
+"""Settings that torch's constructors do not know."""
 
 if TYPE_CHECKING:
 
@@ -23,6 +24,7 @@ else:
     _Adam = OverModel  # before torch's Adam or AdamW, whichever comes next in a class
 
 
+@checked_dataclass
 class _AnyBias(_Adam):
     """Makes torch's Adam one without bias correction in groups with `correct_bias: False`.
 
@@ -30,31 +32,17 @@ class _AnyBias(_Adam):
     every form of torch's Adam (fused kernels too), and the count needs no branch.
     """
 
-    @checked()
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
-        self,
-        model: nn.Module | Params,
-        lr: NonNegativeFloat | None = None,
-        betas: Betas = (0.9, 0.999),
-        eps: NonNegativeFloat = 1e-6,
-        weight_decay: NonNegativeFloat = 0.0,
-        correct_bias: bool = True,
-        amsgrad: bool = False,
-        *,
-        learning_rate: NonNegativeFloat | None = None,
-        params: list[ParamFilter] | None = None,
-        adjust_learning_rate: Factors | None = None,
-    ) -> None:
-        shared = lr, learning_rate, params, adjust_learning_rate
-        super().__init__(
-            model,
-            *shared,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
-        )
-        _set(self, correct_bias=correct_bias)
+    betas: Betas = (0.9, 0.999)
+    eps: NonNegativeFloat = 1e-6
+    weight_decay: NonNegativeFloat = 0.0
+
+    @override
+    def _begin(self, groups: Any, defaults: dict[str, Any]) -> None:
+        ours = {key: defaults.pop(key) for key in _OURS if key in defaults}
+        super()._begin(groups, defaults)
+        self.defaults.update(ours)
+        for group in self.param_groups:
+            group.update({key: group.get(key, value) for key, value in ours.items()})
 
     @override
     def _init_group(self, group: Group, params: list[Tensor], *lists: Any) -> Any:
@@ -68,21 +56,23 @@ class _AnyBias(_Adam):
         return [one for one in group["params"] if one.grad is not None and not self.state[one]]
 
 
-def _set(optimizer: Optimizer, **settings: object) -> None:
-    """Add settings that the constructor of the base does not know."""
-    optimizer.defaults.update(settings)
-    for group in optimizer.param_groups:
-        group.update({key: group.get(key, value) for key, value in settings.items()})
-
-
+@checked_dataclass
 class AdamW(_AnyBias, torch.optim.AdamW):
     """Adam with decoupled weight decay; lr is 1e-3 if none is given."""
 
+    correct_bias: bool = True
+    amsgrad: bool = False
 
+
+@checked_dataclass
 class Adam(_AnyBias, torch.optim.Adam):
     """Adam, whose weight decay is added to the gradient; lr is 1e-3 if none is given."""
 
+    correct_bias: bool = True
+    amsgrad: bool = False
 
+
+@checked_dataclass
 class AdamBase(_AnyBias, torch.optim.AdamW):
     """Adam with both kinds of decay; lr is 1e-3 if none is given.
 
@@ -91,35 +81,9 @@ class AdamBase(_AnyBias, torch.optim.AdamW):
     parameters, biases and norms too.
     """
 
-    @checked()
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
-        self,
-        model: nn.Module | Params,
-        lr: NonNegativeFloat | None = None,
-        betas: Betas = (0.9, 0.999),
-        eps: NonNegativeFloat = 1e-6,
-        weight_decay: NonNegativeFloat = 0.0,
-        l2_regularization_rate: NonNegativeFloat = 0.0,
-        correct_bias: bool = True,
-        amsgrad: bool = False,
-        *,
-        learning_rate: NonNegativeFloat | None = None,
-        params: list[ParamFilter] | None = None,
-        adjust_learning_rate: Factors | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            correct_bias,
-            amsgrad,
-            learning_rate=learning_rate,
-            params=params,
-            adjust_learning_rate=adjust_learning_rate,
-        )
-        _set(self, l2_regularization_rate=l2_regularization_rate)
+    l2_regularization_rate: NonNegativeFloat = 0.0
+    correct_bias: bool = True
+    amsgrad: bool = False
 
     @override
     def _init_group(
@@ -136,61 +100,25 @@ class AdamBase(_AnyBias, torch.optim.AdamW):
         return result
 
 
+@checked_dataclass
 class Adamax(OverModel, torch.optim.Adamax):
     """Adam with the infinity norm; lr is 1e-3 if none is given."""
 
-    @checked()
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
-        self,
-        model: nn.Module | Params,
-        lr: NonNegativeFloat | None = None,
-        betas: Betas = (0.9, 0.999),
-        eps: NonNegativeFloat = 1e-6,
-        weight_decay: NonNegativeFloat = 0.0,
-        maximize: bool = False,
-        *,
-        learning_rate: NonNegativeFloat | None = None,
-        params: list[ParamFilter] | None = None,
-        adjust_learning_rate: Factors | None = None,
-    ) -> None:
-        shared = lr, learning_rate, params, adjust_learning_rate
-        super().__init__(
-            model,
-            *shared,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            maximize=maximize,
-        )
+    betas: Betas = (0.9, 0.999)
+    eps: NonNegativeFloat = 1e-6
+    weight_decay: NonNegativeFloat = 0.0
+    maximize: bool = False
 
 
+@checked_dataclass
 class NAdam(OverModel, torch.optim.NAdam):
     """Adam with Nesterov's momentum; lr is 2e-3 if none is given."""
 
-    @checked()
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
-        self,
-        model: nn.Module | Params,
-        lr: NonNegativeFloat | None = None,
-        betas: Betas = (0.9, 0.999),
-        eps: NonNegativeFloat = 1e-8,
-        weight_decay: NonNegativeFloat = 0.0,
-        momentum_decay: NonNegativeFloat = 4e-3,
-        *,
-        learning_rate: NonNegativeFloat | None = None,
-        params: list[ParamFilter] | None = None,
-        adjust_learning_rate: Factors | None = None,
-    ) -> None:
-        shared = lr, learning_rate, params, adjust_learning_rate
-        super().__init__(
-            model,
-            *shared,
-            default_lr=2e-3,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            momentum_decay=momentum_decay,
-        )
+    default_lr: ClassVar = 2e-3
+    betas: Betas = (0.9, 0.999)
+    eps: NonNegativeFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    momentum_decay: NonNegativeFloat = 4e-3
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -202,27 +130,10 @@ class NAdam(OverModel, torch.optim.NAdam):
         super().load_state_dict({**state_dict, "state": state})
 
 
+@checked_dataclass
 class RAdam(OverModel, torch.optim.RAdam):
     """Adam with a rectified adaptive rate; lr is 1e-3 if none is given."""
 
-    @checked()
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
-        self,
-        model: nn.Module | Params,
-        lr: NonNegativeFloat | None = None,
-        betas: Betas = (0.9, 0.999),
-        eps: NonNegativeFloat = 1e-6,
-        weight_decay: NonNegativeFloat = 0.0,
-        *,
-        learning_rate: NonNegativeFloat | None = None,
-        params: list[ParamFilter] | None = None,
-        adjust_learning_rate: Factors | None = None,
-    ) -> None:
-        shared = lr, learning_rate, params, adjust_learning_rate
-        super().__init__(
-            model,
-            *shared,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-        )
+    betas: Betas = (0.9, 0.999)
+    eps: NonNegativeFloat = 1e-6
+    weight_decay: NonNegativeFloat = 0.0

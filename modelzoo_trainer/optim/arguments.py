@@ -7,12 +7,13 @@ torch, parameters or groups that are taken as they are. `lr` and `learning_rate`
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import field, fields
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from modelzoo_trainer.constraints import Fraction
+from modelzoo_trainer.constraints import Fraction, NonNegativeFloat, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.param_groups import ParamFilter, make_param_groups
 
@@ -26,20 +27,34 @@ else:
     _Optimizer = object  # the one of torch's that comes next in a class
 
 
+@checked_dataclass
 class OverModel(_Optimizer):
-    """Makes an optimizer of torch's one over the parameters of a model."""
+    """Makes an optimizer of torch's one over the parameters of a model.
 
-    def __init__(  # what all optimizers share
+    Its fields, and those of a subclass, are the arguments of the constructor, and the keys of a
+    YAML section; they become settings of the parameter groups, and no attributes.
+    """
+
+    default_lr: ClassVar[float] = 1e-3
+    model: nn.Module | Params
+    lr: NonNegativeFloat | None = None
+    learning_rate: NonNegativeFloat | None = field(default=None, kw_only=True)
+    params: list[ParamFilter] | None = field(default=None, kw_only=True)
+    adjust_learning_rate: Factors | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._build(**{one.name: vars(self).pop(one.name) for one in fields(self)})
+
+    def _build(
         self,
         model: nn.Module | Params,
         lr: float | None,
         learning_rate: float | None,
         params: list[ParamFilter] | None,
         adjust_learning_rate: Factors | None,
-        default_lr: float = 1e-3,
         **settings: Any,
     ) -> None:
-        lr = one_lr(type(self).__name__, lr, learning_rate, default_lr)
+        lr = one_lr(type(self).__name__, lr, learning_rate, self.default_lr)
         decay = settings.get("weight_decay")
         groups = groups_of(model, lr, decay, params, adjust_learning_rate)
         self._begin(groups, {"lr": lr, **settings})

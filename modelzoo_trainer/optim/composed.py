@@ -110,7 +110,7 @@ class Sequential(Composed):
         self._starts = [0, *self.milestones]
         self._values = [member.value for member in self.members]
         last = self.members[-1].total_iters
-        self._total_iters = None if last is None else self._starts[-1] + last
+        self.total_iters = None if last is None else self._starts[-1] + last
         super().__init__(optimizer, param_group_tags, last_epoch + 1)
 
     @override
@@ -203,7 +203,7 @@ class ScalePerParamLR(Composed, LRScheduler):
         param_group_tags: Tags = None,
     ) -> None:
         self._adopt([scheduler], "scheduler")
-        self._total_iters = self.members[0].total_iters
+        self.total_iters = self.members[0].total_iters
         super().__init__(optimizer, param_group_tags)
 
     @override

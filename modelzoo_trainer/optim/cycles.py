@@ -8,52 +8,37 @@ from typing import Literal
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import NonNegativeFloat, PositiveFloat, Steps, checked
+from modelzoo_trainer.constraints import NonNegativeFloat, PositiveFloat, Steps, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
 from modelzoo_trainer.optim.shapes import cosine_wave
 
 
+@checked_dataclass
 class CosineAnnealingLR(LRScheduler):
     """A cosine wave: from the initial learning rate to `eta_min` in `T_max` steps, and back."""
 
-    @checked()
-    def __init__(
-        self,
-        optimizer: Optimizer | None,
-        initial_learning_rate: NonNegativeFloat,
-        T_max: Steps,
-        eta_min: NonNegativeFloat = 0.0,
-        param_group_tags: Tags = None,
-    ) -> None:
-        self.initial_learning_rate = initial_learning_rate
-        self.T_max = T_max
-        self.eta_min = eta_min
-        super().__init__(optimizer, param_group_tags)
+    optimizer: Optimizer | None
+    initial_learning_rate: NonNegativeFloat
+    T_max: Steps
+    eta_min: NonNegativeFloat = 0.0
+    param_group_tags: Tags = None
 
     @override
     def value(self, step: int) -> float:
         return cosine_wave(self.initial_learning_rate, self.eta_min, self.T_max, step)
 
 
+@checked_dataclass
 class CosineAnnealingWarmRestarts(LRScheduler):
     """Half a cosine wave of `T_0` steps again and again, each `T_mult` times as long."""
 
-    @checked()
-    def __init__(  # the keys of its YAML section
-        self,
-        optimizer: Optimizer | None,
-        initial_learning_rate: NonNegativeFloat,
-        T_0: Steps,
-        T_mult: Steps = 1,
-        eta_min: NonNegativeFloat = 0.0,
-        param_group_tags: Tags = None,
-    ) -> None:
-        self.initial_learning_rate = initial_learning_rate
-        self.T_0 = T_0
-        self.T_mult = T_mult
-        self.eta_min = eta_min
-        super().__init__(optimizer, param_group_tags)
+    optimizer: Optimizer | None
+    initial_learning_rate: NonNegativeFloat
+    T_0: Steps
+    T_mult: Steps = 1
+    eta_min: NonNegativeFloat = 0.0
+    param_group_tags: Tags = None
 
     @override
     def value(self, step: int) -> float:
@@ -66,6 +51,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         return cosine_wave(self.initial_learning_rate, self.eta_min, length, step)
 
 
+@checked_dataclass
 class CyclicLR(LRScheduler):
     """Up from `base_lr` to `max_lr` in straight lines and down again.
 
@@ -82,38 +68,30 @@ class CyclicLR(LRScheduler):
         param_group_tags: Only groups with one of these tags.
     """
 
-    @checked()
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
-        self,
-        optimizer: Optimizer | None,
-        base_lr: NonNegativeFloat,
-        max_lr: NonNegativeFloat,
-        step_size_up: Steps = 2000,
-        step_size_down: Steps | None = None,
-        mode: Literal["triangular", "triangular2", "exp_range"] = "triangular",
-        gamma: PositiveFloat = 1.0,
-        scale_mode: Literal["cycle", "iterations"] | None = None,
-        param_group_tags: Tags = None,
-    ) -> None:
-        step_size_down = step_size_up if step_size_down is None else step_size_down
-        if scale_mode is None:
-            scale_mode = "iterations" if mode == "exp_range" else "cycle"
-        self.base_lr = base_lr
-        self.max_lr = max_lr
-        self.step_size_up = step_size_up
-        self.step_size_down = step_size_down
-        self.mode = mode
-        self.gamma = gamma
-        self.scale_mode = scale_mode
-        super().__init__(optimizer, param_group_tags)
+    optimizer: Optimizer | None
+    base_lr: NonNegativeFloat
+    max_lr: NonNegativeFloat
+    step_size_up: Steps = 2000
+    step_size_down: Steps | None = None
+    mode: Literal["triangular", "triangular2", "exp_range"] = "triangular"
+    gamma: PositiveFloat = 1.0
+    scale_mode: Literal["cycle", "iterations"] | None = None
+    param_group_tags: Tags = None
+
+    @override
+    def __post_init__(self) -> None:
+        self._down = self.step_size_up if self.step_size_down is None else self.step_size_down
+        if self.scale_mode is None:
+            self.scale_mode = "iterations" if self.mode == "exp_range" else "cycle"
+        super().__post_init__()
 
     @override
     def value(self, step: int) -> float:
-        cycle, inside = divmod(step, self.step_size_up + self.step_size_down)
+        cycle, inside = divmod(step, self.step_size_up + self._down)
         if inside <= self.step_size_up:
             height = inside / self.step_size_up
         else:
-            height = 1 - (inside - self.step_size_up) / self.step_size_down
+            height = 1 - (inside - self.step_size_up) / self._down
         at = cycle + 1 if self.scale_mode == "cycle" else step
         return self.base_lr + (self.max_lr - self.base_lr) * height * self._scale(at)
 
@@ -125,6 +103,7 @@ class CyclicLR(LRScheduler):
         return float(self.gamma**at)
 
 
+@checked_dataclass
 class OneCycleLR(LRScheduler):
     """Up to `max_lr`, and down to far below the initial learning rate, where it stays.
 
@@ -140,37 +119,36 @@ class OneCycleLR(LRScheduler):
         param_group_tags: Only groups with one of these tags.
     """
 
-    @checked()
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
-        self,
-        optimizer: Optimizer | None,
-        initial_learning_rate: NonNegativeFloat,
-        max_lr: NonNegativeFloat,
-        total_steps: Steps = 1000,
-        pct_start: float = 0.3,
-        final_div_factor: PositiveFloat = 1e4,
-        three_phase: bool = False,
-        anneal_strategy: Literal["cos", "linear"] = "cos",
-        param_group_tags: Tags = None,
-    ) -> None:
-        self.anneal_strategy = anneal_strategy
-        lowest = initial_learning_rate / final_div_factor
-        up = float(pct_start * total_steps) - 1
-        if three_phase:
-            ends = [up, 2 * up, total_steps - 1]
-            rates = [initial_learning_rate, max_lr, initial_learning_rate, lowest]
+    optimizer: Optimizer | None
+    initial_learning_rate: NonNegativeFloat
+    max_lr: NonNegativeFloat
+    total_steps: Steps = 1000
+    pct_start: float = 0.3
+    final_div_factor: PositiveFloat = 1e4
+    three_phase: bool = False
+    anneal_strategy: Literal["cos", "linear"] = "cos"
+    param_group_tags: Tags = None
+
+    @override
+    def __post_init__(self) -> None:
+        initial, total = self.initial_learning_rate, self.total_steps
+        lowest = initial / self.final_div_factor
+        up = float(self.pct_start * total) - 1
+        if self.three_phase:
+            ends = [up, 2 * up, total - 1]
+            rates = [initial, self.max_lr, initial, lowest]
         else:
-            ends = [up, total_steps - 1]
-            rates = [initial_learning_rate, max_lr, lowest]
+            ends = [up, total - 1]
+            rates = [initial, self.max_lr, lowest]
         starts = [0.0, *ends[:-1]]
         if any(end <= start for start, end in zip(starts, ends, strict=True)):
             raise ConfigError(
-                f"OneCycleLR.pct_start is {pct_start} of {total_steps} total_steps, which leaves a "
+                f"OneCycleLR.pct_start is {self.pct_start} of {total} total_steps, which leaves a "
                 f"phase without steps. Choose a fraction of more than one step, and below "
-                f"{0.5 if three_phase else 1}."
+                f"{0.5 if self.three_phase else 1}."
             )
         self._phases = list(zip(starts, ends, rates, rates[1:], strict=False))
-        super().__init__(optimizer, param_group_tags)
+        super().__post_init__()
 
     @override
     def value(self, step: int) -> float:

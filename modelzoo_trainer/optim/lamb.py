@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import NonNegativeFloat, checked
-from modelzoo_trainer.optim.arguments import Betas, Factors, Params
-from modelzoo_trainer.optim.param_groups import ParamFilter
+from modelzoo_trainer.constraints import NonNegativeFloat, checked_dataclass
+from modelzoo_trainer.optim.arguments import Betas
 from modelzoo_trainer.optim.scheduler import Group
 from modelzoo_trainer.optim.update import GroupOptimizer, Tensors, descend, zeros_like
 
@@ -18,6 +17,7 @@ LARGEST_NORM: Final = 10.0
 """What the norm of a parameter counts at most (the bound of phi in the paper)."""
 
 
+@checked_dataclass
 class Lamb(GroupOptimizer):
     """Adam with a rate for each tensor, for large batches; lr is 1e-3 if none is given.
 
@@ -30,22 +30,10 @@ class Lamb(GroupOptimizer):
     for Deep Learning: Training BERT in 76 minutes, arXiv:1904.00962, Algorithm 2.)
     """
 
-    @checked()
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
-        self,
-        model: nn.Module | Params,
-        lr: NonNegativeFloat | None = None,
-        betas: Betas = (0.9, 0.999),
-        eps: NonNegativeFloat = 1e-6,
-        weight_decay: NonNegativeFloat = 0.0,
-        adam: bool = False,
-        *,
-        learning_rate: NonNegativeFloat | None = None,
-        params: list[ParamFilter] | None = None,
-        adjust_learning_rate: Factors | None = None,
-    ) -> None:
-        shared = lr, learning_rate, params, adjust_learning_rate
-        super().__init__(model, *shared, betas=betas, eps=eps, weight_decay=weight_decay, adam=adam)
+    betas: Betas = (0.9, 0.999)
+    eps: NonNegativeFloat = 1e-6
+    weight_decay: NonNegativeFloat = 0.0
+    adam: bool = False
 
     @override
     def _update(self, group: Group, params: Tensors, grads: Tensors) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import NonNegativeFloat, checked
-from modelzoo_trainer.optim.arguments import Betas, Factors, Params
-from modelzoo_trainer.optim.param_groups import ParamFilter
+from modelzoo_trainer.constraints import NonNegativeFloat, checked_dataclass
+from modelzoo_trainer.optim.arguments import Betas
 from modelzoo_trainer.optim.scheduler import Group
 from modelzoo_trainer.optim.update import GroupOptimizer, Tensors, descend, shrink, zeros_like
 
 
+@checked_dataclass
 class Lion(GroupOptimizer):
     """The sign of an interpolated momentum (Chen et al. 2023); lr is 1e-4 if none is given.
 
@@ -25,20 +25,9 @@ class Lion(GroupOptimizer):
     (Symbolic Discovery of Optimization Algorithms, arXiv:2302.06675, Algorithm 2.)
     """
 
-    @checked()
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
-        self,
-        model: nn.Module | Params,
-        lr: NonNegativeFloat | None = None,
-        betas: Betas = (0.9, 0.99),
-        weight_decay: NonNegativeFloat = 0.0,
-        *,
-        learning_rate: NonNegativeFloat | None = None,
-        params: list[ParamFilter] | None = None,
-        adjust_learning_rate: Factors | None = None,
-    ) -> None:
-        shared = lr, learning_rate, params, adjust_learning_rate
-        super().__init__(model, *shared, default_lr=1e-4, betas=betas, weight_decay=weight_decay)
+    default_lr: ClassVar = 1e-4
+    betas: Betas = (0.9, 0.99)
+    weight_decay: NonNegativeFloat = 0.0
 
     @override
     def _update(self, group: Group, params: Tensors, grads: Tensors) -> None:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import Fraction, NonNegativeFloat, checked
+from modelzoo_trainer.constraints import Fraction, NonNegativeFloat, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim.arguments import Betas, Factors, Params, groups_of, one_lr
+from modelzoo_trainer.optim.arguments import Betas, Factors, OverModel, Params, groups_of, one_lr
 from modelzoo_trainer.optim.param_groups import Names, ParamFilter, matching, names_of_trainable
 from modelzoo_trainer.optim.scheduler import Group
 
@@ -24,7 +24,8 @@ IS_MUON: Final = "use_muon"
 """Key of a parameter group: whether Muon updates it."""
 
 
-class Muon(Optimizer):
+@checked_dataclass
+class Muon(OverModel, Optimizer):
     """Orthogonalized momentum for hidden matrices (Jordan et al. 2024), AdamW for the rest.
 
     Muon, torch's, takes the parameters with two dimensions, except those of embeddings (a module
@@ -52,44 +53,36 @@ class Muon(Optimizer):
         adjust_learning_rate: Factors on the learning rate of groups of the model's.
     """
 
-    @checked()
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
+    weight_decay: NonNegativeFloat = 0.1
+    momentum: Fraction = 0.95
+    nesterov: bool = True
+    ns_steps: Annotated[int, Ge(1), Lt(100)] = 5
+    adjust_lr_fn: Literal["original", "match_rms_adamw"] = "match_rms_adamw"
+    betas: Betas = (0.9, 0.999)
+    eps: NonNegativeFloat = 1e-6
+    adamw_params: list[str] | None = None
+
+    @override
+    def _build(
         self,
         model: nn.Module | Params,
-        lr: NonNegativeFloat | None = None,
-        weight_decay: NonNegativeFloat = 0.1,
-        momentum: Fraction = 0.95,
-        nesterov: bool = True,
-        ns_steps: Annotated[int, Ge(1), Lt(100)] = 5,
-        adjust_lr_fn: Literal["original", "match_rms_adamw"] = "match_rms_adamw",
-        betas: Betas = (0.9, 0.999),
-        eps: NonNegativeFloat = 1e-6,
-        adamw_params: list[str] | None = None,
-        *,
-        learning_rate: NonNegativeFloat | None = None,
-        params: list[ParamFilter] | None = None,
-        adjust_learning_rate: Factors | None = None,
+        lr: float | None,
+        learning_rate: float | None,
+        params: list[ParamFilter] | None,
+        adjust_learning_rate: Factors | None,
+        **own: Any,
     ) -> None:
-        lr = one_lr(type(self).__name__, lr, learning_rate, 1e-3)
-        is_hidden = _matrix_test(model, adamw_params)
-        groups = groups_of(model, lr, weight_decay, params, adjust_learning_rate)
-        super().__init__(list(_split(groups, is_hidden)), {"lr": lr, "weight_decay": weight_decay})
+        lr, decay = one_lr(type(self).__name__, lr, learning_rate, 1e-3), own["weight_decay"]
+        is_hidden = _matrix_test(model, own["adamw_params"])
+        groups = groups_of(model, lr, decay, params, adjust_learning_rate)
+        Optimizer.__init__(self, list(_split(groups, is_hidden)), {"lr": lr, "weight_decay": decay})
+        muon = ("momentum", "nesterov", "ns_steps", "adjust_lr_fn")
         self._parts: dict[bool, Optimizer] = {}
-        for part, own in self._groups().items():
-            if part:
-                self._parts[part] = torch.optim.Muon(
-                    own,
-                    lr=lr,
-                    weight_decay=weight_decay,
-                    momentum=momentum,
-                    nesterov=nesterov,
-                    ns_steps=ns_steps,
-                    adjust_lr_fn=adjust_lr_fn,
-                )
-            else:
-                self._parts[part] = torch.optim.AdamW(
-                    own, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay
-                )
+        for is_muon, part in self._groups().items():
+            make: Any = torch.optim.Muon if is_muon else torch.optim.AdamW
+            keys = muon if is_muon else ("betas", "eps")
+            settings = {key: own[key] for key in keys}
+            self._parts[is_muon] = make(part, lr=lr, weight_decay=decay, **settings)
 
     def _groups(self) -> dict[bool, list[Group]]:
         """Return the groups of Muon and of AdamW; the same objects as in `param_groups`."""

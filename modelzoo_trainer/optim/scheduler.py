@@ -26,7 +26,8 @@ class Scheduler(ABC):
     """Writes `value(step)` into the parameter groups, once after every optimizer step.
 
     The value is absolute: what the groups held before does not matter. A subclass sets its own
-    attributes first and calls this constructor last, because binding asks for `value(0)`.
+    attributes first and calls this constructor last, because binding asks for `value(0)`; one that
+    is a dataclass has it called in `__post_init__`.
 
     Args:
         optimizer: Whose groups are written; None to `bind` later, or for a member of another.
@@ -38,20 +39,25 @@ class Scheduler(ABC):
     """
 
     param_group_key: ClassVar[str]
+    optimizer: Optimizer | None
+    param_group_tags: str | Sequence[str] | None
+    total_iters: int | None
+    """Number of steps after which the schedule is over; None if it has no end."""
 
     def __init__(
         self,
         optimizer: Optimizer | None = None,
-        param_group_tags: Tags = None,
+        param_group_tags: str | Sequence[str] | None = None,
         first_step: int = 0,
     ) -> None:
-        self.optimizer: Optimizer | None = None
-        self.param_group_tags = _as_tuple(param_group_tags)
-        if self.param_group_tags == ():
+        self.optimizer = None
+        self.param_group_tags = self._tags = _as_tuple(param_group_tags)
+        if self._tags == ():
             raise ConfigError(
                 f"{self._name}.param_group_tags is empty; it must have a tag, or be None "
                 f"(null) for all parameter groups."
             )
+        self.total_iters = getattr(self, "total_iters", None)
         self.last_step = first_step
         self._seen: list[Group] | None = None
         self._targets: list[tuple[Group, float]] = []
@@ -60,10 +66,8 @@ class Scheduler(ABC):
         if optimizer is not None:
             self.bind(optimizer)
 
-    @property
-    def total_iters(self) -> int | None:
-        """Number of steps after which the schedule is over; None if it has no end."""
-        return getattr(self, "_total_iters", None)
+    def __post_init__(self) -> None:
+        Scheduler.__init__(self, self.optimizer, self.param_group_tags)
 
     @abstractmethod
     def value(self, step: int) -> float:
@@ -148,7 +152,7 @@ class Scheduler(ABC):
         if not groups:
             known = sorted({tag for group in optimizer.param_groups for tag in _tags_of(group)})
             raise ConfigError(
-                f"{what}: no parameter group has a tag of {list(self.param_group_tags or ())}. "
+                f"{what}: no parameter group has a tag of {list(self._tags or ())}. "
                 f"Tags of the optimizer: {', '.join(known) or 'none'}."
             )
         if any(self.param_group_key not in group for group in groups):
@@ -161,8 +165,7 @@ class Scheduler(ABC):
 
     def _fits(self, group: Group) -> bool:
         """Return whether the tags select this group."""
-        tags = self.param_group_tags
-        return tags is None or not set(tags).isdisjoint(_tags_of(group))
+        return self._tags is None or not set(self._tags).isdisjoint(_tags_of(group))
 
     def _takes(self, group: Group) -> bool:
         """Return whether a selected group is written."""
@@ -215,18 +218,19 @@ def _check_rivals(key: str, rivals: Sequence[Scheduler]) -> None:
     group_owner: dict[int, str] = {}
     for scheduler in rivals:
         name = type(scheduler).__name__
-        if scheduler.param_group_tags is None:
+        tags = scheduler._tags
+        if tags is None:
             raise ConfigError(
                 f"schedulers: {name} sets {key} of all parameter groups, and so "
                 f"does another of the {len(rivals)}. Give each its own param_group_tags."
             )
-        for tag in scheduler.param_group_tags:
+        for tag in tags:
             if tag in tag_owner:
                 raise ConfigError(
                     f"schedulers: {tag_owner[tag]} and {name} both set {key} of the groups "
                     f"tagged {tag!r}. Give each tag to one of them."
                 )
-        tag_owner |= dict.fromkeys(scheduler.param_group_tags, name)
+        tag_owner |= dict.fromkeys(tags, name)
         for group, _ in scheduler._targets:
             if id(group) in group_owner:
                 raise ConfigError(
@@ -236,7 +240,7 @@ def _check_rivals(key: str, rivals: Sequence[Scheduler]) -> None:
             group_owner[id(group)] = name
 
 
-def _as_tuple(tags: Tags) -> tuple[str, ...] | None:
+def _as_tuple(tags: str | Sequence[str] | None) -> tuple[str, ...] | None:
     if tags is None:
         return None
     return (tags,) if isinstance(tags, str) else tuple(tags)

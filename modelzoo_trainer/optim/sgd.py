@@ -2,171 +2,85 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Gt, Lt
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import Fraction, NonNegativeFloat, checked
+from modelzoo_trainer.constraints import Fraction, NonNegativeFloat, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim.arguments import Factors, OverModel, Params
-from modelzoo_trainer.optim.param_groups import ParamFilter
+from modelzoo_trainer.optim.arguments import OverModel
 from modelzoo_trainer.optim.scheduler import Group
 from modelzoo_trainer.optim.update import GroupOptimizer, Tensors, zeros_like
 
 
+@checked_dataclass
 class SGD(OverModel, torch.optim.SGD):
     """Stochastic gradient descent; lr is 1e-3 if none is given."""
 
-    @checked()
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
-        self,
-        model: nn.Module | Params,
-        lr: NonNegativeFloat | None = None,
-        momentum: NonNegativeFloat = 0.0,
-        dampening: float = 0.0,
-        weight_decay: NonNegativeFloat = 0.0,
-        nesterov: bool = False,
-        maximize: bool = False,
-        *,
-        learning_rate: NonNegativeFloat | None = None,
-        params: list[ParamFilter] | None = None,
-        adjust_learning_rate: Factors | None = None,
-    ) -> None:
-        if nesterov and (momentum <= 0 or dampening != 0):
+    momentum: NonNegativeFloat = 0.0
+    dampening: float = 0.0
+    weight_decay: NonNegativeFloat = 0.0
+    nesterov: bool = False
+    maximize: bool = False
+
+    @override
+    def _begin(self, groups: Any, defaults: dict[str, Any]) -> None:
+        momentum, dampening = defaults["momentum"], defaults["dampening"]
+        if defaults["nesterov"] and (momentum <= 0 or dampening != 0):
             raise ConfigError(
                 f"SGD.nesterov is true with momentum {momentum} and dampening {dampening}; it "
                 f"needs a momentum above 0 and no dampening."
             )
-        shared = lr, learning_rate, params, adjust_learning_rate
-        super().__init__(
-            model,
-            *shared,
-            momentum=momentum,
-            dampening=dampening,
-            weight_decay=weight_decay,
-            nesterov=nesterov,
-            maximize=maximize,
-        )
+        super()._begin(groups, defaults)
 
 
+@checked_dataclass
 class Adagrad(OverModel, torch.optim.Adagrad):
     """Rates that shrink with the sum of squared gradients; lr is 0.01 if none is given."""
 
-    @checked()
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
-        self,
-        model: nn.Module | Params,
-        lr: NonNegativeFloat | None = None,
-        lr_decay: NonNegativeFloat = 0.0,
-        weight_decay: NonNegativeFloat = 0.0,
-        initial_accumulator_value: NonNegativeFloat = 0.0,
-        eps: NonNegativeFloat = 1e-6,
-        maximize: bool = False,
-        *,
-        learning_rate: NonNegativeFloat | None = None,
-        params: list[ParamFilter] | None = None,
-        adjust_learning_rate: Factors | None = None,
-    ) -> None:
-        shared = lr, learning_rate, params, adjust_learning_rate
-        super().__init__(
-            model,
-            *shared,
-            default_lr=0.01,
-            lr_decay=lr_decay,
-            weight_decay=weight_decay,
-            initial_accumulator_value=initial_accumulator_value,
-            eps=eps,
-            maximize=maximize,
-        )
+    default_lr: ClassVar = 0.01
+    lr_decay: NonNegativeFloat = 0.0
+    weight_decay: NonNegativeFloat = 0.0
+    initial_accumulator_value: NonNegativeFloat = 0.0
+    eps: NonNegativeFloat = 1e-6
+    maximize: bool = False
 
 
+@checked_dataclass
 class Adadelta(OverModel, torch.optim.Adadelta):
     """Rates from averages of squared gradients and updates; lr is 1.0 if none is given."""
 
-    @checked()
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
-        self,
-        model: nn.Module | Params,
-        lr: NonNegativeFloat | None = None,
-        rho: Fraction = 0.9,
-        eps: NonNegativeFloat = 1e-6,
-        weight_decay: NonNegativeFloat = 0.0,
-        maximize: bool = False,
-        *,
-        learning_rate: NonNegativeFloat | None = None,
-        params: list[ParamFilter] | None = None,
-        adjust_learning_rate: Factors | None = None,
-    ) -> None:
-        shared = lr, learning_rate, params, adjust_learning_rate
-        super().__init__(
-            model,
-            *shared,
-            default_lr=1.0,
-            rho=rho,
-            eps=eps,
-            weight_decay=weight_decay,
-            maximize=maximize,
-        )
+    default_lr: ClassVar = 1.0
+    rho: Fraction = 0.9
+    eps: NonNegativeFloat = 1e-6
+    weight_decay: NonNegativeFloat = 0.0
+    maximize: bool = False
 
 
+@checked_dataclass
 class RMSprop(OverModel, torch.optim.RMSprop):
     """Rates from a running average of squared gradients; lr is 0.01 if none is given."""
 
-    @checked()
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
-        self,
-        model: nn.Module | Params,
-        lr: NonNegativeFloat | None = None,
-        alpha: Fraction = 0.99,
-        eps: NonNegativeFloat = 1e-8,
-        weight_decay: NonNegativeFloat = 0.0,
-        momentum: NonNegativeFloat = 0.0,
-        centered: bool = False,
-        *,
-        learning_rate: NonNegativeFloat | None = None,
-        params: list[ParamFilter] | None = None,
-        adjust_learning_rate: Factors | None = None,
-    ) -> None:
-        shared = lr, learning_rate, params, adjust_learning_rate
-        super().__init__(
-            model,
-            *shared,
-            default_lr=0.01,
-            alpha=alpha,
-            eps=eps,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            centered=centered,
-        )
+    default_lr: ClassVar = 0.01
+    alpha: Fraction = 0.99
+    eps: NonNegativeFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    momentum: NonNegativeFloat = 0.0
+    centered: bool = False
 
 
+@checked_dataclass
 class Rprop(OverModel, torch.optim.Rprop):
     """Rates from the signs of gradients; lr is 1e-3 if none is given."""
 
-    @checked()
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
-        self,
-        model: nn.Module | Params,
-        lr: NonNegativeFloat | None = None,
-        etas: tuple[Annotated[float, Gt(0), Lt(1)], Annotated[float, Gt(1)]] = (0.5, 1.2),
-        step_sizes: tuple[NonNegativeFloat, NonNegativeFloat] = (1e-6, 50.0),
-        *,
-        learning_rate: NonNegativeFloat | None = None,
-        params: list[ParamFilter] | None = None,
-        adjust_learning_rate: Factors | None = None,
-    ) -> None:
-        shared = lr, learning_rate, params, adjust_learning_rate
-        super().__init__(
-            model,
-            *shared,
-            etas=etas,
-            step_sizes=step_sizes,
-        )
+    etas: tuple[Annotated[float, Gt(0), Lt(1)], Annotated[float, Gt(1)]] = (0.5, 1.2)
+    step_sizes: tuple[NonNegativeFloat, NonNegativeFloat] = (1e-6, 50.0)
 
 
+@checked_dataclass
 class ASGD(GroupOptimizer):
     """Averaged stochastic gradient descent; lr is 0.01 if none is given.
 
@@ -175,32 +89,12 @@ class ASGD(GroupOptimizer):
     on; before, it is a copy of the parameter.
     """
 
-    @checked()
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
-        self,
-        model: nn.Module | Params,
-        lr: NonNegativeFloat | None = None,
-        lambd: NonNegativeFloat = 1e-4,
-        alpha: NonNegativeFloat = 0.75,
-        t0: NonNegativeFloat = 1e6,
-        weight_decay: NonNegativeFloat = 0.0,
-        maximize: bool = False,
-        *,
-        learning_rate: NonNegativeFloat | None = None,
-        params: list[ParamFilter] | None = None,
-        adjust_learning_rate: Factors | None = None,
-    ) -> None:
-        shared = lr, learning_rate, params, adjust_learning_rate
-        super().__init__(
-            model,
-            *shared,
-            default_lr=0.01,
-            lambd=lambd,
-            alpha=alpha,
-            t0=t0,
-            weight_decay=weight_decay,
-            maximize=maximize,
-        )
+    default_lr: ClassVar = 0.01
+    lambd: NonNegativeFloat = 1e-4
+    alpha: NonNegativeFloat = 0.75
+    t0: NonNegativeFloat = 1e6
+    weight_decay: NonNegativeFloat = 0.0
+    maximize: bool = False
 
     @override
     def _update(self, group: Group, params: Tensors, grads: Tensors) -> None:

@@ -16,7 +16,7 @@ from modelzoo_trainer.constraints import (
     NonNegativeFloat,
     NonNegativeSteps,
     Steps,
-    checked,
+    checked_dataclass,
 )
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
@@ -24,6 +24,7 @@ from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
 Shape = Literal["linear", "cosine", "sqrt", "inverse"]
 
 
+@checked_dataclass
 class WarmupStableDecay(LRScheduler):
     """Up to a learning rate, which stays until it falls in the last part of the run.
 
@@ -47,34 +48,26 @@ class WarmupStableDecay(LRScheduler):
         param_group_tags: Only groups with one of these tags.
     """
 
-    @checked()
-    def __init__(  # noqa: PLR0913 # the keys of its YAML section
-        self,
-        optimizer: Optimizer | None,
-        learning_rate: FinitePositiveFloat,
-        total_iters: Steps,
-        warmup_steps: NonNegativeSteps = 0,
-        initial_learning_rate: NonNegativeFloat = 0.0,
-        decay_ratio: Fraction = 0.1,
-        end_learning_rate: NonNegativeFloat = 0.0,
-        decay_shape: Shape = "linear",
-        checkpoint_steps: list[int] | None = None,
-        param_group_tags: Tags = None,
-    ) -> None:
-        if decay_shape == "inverse" and end_learning_rate == 0:
+    optimizer: Optimizer | None
+    learning_rate: FinitePositiveFloat
+    total_iters: Steps
+    warmup_steps: NonNegativeSteps = 0
+    initial_learning_rate: NonNegativeFloat = 0.0
+    decay_ratio: Fraction = 0.1
+    end_learning_rate: NonNegativeFloat = 0.0
+    decay_shape: Shape = "linear"
+    checkpoint_steps: list[int] | None = None
+    param_group_tags: Tags = None
+
+    @override
+    def __post_init__(self) -> None:
+        if self.decay_shape == "inverse" and self.end_learning_rate == 0:
             raise ConfigError(
                 f"{self._name}.end_learning_rate is 0, of which there is no inverse. Set it above "
                 f"0, or decay_shape to another."
             )
-        self.learning_rate = learning_rate
-        self.warmup_steps = warmup_steps
-        self.initial_learning_rate = initial_learning_rate
-        self.decay_ratio = decay_ratio
-        self.end_learning_rate = end_learning_rate
-        self.decay_shape = decay_shape
-        self._total_iters = total_iters
-        self._decays = self._find_decays([*(checkpoint_steps or ()), total_iters])
-        super().__init__(optimizer, param_group_tags)
+        self._decays = self._find_decays([*(self.checkpoint_steps or ()), self.total_iters])
+        super().__post_init__()
 
     def _find_decays(self, ends: Sequence[int]) -> list[tuple[int, int]]:
         if len(ends) > 1:
@@ -104,7 +97,7 @@ class WarmupStableDecay(LRScheduler):
         for begin, end in self._decays:
             if begin <= step < end:
                 return self._decayed((step - begin) / (end - begin))
-        return self.learning_rate if step < self._total_iters else self.end_learning_rate
+        return self.learning_rate if step < self.total_iters else self.end_learning_rate
 
     def _decayed(self, share: float) -> float:
         peak, end = self.learning_rate, self.end_learning_rate

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, get_type_hints
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import NonNegativeFloat, checked
+from modelzoo_trainer.constraints import NonNegativeFloat, checked, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim import cycles, decay, stepwise
-from modelzoo_trainer.optim.functions import function_at
 from modelzoo_trainer.optim.scheduler import LRScheduler, Tags, WeightDecayScheduler
 
 # What arguments are called, of schedules of the learning rate and here.
@@ -75,7 +74,7 @@ def _constructor_like(curve: type[LRScheduler], without: Collection[str]) -> Cal
         for name, value in given.items():
             if name != theirs[name]:
                 setattr(self, name, value)
-        self._total_iters = self._curve.total_iters
+        self.total_iters = self._curve.total_iters
         WeightDecayScheduler.__init__(self, optimizer, tags)
 
     hints = get_type_hints(curve.__init__, include_extras=True)
@@ -144,7 +143,8 @@ class CyclicWD(Following, curve=cycles.CyclicLR):
     """As `CyclicLR`."""
 
 
-class LambdaWD(WeightDecayScheduler):
+@checked_dataclass
+class LambdaWD(stepwise.OfFunction, WeightDecayScheduler):
     """The initial value times a function of the step.
 
     Args:
@@ -158,33 +158,15 @@ class LambdaWD(WeightDecayScheduler):
         ConfigError: If there is no function, or two.
     """
 
-    @checked()
-    def __init__(
-        self,
-        optimizer: Optimizer | None,
-        initial_val: NonNegativeFloat,
-        val_lambda: str | Callable[[int], float] | None = None,
-        param_group_tags: Tags = None,
-    ) -> None:
-        is_overridden = type(self).factor is not LambdaWD.factor
-        if (val_lambda is None) is not is_overridden:
-            given = "two functions" if is_overridden else "no function"
-            raise ConfigError(
-                f"{self._name} has {given} of the step. Set val_lambda to the dotted path of one, "
-                f"or define factor(self, step) in a subclass."
-            )
-        self.initial_val = initial_val
-        self._function = function_at(f"{self._name}.val_lambda", val_lambda)
-        super().__init__(optimizer, param_group_tags)
+    optimizer: Optimizer | None
+    initial_val: NonNegativeFloat
+    val_lambda: str | Callable[[int], float] | None = None
+    param_group_tags: Tags = None
 
-    def factor(self, step: int) -> float:
-        """Return by what the initial value is multiplied.
-
-        Args:
-            step: Number of optimizer steps taken.
-        """
-        assert self._function is not None  # the constructor demands it
-        return self._function(step)
+    @override
+    def __post_init__(self) -> None:
+        self._take("val_lambda", self.val_lambda)
+        super().__post_init__()
 
     @override
     def value(self, step: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
+import inspect
 import io
 import re
 import textwrap
@@ -17,6 +18,7 @@ import pytest
 
 from modelzoo_trainer.callback import Callback
 from modelzoo_trainer.hooks.spec import HOOKS
+from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS
 
 Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
 ENTRY = re.compile(r"(\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: \(.*\))?:")
@@ -68,7 +70,10 @@ def constructor(node: ast.ClassDef, known: dict[str, list[str]]) -> list[str] | 
             return parameters(item, method=True)
     bases = [ast.unparse(base) for base in node.bases]
     inherited = [name for base in bases for name in known.get(base, [])]
-    if any("dataclass" in ast.unparse(mark) for mark in node.decorator_list):
+    marks = [ast.unparse(mark) for mark in node.decorator_list]
+    if "checked_dataclass" in marks:
+        return None
+    if any("dataclass" in mark for mark in marks):
         fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
         return inherited + [ast.unparse(item.target) for item in fields if not is_constant(item)]
     return inherited if all(base in known for base in bases) and bases else None
@@ -142,6 +147,12 @@ def test_a_docstring_may_leave_parameters_out() -> None:
 
 def test_docstrings_name_the_parameters_of_their_signatures(sources: list[Any]) -> None:
     assert [f"{source.name}: {said}" for source in sources for said in drift(source.tree)] == []
+
+
+@pytest.mark.parametrize("cls", [*OPTIMIZERS.values(), *SCHEDULERS.values()])
+def test_optimizers_and_schedules_name_their_parameters(cls: type) -> None:
+    said = documented(inspect.getdoc(cls) or "")
+    assert said == [name for name in inspect.signature(cls).parameters if name in said]
 
 
 def test_the_examples_in_docstrings_run(sources: list[Any]) -> None:
