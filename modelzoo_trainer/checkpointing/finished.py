@@ -21,9 +21,6 @@ FINISHED: Final = ".finished.json"
 def note_finished(path: Path) -> None:
     """Note that the fit whose last checkpoint this is has finished.
 
-    Args:
-        path: The checkpoint, committed.
-
     Raises:
         CheckpointError: If the disk refuses.
     """
@@ -38,20 +35,13 @@ def note_finished(path: Path) -> None:
 
 
 def is_finished(path: Path) -> bool:
-    """Return whether the fit whose last checkpoint this is has finished.
-
-    Args:
-        path: The checkpoint.
-    """
+    """Return whether the fit whose last checkpoint this is has finished."""
     digest = _noted(path.parent).get(path.name)
     return digest is not None and digest == record_of(path / MANIFEST).xxh3_128
 
 
 def forget_deleted(folder: Path) -> None:
     """Drop the notes on checkpoints that are gone: others may get their names.
-
-    Args:
-        folder: Where the checkpoints are.
 
     Raises:
         CheckpointError: If the disk refuses.

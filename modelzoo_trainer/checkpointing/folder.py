@@ -76,9 +76,6 @@ def _fields_of(name: str) -> list[tuple[str | None, str | None, str | None]]:
 def delete(path: Path) -> None:
     """Remove a checkpoint, damaged or not; from the first moment on it is whole or not there.
 
-    Args:
-        path: Its directory.
-
     Raises:
         CheckpointError: If it is a link, has something in it that is not a checkpoint's, leads
             through `..`, or the disk refuses.
@@ -119,8 +116,7 @@ def clean(folder: Path) -> list[Path]:
 
     What a process that lives may be writing is left alone.
 
-    Args:
-        folder: Nobody else may be writing checkpoints into it from another machine.
+    Nobody else may be writing checkpoints into the folder from another machine.
     """
     removed = []
     for path in _leftovers(folder):
@@ -161,9 +157,6 @@ def _is_in_use(name: str) -> bool:
 def probe(folder: Path) -> None:
     """Make a folder, and make sure that files can be written and renamed in it.
 
-    Args:
-        folder: Where checkpoints will be.
-
     Raises:
         CheckpointError: If they cannot.
     """
@@ -192,9 +185,7 @@ def probe(folder: Path) -> None:
 def mend_latest(folder: Path, name: str | None) -> None:
     """Point the link `latest` at a checkpoint if it leads elsewhere, as after a crash.
 
-    Args:
-        folder: The checkpoint's folder.
-        name: The newest checkpoint's name; None = there is none: a link that leads nowhere goes.
+    `name`: the newest checkpoint's; None = there is none: a link that leads nowhere goes.
     """
     link = folder / LATEST
     try:
@@ -208,12 +199,7 @@ def mend_latest(folder: Path, name: str | None) -> None:
 
 
 def point_latest(folder: Path, name: str) -> None:
-    """Point the link `latest` at a checkpoint, for people; nothing here ever reads it.
-
-    Args:
-        folder: The checkpoint's folder.
-        name: The checkpoint's name.
-    """
+    """Point the link `latest` at a checkpoint, for people; nothing here ever reads it."""
     place, link = folder / LATEST, folder / hidden_name("tmp", LATEST)
     try:
         if place.is_symlink() or not place.exists():
@@ -227,12 +213,7 @@ def point_latest(folder: Path, name: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInfo:
-    """One committed checkpoint.
-
-    Args:
-        path: Its directory.
-        step: Its global step, as the manifest says.
-    """
+    """One committed checkpoint."""
 
     path: Path
     step: int
@@ -242,9 +223,6 @@ def list_checkpoints(folder: Path) -> list[CheckpointInfo]:
     """Return the committed checkpoints of a folder, oldest first: by step, then by name.
 
     Directories without a readable manifest are left out; a folder that does not exist has none.
-
-    Args:
-        folder: Where to look.
 
     Raises:
         CheckpointError: If the folder cannot be listed.
@@ -263,10 +241,6 @@ def candidates(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
 
     Unlike in `list_checkpoints`, a directory whose manifest cannot be read is among them: who
     passes it over can say so. It stands where its name would stand.
-
-    Args:
-        folder: Where to look.
-        pattern: What a whole name must fit.
 
     Raises:
         CheckpointError: If the folder cannot be listed.

@@ -29,12 +29,7 @@ _PROBLEMS: Final = (OSError, LookupError, TypeError, ValueError, AttributeError,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
-    """One file of a checkpoint.
-
-    Args:
-        size_bytes: Its length.
-        xxh3_128: Its digest, hexadecimal.
-    """
+    """One file of a checkpoint."""
 
     size_bytes: int
     xxh3_128: str
@@ -89,9 +84,6 @@ def record_of(path: Path) -> FileRecord:
 
 def read_manifest(path: Path) -> Manifest:
     """Return a checkpoint's manifest.
-
-    Args:
-        path: The checkpoint's directory.
 
     Raises:
         CheckpointError: If it is not there, cannot be read, is damaged, of an unknown version,

@@ -17,8 +17,7 @@ _OF_A_TENSOR = 256  # bytes: its name, type and shape, and the reference to it
 def state_bytes(state: Any) -> int:
     """Return about how many bytes a state takes on the disk: tensors exactly, the rest roughly.
 
-    Args:
-        state: What would be saved; tensors that are the same memory count once.
+    Tensors that are the same memory count once.
     """
     total, known, waiting = 0, set(), [state]
     while waiting:
@@ -43,8 +42,7 @@ def state_bytes(state: Any) -> int:
 def free_bytes(folder: Path) -> int | None:
     """Return how many bytes this user may still write on a folder's disk; None = unknown.
 
-    Args:
-        folder: It, or the nearest folder above it that is there, is asked for.
+    The nearest folder above it that is there is asked for.
     """
     try:
         while not folder.exists() and folder != folder.parent:

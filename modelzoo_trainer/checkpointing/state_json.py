@@ -52,9 +52,6 @@ _KINDS: Final = (  # of numpy, that mean the same on every machine
 def check_savable(state: Mapping[str, Any]) -> None:
     """Raise what `save` would raise of the values in a state.
 
-    Args:
-        state: See `Encoder`.
-
     Raises:
         CheckpointError: If something in it cannot be saved; the message has its path.
     """

@@ -37,9 +37,6 @@ class CheckpointTransaction:
 
     `commit` gives it its name; without it, `discard` (or leaving the `with` block) removes it.
 
-    Args:
-        path: Its place; a name that is not in use.
-
     Raises:
         CheckpointError: If the name is in use, or the disk refuses. Nothing is left behind.
     """
@@ -68,9 +65,7 @@ class CheckpointTransaction:
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileRecord:
         """Write a file and wait until the disk has it.
 
-        Args:
-            name: Letters, digits, `_` and `-`, then `.safetensors` or `.json`.
-            chunks: Its content, piece by piece.
+        `name`: letters, digits, `_` and `-`, then `.safetensors` or `.json`.
 
         Returns:
             Its record, also in `records`: of what was handed over, not of what a disk made of it.
@@ -86,10 +81,6 @@ class CheckpointTransaction:
 
     def commit(self, *, step: SupportsIndex, facts: Mapping[str, Any] | None = None) -> None:
         """Write the manifest, and give the checkpoint its name; then it survives a power loss.
-
-        Args:
-            step: The global step, >= 0.
-            facts: A few more things to know about it: text, numbers, lists and mappings of them.
 
         Raises:
             CheckpointError: If a file of `records` is not there, the name is in use by now, or

@@ -31,9 +31,8 @@ _CONVERT: Final = (
 def holds_weights(path: Path) -> bool:
     """Return whether a path is meant for `read_weights`, and is no checkpoint.
 
-    Args:
-        path: Any file; or a folder, which then has weights in it, if only as a pickle that
-            `read_weights` refuses. A checkpoint that was never committed is still none.
+    A folder is if it has weights in it, if only as a pickle that `read_weights` refuses. A
+    checkpoint that was never committed is still none.
     """
     if not path.is_dir():
         return path.exists()

@@ -99,9 +99,6 @@ def once_a_chain(function: AnyFunction) -> AnyFunction:
     """Return a method-style function that changes nothing if the chain has called it already.
 
     So a function that calls that of its parent class, which was called before it, does no harm.
-
-    Args:
-        function: As a class defines it.
     """
     chained = object()
     signature = inspect.signature(function)
@@ -135,10 +132,6 @@ def pair_of(owner: object, pair: Pair) -> Pair:
     """Return a pair of an object's class for another object that has its event.
 
     A method of the class gets the object that it belongs to, and not the other one.
-
-    Args:
-        owner: The object.
-        pair: One of `class_pairs`.
     """
     event, function = pair
     methods = (method for base in type(owner).__mro__ for _, method in _methods_of(base))

@@ -37,10 +37,6 @@ def is_pair(value: object) -> bool:
 def split_pair(pair: Any, where: str) -> tuple[str, str, AnyFunction]:
     """Return "pre" or "post", the event's name, and the function.
 
-    Args:
-        pair: Such as `("post-step", f)`.
-        where: Whose it is, for messages.
-
     Raises:
         ConfigError: If it is not of that form.
     """
@@ -59,13 +55,7 @@ def split_pair(pair: Any, where: str) -> tuple[str, str, AnyFunction]:
 
 
 def unknown_event(where: str, spelled: str, known: Iterable[str]) -> ConfigError:
-    """Return the error for an event that nobody has.
-
-    Args:
-        where: Whose it should be.
-        spelled: With its "pre-" or "post-".
-        known: The names of the events there, without.
-    """
+    """Return the error for an event that nobody has."""
     side, _, name = canonical(spelled).partition("-")
     names = sorted(set(known))
     advice = suggest(f"{side}-{name}", [f"{side}-{one}" for one in names])
@@ -100,11 +90,6 @@ class Method:
         """Return the method of a class.
 
         An override without an annotation of its result has that of the method it overrides.
-
-        Args:
-            block: The class.
-            event: The event's name.
-            attribute: The method's name.
         """
         signature = inspect.signature(getattr(block, attribute))
         parameters = dict(list(signature.parameters.items())[1:])
@@ -129,10 +114,6 @@ class Method:
 
 class Function:
     """A function of an event.
-
-    Args:
-        pair: The event as it was written, and the function.
-        method: Of the event.
 
     Raises:
         ConfigError: If its parameters do not fit the method.
@@ -298,9 +279,7 @@ def _admits_none(parameter: inspect.Parameter) -> bool:
 def note_call(owner: object, chained: object | None) -> None:
     """Note that the chain at hand has called a method-style function of an object.
 
-    Args:
-        owner: The object.
-        chained: What the function is known by; None = it is no method of the object.
+    `chained`: what the function is known by; None = it is no method of the object.
     """
     if chained is not None:
         _CALLED.set(_CALLED.get() | {(id(owner), chained)})

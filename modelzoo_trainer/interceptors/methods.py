@@ -25,20 +25,11 @@ class Owner(Protocol):
     """An object whose methods have functions around them."""
 
     def handle_stop(self, stop: StopTraining, attribute: str) -> None:
-        """Do what a `StopTraining` asks for that a function has raised.
-
-        Args:
-            stop: What was raised.
-            attribute: The method's name.
-        """
+        """Do what a `StopTraining` asks for that a function has raised."""
 
 
 class Parameters:
-    """The parameters of a bound method: what a call means by name.
-
-    Args:
-        method: The method.
-    """
+    """The parameters of a bound method: what a call means by name."""
 
     def __init__(self, method: AnyFunction) -> None:
         self._signature = inspect.signature(method)
@@ -54,13 +45,7 @@ class Parameters:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call as `rewrite` leaves them, defaults included.
-
-        Args:
-            rewrite: Changes the arguments by name.
-            args: Of the call.
-            kwargs: Of the call.
-        """
+        """Return the arguments of a call as `rewrite` leaves them, defaults included."""
         if self._is_plain:  # a fraction of the time that `bind` takes
             given = dict(zip(self._names, args, strict=False))
             arguments = self._defaults | given | kwargs
@@ -79,10 +64,6 @@ class AdvisedMethod:
 
     A call inside a call of the same method is part of that: functions are called for the
     outermost.
-
-    Args:
-        owner: The object.
-        attribute: The method's name.
     """
 
     def __init__(self, owner: Owner, attribute: str) -> None:
@@ -114,12 +95,7 @@ class AdvisedMethod:
 
 
 def begin(owner: Owner, attribute: str) -> None:
-    """Call the functions before an event that is no call of its method, but a time.
-
-    Args:
-        owner: The object.
-        attribute: The method's name; it takes nothing.
-    """
+    """Call the functions before an event that is no call of its method, but a time."""
     advised = vars(owner).get(attribute)
     if isinstance(advised, AdvisedMethod):
         before(owner, advised.pre, {})
@@ -133,13 +109,7 @@ def end(owner: Owner, attribute: str) -> None:
 
 
 def before(owner: Owner, functions: Iterable[PreFunction], arguments: dict[str, Any]) -> None:
-    """Call the functions before a method, in order; they rewrite the arguments.
-
-    Args:
-        owner: The object.
-        functions: What to call.
-        arguments: Of the call, by name.
-    """
+    """Call the functions before a method, in order; they rewrite the arguments."""
     token = called().set(called().get())
     try:
         for function in functions:

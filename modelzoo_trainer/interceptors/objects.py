@@ -170,12 +170,7 @@ class AdvisedMethods:
         return (PreFunction if side == "pre" else PostFunction)(pair, method)
 
     def handle_stop(self, stop: StopTraining, attribute: str) -> None:
-        """Do what a `StopTraining` asks for that a function has raised: it goes through.
-
-        Args:
-            stop: What was raised.
-            attribute: The name of the method that the function belongs to.
-        """
+        """Do what a `StopTraining` asks for that a function has raised: it goes through."""
         raise stop
 
     def __getstate__(self) -> dict[str, Any]:
@@ -195,11 +190,7 @@ class AdvisedMethods:
 
 
 class FunctionList(MutableSequence[Pair]):
-    """The functions of one object, as pairs: a change of this list changes the object.
-
-    Args:
-        owner: The object.
-    """
+    """The functions of one object, as pairs: a change of this list changes the object."""
 
     def __init__(self, owner: AdvisedMethods) -> None:
         self._owner = owner

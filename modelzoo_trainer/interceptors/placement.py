@@ -26,10 +26,7 @@ class Interceptors:
     Functions are called in the order of the classes, of the trainer's `callbacks`, then those
     added, then global.
 
-    Args:
-        owner: The trainer; held weakly.
-        parts: The core callbacks.
-        pairs: The user's.
+    The trainer is held weakly. `pairs`: the user's.
 
     Raises:
         ConfigError: When placed, if nobody has the event of a pair, or its function does not fit.
@@ -104,11 +101,7 @@ def is_own_pair(cls: type[AdvisedMethods], pair: Pair) -> bool:
 
 
 def parted(callbacks: Any) -> tuple[list[Pair], Any]:
-    """Return the pairs among a user's callbacks, and the other ones as they were given.
-
-    Args:
-        callbacks: An iterable, or a single one.
-    """
+    """Return the pairs among a user's callbacks, and the other ones as they were given."""
     if is_pair(callbacks):
         return [callbacks], ()
     if not isinstance(callbacks, Iterable) or isinstance(callbacks, (str, Mapping)):

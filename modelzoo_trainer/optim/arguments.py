@@ -72,12 +72,7 @@ def groups_of(
 ) -> Any:
     """Return what a torch optimizer takes as its first argument.
 
-    Args:
-        model: A model, or parameters or groups, which are returned as they are.
-        lr: Of groups without a factor; None if the optimizer was given none.
-        weight_decay: Of what decays; None if the optimizer knows no weight decay.
-        params: Filters that tag parameters of a model.
-        adjust_learning_rate: Factors on the learning rate, by the name of a group of the model's.
+    `weight_decay`: None if the optimizer knows none.
 
     Raises:
         ConfigError: If there are filters or factors and no model to apply them to.
@@ -101,12 +96,6 @@ def groups_of(
 
 def one_lr(owner: str, lr: float | None, learning_rate: float | None, default: float) -> float:
     """Return the learning rate under either of its names.
-
-    Args:
-        owner: Name of the optimizer, for messages.
-        lr: The one name.
-        learning_rate: The other.
-        default: If neither is given; a schedule writes over it.
 
     Raises:
         ConfigError: If both are given and differ.

@@ -20,9 +20,7 @@ Member = Scheduler | Callable[[None], Scheduler]
 class Composed(Scheduler):
     """Base of schedules with members; these have no optimizer, and no tags of their own.
 
-    Args:
-        optimizer: Whose groups are written. Members that were made with it are released from it.
-        param_group_tags: Only groups with one of these tags.
+    Members that were made with the optimizer are released from it.
     """
 
     members: list[Scheduler]
@@ -30,9 +28,7 @@ class Composed(Scheduler):
     def _adopt(self, members: Sequence[Member], argument: str) -> None:
         """Take the members; a subclass does it first of all.
 
-        Args:
-            members: At least one, all of the key of this class; callables are called.
-            argument: Their name in messages.
+        `members`: all of the key of this class; callables are called.
 
         Raises:
             ConfigError: If one does not fit.

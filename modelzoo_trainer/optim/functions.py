@@ -15,10 +15,6 @@ def function_at(
 ) -> Callable[[int], float] | None:
     """Return a function, imported if a path was given.
 
-    Args:
-        where: The argument, for messages.
-        given: A function, `package.module.name`, or None, which is returned.
-
     Raises:
         ConfigError: If there is no such module or function, or it is of Python's standard library
             and not of `math`. What goes wrong inside the module is raised as it is.
@@ -53,8 +49,7 @@ def function_at(
 def is_of_standard_library(target: Any) -> bool:
     """Return whether a class, function or other object is of Python itself.
 
-    Args:
-        target: Of an object that is none of both, the class counts.
+    Of an object that is none of both, the class counts.
     """
     module = getattr(target, "__module__", None)
     if not isinstance(module, str):

@@ -33,10 +33,7 @@ def lr_factors(
 ) -> dict[nn.Parameter, float]:
     """Return the factor on the learning rate of each parameter for which it is not 1.
 
-    Args:
-        model: Its `lr_adjustment_groups` are used, if it has any.
-        names: The trainable parameters, with all names of each.
-        given: Factors by hand, by the name of a group.
+    `given`: by hand, by the name of one of the model's `lr_adjustment_groups`.
 
     Raises:
         ConfigError: If a factor is given for a group that the model does not have, or that has
@@ -63,12 +60,7 @@ def lr_factors(
 
 
 def matching(names: Names, patterns: Iterable[str]) -> list[nn.Parameter]:
-    """Return the parameters of which a name matches a pattern.
-
-    Args:
-        names: All names of each.
-        patterns: Globs.
-    """
+    """Return the parameters of which a name matches a pattern."""
     globs = list(patterns)
     return [
         param
@@ -188,11 +180,7 @@ def _tags(tags: tuple[str, ...]) -> Group:
 
 
 def names_of_trainable(model: nn.Module) -> dict[nn.Parameter, list[str]]:
-    """Return the trainable parameters with all names of each: a tied one has several.
-
-    Args:
-        model: Parameters are in the order of its `named_parameters`.
-    """
+    """Return the trainable parameters with all names of each: a tied one has several."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         if param.requires_grad:

@@ -97,11 +97,7 @@ class OfFunction(Scheduler):
         self._function = function_at(f"{self._name}.{argument}", function)
 
     def factor(self, step: int) -> float:
-        """Return by what the initial value is multiplied.
-
-        Args:
-            step: Number of optimizer steps taken.
-        """
+        """Return by what the initial value is multiplied."""
         assert self._function is not None  # the constructor demands it
         return self._function(step)
 

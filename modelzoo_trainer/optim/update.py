@@ -30,11 +30,7 @@ class GroupOptimizer(OverModel, Optimizer):
     @override
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters that have a gradient.
-
-        Args:
-            closure: Computes the loss again, and the gradients with it.
-        """
+        """Update all parameters that have a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -47,13 +43,7 @@ class GroupOptimizer(OverModel, Optimizer):
 
     @abstractmethod
     def _update(self, group: Group, params: Tensors, grads: Tensors) -> None:
-        """Update the parameters of a group.
-
-        Args:
-            group: Its settings.
-            params: At least one.
-            grads: Theirs.
-        """
+        """Update the parameters of a group."""
 
     def _states(self, params: Tensors, make: Callable[[Tensor], dict[str, Any]]) -> Sequence[Any]:
         """Return the state of each parameter; `make` makes one that is not there."""
@@ -74,25 +64,13 @@ def zeros_like(param: Tensor) -> Tensor:
 
 
 def shrink(params: Tensors, lr: float | Tensor, weight_decay: float) -> None:
-    """Let parameters decay beside their update, in place.
-
-    Args:
-        params: At least one.
-        lr: The learning rate.
-        weight_decay: The fraction of a parameter that goes, times the learning rate.
-    """
+    """Let parameters decay beside their update, in place."""
     if weight_decay:
         torch._foreach_mul_(params, 1 - lr * weight_decay)
 
 
 def descend(params: Tensors, updates: Tensors, lr: float | Tensor) -> None:
-    """Subtract `lr * updates` from parameters, in place; the updates are of no use afterwards.
-
-    Args:
-        params: At least one.
-        updates: One for each.
-        lr: The learning rate.
-    """
+    """Subtract `lr * updates` from parameters, in place; the updates are of no use afterwards."""
     if isinstance(lr, Tensor):
         torch._foreach_mul_(updates, lr)
         torch._foreach_sub_(params, updates)

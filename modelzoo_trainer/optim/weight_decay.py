@@ -28,9 +28,7 @@ _OURS: Final = {
 class Following(WeightDecayScheduler):
     """Base of schedules that have the values of one of the learning rate, and its arguments.
 
-    Args:
-        curve: Whose formula it is.
-        without: Arguments of the curve that this class does not have.
+    `without`: arguments of the curve that this class does not have.
     """
 
     _curve: LRScheduler
