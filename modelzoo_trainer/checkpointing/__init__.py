@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from modelzoo_trainer.checkpointing.background import BackgroundSaver
     from modelzoo_trainer.checkpointing.distributed import (
-        CheckpointReader,
-        CheckpointSavePlanner,
         CheckpointWriter,
         load_into,
         load_like,
         save_sharded,
     )
-    from modelzoo_trainer.checkpointing.exporting import export, write_weights
+    from modelzoo_trainer.checkpointing.distributed_reader import CheckpointReader
     from modelzoo_trainer.checkpointing.finished import forget_deleted, is_finished, note_finished
     from modelzoo_trainer.checkpointing.folder import (
         CheckpointInfo,
         candidates,
         clean,
         delete,
+        free_bytes,
         list_checkpoints,
         mend_latest,
         newest,
@@ -32,61 +31,31 @@ if TYPE_CHECKING:
     )
     from modelzoo_trainer.checkpointing.load_save import load, save, verify
     from modelzoo_trainer.checkpointing.manifest import FileRecord, Manifest, read_manifest
-    from modelzoo_trainer.checkpointing.space import free_bytes, state_bytes
-    from modelzoo_trainer.checkpointing.state_json import check_savable
+    from modelzoo_trainer.checkpointing.shard_writing import CheckpointSavePlanner
+    from modelzoo_trainer.checkpointing.state_json import check_savable, state_bytes
     from modelzoo_trainer.checkpointing.transaction import CheckpointTransaction
-    from modelzoo_trainer.checkpointing.weights import holds_weights, read_weights
+    from modelzoo_trainer.checkpointing.weights import (
+        export,
+        holds_weights,
+        read_weights,
+        write_weights,
+    )
 
 _HOMES = {
     "background": ("BackgroundSaver",),
-    "load_save": (
-        "verify",
-        "load",
-        "save",
-    ),
-    "distributed": (
-        "CheckpointReader",
-        "CheckpointSavePlanner",
-        "CheckpointWriter",
-        "load_into",
-        "load_like",
-        "save_sharded",
-    ),
-    "exporting": (
-        "export",
-        "write_weights",
-    ),
-    "finished": (
-        "forget_deleted",
-        "is_finished",
-        "note_finished",
-    ),
+    "distributed": ("CheckpointWriter", "load_into", "load_like", "save_sharded"),
+    "distributed_reader": ("CheckpointReader",),
+    "finished": ("forget_deleted", "is_finished", "note_finished"),
     "folder": (
-        "clean",
-        "delete",
-        "mend_latest",
-        "point_latest",
-        "probe",
-        "CheckpointInfo",
-        "candidates",
-        "list_checkpoints",
-        "newest",
+        *("CheckpointInfo", "candidates", "clean", "delete", "free_bytes", "list_checkpoints"),
+        *("mend_latest", "newest", "point_latest", "probe"),
     ),
-    "manifest": (
-        "FileRecord",
-        "Manifest",
-        "read_manifest",
-    ),
-    "space": (
-        "free_bytes",
-        "state_bytes",
-    ),
-    "state_json": ("check_savable",),
+    "load_save": ("load", "save", "verify"),
+    "manifest": ("FileRecord", "Manifest", "read_manifest"),
+    "shard_writing": ("CheckpointSavePlanner",),
+    "state_json": ("check_savable", "state_bytes"),
     "transaction": ("CheckpointTransaction",),
-    "weights": (
-        "holds_weights",
-        "read_weights",
-    ),
+    "weights": ("export", "holds_weights", "read_weights", "write_weights"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

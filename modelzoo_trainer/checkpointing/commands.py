@@ -166,7 +166,7 @@ def _verify(options: argparse.Namespace) -> int:
 def _diff(options: argparse.Namespace) -> int:
     from modelzoo_trainer.checkpointing import load
     from modelzoo_trainer.checkpointing.compare import compare
-    from modelzoo_trainer.checkpointing.exporting import read_part
+    from modelzoo_trainer.checkpointing.weights import read_part
 
     for path in (options.before, options.after):
         _check_is_folder(path)
@@ -188,7 +188,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from modelzoo_trainer.checkpointing.exporting import TargetError, export, tied_in
+    from modelzoo_trainer.checkpointing.weights import TargetError, export, tied_in
 
     _check_is_folder(options.path)
     try:

@@ -30,29 +30,19 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 from typing_extensions import override
 
-from modelzoo_trainer.checkpointing.distributed_reader import CheckpointReader
-from modelzoo_trainer.checkpointing.nesting import flatten, unflatten
+from modelzoo_trainer.checkpointing.distributed_reader import CheckpointReader, CompleteLoadPlanner
 from modelzoo_trainer.checkpointing.shard_index import SHARDS, ShardIndex
 from modelzoo_trainer.checkpointing.shard_writing import (
+    CheckpointSavePlanner,
     Share,
     abandon,
     index_of,
     records_of,
     write_share,
 )
-from modelzoo_trainer.checkpointing.sharded import dtype_of
-from modelzoo_trainer.checkpointing.torch_planners import CheckpointSavePlanner, CompleteLoadPlanner
+from modelzoo_trainer.checkpointing.sharded import dtype_of, flatten, unflatten
 from modelzoo_trainer.checkpointing.transaction import CheckpointTransaction
 from modelzoo_trainer.errors import CheckpointError, DiskError, is_refusal_of_disk
-
-__all__ = [
-    "CheckpointReader",
-    "CheckpointSavePlanner",
-    "CheckpointWriter",
-    "load_into",
-    "load_like",
-    "save_sharded",
-]
 
 
 class CheckpointWriter(StorageWriter):

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    create_default_local_load_plan,
+)
 from torch.distributed.checkpoint.metadata import (
     STORAGE_TYPES,
     BytesStorageMetadata,
@@ -24,7 +29,6 @@ from typing_extensions import override
 
 from modelzoo_trainer.checkpointing.load_save import load
 from modelzoo_trainer.checkpointing.manifest import read_manifest
-from modelzoo_trainer.checkpointing.nesting import flatten
 from modelzoo_trainer.checkpointing.shard_index import (
     LIST,
     SHARDS,
@@ -38,10 +42,11 @@ from modelzoo_trainer.checkpointing.sharded import (
     Values,
     as_saved,
     dtype_of,
+    flatten,
     narrowed,
     read_index,
+    unflatten,
 )
-from modelzoo_trainer.checkpointing.torch_planners import CompleteLoadPlanner
 from modelzoo_trainer.errors import CheckpointError, CheckpointMismatch
 
 
@@ -254,3 +259,77 @@ def _hand_over(planner: LoadPlanner, item: ReadItem, value: Any) -> None:
     torch.save(value, made)
     made.seek(0)
     planner.load_bytes(item, made)
+
+
+_MAX_ROWS = 20
+
+
+class CompleteLoadPlanner(DefaultLoadPlanner):
+    """Plans to load all of a checkpoint, into the tensors of a state where it has them.
+
+    For a `CheckpointReader`. The result is `state()`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False)
+        self._index: ShardIndex | None = None
+        self._tensors: dict[str, Any] = {}
+
+    @override
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        metadata: Metadata | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        assert metadata is not None
+        if isinstance(metadata.storage_data, CheckpointError):
+            raise metadata.storage_data
+        index: ShardIndex = metadata.storage_data
+        leaves, _ = flatten(state_dict)
+        given = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Tensor)}
+        _check_state(given, index)
+        wanted: dict[str, Any] = {}
+        for name in index.paths:
+            if name in given:
+                wanted[name] = given[name]
+            elif name in index.tensors:
+                tensor = index.tensors[name]
+                wanted[name] = torch.empty(tensor.shape, dtype=dtype_of(tensor))
+        super().set_up_planner(wanted, metadata, is_coordinator)
+        self.state_dict = {**self.state_dict, **dict.fromkeys(index.values)}
+        self._tensors = wanted
+        self._index = index
+
+    @override
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
+        return create_default_local_load_plan(self.state_dict, self.metadata, strict=True)
+
+    def load_value(self, read_item: ReadItem, value: Any) -> None:
+        """Take a value that is no tensor."""
+        self.state_dict[read_item.dest_index.fqn] = value
+
+    def state(self) -> dict[str, Any]:
+        """Return what was loaded, nested as it was saved."""
+        assert self._index is not None
+        return unflatten({**self.state_dict, **self._tensors}, self._index.paths)
+
+
+def _check_state(given: Mapping[str, Tensor], index: ShardIndex) -> None:
+    rows = []
+    for name, tensor in given.items():
+        saved = index.tensors.get(name)
+        if saved is None:
+            rows.append(f"{name}: not in the checkpoint")
+        elif saved.shape != tuple(tensor.shape) or dtype_of(saved) is not tensor.dtype:
+            here = str(tensor.dtype).removeprefix("torch.")
+            rows.append(
+                f"{name}: {saved.dtype} {list(saved.shape)} in the checkpoint, {here} "
+                f"{list(tensor.shape)} here"
+            )
+    if rows:
+        more = f"\n  and {len(rows) - _MAX_ROWS} more" if len(rows) > _MAX_ROWS else ""
+        raise CheckpointMismatch(
+            "the checkpoint does not fit:\n  " + "\n  ".join(rows[:_MAX_ROWS]) + more
+        )

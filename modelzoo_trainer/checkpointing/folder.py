@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 from bisect import bisect
 from contextlib import suppress
 from dataclasses import dataclass
@@ -287,3 +288,16 @@ def _split(paths: list[Path]) -> tuple[list[CheckpointInfo], list[Path]]:
         else:
             readable.append(CheckpointInfo(path=path, step=step))
     return sorted(readable, key=lambda info: (info.step, natural(info.path.name))), unreadable
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Return how many bytes this user may still write on a folder's disk; None = unknown.
+
+    The nearest folder above it that is there is asked for.
+    """
+    try:
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None

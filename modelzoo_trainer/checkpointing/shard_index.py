@@ -14,7 +14,7 @@ SHARDS: Final = "shards.json"
 DICT: Final = "k"
 LIST: Final = "l"
 TUPLE: Final = "t"
-Path: TypeAlias = tuple[tuple[str, str | int], ...]
+StatePath: TypeAlias = tuple[tuple[str, str | int], ...]
 """How a leaf is reached from the state: of each container its kind, and the key or index in it."""
 
 
@@ -45,7 +45,7 @@ class ShardIndex:
     tensors: Mapping[str, ShardedTensor]  # by full name
     values: Mapping[str, str]  # the file of what is no tensor, by full name
     # where in the state each of them is, in the order of the state
-    paths: Mapping[str, Path] = field(default_factory=dict)
+    paths: Mapping[str, StatePath] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return it as it is written."""
@@ -106,7 +106,7 @@ def _chunk(raw: Any) -> Chunk:
     )
 
 
-def _path(raw: Any) -> Path:
+def _path(raw: Any) -> StatePath:
     path = tuple((_text(kind), key) for kind, key in raw)
     for kind, key in path:
         fits = type(key) in (str, int) if kind == DICT else type(key) is int and key >= 0

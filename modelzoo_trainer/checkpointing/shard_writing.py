@@ -10,13 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.checkpoint.default_planner import (
+    DefaultSavePlanner,
+)
 from torch.distributed.checkpoint.metadata import (
     Metadata,
+    StorageMeta,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import (
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
+from typing_extensions import override
 
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.folder import hidden_name
@@ -27,9 +36,9 @@ from modelzoo_trainer.checkpointing.shard_index import (
     Chunk,
     ShardedTensor,
     ShardIndex,
+    StatePath,
 )
-from modelzoo_trainer.checkpointing.shard_index import Path as StatePath
-from modelzoo_trainer.checkpointing.sharded import as_stored
+from modelzoo_trainer.checkpointing.sharded import as_stored, flatten
 from modelzoo_trainer.checkpointing.state_json import Encoder
 from modelzoo_trainer.checkpointing.tensor_file import METADATA, bytes_of, can_hold
 from modelzoo_trainer.checkpointing.transaction import write_file
@@ -261,3 +270,30 @@ def _path_of(planned: Sequence[Any]) -> StatePath:
         step if isinstance(step, tuple) else (LIST if isinstance(step, int) else DICT, step)
         for step in planned
     )
+
+
+class CheckpointSavePlanner(DefaultSavePlanner):
+    """The default plan, with containers that come back as they were.
+
+    The default one makes strings of the integer keys of dicts and loses empty dicts.
+    """
+
+    @override
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        storage_meta: StorageMeta | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        leaves, paths = flatten(state_dict)
+        tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Tensor)}
+        self.flatten_state_dict = False
+        super().set_up_planner(tensors, storage_meta, is_coordinator)
+        self.flatten_state_dict = True  # from here on: `mappings` are part of the plan
+        done: dict[str, Any] = self.state_dict  # nested shards are one level now
+        self.state_dict = {
+            name: done.get(name, leaf)
+            for name, leaf in leaves.items()
+            if name in done or name not in tensors
+        }
+        self.mappings = dict(paths)  # type: ignore[arg-type]  # the coordinator only merges them

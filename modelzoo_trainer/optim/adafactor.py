@@ -17,8 +17,8 @@ from modelzoo_trainer.constraints import (
     checked_dataclass,
 )
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.optim.optimizer import GroupOptimizer, Tensors, zeros_like
 from modelzoo_trainer.optim.scheduler import Group
-from modelzoo_trainer.optim.update import GroupOptimizer, Tensors, zeros_like
 
 
 @checked_dataclass

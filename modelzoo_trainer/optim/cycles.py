@@ -11,7 +11,6 @@ from typing_extensions import override
 from modelzoo_trainer.constraints import NonNegativeFloat, PositiveFloat, Steps, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
-from modelzoo_trainer.optim.shapes import cosine_wave
 
 
 @checked_dataclass
@@ -26,7 +25,7 @@ class CosineAnnealingLR(LRScheduler):
 
     @override
     def value(self, step: int) -> float:
-        return cosine_wave(self.initial_learning_rate, self.eta_min, self.T_max, step)
+        return _cosine_wave(self.initial_learning_rate, self.eta_min, self.T_max, step)
 
 
 @checked_dataclass
@@ -48,7 +47,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         while step >= length:
             step -= length
             length *= self.T_mult
-        return cosine_wave(self.initial_learning_rate, self.eta_min, length, step)
+        return _cosine_wave(self.initial_learning_rate, self.eta_min, length, step)
 
 
 @checked_dataclass
@@ -159,3 +158,8 @@ class OneCycleLR(LRScheduler):
                     done = (1 - cos(pi * done)) / 2
                 return before + (after - before) * done
         return self._phases[-1][-1]
+
+
+def _cosine_wave(start: float, end: float, half: float, step: float) -> float:
+    """Return the value of a cosine wave that is at its end after every odd number of halves."""
+    return end + (start - end) * (1 + cos(pi * step / half)) / 2

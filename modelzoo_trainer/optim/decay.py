@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import field
-from math import floor, sqrt
+from math import cos, floor, pi, sqrt
 
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.constraints import NonNegativeFloat, PositiveFloat, Steps, checked_dataclass
 from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
-from modelzoo_trainer.optim.shapes import cosine, linear
 
 
 @checked_dataclass
@@ -64,7 +63,7 @@ class LinearLR(PolynomialLR):
         total = self.total_iters
         if self.cycle:
             total *= step // total + 1
-        return linear(self.initial_learning_rate, self.end_learning_rate, total, step)
+        return _linear(self.initial_learning_rate, self.end_learning_rate, total, step)
 
 
 @checked_dataclass
@@ -79,7 +78,7 @@ class CosineDecayLR(LRScheduler):
 
     @override
     def value(self, step: int) -> float:
-        return cosine(self.initial_learning_rate, self.end_learning_rate, self.total_iters, step)
+        return _cosine(self.initial_learning_rate, self.end_learning_rate, self.total_iters, step)
 
 
 @checked_dataclass
@@ -135,3 +134,17 @@ class InverseSquareRootDecayLR(LRScheduler):
     @override
     def value(self, step: int) -> float:
         return self.initial_learning_rate * self.scale / sqrt(max(self.warmup_steps, step))
+
+
+def _linear(start: float, end: float, total: int, step: int) -> float:
+    """Return the value of a straight line that stays at its end."""
+    if step >= total:
+        return end
+    return end + (start - end) * (1 - step / total)
+
+
+def _cosine(start: float, end: float, total: int, step: int) -> float:
+    """Return the value of half a cosine wave that stays at its end."""
+    if step >= total:
+        return end
+    return end + (start - end) * (1 + cos(pi * step / total)) / 2

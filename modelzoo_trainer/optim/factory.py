@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from modelzoo_trainer.errors import ConfigError, suggest
-from modelzoo_trainer.optim.arguments import groups_of, one_lr
+from modelzoo_trainer.optim.optimizer import groups_of, one_lr
 from modelzoo_trainer.optim.registry import OPTIMIZERS
 
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.constraints import Fraction, NonNegativeFloat, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim.arguments import Betas, Factors, OverModel, Params, groups_of, one_lr
+from modelzoo_trainer.optim.optimizer import Betas, Factors, OverModel, Params, groups_of, one_lr
 from modelzoo_trainer.optim.param_groups import Names, ParamFilter, matching, names_of_trainable
 from modelzoo_trainer.optim.scheduler import Group
 

@@ -15,8 +15,6 @@ from modelzoo_trainer.optim import (
     composed,
     cycles,
     decay,
-    lamb,
-    lion,
     muon,
     sgd,
     stepwise,
@@ -44,8 +42,8 @@ OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = MappingProxyType(
             sgd.RMSprop,
             sgd.Rprop,
             sgd.SGD,
-            lamb.Lamb,
-            lion.Lion,
+            adam.Lamb,
+            adam.Lion,
             muon.Muon,
         )
     }

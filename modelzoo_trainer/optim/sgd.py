@@ -11,9 +11,8 @@ from typing_extensions import override
 
 from modelzoo_trainer.constraints import Fraction, NonNegativeFloat, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim.arguments import OverModel
+from modelzoo_trainer.optim.optimizer import GroupOptimizer, OverModel, Tensors, zeros_like
 from modelzoo_trainer.optim.scheduler import Group
-from modelzoo_trainer.optim.update import GroupOptimizer, Tensors, zeros_like
 
 
 @checked_dataclass

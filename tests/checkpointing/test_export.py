@@ -14,8 +14,7 @@ from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.commands import main
 from modelzoo_trainer.checkpointing.compare import compare
 from modelzoo_trainer.checkpointing.distributed import save_sharded
-from modelzoo_trainer.checkpointing.exporting import export, read_part
-from modelzoo_trainer.checkpointing.weights import read_weights
+from modelzoo_trainer.checkpointing.weights import export, read_part, read_weights
 
 
 class Tied(nn.Module):

@@ -272,5 +272,5 @@ def test_the_free_space_is_that_of_the_disk(tmp_path, monkeypatch):
     def refuse(path):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr(checkpointing.space.shutil, "disk_usage", refuse)
+    monkeypatch.setattr(checkpointing.folder.shutil, "disk_usage", refuse)
     assert checkpointing.free_bytes(tmp_path) is None

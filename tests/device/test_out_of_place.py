@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from backends.xla.tensors import _METHODS, OutOfPlace
-from modelzoo_trainer.optim.lamb import Lamb
+from modelzoo_trainer.optim.adam import Lamb
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16]
 METHODS = [name for name in _METHODS if hasattr(Tensor, f"{name}_")]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from modelzoo_trainer import checkpointing
-from modelzoo_trainer.checkpointing import exporting
+from modelzoo_trainer.checkpointing import weights
 from tests.reliability.states import state_of
 
 OLD: Final = "checkpoint_1"
@@ -34,7 +34,7 @@ def prune(folder: Path) -> None:
 
 def export(folder: Path) -> None:
     """Write the model of a checkpoint to a file."""
-    exporting.export(folder / OLD, folder / EXPORTED)
+    weights.export(folder / OLD, folder / EXPORTED)
 
 
 DEEDS: Final[dict[str, Callable[[Path], None]]] = {
