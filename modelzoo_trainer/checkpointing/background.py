@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modelzoo_trainer.checkpointing.load_save import SUFFIX, Files, state_json_text, write_files
-from modelzoo_trainer.checkpointing.manifest import STATE
+from modelzoo_trainer.checkpointing.load_save import Files, state_json_text, write_files
+from modelzoo_trainer.checkpointing.manifest import STATE, SUFFIX
 from modelzoo_trainer.checkpointing.state_json import Encoder, Tensors
 from modelzoo_trainer.checkpointing.tensor_file import as_bytes, bytes_of
 from modelzoo_trainer.checkpointing.transaction import (

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Final, SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from modelzoo_trainer.checkpointing.checked_file import (
 )
 from modelzoo_trainer.checkpointing.manifest import (
     STATE,
+    SUFFIX,
     FileRecord,
     Manifest,
     check_listing,
@@ -37,7 +38,6 @@ from modelzoo_trainer.checkpointing.transaction import (
 )
 from modelzoo_trainer.errors import CheckpointError
 
-SUFFIX: Final = ".safetensors"
 Files: TypeAlias = Mapping[str, Iterable[bytes | memoryview]]
 """What is to be written: by name, piece by piece."""
 

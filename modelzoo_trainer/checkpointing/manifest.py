@@ -19,6 +19,7 @@ from modelzoo_trainer.errors import CheckpointError
 FORMAT_VERSION: Final = 2
 MANIFEST: Final = "manifest.json"
 STATE: Final = "state.json"
+SUFFIX: Final = ".safetensors"  # of files of tensors
 _DIGEST: Final = "xxh3_128"  # of the manifest itself
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\.(safetensors|json)")
 _HEX: Final = re.compile(r"[0-9a-f]{32}")

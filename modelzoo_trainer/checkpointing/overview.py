@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from modelzoo_trainer.checkpointing.checked_file import checked_json, open_checked, record_of_name
+from modelzoo_trainer.checkpointing.folder import natural
 from modelzoo_trainer.checkpointing.manifest import (
     MANIFEST,
     STATE,
+    SUFFIX,
     Manifest,
     listing_problems,
     read_manifest,
@@ -36,7 +37,6 @@ def readable(num_bytes: int) -> str:
     return f"{num_bytes / 1000**power:.1f} {_UNITS[power - 1]}"
 
 
-_SUFFIX = ".safetensors"
 _NUM_BYTES = dict(DTYPES.values()) | {"complex128": 16}
 
 
@@ -64,11 +64,11 @@ def tensor_table(path: Path, manifest: Manifest) -> list[TensorRow]:
         index = parse_index(checked_json(path / SHARDS, record_of_name(manifest.files, SHARDS)))
         return _sharded_rows(index)
     rows = []
-    for file in sorted(name for name in manifest.files if name.endswith(_SUFFIX)):
+    for file in sorted(name for name in manifest.files if name.endswith(SUFFIX)):
         with open_checked(path / file, None) as opened:
             header = read_header(opened, opened.size)
         for name, entry in header.tensors.items():
-            full = f"{file.removesuffix(_SUFFIX)}.{name}"
+            full = f"{file.removesuffix(SUFFIX)}.{name}"
             rows.append(TensorRow(full, entry.dtype, entry.shape, entry.num_bytes))
     return sorted(rows, key=lambda row: row.name)
 
@@ -95,9 +95,9 @@ class Overview:
     """What can be said of a directory at a glance."""
 
     path: Path
-    step: int | None  # None = not known
     num_bytes: int
-    written: datetime | None  # when, local time; None = not known
+    step: int | None = None  # None = not known
+    written: datetime | None = None  # when, local time; None = not known
     problems: tuple[str, ...] = ()  # empty = nothing was found
     is_leftover: bool = False  # whether it is what an interrupted process left, and no checkpoint
     is_verified: bool = False  # all files were read
@@ -129,21 +129,13 @@ def overview(path: Path) -> Overview:
     """Return what can be said of a directory; nothing but its manifest is read."""
     for prefix, what in _LEFTOVERS.items():
         if path.name.startswith(prefix):
-            return Overview(
-                path=path,
-                step=None,
-                num_bytes=_num_bytes(path),
-                written=None,
-                problems=(what,),
-                is_leftover=True,
-            )
+            size = _num_bytes(path)
+            return Overview(path=path, num_bytes=size, problems=(what,), is_leftover=True)
     try:
         manifest = read_manifest(path)
     except CheckpointError as error:
         problem = str(error).removesuffix(".")
-        return Overview(
-            path=path, step=None, num_bytes=_num_bytes(path), written=None, problems=(problem,)
-        )
+        return Overview(path=path, num_bytes=_num_bytes(path), problems=(problem,))
     return Overview(
         path=path,
         step=manifest.step,
@@ -163,17 +155,16 @@ def find_checkpoints(folder: Path) -> list[Overview]:
         return [overview(folder)]
     paths = [path for path in folder.iterdir() if not path.is_symlink() and path.is_dir()]
     found = [overview(path) for path in paths if is_meant_as_one(path)]
-    return sorted(found, key=lambda item: (item.step is None, item.step or 0, _natural(item.path)))
+    return sorted(found, key=_order)
+
+
+def _order(item: Overview) -> tuple[bool, int, list[tuple[int, str]]]:
+    return item.step is None, item.step or 0, natural(item.path.name)
 
 
 def is_meant_as_one(path: Path) -> bool:
     """Return whether a directory is a checkpoint, was one, or was to become one."""
     return path.name.startswith(tuple(_LEFTOVERS)) or any((path / name).exists() for name in _MARKS)
-
-
-def _natural(path: Path) -> list[tuple[int, str]]:
-    parts = re.split(r"(\d+)", path.name)
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def _num_bytes(path: Path) -> int:
@@ -229,7 +220,7 @@ def details(path: Path) -> list[str]:
         ("size", f"{readable(item.num_bytes)} in {len(manifest.files) + 1} files"),
         ("versions", ", ".join(f"{name} {text}" for name, text in manifest.versions.items())),
     ]
-    pairs += [(f"fact {name}", json.dumps(fact)) for name, fact in _facts(manifest).items()]
+    pairs += [(f"fact {name}", json.dumps(fact)) for name, fact in manifest.facts.items()]
     total = sum(row.num_bytes for row in rows)
     pairs.append(("tensors", f"{len(rows)}, {readable(total)}"))
     lines = _aligned(pairs, right=set())
@@ -258,7 +249,7 @@ def details_json(path: Path) -> list[str]:
         "num_bytes": item.num_bytes,
         "problems": list(item.problems),
         "versions": manifest.versions,
-        "facts": _facts(manifest),
+        "facts": manifest.facts,
         "files": {name: record.size_bytes for name, record in manifest.files.items()},
         "tensors": [
             {
@@ -271,10 +262,6 @@ def details_json(path: Path) -> list[str]:
         ],
     }
     return json.dumps(found, indent=1).splitlines()
-
-
-def _facts(manifest: Manifest) -> dict[str, Any]:
-    return dict(manifest.facts)
 
 
 def _rows(path: Path, manifest: Manifest) -> list[TensorRow]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from modelzoo_trainer.checkpointing.checked_file import checked_json, record_of_name
-from modelzoo_trainer.checkpointing.manifest import Manifest, check_listing
+from modelzoo_trainer.checkpointing.manifest import SUFFIX, Manifest, check_listing
 from modelzoo_trainer.checkpointing.shard_index import (
     DICT,
     LIST,
@@ -27,7 +27,6 @@ from modelzoo_trainer.checkpointing.state_json import Tensors, decode
 from modelzoo_trainer.checkpointing.tensor_file import checked_tensors
 from modelzoo_trainer.errors import CheckpointError
 
-TENSOR_SUFFIX: Final = ".safetensors"
 Place: TypeAlias = tuple[str, str]
 """A tensor of a file: the file, its name there."""
 Use: TypeAlias = Callable[[Tensor], None]
@@ -80,7 +79,7 @@ class Parts:
         """Have `use` called with a tensor as it is in its file."""
         file, name = place
         record_of_name(self.manifest.files, file)
-        if not file.endswith(TENSOR_SUFFIX):
+        if not file.endswith(SUFFIX):
             raise CheckpointError(f"{SHARDS!r} names {file!r}, which is none of its tensor files.")
         self._uses.setdefault(file, {}).setdefault(name, []).append(use)
 
@@ -96,7 +95,7 @@ class Parts:
         Raises:
             CheckpointError: If a file is damaged, or does not have what is wanted of it.
         """
-        files = {name for name in self.manifest.files if name.endswith(TENSOR_SUFFIX)}
+        files = {name for name in self.manifest.files if name.endswith(SUFFIX)}
         for file in sorted(files if everything else files & self._uses.keys()):
             uses = self._uses.get(file, {})
             record = self.manifest.files[file]

@@ -18,6 +18,7 @@ from modelzoo_trainer.checkpointing.folder import hidden_name
 from modelzoo_trainer.checkpointing.manifest import (
     MANIFEST,
     STATE,
+    SUFFIX,
     Manifest,
     check_listing,
     read_manifest,
@@ -30,7 +31,6 @@ from modelzoo_trainer.checkpointing.tensor_header import DTYPES, LENGTH_BYTES, M
 from modelzoo_trainer.checkpointing.transaction import write_file
 from modelzoo_trainer.errors import CheckpointError
 
-SUFFIX: Final = ".safetensors"
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 _SHARD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")

@@ -101,7 +101,7 @@ def _take_out_foreign(backend: Place, problems: Problems) -> dict[str, Any]:
     own: dict[str, Any] = {}
     for key, place in backend.pairs():
         if key in known:
-            foreign[key] = Entry(place.key_at, place.node)
+            foreign[key] = place.entry
         elif is_flag(key):
             _check_flag(key, place, problems)
         elif key != "backend_type" and (meant := _meant(str(key), known)):

@@ -19,28 +19,12 @@ def _as_it_is(target: Any) -> Any:
     return target
 
 
-def _no_trial(component: object) -> None:
+def _none(*given: object) -> None:
     return None
 
 
-def _no_trial_together(optimizer: object, schedulers: list[Any]) -> None:
-    return None
-
-
-def _nothing_lacks(component: object) -> tuple[str, ...]:
+def _nothing(*given: object) -> tuple[()]:
     return ()
-
-
-def _no_names(kind: str) -> tuple[str, ...]:
-    return ()
-
-
-def _no_fields(name: str) -> dict[str, Any]:
-    return {}
-
-
-def _nothing_published(kind: str, name: str) -> Schema | None:
-    return None
 
 
 _HOW_TO_WRITE: Final = {
@@ -93,8 +77,8 @@ class NameTable:
     # makes of a class of the user's what is called in its place
     adapt: Callable[[Any], Any] = _as_it_is
     # returns what a published class takes that is not shipped; None if there is no such class
-    published: Callable[[str, str], Schema | None] = _nothing_published
-    published_names: Callable[[str], tuple[str, ...]] = _no_names  # the names of those
+    published: Callable[[str, str], Schema | None] = _none
+    published_names: Callable[[str], tuple[str, ...]] = _nothing  # the names of those
 
     @classmethod
     def of(cls, kind: str, classes: Mapping[str, Any]) -> Self:
@@ -188,21 +172,21 @@ class Names:
     try_backend: Callable[[str | None, Mapping[str, Any]], str | None]
     # makes a model as far as that costs nothing, so that it can refuse its arguments before
     # anything else is built
-    try_model: Callable[[Any], object] = _no_trial
-    try_optimizer: Callable[[Any], object] = _no_trial  # likewise an optimizer
-    try_scheduler: Callable[[Any], object] = _no_trial  # likewise a scheduler
+    try_model: Callable[[Any], object] = _none
+    try_optimizer: Callable[[Any], object] = _none  # likewise an optimizer
+    try_scheduler: Callable[[Any], object] = _none  # likewise a scheduler
     # raises a `ConfigError` if an optimizer (or None) and schedulers do not fit together
-    try_together: Callable[[Any, list[Any]], object] = _no_trial_together
+    try_together: Callable[[Any, list[Any]], object] = _none
     # likewise a callback or logger; what it returns may have `notes`, sentences on settings without
     # an effect
-    try_callback: Callable[[Any], object] = _no_trial
+    try_callback: Callable[[Any], object] = _none
     # checks the arguments of a data processor; returns what this machine lacks for it, sentences
-    try_processor: Callable[[Any], Iterable[str]] = _nothing_lacks
+    try_processor: Callable[[Any], Iterable[str]] = _nothing
     # returns what this machine lacks for a checkpoint's path, sentences
-    try_checkpoint: Callable[[str], Iterable[str]] = _nothing_lacks
+    try_checkpoint: Callable[[str], Iterable[str]] = _nothing
     # returns what the format knows of a shipped model, by key (`published.Field`), whether or not
     # this package supports it
-    published_fields: Callable[[str], Mapping[str, Any]] = _no_fields
+    published_fields: Callable[[str], Mapping[str, Any]] = lambda name: {}
     # makes those that are added unless named
     default_callbacks: Callable[[], Iterable[Any]] = field(default=tuple)
     # makes those that are added unless named

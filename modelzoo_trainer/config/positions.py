@@ -107,6 +107,11 @@ class Place:
         """Return the place of a whole file."""
         return cls(node, "", node.at)
 
+    @property
+    def entry(self) -> Entry:
+        """The value with the place of its key."""
+        return Entry(self.key_at, self.node)
+
     def key(self, key: Any) -> Place | None:
         """Return the place of the value of `key`; None if this is no mapping or lacks it."""
         entry = self.node.entries.get(key) if isinstance(self.node, Mapping) else None

@@ -13,9 +13,8 @@ import torch
 
 from modelzoo_trainer import callbacks, core, loggers
 from modelzoo_trainer.config.components import Component
-from modelzoo_trainer.config.fitting import fitting, fitting_callback
+from modelzoo_trainer.config.fitting import fitting, fitting_callback, with_groups, with_optimizer
 from modelzoo_trainer.config.names import Names, NameTable
-from modelzoo_trainer.config.optimizers import with_groups, with_optimizer
 from modelzoo_trainer.config.published import published_fields, published_names, published_schema
 from modelzoo_trainer.data.registry import PROCESSORS, processor_class
 from modelzoo_trainer.devices import (

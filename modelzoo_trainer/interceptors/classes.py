@@ -10,10 +10,10 @@ from typing import Any, Final, TypeVar
 
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.interceptors.functions import (
+    CALLED,
     INIT,
     AnyFunction,
     Pair,
-    called,
     canonical,
     note_call,
 )
@@ -105,7 +105,7 @@ def once_a_chain(function: AnyFunction) -> AnyFunction:
 
     @wraps(function)
     def call(self: object, *args: Any, **kwargs: Any) -> Any:
-        if (id(self), chained) not in called().get():
+        if (id(self), chained) not in CALLED.get():
             return function(self, *args, **kwargs)
         given = list(signature.bind(self, *args, **kwargs).arguments.values())[1:]
         return given[0] if len(given) == 1 else tuple(given) or None

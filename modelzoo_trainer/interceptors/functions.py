@@ -21,7 +21,8 @@ INIT: Final = "init"
 """The event of the constructor, which every block has."""
 
 _VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_CALLED: ContextVar[frozenset[tuple[int, object]]] = ContextVar("called", default=frozenset())
+CALLED: ContextVar[frozenset[tuple[int, object]]] = ContextVar("called", default=frozenset())
+"""Which methods of objects the chains at hand have called."""
 
 
 def canonical(name: str) -> str:
@@ -282,9 +283,4 @@ def note_call(owner: object, chained: object | None) -> None:
     `chained`: what the function is known by; None = it is no method of the object.
     """
     if chained is not None:
-        _CALLED.set(_CALLED.get() | {(id(owner), chained)})
-
-
-def called() -> ContextVar[frozenset[tuple[int, object]]]:
-    """Return the variable that holds which methods of objects the chains at hand have called."""
-    return _CALLED
+        CALLED.set(CALLED.get() | {(id(owner), chained)})

@@ -10,11 +10,11 @@ from typing import Any, Final, Protocol
 
 from modelzoo_trainer.errors import StopTraining
 from modelzoo_trainer.interceptors.functions import (
+    CALLED,
     AnyFunction,
     Function,
     PostFunction,
     PreFunction,
-    called,
 )
 
 FUNCTIONS: Final = "_advice_functions"
@@ -110,22 +110,22 @@ def end(owner: Owner, attribute: str) -> None:
 
 def before(owner: Owner, functions: Iterable[PreFunction], arguments: dict[str, Any]) -> None:
     """Call the functions before a method, in order; they rewrite the arguments."""
-    token = called().set(called().get())
+    token = CALLED.set(CALLED.get())
     try:
         for function in functions:
             _guarded(owner, function, function.rewrite, arguments)
     finally:
-        called().reset(token)
+        CALLED.reset(token)
 
 
 def after(owner: Owner, functions: Iterable[PostFunction], result: Any) -> Any:
     """Call the functions after a method, in order, and return the result as they leave it."""
-    token = called().set(called().get())
+    token = CALLED.set(CALLED.get())
     try:
         for function in functions:
             result = _guarded(owner, function, function.result, result)
     finally:
-        called().reset(token)
+        CALLED.reset(token)
     return result
 
 

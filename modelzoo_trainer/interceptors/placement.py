@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from operator import is_
 from typing import Any
 
 from modelzoo_trainer.errors import ConfigError
@@ -44,7 +45,7 @@ class Interceptors:
     def place(self, global_pairs: Iterable[Pair]) -> None:
         """Give the functions to whoever has their events, in place of those given before."""
         wanted = [*self._pairs, *global_pairs]
-        if len(wanted) == len(self._placed) and all(map(_is, wanted, self._placed)):
+        if len(wanted) == len(self._placed) and all(map(is_, wanted, self._placed)):
             return
         before = self._placed
         try:
@@ -108,7 +109,3 @@ def parted(callbacks: Any) -> tuple[list[Pair], Any]:
         return [], callbacks
     given = list(callbacks)
     return [one for one in given if is_pair(one)], [one for one in given if not is_pair(one)]
-
-
-def _is(first: object, second: object) -> bool:
-    return first is second

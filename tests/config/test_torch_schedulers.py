@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim import lr_scheduler as theirs
 
 from modelzoo_trainer import Checkpoint
+from modelzoo_trainer.config.fitting import WithoutOptimizer, with_optimizer
 from modelzoo_trainer.config.loader import read_text
-from modelzoo_trainer.config.optimizers import WithoutOptimizer, with_optimizer
 from modelzoo_trainer.config.positions import Place
 from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.config.sections import check_optimizer, check_scheduler

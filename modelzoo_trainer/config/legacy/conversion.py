@@ -6,18 +6,18 @@ Every value keeps its place in the file, so whatever is wrong with it is reporte
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from modelzoo_trainer.config.components import check_list
 from modelzoo_trainer.config.legacy import keys
-from modelzoo_trainer.config.legacy.draft import Draft, entry_of, without
 from modelzoo_trainer.config.legacy.optimizer import convert_optimizer, convert_schedulers
 from modelzoo_trainer.config.positions import (
     Entry,
     Mapping,
     Node,
     Place,
+    Position,
     Scalar,
     Sequence,
     describe,
@@ -175,7 +175,7 @@ class _Conversion:
                 continue
             is_installed = target.startswith(("callbacks/", "loggers/"))
             if not (is_installed and is_null(place.node)):
-                self._init.put(target, entry_of(place), section)
+                self._init.put(target, place.entry, section)
 
     def _switch(self, place: Place | None, name: str, section: Place) -> None:
         """Add the callback `name`, or remove it from the defaults if it is one of them."""
@@ -239,7 +239,7 @@ def _put_runs(
             continue
         for key, place in {**dataloaders, path_key: checkpoint}.items():
             if place is not None:
-                trainer.put(f"trainer/{method}/{key}", entry_of(place), needed)
+                trainer.put(f"trainer/{method}/{key}", place.entry, needed)
 
 
 def _without_summaries(place: Place) -> Node:
@@ -263,3 +263,55 @@ def _elsewhere(key: str, section: Place) -> str:
     }
     home = next((name for name, known in tables.items() if key in known), None)
     return "" if home in (None, section.path) else f"It belongs in {home}."
+
+
+class Draft:
+    """A mapping to which values are added by path; what lies between is made when needed."""
+
+    def __init__(self, key_at: Position, at: Position) -> None:
+        self.key_at = key_at
+        self.at = at
+        self._entries: dict[str, Entry | Draft] = {}
+
+    def put(self, path: str, entry: Entry, section: Place) -> None:
+        """Add a value."""
+        first, _, rest = path.partition("/")
+        if not rest:
+            self._entries[first] = entry
+            return
+        self.inside(first, section).put(rest, entry, section)
+
+    def inside(self, key: str, section: Place) -> Draft:
+        """Return the mapping at `key`, made if it is not there."""
+        inner = self._entries.setdefault(key, Draft(section.key_at, section.node.at))
+        assert isinstance(inner, Draft)  # no value is put above another one
+        return inner
+
+    def list_components(self, key: str, order: Iterable[str], more: Iterable[Node] = ()) -> None:
+        """Make of the mapping at `key`, if there is one, a list of mappings with one key each."""
+        inner = self._entries.get(key)
+        if isinstance(inner, Draft):
+            items = [Mapping({name: entry}, entry.key_at) for name, entry in inner._ordered(order)]
+            self._entries[key] = Entry(inner.key_at, Sequence((*items, *more), inner.at))
+
+    def mapping(self, order: Iterable[str] | None = None) -> Mapping:
+        """Return what was added.
+
+        `order`: of the keys; none = as they were added.
+        """
+        return Mapping(dict(self._ordered(order)), self.at)
+
+    def _ordered(self, order: Iterable[str] | None) -> Iterable[tuple[str, Entry]]:
+        for key in self._entries if order is None else order:
+            value = self._entries.get(key)
+            if isinstance(value, Draft):
+                yield key, Entry(value.key_at, value.mapping())
+            elif value is not None:
+                yield key, value
+
+
+def without(place: Place, keys: Iterable[str]) -> Mapping:
+    """Return the mapping at `place` without some of its keys."""
+    left_out = set(keys)
+    kept = {key: inner.entry for key, inner in place.pairs() if key not in left_out}
+    return Mapping(kept, place.node.at)

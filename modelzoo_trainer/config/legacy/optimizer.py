@@ -6,7 +6,6 @@ from collections.abc import Mapping as MappingOf
 from types import MappingProxyType
 from typing import Any, Final
 
-from modelzoo_trainer.config.legacy.draft import entry_of
 from modelzoo_trainer.config.legacy.keys import OPTIMIZER, OPTIMIZER_OTHERS
 from modelzoo_trainer.config.positions import (
     Entry,
@@ -103,7 +102,7 @@ def convert_schedulers(section: Place, problems: Problems) -> Entry | None:
         return None
     found: Node | None
     if isinstance(place.node, Scalar):
-        found = _component("ConstantLR", place.key_at, {"learning_rate": entry_of(place)}, place)
+        found = _component("ConstantLR", place.key_at, {"learning_rate": place.entry}, place)
     else:
         found = _several(place, problems)
     if found is None:
@@ -223,7 +222,7 @@ def _renamed(
             _given_twice(place, first[name], problems)
         else:
             first[name] = place
-    return {name: entry_of(place) for name, place in first.items()}
+    return {name: place.entry for name, place in first.items()}
 
 
 def _given_twice(place: Place, other: Place, problems: Problems) -> None:
