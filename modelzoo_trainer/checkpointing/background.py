@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, SupportsIndex
@@ -179,8 +180,7 @@ class BackgroundSaver:
 
         Cost: Memory of the host for a whole state, kept. Waits for the device.
         """
-        begin = time.perf_counter()
-        try:
+        with self._stalling():
             self._land()
             plain_step, plain = check_step(step), plain_facts(facts or {})
             encoded = Encoder(state)
@@ -189,8 +189,6 @@ class BackgroundSaver:
                 f"{stem}{SUFFIX}": list(bytes_of(tensors)) for stem, tensors in copies.items()
             } | {STATE: [state_json_text(encoded)]}
             self._start(path, files, plain_step, plain)
-        finally:
-            self.stall_s += time.perf_counter() - begin
 
     def save_sharded(
         self,
@@ -216,8 +214,7 @@ class BackgroundSaver:
 
         from modelzoo_trainer.checkpointing.distributed import save_sharded
 
-        begin = time.perf_counter()
-        try:
+        with self._stalling():
             self._land()
             plain_step, plain_ones = check_step(step), plain_facts(facts or {})
             if self._stager is None:
@@ -231,8 +228,6 @@ class BackgroundSaver:
                 )
 
             self._fly(path, write)
-        finally:
-            self.stall_s += time.perf_counter() - begin
 
     def _start(self, path: Path, files: Files, step: int, facts: Mapping[str, Any]) -> None:
         transaction = CheckpointTransaction(path)
@@ -275,10 +270,17 @@ class BackgroundSaver:
         Raises:
             CheckpointError: If a save has failed; once for each.
         """
-        begin = time.perf_counter()
-        self._land()
-        self.stall_s += time.perf_counter() - begin
+        with self._stalling():
+            self._land()
         return self.collect()
+
+    @contextmanager
+    def _stalling(self) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.stall_s += time.perf_counter() - begin
 
     def _land(self) -> None:
         """Wait for the save that is in progress, and note what has become of it."""

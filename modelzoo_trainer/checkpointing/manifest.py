@@ -38,22 +38,14 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What is written last: a directory without it is no checkpoint.
+    """What is written last: a directory without it is no checkpoint."""
 
-    Args:
-        format_version: Of the layout of the directory.
-        name: Of the directory, when it was committed; "" = of format 1, which did not say.
-        step: The global step.
-        versions: Of what wrote it.
-        files: All other files, by name.
-        facts: What else the writer wanted to be known without reading the state.
-    """
-
-    format_version: int
-    name: str
-    step: int
-    versions: dict[str, str]
-    files: dict[str, FileRecord]
+    format_version: int  # of the layout of the directory
+    name: str  # of the directory, when it was committed; "" = of format 1, which did not say
+    step: int  # the global one
+    versions: dict[str, str]  # of what wrote it
+    files: dict[str, FileRecord]  # all other files, by name
+    # what else the writer wanted to be known without reading the state
     facts: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:

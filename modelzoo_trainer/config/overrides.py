@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, replace
 from typing import Final
@@ -174,6 +173,14 @@ def set_option(
 
 _INIT: Final = ("trainer", "init")
 _LENGTHS: Final = ("num_steps", "max_steps", "num_epochs")
+_TEXTS: Final = ("device", "model_dir", "load_checkpoint_states")  # others are read as YAML
+_SWITCH: Final = "disable_strict_checkpoint_loading"
+_SECTIONS: Final[MappingOf[str, tuple[str | Item, ...]]] = {
+    **dict.fromkeys((*_LENGTHS, "eval_steps"), ("loop",)),
+    "load_checkpoint_states": ("callbacks", Item("LoadCheckpointStates")),
+    _SWITCH: ("checkpoint",),
+}
+"""Where in `init` an option's key is, if not there itself."""
 
 
 def changes_of(given: MappingOf[str, str | None], mode: str | None, root: Node) -> list[Override]:
@@ -196,7 +203,7 @@ def changes_of(given: MappingOf[str, str | None], mode: str | None, root: Node) 
         if name == "checkpoint_path":
             changes += _checkpoint(value, mode, root)
         else:
-            changes.append(_CHANGES[name](name, value))
+            changes.append(_change(name, value))
     if "device" in values:
         changes.append(_null(("backend", "backend_type"), "device"))
     return changes
@@ -224,43 +231,18 @@ def _checkpoint(path: str, mode: str | None, root: Node) -> list[Override]:
     ]
 
 
-def _text(name: str, value: str) -> Override:
-    return set_option((*_INIT, name), value, f"--{name}")
-
-
-def _of_loop(name: str, value: str) -> Override:
-    source = f"--{name} {value}"
-    if is_null(read_value(value, source)):
+def _change(name: str, value: str) -> Override:
+    if name == "logging":
+        return set_option((*_INIT, "logging", "log_level"), value.upper(), "--logging")
+    steps = (*_INIT, *_SECTIONS.get(name, ()), name)
+    if name in _TEXTS:
+        return set_option(steps, value, f"--{name}")
+    source = f"--{name}" if name == _SWITCH else f"--{name} {value}"
+    node = read_value(value, source)
+    if is_null(node):
         raise ConfigError(f"{source}: has no number. Leave it out, or give one.")
-    return Override((*_INIT, "loop", name), read_value(value, source), Position(source))
-
-
-def _log_level(name: str, value: str) -> Override:
-    return set_option((*_INIT, "logging", "log_level"), value.upper(), f"--{name}")
-
-
-def _not_strict(name: str, value: str) -> Override:
-    source = f"--{name}"
-    return Override((*_INIT, "checkpoint", name), read_value(value, source), Position(source))
-
-
-def _states(name: str, value: str) -> Override:
-    steps = (*_INIT, "callbacks", Item("LoadCheckpointStates"), name)
-    return set_option(steps, value, f"--{name}")
+    return Override(steps, node, Position(source))
 
 
 def _null(steps: tuple[str, ...], name: str) -> Override:
     return set_option((*_INIT, *steps), None, f"--{name}", only_present=True)
-
-
-_CHANGES: Final[dict[str, Callable[[str, str], Override]]] = {
-    "device": _text,
-    "model_dir": _text,
-    "load_checkpoint_states": _states,
-    "max_steps": _of_loop,
-    "num_steps": _of_loop,
-    "num_epochs": _of_loop,
-    "eval_steps": _of_loop,
-    "logging": _log_level,
-    "disable_strict_checkpoint_loading": _not_strict,
-}

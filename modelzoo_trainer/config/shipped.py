@@ -45,31 +45,45 @@ def shipped_names(modules: Iterable[ModuleType] = ()) -> Names:
     `modules`: the user's, imported; their public classes may be named as well.
     """
     own = tuple(modules)
+
+    def table(
+        kind: str, names: Iterable[str], load: Callable[[str], Any], adapt: Callable[[Any], Any]
+    ) -> NameTable:
+        return NameTable(
+            kind=kind,
+            names=tuple(names),
+            load=load,
+            modules=own,
+            adapt=adapt,
+            published=published_schema,  # what is not shipped, known by its schema
+            published_names=published_names,
+        )
+
+    def exported(kind: str, package: Any) -> NameTable:
+        """Return the table of the classes that a package exports: its `__all__` is the registry."""
+        load = partial(getattr, package)
+        classes = [name for name in package.__all__ if isinstance(load(name), type)]
+        return table(kind, classes, load, fitting_callback)
+
     return Names(
         trainer=Trainer,
-        models=_with_published("model", tuple(MODELS), model_class, own, partial(fitting, "model")),
-        optimizers=NameTable(
-            kind="optimizer",
-            names=tuple(OPTIMIZERS),
-            load=optimizer_class,
-            modules=own,
-            adapt=lambda target: with_groups(fitting("optimizer", target)),
+        models=table("model", MODELS, model_class, partial(fitting, "model")),
+        optimizers=table(
+            "optimizer",
+            OPTIMIZERS,
+            optimizer_class,
+            lambda target: with_groups(fitting("optimizer", target)),
         ),
-        schedulers=NameTable(
-            kind="scheduler",
-            names=tuple(SCHEDULERS),
-            load=scheduler_class,
-            modules=own,
-            adapt=lambda target: with_optimizer(fitting("scheduler", target)),
+        schedulers=table(
+            "scheduler",
+            SCHEDULERS,
+            scheduler_class,
+            lambda target: with_optimizer(fitting("scheduler", target)),
         ),
-        callbacks=_exported("callback", callbacks, own),
-        loggers=_exported("logger", loggers, own),
-        processors=_with_published(
-            "data processor",
-            tuple(PROCESSORS),
-            processor_class,
-            own,
-            partial(fitting, "data processor"),
+        callbacks=exported("callback", callbacks),
+        loggers=exported("logger", loggers),
+        processors=table(
+            "data processor", PROCESSORS, processor_class, partial(fitting, "data processor")
         ),
         sections={
             "precision": core.MixedPrecision,
@@ -193,32 +207,3 @@ def _is_of_torch(component: Component) -> bool:
 
 def _is_shipped(component: Component) -> bool:
     return str(component.target.__module__).startswith("modelzoo_trainer.")
-
-
-def _exported(kind: str, package: Any, modules: tuple[ModuleType, ...]) -> NameTable:
-    """Return the table of the classes that a package exports: its `__all__` is the registry."""
-    classes = [name for name in package.__all__ if isinstance(getattr(package, name), type)]
-
-    def load(name: str) -> Any:
-        return getattr(package, name)
-
-    return _with_published(kind, tuple(classes), load, modules, fitting_callback)
-
-
-def _with_published(
-    kind: str,
-    names: tuple[str, ...],
-    load: Callable[[str], Any],
-    modules: tuple[ModuleType, ...],
-    adapt: Callable[[Any], Any],
-) -> NameTable:
-    """Return the table of what is shipped; what is published besides is known by its schema."""
-    return NameTable(
-        kind=kind,
-        names=names,
-        load=load,
-        modules=modules,
-        adapt=adapt,
-        published=published_schema,
-        published_names=published_names,
-    )

@@ -18,12 +18,13 @@ from modelzoo_trainer.interceptors.functions import (
     split_pair,
     unknown_event,
 )
-from modelzoo_trainer.interceptors.methods import begin, end
 from modelzoo_trainer.interceptors.objects import (
     Advised,
     AdvisedMethods,
     FunctionHandle,
     FunctionList,
+    begin,
+    end,
 )
 from modelzoo_trainer.interceptors.placement import Interceptors, is_own_pair, parted
 

@@ -68,23 +68,14 @@ def unknown_event(where: str, spelled: str, known: Iterable[str]) -> ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The method of an event, as functions around it see it.
+    """The method of an event, as functions around it see it."""
 
-    Args:
-        block: The class's name.
-        event: The event's name.
-        attribute: The method's name.
-        parameters: Of the method, without the object itself.
-        returns: Its annotation; `inspect.Parameter.empty` = there is none.
-        keeps_result: Whether a function after it may not turn a result into None.
-    """
-
-    block: str
+    block: str  # the class's name
     event: str
-    attribute: str
-    parameters: Mapping[str, inspect.Parameter]
-    returns: Any
-    keeps_result: bool = False
+    attribute: str  # the method's name
+    parameters: Mapping[str, inspect.Parameter]  # without the object itself
+    returns: Any  # its annotation; `inspect.Parameter.empty` = there is none
+    keeps_result: bool = False  # whether a function after it may not turn a result into None
 
     @classmethod
     def of(cls, block: type, event: str, attribute: str) -> Method:

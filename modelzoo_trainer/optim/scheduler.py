@@ -57,7 +57,8 @@ class Scheduler(ABC):
                 f"{self._name}.param_group_tags is empty; it must have a tag, or be None "
                 f"(null) for all parameter groups."
             )
-        self.total_iters = getattr(self, "total_iters", None)
+        if not hasattr(self, "total_iters"):  # a field, or a property of a subclass
+            self.total_iters = None
         self.last_step = first_step
         self._seen: list[Group] | None = None
         self._targets: list[tuple[Group, float]] = []
