@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Final, get_type_hints
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import NonNegativeFloat, checked, checked_dataclass
+from modelzoo_trainer.constraints import NonNegativeFloat, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim import cycles, decay, stepwise
 from modelzoo_trainer.optim.scheduler import LRScheduler, Tags, WeightDecayScheduler
@@ -28,57 +28,46 @@ _OURS: Final = {
 class Following(WeightDecayScheduler):
     """Base of schedules that have the values of one of the learning rate, and its arguments.
 
-    `without`: arguments of the curve that this class does not have.
+    `curve`: whose formula it is. `without`: arguments of the curve that this class does not have.
     """
 
+    _kind: type[LRScheduler]
+    _theirs: dict[str, str]  # the names of the curve's arguments by those of this class
     _curve: LRScheduler
 
-    def __init_subclass__(
-        cls, curve: type[LRScheduler] | None = None, without: Collection[str] = ()
-    ) -> None:
+    def __init_subclass__(cls, curve: Any = None, without: Collection[str] = ()) -> None:
         super().__init_subclass__()
-        if curve is not None:
-            cls.__init__ = checked()(_constructor_like(curve, without))  # type: ignore[method-assign]  # of the same class
+        if curve is None:
+            return
+        kept = [one for one in fields(curve) if one.init and one.name not in without]
+        own = {_OURS.get(one.name, one.name): one for one in kept}
+        cls._kind, cls._theirs = curve, {name: one.name for name, one in own.items()}
+        cls.__annotations__ = {name: one.type for name, one in own.items()}
+        for name, one in own.items():
+            if one.default is not MISSING:
+                setattr(cls, name, one.default)
+        checked_dataclass(cls)
 
     if TYPE_CHECKING:  # each subclass has the arguments of its curve
 
         def __init__(self, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> None: ...
 
     @override
-    def value(self, step: int) -> float:
-        return self._curve.value(step)
-
-
-def _constructor_like(curve: type[LRScheduler], without: Collection[str]) -> Callable[..., None]:
-    """Return a constructor with the arguments of a curve, under the names of weight decay."""
-    signature = inspect.signature(curve.__init__)
-    kept = [one for name, one in signature.parameters.items() if name not in without]
-    theirs = {_OURS.get(one.name, one.name): one.name for one in kept}
-    own = signature.replace(
-        parameters=[one.replace(name=name) for name, one in zip(theirs, kept, strict=True)]
-    )
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = dict(own.bind(self, *args, **kwargs).arguments)
-        optimizer, tags = given.pop("optimizer"), given.pop("param_group_tags", None)
-        del given["self"]
+    def __post_init__(self) -> None:
+        given = {theirs: getattr(self, name) for name, theirs in self._theirs.items()}
         try:
-            self._curve = curve(None, **{theirs[name]: value for name, value in given.items()})
+            self._curve = self._kind(**given | {"optimizer": None, "param_group_tags": None})
         except ConfigError as error:
-            words = str(error).replace(curve.__name__, type(self).__name__)
+            words = str(error).replace(self._kind.__name__, self._name)
             for before, after in _OURS.items():
                 words = words.replace(f".{before} ", f".{after} ")
             raise ConfigError(words) from None
-        for name, value in given.items():
-            if name != theirs[name]:
-                setattr(self, name, value)
         self.total_iters = self._curve.total_iters
-        WeightDecayScheduler.__init__(self, optimizer, tags)
+        super().__post_init__()
 
-    hints = get_type_hints(curve.__init__, include_extras=True)
-    __init__.__annotations__ = {name: hints[of] for name, of in theirs.items() if of in hints}
-    __init__.__signature__ = own  # type: ignore[attr-defined]  # read by `inspect.signature`
-    return __init__
+    @override
+    def value(self, step: int) -> float:
+        return self._curve.value(step)
 
 
 class ConstantWD(Following, curve=decay.ConstantLR):

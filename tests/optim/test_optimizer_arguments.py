@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import pytest
@@ -104,3 +105,23 @@ def test_betas_are_two(name):
 def test_other_arguments_that_do_not_fit_are_refused(name, arguments, message):
     with pytest.raises(ConfigError, match=message):
         OPTIMIZERS[name](LAYER, **arguments)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_arguments_are_settings_of_groups_and_no_attributes(name):
+    optimizer = OPTIMIZERS[name](LAYER, lr=0.5)
+    names = inspect.signature(OPTIMIZERS[name]).parameters
+    assert all(not hasattr(optimizer, one) for one in names)
+    assert all(group["lr"] == 0.5 for group in optimizer.param_groups)
+
+
+def test_a_subclass_of_an_optimizer_may_have_a_constructor_of_its_own():
+    class Slow(OPTIMIZERS["AdamW"]):
+        used: int = 0
+
+        def __init__(self, model):
+            super().__init__(model, 1e-5, betas=(0.8, 0.9))
+
+    optimizer = Slow(LAYER)
+    assert optimizer.used == 0
+    assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.9)}

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
-from modelzoo_trainer.optim import check_conflicts, make_param_groups
+from modelzoo_trainer.optim import LRScheduler, check_conflicts, make_param_groups
 from modelzoo_trainer.optim.composed import (
     ChainedScheduler,
     ScalePerParamLR,
@@ -16,7 +16,7 @@ from modelzoo_trainer.optim.composed import (
 )
 from modelzoo_trainer.optim.cycles import CosineAnnealingLR
 from modelzoo_trainer.optim.decay import ConstantLR, CosineDecayLR, ExponentialLR, LinearLR
-from modelzoo_trainer.optim.stepwise import MultiplicativeLR
+from modelzoo_trainer.optim.stepwise import MultiplicativeLR, StepLR
 from modelzoo_trainer.optim.weight_decay import ConstantWD, CosineDecayWD, LinearWD
 
 
@@ -314,3 +314,35 @@ def test_disjoint_tags_and_different_keys_do_not_conflict(sgd):
         ]
     )
     assert lrs(sgd) == [0.1, 0.2]
+
+
+def test_the_length_of_a_schedule_may_be_a_property_or_an_attribute(sgd):
+    class Ramp(LRScheduler):
+        def __init__(self, optimizer, length):
+            self.length = length
+            super().__init__(optimizer)
+
+        @property
+        def total_iters(self):
+            return self.length
+
+        def value(self, step):
+            return min(step / self.length, 1.0)
+
+    assert Ramp(sgd, 4).total_iters == 4
+    assert StepLR(None, 0.1, 2, 0.5).total_iters is None
+    assert ConstantLR(None, 0.1, 3).total_iters == 3
+
+
+def test_a_subclass_may_have_a_constructor_and_attributes_of_its_own(sgd):
+    class Halved(LinearLR):
+        note: str = "half"
+
+        def __init__(self, optimizer, begin):
+            super().__init__(optimizer, begin, 0.0, 10)
+
+        def value(self, step):
+            return super().value(step) / 2
+
+    schedule = Halved(sgd, 1.0)
+    assert (lrs(sgd)[0], schedule.power, schedule.note) == (0.5, 1.0, "half")
