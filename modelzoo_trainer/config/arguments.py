@@ -25,12 +25,12 @@ from modelzoo_trainer.config import loader
 from modelzoo_trainer.config.positions import (
     Mapping,
     Place,
+    Problems,
     Scalar,
     describe,
     is_null,
     to_plain,
 )
-from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.errors import suggest
 
 _BOOLEANS_BEFORE: Final = {"on", "off", "yes", "no", "y", "n"}  # YAML 1.1 took them as booleans

@@ -13,8 +13,15 @@ from modelzoo_trainer.config.loader import read_file, to_yaml
 from modelzoo_trainer.config.names import Names
 from modelzoo_trainer.config.overrides import Override, apply_overrides, changes_of, parse_override
 from modelzoo_trainer.config.plan import MODES, TrainerPlan
-from modelzoo_trainer.config.positions import Node, Place, Scalar, Sequence, is_null, to_plain
-from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.positions import (
+    Node,
+    Place,
+    Problems,
+    Scalar,
+    Sequence,
+    is_null,
+    to_plain,
+)
 from modelzoo_trainer.config.secrets import HIDDEN, hiding, stands_for_secret, without_secrets
 from modelzoo_trainer.config.sections import (
     INIT_KEYS,

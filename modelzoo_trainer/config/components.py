@@ -20,13 +20,13 @@ from modelzoo_trainer.config.positions import (
     Mapping,
     Place,
     Position,
+    Problems,
     Scalar,
     Sequence,
     describe,
     is_null,
     option_in,
 )
-from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.config.secrets import hiding
 from modelzoo_trainer.errors import ConfigError, suggest
 

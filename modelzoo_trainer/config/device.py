@@ -9,8 +9,15 @@ from typing import Any, Final
 from modelzoo_trainer.config.arguments import check_arguments, schema_of
 from modelzoo_trainer.config.components import check_plain
 from modelzoo_trainer.config.names import Names
-from modelzoo_trainer.config.positions import Entry, Mapping, Place, describe, is_null, to_plain
-from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.positions import (
+    Entry,
+    Mapping,
+    Place,
+    Problems,
+    describe,
+    is_null,
+    to_plain,
+)
 from modelzoo_trainer.csx_flags import flag_problem, is_flag
 from modelzoo_trainer.errors import ConfigError, suggest
 

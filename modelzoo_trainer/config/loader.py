@@ -14,8 +14,15 @@ from yaml.reader import Reader
 from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 
-from modelzoo_trainer.config.positions import Entry, Mapping, Node, Position, Scalar, Sequence
-from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.positions import (
+    Entry,
+    Mapping,
+    Node,
+    Position,
+    Problems,
+    Scalar,
+    Sequence,
+)
 
 TAG: Final = "tag:yaml.org,2002:"
 

@@ -10,8 +10,7 @@ from types import ModuleType
 from typing import Any, Final, Self
 
 from modelzoo_trainer.config.arguments import Schema
-from modelzoo_trainer.config.positions import Place
-from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.positions import Place, Problems
 from modelzoo_trainer.errors import ConfigError, suggest
 
 

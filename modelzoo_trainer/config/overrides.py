@@ -14,12 +14,12 @@ from modelzoo_trainer.config.positions import (
     Mapping,
     Node,
     Position,
+    Problems,
     Scalar,
     Sequence,
     describe,
     is_null,
 )
-from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.config.secrets import hide_in_command
 from modelzoo_trainer.errors import ConfigError
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
 from modelzoo_trainer.config.components import Component
-from modelzoo_trainer.config.problems import Problem
+from modelzoo_trainer.config.positions import Problem
 from modelzoo_trainer.config.secrets import without_secrets
 
 # mode -> the section that it runs, which is the trainer's method as well
@@ -24,11 +24,7 @@ class TakesConfig(Protocol):
     """A callback or logger that wants what the file says."""
 
     def take_config(self, config: Mapping[str, Any]) -> None:
-        """Take it.
-
-        Args:
-            config: The trainer's part of the file, plain values without secrets; not to be changed.
-        """
+        """Take the trainer's part of the file: plain values without secrets, not to be changed."""
 
 
 @dataclass(frozen=True, slots=True)

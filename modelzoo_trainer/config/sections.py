@@ -23,12 +23,12 @@ from modelzoo_trainer.config.names import Names, NameTable, Unshipped
 from modelzoo_trainer.config.positions import (
     Mapping,
     Place,
+    Problems,
     Scalar,
     describe,
     is_null,
     option_in,
 )
-from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.errors import ConfigError
 
 INIT_KEYS: Final = (

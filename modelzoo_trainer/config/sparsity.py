@@ -12,11 +12,11 @@ from modelzoo_trainer.config.positions import (
     Mapping,
     Node,
     Place,
+    Problems,
     Sequence,
     describe,
     is_null,
 )
-from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.constraints import Fraction
 from modelzoo_trainer.errors import ConfigError, suggest
 

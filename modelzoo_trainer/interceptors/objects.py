@@ -278,9 +278,6 @@ class AdvisedMethods:
     def add_pair_once(self, pair: Pair) -> None:
         """Add a function after those there are, unless this very pair is among them.
 
-        Args:
-            pair: Such as `("post-step", f)`, of an event other than that of the constructor.
-
         Raises:
             ConfigError: If there is no such event, or the function does not fit it.
         """
@@ -298,9 +295,6 @@ class AdvisedMethods:
 
     def checked(self, pair: Pair) -> Function:
         """Return a function of this object's events.
-
-        Args:
-            pair: Such as `("post-step", f)`.
 
         Raises:
             ConfigError: If there is no such event, or the function does not fit it.

@@ -95,8 +95,7 @@ def _read(
     from modelzoo_trainer.config.legacy import convert_legacy, is_legacy
     from modelzoo_trainer.config.loader import read_file
     from modelzoo_trainer.config.overrides import apply_overrides, changes_of, parse_override
-    from modelzoo_trainer.config.positions import to_plain
-    from modelzoo_trainer.config.problems import Problems
+    from modelzoo_trainer.config.positions import Problems, to_plain
 
     root = read_file(path)
     if is_legacy(root):

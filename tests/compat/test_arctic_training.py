@@ -25,8 +25,7 @@ from modelzoo_trainer import (
 from modelzoo_trainer.callbacks.extra_checkpoint import ExtraCheckpoint
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.names import NameTable, import_module
-from modelzoo_trainer.config.positions import Place
-from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.positions import Place, Problems
 from modelzoo_trainer.data.digits import DigitsProcessor
 from modelzoo_trainer.data.synthetic import SyntheticProcessor
 from modelzoo_trainer.data.text_files import TextFileProcessor

@@ -15,8 +15,7 @@ from pydantic import ValidationError
 
 from modelzoo_trainer.config.arguments import Parameter, Schema, schema_of
 from modelzoo_trainer.config.names import Names, NameTable, Unshipped
-from modelzoo_trainer.config.positions import Place, Position, Scalar
-from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.positions import Place, Position, Problems, Scalar
 from tests.config.parts import Part, plain
 
 FORMAT = "the format"

@@ -14,8 +14,7 @@ from pydantic import BaseModel
 
 from modelzoo_trainer.config.arguments import check_arguments, schema_of
 from modelzoo_trainer.config.loader import read_text
-from modelzoo_trainer.config.positions import Place
-from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.positions import Place, Problems
 
 if TYPE_CHECKING:
     from nowhere import Missing

@@ -11,7 +11,7 @@ import pytest
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.legacy import convert_legacy, is_legacy
 from modelzoo_trainer.config.loader import read_text
-from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.positions import Problems
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
 from tests.config.attempts import patience

@@ -13,8 +13,7 @@ from torch import nn
 from modelzoo_trainer import callbacks, loggers
 from modelzoo_trainer.config.arguments import check_arguments, schema_of
 from modelzoo_trainer.config.loader import read_text, to_yaml
-from modelzoo_trainer.config.positions import Place
-from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.positions import Place, Problems
 from modelzoo_trainer.constraints import Milestones, PositiveInt, Steps, checked
 from modelzoo_trainer.core import TrainingLoop
 from modelzoo_trainer.errors import ConfigError

@@ -6,7 +6,7 @@ from backends.cuda import CudaBackend
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.overrides import apply_overrides, parse_override
-from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.positions import Problems
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from modelzoo_trainer.config.json_schema.types import argument_texts, summary
+from modelzoo_trainer.config.json_schema.components import argument_texts, summary
 
 
 class Base:

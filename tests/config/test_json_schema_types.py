@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, PlainValidator
 from typing_extensions import TypedDict
 
 from modelzoo_trainer.config.arguments import adapter_of
-from modelzoo_trainer.config.json_schema.types import NOT_GIVEN, TypeSchemas
+from modelzoo_trainer.config.json_schema.components import NOT_GIVEN, TypeSchemas
 
 
 class Color(Enum):

@@ -8,8 +8,15 @@ from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.legacy import convert_legacy, is_legacy
 from modelzoo_trainer.config.legacy import keys as legacy_keys
 from modelzoo_trainer.config.loader import read_text, to_yaml
-from modelzoo_trainer.config.positions import Mapping, Place, Position, Scalar, Sequence, to_plain
-from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.positions import (
+    Mapping,
+    Place,
+    Position,
+    Problems,
+    Scalar,
+    Sequence,
+    to_plain,
+)
 from modelzoo_trainer.config.sections import INIT_KEYS
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError

@@ -8,8 +8,7 @@ from modelzoo_trainer.config.arguments import schema_of
 from modelzoo_trainer.config.components import check_component
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.names import NameTable, import_module, import_path
-from modelzoo_trainer.config.positions import Place
-from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.positions import Place, Problems
 from modelzoo_trainer.errors import ConfigError
 
 MODULE = """\

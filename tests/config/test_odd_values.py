@@ -14,7 +14,7 @@ from modelzoo_trainer.config.arguments import Schema, schema_of
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_text, to_yaml
 from modelzoo_trainer.config.names import Names
-from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.positions import Problems
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
 from tests.config.attempts import patience

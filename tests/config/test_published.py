@@ -8,8 +8,7 @@ from modelzoo_trainer import callbacks, loggers
 from modelzoo_trainer.config.arguments import check_arguments, schema_of
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_file, read_text
-from modelzoo_trainer.config.positions import Mapping, Place, Scalar
-from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.positions import Mapping, Place, Problems, Scalar
 from modelzoo_trainer.config.published import published_fields, published_names, published_schema
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.data.registry import PROCESSORS

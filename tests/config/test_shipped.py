@@ -11,7 +11,7 @@ from modelzoo_trainer.config.arguments import schema_of
 from modelzoo_trainer.config.build import check_config
 from modelzoo_trainer.config.loader import read_text
 from modelzoo_trainer.config.overrides import apply_overrides, parse_override
-from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.positions import Problems
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.registry import MODELS, model_class

@@ -3,8 +3,7 @@
 import pytest
 
 from modelzoo_trainer.config.loader import read_text
-from modelzoo_trainer.config.positions import Place
-from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.positions import Place, Problems
 from modelzoo_trainer.config.sparsity import check_sparsity
 from modelzoo_trainer.sparsity import GMP, SET, RigL, Static
 

@@ -13,8 +13,7 @@ from torch.optim import lr_scheduler as theirs
 from modelzoo_trainer import Checkpoint
 from modelzoo_trainer.config.fitting import WithoutOptimizer, with_optimizer
 from modelzoo_trainer.config.loader import read_text
-from modelzoo_trainer.config.positions import Place
-from modelzoo_trainer.config.problems import Problems
+from modelzoo_trainer.config.positions import Place, Problems
 from modelzoo_trainer.config.sections import check_optimizer, check_scheduler
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.errors import ConfigError

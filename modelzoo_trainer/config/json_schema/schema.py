@@ -7,12 +7,13 @@ from typing import Any, Final
 from modelzoo_trainer.annotations import adapter_of
 from modelzoo_trainer.config.json_schema.components import (
     Definitions,
+    JsonSchema,
+    TypeSchemas,
     component_schema,
     named_schema,
     one_of_types,
     reference,
 )
-from modelzoo_trainer.config.json_schema.types import JsonSchema, TypeSchemas
 from modelzoo_trainer.config.names import Names, NameTable
 from modelzoo_trainer.config.sections import INIT_KEYS, OPTIONAL_PATH, OPTIONAL_TEXT, SEED
 

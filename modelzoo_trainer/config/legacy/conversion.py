@@ -18,12 +18,12 @@ from modelzoo_trainer.config.positions import (
     Node,
     Place,
     Position,
+    Problems,
     Scalar,
     Sequence,
     describe,
     is_null,
 )
-from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.config.sections import INIT_KEYS
 from modelzoo_trainer.errors import suggest
 

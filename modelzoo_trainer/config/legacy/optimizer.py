@@ -13,12 +13,12 @@ from modelzoo_trainer.config.positions import (
     Node,
     Place,
     Position,
+    Problems,
     Scalar,
     Sequence,
     describe,
     is_null,
 )
-from modelzoo_trainer.config.problems import Problems
 from modelzoo_trainer.errors import suggest
 
 _RENAMED: Final = {"weight_decay_rate": "weight_decay", "use_nesterov": "nesterov"}
