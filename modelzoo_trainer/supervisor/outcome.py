@@ -39,13 +39,13 @@ FAILURES: Final = frozenset({Outcome.CRASHED, Outcome.KILLED, Outcome.HUNG})
 """Those after which the run is started again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Ending:
     """What is known of the end of a child."""
 
     outcome: Outcome
     cause: str
-    exit_code: int  # that of the command, if the run ends with this
+    exit_code: int = FAILED  # that of the command, if the run ends with this
     # equal for the same exception at the same step; None = there was no exception
     fingerprint: tuple[str, str, int | None] | None = None
 
@@ -70,46 +70,38 @@ def classify(
     """
     name = _signal_name(code)
     if code == DONE and is_cut and not passed_on:
-        cause = "ended with exit code 0 before the run was finished"
-        return Ending(outcome=Outcome.CRASHED, cause=cause, exit_code=FAILED)
+        return Ending(Outcome.CRASHED, "ended with exit code 0 before the run was finished")
     if code == DONE:
-        return Ending(outcome=Outcome.DONE, cause="finished", exit_code=DONE)
+        return Ending(Outcome.DONE, "finished", DONE)
     if passed_on:
         return _stopped(passed_on[0])
     if hung is not None:
-        return Ending(outcome=Outcome.HUNG, cause=f"hung: {hung}", exit_code=FAILED)
+        return Ending(Outcome.HUNG, f"hung: {hung}")
     if code in (INTERRUPTED, PREEMPTED):
         name = "SIGINT" if code == INTERRUPTED else "SIGTERM"
         return _stopped(report.interrupted or name)
     if name in _REQUESTS:
         return _stopped(name)
     if code < 0:
-        return _killed(name)
+        guess = " (possibly out of memory)" if name == "SIGKILL" else ""
+        return Ending(Outcome.KILLED, f"killed by {name}{guess}")
     return _failed(code, report.failure)
 
 
 def _stopped(by: str) -> Ending:
-    return Ending(outcome=Outcome.STOPPED, cause=f"stopped by {by}", exit_code=exit_code(by))
-
-
-def _killed(name: str) -> Ending:
-    guess = " (possibly out of memory)" if name == "SIGKILL" else ""
-    return Ending(outcome=Outcome.KILLED, cause=f"killed by {name}{guess}", exit_code=FAILED)
+    return Ending(Outcome.STOPPED, f"stopped by {by}", exit_code(by))
 
 
 def _failed(code: int, failure: Failure | None) -> Ending:
     if code == WRONG_USE or (failure is not None and failure.is_config):
-        what = "the command or the file is wrong"
-        return Ending(outcome=Outcome.WRONG_CONFIG, cause=what, exit_code=WRONG_USE)
+        return Ending(Outcome.WRONG_CONFIG, "the command or the file is wrong", WRONG_USE)
     if failure is None:
-        cause = f"ended with exit code {code}"
-        return Ending(outcome=Outcome.CRASHED, cause=cause, exit_code=FAILED)
+        return Ending(Outcome.CRASHED, f"ended with exit code {code}")
     lines = failure.message.splitlines()
     cause = f"{failure.kind}: {lines[0]}" if lines else failure.kind
     return Ending(
-        outcome=Outcome.CRASHED if failure.can_heal else Outcome.CANNOT_HEAL,
-        cause=cause,
-        exit_code=FAILED,
+        Outcome.CRASHED if failure.can_heal else Outcome.CANNOT_HEAL,
+        cause,
         fingerprint=(failure.kind, _ADDRESS.sub("0x", failure.message), failure.step),
     )
 
@@ -163,28 +155,20 @@ class Policy:
         self._num_attempts += 1
         if has_progressed:
             self._num_fruitless = 0
-            return Decision(is_again=True, reason=_left(budget))
+            return Decision(is_again=True, reason=f"{_restarts(budget)} without progress left")
         self._num_fruitless += is_restart
-        if before is not None and _is_same(before, ending):
+        is_same = before is not None and before.fingerprint == ending.fingerprint
+        if is_same and ending.fingerprint is not None:
             return Decision(
                 is_again=False,
                 reason="the same error at the same step twice in a row will not heal by itself",
             )
         if self._num_fruitless >= budget:
-            reason = f"{budget} {_restarts(budget)} in a row without progress"
-            return Decision(is_again=False, reason=reason)
+            return Decision(is_again=False, reason=f"{_restarts(budget)} in a row without progress")
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._num_fruitless)
-        left = _left(budget - self._num_fruitless)
+        left = f"{_restarts(budget - self._num_fruitless)} without progress left"
         return Decision(is_again=True, pause_s=pause_s, reason=left)
 
 
-def _is_same(before: Ending, ending: Ending) -> bool:
-    return ending.fingerprint is not None and ending.fingerprint == before.fingerprint
-
-
-def _left(num: int) -> str:
-    return f"{num} {_restarts(num)} without progress left"
-
-
 def _restarts(num: int) -> str:
-    return "restart" if num == 1 else "restarts"
+    return "1 restart" if num == 1 else f"{num} restarts"
