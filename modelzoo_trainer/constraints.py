@@ -11,11 +11,11 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from itertools import pairwise
+from itertools import chain, pairwise
+from numbers import Integral
 from operator import or_
 from types import UnionType
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     Final,
@@ -31,14 +31,12 @@ from typing_extensions import dataclass_transform
 
 from modelzoo_trainer.errors import ConfigError
 
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 _T = TypeVar("_T")
 
 _OR_FLOAT: Final = "a whole number"
 _FINITE: Final = Predicate(math.isfinite)
+_OR_NUMPY: Final = Integral
 
 PositiveInt = Annotated[int, Gt(0)]
 NonNegativeInt = Annotated[int, Ge(0)]
@@ -46,13 +44,22 @@ Count = Annotated[int, Ge(1), Le(1_000_000_000)]
 """A number of things that are kept in memory."""
 PositiveFloat = Annotated[float, Gt(0)]
 FinitePositiveFloat = Annotated[float, Gt(0), _FINITE]
+Seconds = Annotated[float, Gt(0), _FINITE, "a number of seconds"]
 NonNegativeFloat = Annotated[float, Ge(0), _FINITE]
+FiniteFloat = Annotated[float, _FINITE]
+AtLeastOne = Annotated[float, Ge(1)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
+Share = Annotated[float, Gt(0), Lt(1)]
+Size = Annotated[int, Gt(0), _OR_NUMPY]
+"""A size of a model, which a program may take from an array."""
+Seed = Annotated[int, Ge(0), Lt(2**32), _OR_NUMPY]
 Steps = Annotated[int, Gt(0), _OR_FLOAT]
 """A number of steps, which a program may compute as a float: `0.1 * total`."""
 NonNegativeSteps = Annotated[int, Ge(0), _FINITE, _OR_FLOAT]
 Flag = Annotated[bool, "true or false"]
 """A `bool` that is checked in Python as well."""
+Name = Annotated[str, MinLen(1)]
+Names = Annotated[list[str], MinLen(1), Predicate(all), "a list of names"]
 
 
 def _is_increasing(steps: list[float]) -> bool:
@@ -65,7 +72,7 @@ Milestones = Annotated[
 
 
 def checked(owner: str = "") -> Callable[[_F], _F]:
-    """Return a decorator of `__init__` that checks arguments with constrained types.
+    """Return a decorator of a method or a dataclass that checks arguments with constrained types.
 
     Defaults are not checked, and neither are types without a constraint: a program may pass
     whatever works.
@@ -75,18 +82,21 @@ def checked(owner: str = "") -> Callable[[_F], _F]:
     """
 
     def decorate(init: _F) -> _F:
+        if isinstance(init, type):
+            init.__init__ = decorate(init.__init__)  # type: ignore[misc]  # of the same signature
+            return init
         parameters = inspect.signature(init).parameters.values()
         defaults = {one.name: one.default for one in list(parameters)[1:]}
 
         @functools.wraps(init)
-        def checking(self: Any, *args: Any, **kwargs: Any) -> None:
+        def checking(self: Any, *args: Any, **kwargs: Any) -> Any:
             given = dict(zip(defaults, args, strict=False)) | kwargs
             given = {key: one for key, one in given.items() if one is not defaults.get(key, init)}
             rules = _rules_of(init) if given else {}
-            for name, value in given.items():
+            for name in given:
                 if name in rules:
-                    _check(owner or type(self).__name__, name, value, *rules[name])
-            init(self, *args, **kwargs)
+                    check(f"{owner or type(self).__name__}.{name}", given[name], rules[name])
+            return init(self, *args, **kwargs)
 
         return checking  # type: ignore[return-value]  # of the signature that `wraps` gives it
 
@@ -109,23 +119,34 @@ def checked_dataclass(cls: type[_T]) -> type[_T]:
 
 
 @functools.lru_cache(maxsize=512)
-def _rules_of(init: Callable[..., Any]) -> dict[str, tuple[Any, TypeAdapter[Any] | None]]:
-    """Return what checks the constrained arguments, by name."""
-    from modelzoo_trainer.annotations import adapter_of, annotations_of, writable
+def _rules_of(init: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of the constrained arguments, by name."""
+    from modelzoo_trainer.annotations import annotations_of
 
     return {
-        name: (annotation, adapter_of(writable(_in_python(annotation))))
+        name: annotation
         for name, annotation in annotations_of(init).items()
-        if name != "return" and _is_constrained(annotation)
+        if name != "return" and _constraints_of(annotation)
     }
 
 
-def _check(owner: str, name: str, value: Any, annotation: Any, adapter: Any) -> None:
+def check(where: str, value: Any, annotation: Any) -> None:
+    """Check that a value fits an annotation.
+
+    Args:
+        where: What messages call the value.
+        value: The value, which is not converted.
+        annotation: A type with constraints.
+
+    Raises:
+        ConfigError: If it does not fit.
+    """
     from pydantic import ValidationError
 
-    from modelzoo_trainer.annotations import converted, misfit
+    from modelzoo_trainer.annotations import adapter_of, converted, misfit, writable
 
-    plain = _plain(value)
+    adapter: Any = adapter_of(writable(_in_python(annotation)))
+    plain = _plain(value, _OR_NUMPY in _constraints_of(annotation))
     try:
         try:
             converted(adapter, plain)
@@ -138,21 +159,26 @@ def _check(owner: str, name: str, value: Any, annotation: Any, adapter: Any) -> 
         path = "".join(
             f"[{step}]" if isinstance(step, int) else f".{step}" for step in wrong.location
         )
-        raise ConfigError(f"{owner}.{name}{path}: {wrong.text}") from None
+        raise ConfigError(f"{where}{path}: {wrong.text}") from None
 
 
-def _plain(value: Any) -> Any:
-    """Return a number of numpy's or torch's as a float, also inside of a list."""
+def _plain(value: Any, has_integers: bool) -> Any:
+    """Return a number of numpy's or torch's as a float or, if asked for, an integer as an int."""
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(one, has_integers) for one in value]
+    if has_integers and isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
     if hasattr(value, "shape") and math.prod(value.shape) == 1:
         return float(value.item())
     return value
 
 
-def _is_constrained(annotation: Any) -> bool:
-    origin = get_origin(annotation)
-    return origin in (Annotated, Literal) or any(map(_is_constrained, get_args(annotation)))
+def _constraints_of(annotation: Any) -> list[Any]:
+    """Return all constraints in an annotation: metadata, and the choices of a `Literal`."""
+    if get_origin(annotation) is Literal:
+        return [*get_args(annotation)]
+    found = list(getattr(annotation, "__metadata__", ()))
+    return [*found, *chain.from_iterable(map(_constraints_of, get_args(annotation)))]
 
 
 def _in_python(annotation: Any) -> Any:

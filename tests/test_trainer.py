@@ -706,7 +706,7 @@ def test_a_count_that_is_not_positive_is_refused(name, value) -> None:
 @pytest.mark.parametrize("value", [-1, -0.5, 1.5, True, "often", float("nan")])
 def test_a_frequency_that_does_not_fit_is_refused(value) -> None:
     with pytest.raises(
-        ConfigError, match=r"^loop\.eval_frequency is .*; it must be a whole number"
+        ConfigError, match=r"^loop\.eval_frequency: .* a whole number >= 0, a fraction .*, got "
     ):
         TrainingLoop(eval_frequency=value)
 

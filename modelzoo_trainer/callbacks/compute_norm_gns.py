@@ -6,9 +6,10 @@ import logging
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
+from annotated_types import MinLen
 from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -28,13 +29,17 @@ from modelzoo_trainer.callbacks.per_example_norms import (
     uses_of,
     wide,
 )
+from modelzoo_trainer.constraints import checked
 from modelzoo_trainer.data.batches import batch_size_of
-from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.compute_norm_gns")
+
+Kind = Literal["Embedding", "LayerNorm", "Linear"]
+Kinds = Annotated[list[Kind], MinLen(1), "a list of these"]
 
 
 @dataclass(slots=True)
@@ -88,21 +93,11 @@ class ComputeNormGNS(ComputeNorm):
         fewer where T is small. A compiled model is not compiled there.
     """
 
-    def __init__(self, per_example_grad_norms: str | list[str]) -> None:
+    @checked()
+    def __init__(self, per_example_grad_norms: Kind | Kinds) -> None:
         super().__init__()
         given = per_example_grad_norms
         names = [given] if isinstance(given, str) else given
-        if not isinstance(names, (list, tuple)) or not names:
-            raise ConfigError(
-                f"ComputeNormGNS.per_example_grad_norms is {given!r}; it must name kinds of "
-                f"layers: {', '.join(KINDS)}."
-            )
-        for name in names:
-            if not isinstance(name, str) or name not in KINDS:
-                raise ConfigError(
-                    f"ComputeNormGNS.per_example_grad_norms: {name!r} is no kind of layer that it "
-                    f"knows. {suggest(str(name), KINDS)}"
-                )
         self._kinds = tuple(KINDS[name] for name in names)
         self._hooks: ActivationHooks | None = None
         self._logs_norms = True

@@ -14,6 +14,7 @@ from torch.nn import Module, Parameter
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader
+from modelzoo_trainer.constraints import checked
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,16 +56,13 @@ class CountParams(Callback):
         ConfigError: If an expression is none.
     """
 
+    @checked()
     def __init__(
         self,
         search_and_replace: list[tuple[str, str]] | None = None,
         order_by: Column | None = None,
         descending: bool = False,
     ) -> None:
-        if order_by is not None and order_by not in Row.__slots__:
-            raise ConfigError(
-                f"order_by is {order_by!r}; it must be one of {', '.join(Row.__slots__)}."
-            )
         self._replacements: list[tuple[re.Pattern[str], str]] = []
         for pattern, text in search_and_replace or ():
             try:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback
+from modelzoo_trainer.constraints import Name, checked
 from modelzoo_trainer.devices import hold_hf_cache_dir, loaded_hf_libraries
 from modelzoo_trainer.errors import ConfigError
 
@@ -27,11 +28,8 @@ class DebugArgsPath(Callback):
         ConfigError: If it is not a path.
     """
 
-    def __init__(self, debug_args_path: str | None) -> None:
-        if debug_args_path is not None and not isinstance(debug_args_path, str):
-            raise ConfigError(
-                f"DebugArgsPath.debug_args_path is {debug_args_path!r}; it must be a path."
-            )
+    @checked()
+    def __init__(self, debug_args_path: Annotated[str, "a path"] | None) -> None:
         self.debug_args_path = debug_args_path
 
     @property
@@ -90,9 +88,8 @@ class HFCacheDir(Callback):
         ConfigError: If it is empty, or is a file.
     """
 
-    def __init__(self, cache_dir: str) -> None:
-        if not isinstance(cache_dir, str) or not cache_dir:
-            raise ConfigError(f"HFCacheDir.cache_dir is {cache_dir!r}; it must name a folder.")
+    @checked()
+    def __init__(self, cache_dir: Name) -> None:
         self.cache_dir = Path(cache_dir).expanduser().absolute()
         if self.cache_dir.is_file():
             raise ConfigError(

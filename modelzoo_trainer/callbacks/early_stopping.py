@@ -11,7 +11,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader, Metrics
-from modelzoo_trainer.callbacks.metric_watch import MetricWatch
+from modelzoo_trainer.callbacks.metric_watch import MetricName, MetricWatch
 from modelzoo_trainer.constraints import NonNegativeFloat, PositiveInt, checked
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class EarlyStopping(Callback):
     @checked()
     def __init__(
         self,
-        metric: str,
+        metric: MetricName,
         mode: Literal["min", "max"] = "min",
         patience: PositiveInt = 3,
         min_delta: NonNegativeFloat = 0.0,

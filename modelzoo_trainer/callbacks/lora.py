@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader, StateDict
 from modelzoo_trainer.checkpointing.state_json import bare_names
-from modelzoo_trainer.core.loop import require_count
+from modelzoo_trainer.constraints import FinitePositiveFloat, Fraction, Names, PositiveInt, checked
 from modelzoo_trainer.core.model import ModelCallback
 from modelzoo_trainer.core.optimizer import OptimizerCallback
 from modelzoo_trainer.errors import ConfigError, suggest
@@ -32,6 +31,7 @@ _OWN: Final = re.compile(r"(?:^|\.)lora_(?:A|B|embedding_A|embedding_B)(?:\.|$)"
 _BASE: Final = ".base_layer."
 
 
+@checked("Lora.lora_params")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
     """The adapters of some layers.
@@ -50,29 +50,12 @@ class LoraConfig:
         ConfigError: If a value is out of range.
     """
 
-    r: int
-    alpha: float = 1.0
-    dropout: float = 0.0
+    r: PositiveInt
+    alpha: FinitePositiveFloat = 1.0
+    dropout: Fraction = 0.0
     fan_in_fan_out: bool = False
     merge_weights: bool = False
-    target_modules: list[str] | None = None
-
-    def __post_init__(self) -> None:
-        require_count("Lora.lora_params.r", self.r)
-        if not _is_number(self.alpha) or not 0 < self.alpha < math.inf:
-            raise ConfigError(f"Lora.lora_params.alpha is {self.alpha!r}; it must be a number > 0.")
-        if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
-            raise ConfigError(
-                f"Lora.lora_params.dropout is {self.dropout!r}; it must be a number in [0, 1)."
-            )
-        names = self.target_modules
-        if names is not None and (
-            not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names)
-        ):
-            raise ConfigError(
-                f"Lora.lora_params.target_modules is {names!r}; it must be a list of names of "
-                f"classes or modules, or None (null)."
-            )
+    target_modules: Names | None = None
 
 
 class Lora(Callback):
@@ -212,10 +195,6 @@ def _config_of(given: Any) -> LoraConfig:
     if "r" not in given:
         raise ConfigError("Lora.lora_params.r is missing; it is the rank, a whole number > 0.")
     return LoraConfig(**given)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _library() -> tuple[Any, Any]:

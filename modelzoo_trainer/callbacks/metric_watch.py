@@ -5,26 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from annotated_types import MinLen
 
 from modelzoo_trainer.errors import ConfigError, suggest
 
 log = logging.getLogger("modelzoo_trainer.metrics")
 
+MetricName = Annotated[str, MinLen(1), "the name of a metric, such as 'validate_0/loss'"]
+
 
 class MetricWatch:
-    """Picks a metric by its name; remembers the others' names until it has come.
-
-    Raises:
-        ConfigError: If the name is none.
-    """
+    """Picks a metric by its name; remembers the others' names until it has come."""
 
     def __init__(self, owner: str, metric: str) -> None:
-        if not isinstance(metric, str) or not metric:
-            raise ConfigError(
-                f"{owner}.metric is {metric!r}; it must be the name of a metric, such as "
-                f"'validate_0/loss'."
-            )
         self._owner: Final = owner
         self.metric: Final = metric
         self._others: set[str] | None = set()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import torch
+from annotated_types import MinLen, Predicate
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
@@ -235,6 +236,9 @@ class WeightAverage:
 
 
 Dtype = Literal["float32", "float64", "bfloat16"]
+Prefix = Annotated[
+    str, MinLen(1), Predicate(lambda text: text.strip("/") == text), "a prefix such as 'ema'"
+]
 
 _DTYPES: Final = {
     "float32": torch.float32,
@@ -289,12 +293,8 @@ class ModelEma(ValidationCallback):
         dtype: Dtype | None = None,
         validate: bool = True,
         every_n_vals: PositiveInt = 1,
-        name_scope: str = "ema",
+        name_scope: Prefix = "ema",
     ) -> None:
-        if not isinstance(name_scope, str) or not name_scope or name_scope.strip("/") != name_scope:
-            raise ConfigError(
-                f"ModelEma.name_scope is {name_scope!r}; it must be a prefix such as 'ema'."
-            )
         self.decay = decay
         self.warmup = warmup
         self.average_buffers = average_buffers

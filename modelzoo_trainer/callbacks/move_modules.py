@@ -13,6 +13,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, CoreCallback, Loader
+from modelzoo_trainer.constraints import Names, checked
 from modelzoo_trainer.core.model import ModelCallback
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.models.sync_batch_norm import share_batch_norms
@@ -38,16 +39,8 @@ class MoveModulesToDevice(Callback):
         ConfigError: If no name is given; when it moves them, if there is none, or no module.
     """
 
-    def __init__(self, modules: list[str] | None = None) -> None:
-        if modules is not None and (
-            not isinstance(modules, list)
-            or not modules
-            or not all(isinstance(name, str) and name for name in modules)
-        ):
-            raise ConfigError(
-                f"MoveModulesToDevice.modules is {modules!r}; it must be a list of names such as "
-                f"'teacher', or None (null) for all."
-            )
+    @checked()
+    def __init__(self, modules: Names | None = None) -> None:
         self.modules = modules
 
     @override

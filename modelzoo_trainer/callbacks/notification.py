@@ -16,11 +16,11 @@ from email.message import EmailMessage
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlsplit
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, Predicate
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader
-from modelzoo_trainer.constraints import checked
+from modelzoo_trainer.constraints import Name, checked
 from modelzoo_trainer.devices import (
     NOTIFICATION_ENDPOINT,
     NOTIFICATION_MAILFROM,
@@ -186,6 +186,16 @@ def names_of(name: str, value: Any) -> list[str]:
     return found
 
 
+def _is_http(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+    except ValueError:  # such as an unclosed bracket
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.netloc)
+
+
+HttpAddress = Annotated[str, Predicate(_is_http), "an http or https address"]
+Line = Annotated[str, Predicate(lambda text: not set(text) & set("\r\n")), "one line of text"]
 _TLS_PORT: Final = 465  # RFC 8314: encrypted from the first byte
 
 
@@ -217,27 +227,16 @@ class EmailNotification(Notification):
         self,
         mailto: str | list[str],
         mailfrom: str | None = None,
-        server_name: str = "smtp.office365.com",
+        server_name: Name = "smtp.office365.com",
         port: Annotated[int, Ge(1), Le(65535)] = 587,
-        notification_endpoint: str | None = None,
-        subject: str = "Training notification",
+        notification_endpoint: HttpAddress | None = None,
+        subject: Line = "Training notification",
     ) -> None:
         super().__init__()
         self.mailto = names_of("EmailNotification.mailto", mailto)
         for address in (*self.mailto, *([] if mailfrom is None else [mailfrom])):
             if not isinstance(address, str) or "@" not in address:
                 raise ConfigError(f"EmailNotification: {address!r} is not a mail address.")
-        if not isinstance(server_name, str) or not server_name:
-            raise ConfigError(
-                f"EmailNotification.server_name is {server_name!r}; it must name a mail server."
-            )
-        if not isinstance(subject, str) or set(subject) & set("\r\n"):
-            raise ConfigError(f"EmailNotification.subject is {subject!r}; it must be one line.")
-        if notification_endpoint is not None and not _is_http(notification_endpoint):
-            raise ConfigError(
-                f"EmailNotification.notification_endpoint is {notification_endpoint!r}; it must be "
-                f"an http or https address."
-            )
         self._mailfrom = mailfrom
         self.server_name = server_name
         self.port = port
@@ -307,16 +306,6 @@ class EmailNotification(Notification):
                     )
                 server.login(str(self.mailfrom), password)
             server.send_message(mail)
-
-
-def _is_http(address: Any) -> bool:
-    if not isinstance(address, str):
-        return False
-    try:
-        parts = urlsplit(address)
-    except ValueError:  # such as an unclosed bracket
-        return False
-    return parts.scheme in ("http", "https") and bool(parts.netloc)
 
 
 # https://docs.slack.dev/reference/methods/chat.postMessage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from torch.nn import Module
@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Loader
 from modelzoo_trainer.callbacks.profiler import Profiler
+from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,14 +46,13 @@ class OpProfiler(Profiler):
         ConfigError: If the steps are no window; at set-up, if there is another OpProfiler.
     """
 
+    @checked()
     def __init__(
-        self, start_step: int = -1, end_step: int = -1, host_activities: list[str] | None = None
+        self,
+        start_step: Literal[-1] | PositiveInt = -1,
+        end_step: Literal[-1] | PositiveInt = -1,
+        host_activities: list[str] | None = None,
     ) -> None:
-        for name, step in (("start_step", start_step), ("end_step", end_step)):
-            if isinstance(step, bool) or not isinstance(step, int) or (step < 1 and step != -1):
-                raise ConfigError(
-                    f"OpProfiler.{name} is {step!r}; it must be a whole number > 0, or -1."
-                )
         if -1 != end_step < start_step:
             raise ConfigError(
                 f"OpProfiler.end_step is {end_step}; it must be at least start_step, {start_step}."

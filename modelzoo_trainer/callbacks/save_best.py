@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.callback import Callback, Loader, Metrics
-from modelzoo_trainer.callbacks.metric_watch import MetricWatch
+from modelzoo_trainer.callbacks.metric_watch import MetricName, MetricWatch
 from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.callbacks.side_checkpoints import (
     check_is_apart,
@@ -170,7 +170,7 @@ class SaveBest(Callback):
     @checked()
     def __init__(  # noqa: PLR0913  # the keys of its YAML section
         self,
-        metric: str,
+        metric: MetricName,
         mode: Literal["min", "max"] = "min",
         k: PositiveInt = 1,
         checkpoint_states: str | list[str] = "all",

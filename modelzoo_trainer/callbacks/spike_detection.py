@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from torch import Tensor
 from torch.nn import Module
@@ -70,15 +70,10 @@ class SpikeDetection(StepLosses):
         warmup: NonNegativeInt = 1,
         atol: NonNegativeFloat | None = None,
         rtol: NonNegativeFloat | None = 2.0,
-        exclude_batches_path: Path | None = None,
+        exclude_batches_path: Annotated[Path, "a path"] | None = None,
         finite_only: bool = True,
     ) -> None:
         super().__init__()
-        if not isinstance(exclude_batches_path, (str, Path, type(None))):
-            raise ConfigError(
-                f"SpikeDetection.exclude_batches_path is {exclude_batches_path!r}; it must be a "
-                f"path, or None (null)."
-            )
         self.mode = mode
         self.window = window
         self.warmup = warmup

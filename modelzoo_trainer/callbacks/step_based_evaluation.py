@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from annotated_types import Predicate
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.schedule")
+
+NamePart = Annotated[
+    str, Predicate(lambda text: "/" not in text), "one part of a name, without '/'"
+]
 
 
 class StepBasedEvaluation(Callback):
@@ -42,12 +47,7 @@ class StepBasedEvaluation(Callback):
     needs_trainer = True
 
     @checked()
-    def __init__(self, every_n_steps: PositiveInt, name_scope: str = "intermediate") -> None:
-        if not isinstance(name_scope, str) or "/" in name_scope:
-            raise ConfigError(
-                f"StepBasedEvaluation.name_scope is {name_scope!r}; it must be one part of a name, "
-                f"without '/'."
-            )
+    def __init__(self, every_n_steps: PositiveInt, name_scope: NamePart = "intermediate") -> None:
         self.every_n_steps = every_n_steps
         self.name_scope = name_scope
         self._own: int | None = None

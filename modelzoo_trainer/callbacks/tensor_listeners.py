@@ -17,6 +17,7 @@ from modelzoo_trainer.callback import Batch, Outputs
 from modelzoo_trainer.callbacks.activation_hooks import NamesTensors, is_inexact
 from modelzoo_trainer.callbacks.compute_norm import norms_of
 from modelzoo_trainer.closures import is_recorded, snapshot
+from modelzoo_trainer.constraints import Name, Names, checked
 from modelzoo_trainer.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
@@ -45,21 +46,10 @@ class TensorListener(NamesTensors):
         }
     )
 
-    def __init__(self, listener_name: str, tensor_names: str | list[str]) -> None:
+    @checked()
+    def __init__(self, listener_name: Name, tensor_names: Name | Names) -> None:
         super().__init__()
-        kind = type(self).__name__
-        if not isinstance(listener_name, str) or not listener_name:
-            raise ConfigError(
-                f"{kind}.listener_name is {listener_name!r}; it must be a text that goes before "
-                f"the names."
-            )
         names = [tensor_names] if isinstance(tensor_names, str) else tensor_names
-        is_list = isinstance(names, (list, tuple))
-        if not (is_list and names and all(isinstance(name, str) and name for name in names)):
-            raise ConfigError(
-                f"{kind}.tensor_names is {tensor_names!r}; it must be a name such as "
-                f"'layers.*.fwd', or several. DumpAvailableTensorNames lists those that exist."
-            )
         self.listener_name = listener_name
         self.tensor_names = tuple(names)
         self._fits: dict[str, bool] = {}

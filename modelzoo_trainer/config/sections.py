@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final
-
-from annotated_types import Ge, Lt
+from typing import Any, Final
 
 from modelzoo_trainer.config.arguments import check_value, schema_of
 from modelzoo_trainer.config.components import (
@@ -29,6 +27,7 @@ from modelzoo_trainer.config.positions import (
     is_null,
     option_in,
 )
+from modelzoo_trainer.constraints import Seed
 from modelzoo_trainer.errors import ConfigError
 
 INIT_KEYS: Final = (
@@ -52,7 +51,7 @@ INIT_KEYS: Final = (
 OPTIONAL_TEXT: Final = str | None
 OPTIONAL_PATH: Final = Path | None
 _OLDER_NAMES: Final = {"LlamaModel": "llama"}
-SEED: Final = Annotated[int, Ge(0), Lt(2**32)] | None
+SEED: Final = Seed | None
 
 
 def check_model(place: Place, names: Names, problems: Problems) -> Component | None:

@@ -60,12 +60,8 @@ def _check_one(place: Place, problems: Problems) -> Component | None:
         problems.add(place.key_at, path, "missing; write sparsity or schedule.")
     for key in _CURVED:
         curve = place.key(key)
-        if curve is None:
-            continue
-        if isinstance(curve.node, Mapping):
+        if curve is not None and isinstance(curve.node, Mapping):
             _check_curve(curve, problems)
-        elif type(getattr(curve.node, "value", None)) in (int, float):
-            check_plain(curve, Fraction, problems)
     _check_update(place.key("update"), problems)
     return _tried(Component(target, arguments, place.key_at, place.path), problems, num_before)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.constraints import NonNegativeInt, PositiveInt, Seconds, checked
 from modelzoo_trainer.watchdog import Position, Watchdog
 
 if TYPE_CHECKING:
@@ -65,28 +64,14 @@ class AutoRestart(CoreCallback):
         ConfigError: If a number is out of range.
     """
 
+    @checked("autorestart")
     def __init__(
         self,
-        max_num_restarts: int | None = None,
-        min_num_csx: int = 1,
-        hang_timeout: float | None = None,
-        startup_timeout: float | None = None,
+        max_num_restarts: NonNegativeInt | None = None,
+        min_num_csx: PositiveInt = 1,
+        hang_timeout: Seconds | None = None,
+        startup_timeout: Seconds | None = None,
     ) -> None:
-        if max_num_restarts is not None and not _is_count(max_num_restarts, least=0):
-            raise ConfigError(
-                f"autorestart.max_num_restarts is {max_num_restarts!r}; it must be a whole number "
-                f">= 0, or None (null)."
-            )
-        if not _is_count(min_num_csx, least=1):
-            raise ConfigError(
-                f"autorestart.min_num_csx is {min_num_csx!r}; it must be a whole number > 0."
-            )
-        for name, value in (("hang_timeout", hang_timeout), ("startup_timeout", startup_timeout)):
-            if value is not None and not _is_seconds(value):
-                raise ConfigError(
-                    f"autorestart.{name} is {value!r}; it must be a number of seconds > 0, or "
-                    f"None (null)."
-                )
         self.max_num_restarts = max_num_restarts or 0
         self.hang_timeout = hang_timeout
         self.startup_timeout = startup_timeout
@@ -265,12 +250,3 @@ class AutoRestart(CoreCallback):
         self._mark()
         if self.enabled:
             trainer.hooks.on_after_save_trainer_state(trainer, ckpt_path)
-
-
-def _is_count(value: object, *, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _is_seconds(value: object) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and 0 < value < math.inf  # type: ignore[operator]  # a number

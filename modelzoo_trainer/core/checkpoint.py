@@ -17,6 +17,13 @@ from modelzoo_trainer import checkpointing
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.checkpointing.folder import name_pattern, name_problem
 from modelzoo_trainer.checkpointing.restoring import parts_of, restoring
+from modelzoo_trainer.constraints import (
+    FinitePositiveFloat,
+    Flag,
+    NonNegativeInt,
+    PositiveInt,
+    checked,
+)
 from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.core.checkpoint_writer import (
     CheckpointSaver,
@@ -51,7 +58,7 @@ class Checkpoint(CoreCallback, Advised):
     stay, and the next is tried when it is due; only the one at the end must succeed.
 
     Args:
-        steps: Write one every so many steps; None or 0 = none.
+        steps: Write one on every n-th step; None or 0 = none.
         autoload_last_checkpoint: Start from the newest intact checkpoint of the folder, unless
             `fit` is told otherwise.
         disable_strict_checkpoint_loading: Load what fits and leave the rest.
@@ -75,30 +82,26 @@ class Checkpoint(CoreCallback, Advised):
             written, has less space than one checkpoint takes, or another run writes there.
     """
 
+    @checked("checkpoint")
     def __init__(  # noqa: PLR0913  # the YAML section's keys
         self,
-        steps: int | None = None,
+        steps: NonNegativeInt | None = None,
         autoload_last_checkpoint: bool = True,
         disable_strict_checkpoint_loading: bool = False,
         save_initial_checkpoint: bool = False,
         checkpoint_root: str | Path | None = None,
         checkpoint_name: str = "checkpoint_{step}",
         strict_version: bool = True,
-        minutes: float | None = None,
-        epochs: int | None = None,
+        minutes: FinitePositiveFloat | None = None,
+        epochs: PositiveInt | None = None,
         asynchronous: bool = False,
-        save_final_checkpoint: bool = False,
+        save_final_checkpoint: Flag = False,
     ) -> None:
         problem = name_problem(checkpoint_name)
         if problem is not None:
             raise ConfigError(
                 f"checkpoint.checkpoint_name is {checkpoint_name!r}; {problem}. Use one such as "
                 f"'checkpoint_{{step}}'."
-            )
-        if not isinstance(save_final_checkpoint, bool):
-            raise ConfigError(
-                f"checkpoint.save_final_checkpoint is {save_final_checkpoint!r}; it must be True "
-                f"or False."
             )
         self.times = CheckpointSchedule(steps, minutes, epochs)
         self.steps = self.times.steps

@@ -23,33 +23,11 @@ if TYPE_CHECKING:
 
 
 class CheckpointSchedule:
-    """The step boundaries at which a checkpoint is due: by steps, by the clock, by passes.
-
-    Args:
-        steps: On every n-th step; None or 0 = never.
-        minutes: So many minutes after the last one, > 0; None = none.
-        epochs: At the end of every n-th epoch, > 0; None = never.
-
-    Raises:
-        ConfigError: If a number is out of range.
-    """
+    """The step boundaries at which a checkpoint is due: by steps, by the clock, by epochs."""
 
     def __init__(
         self, steps: int | None = None, minutes: float | None = None, epochs: int | None = None
     ) -> None:
-        if steps is not None and not _is_count(steps):
-            raise ConfigError(
-                f"checkpoint.steps is {steps!r}; it must be a whole number or None (null)."
-            )
-        if epochs is not None and not (_is_count(epochs) and epochs):
-            raise ConfigError(
-                f"checkpoint.epochs is {epochs!r}; it must be a whole number > 0, or None (null)."
-            )
-        is_number = isinstance(minutes, (int, float)) and not isinstance(minutes, bool)
-        if minutes is not None and not (is_number and 0 < minutes < math.inf):
-            raise ConfigError(
-                f"checkpoint.minutes is {minutes!r}; it must be a number > 0, or None (null)."
-            )
         self.steps = steps or None
         self.epochs = epochs
         self.minutes = minutes
@@ -91,10 +69,6 @@ class CheckpointSchedule:
             backend.comm.propose(SAVE)
         asked, self._is_asked = self._is_asked, False
         return asked
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 log = logging.getLogger("modelzoo_trainer.checkpoint")

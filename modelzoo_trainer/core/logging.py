@@ -9,16 +9,18 @@ from contextlib import ExitStack
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from annotated_types import Predicate
 from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Metrics
 from modelzoo_trainer.closures import active
+from modelzoo_trainer.constraints import NonNegativeInt, checked
 from modelzoo_trainer.devices import BackendError, host_value
-from modelzoo_trainer.errors import ConfigError, ModelZooError
+from modelzoo_trainer.errors import ModelZooError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.loggers.logger import Logger
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.logging")
 
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+Level = Annotated[
+    str, Predicate(lambda level: level.upper() in LEVELS), f"one of {', '.join(LEVELS)}"
+]
 _PACKAGE: Final = logging.getLogger("modelzoo_trainer")
 # Steps in the beginning. The first and the third record what log steps do: the state of the first
 # step may have another form, and the second is the first of the others. If that one is logged, the
@@ -61,19 +66,14 @@ class Logging(CoreCallback):
         ConfigError: If `log_steps` is negative, or the level is unknown.
     """
 
+    @checked("logging")
     def __init__(
         self,
-        log_steps: int = 1,
-        log_level: str = "INFO",
+        log_steps: NonNegativeInt = 1,
+        log_level: Level = "INFO",
         wsc_log_level: dict[str, Any] | None = None,
         enable_act_frequency: bool = False,
     ) -> None:
-        if isinstance(log_steps, bool) or not isinstance(log_steps, int) or log_steps < 0:
-            raise ConfigError(
-                f"logging.log_steps is {log_steps!r}; it must be a whole number >= 0."
-            )
-        if str(log_level).upper() not in LEVELS:
-            raise ConfigError(f"logging.log_level is {log_level!r}; known: {', '.join(LEVELS)}.")
         self.log_steps = log_steps
         self.log_level = log_level.upper()
         self.step = 0

@@ -9,14 +9,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from annotated_types import Predicate
 from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, StateDict
 from modelzoo_trainer.checkpointing.restoring import whole_number
-from modelzoo_trainer.constraints import PositiveInt, checked
+from modelzoo_trainer.constraints import NonNegativeInt, PositiveInt, Seconds, checked
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,8 +55,30 @@ class LoopCallback(CoreCallback):
         trainer.global_step = whole_number(state_dict, "global_step", trainer.global_step)
 
 
+_TIME: Final = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", re.ASCII)
+
+
+def _seconds(time: str) -> int:
+    """Return a time of days, hours, minutes and seconds in seconds; 0 if it is none."""
+    found = _TIME.fullmatch(time)
+    days, hours, minutes, rest = (int(part or 0) for part in found.groups()) if found else [0] * 4
+    return ((days * 24 + hours) * 60 + minutes) * 60 + rest
+
+
+Time = Annotated[
+    str,
+    Predicate(lambda time: 0 < _seconds(time) <= sys.float_info.max),
+    "a time such as '11:30:00' or '1-11:30:00' (days, hours, minutes, seconds)",
+]
+Frequency = Annotated[
+    float,
+    Predicate(lambda value: 0 <= value <= 1 or (value > 1 and value.is_integer())),  # as 1e3
+    "a fraction of the run in [0, 1]",
+]
+
+
 class ValidationLoop(LoopCallback):
-    """One pass of validation.
+    """A validation.
 
     Args:
         eval_steps: Batches of it, > 0; None = all of the dataloader.
@@ -86,10 +109,10 @@ class TrainingLoop(LoopCallback):
             run that was cut off and is started again takes those that are left, one that has
             finished takes all of them again.
         max_steps: Train until `global_step` is this, steps before a restart counted.
-        num_epochs: Train this many passes over the data, those before a restart counted. With
-            none of the three: one.
-        steps_per_epoch: End a pass after this many steps; None = with the data.
-        eval_frequency: Validate every so many steps (int), or after each such fraction of the
+        num_epochs: Train this many epochs, those before a restart counted. With none of the
+            three: one.
+        steps_per_epoch: End an epoch after this many steps; None = with the data.
+        eval_frequency: Validate on every n-th step (int), or after each such fraction of the
             run (float in (0, 1]; 1.0 = once, at the end); None or 0 = never. Always also at
             the end.
         eval_steps: Batches of a validation; None = all.
@@ -111,19 +134,18 @@ class TrainingLoop(LoopCallback):
         max_steps: PositiveInt | None = None,
         num_epochs: PositiveInt | None = None,
         steps_per_epoch: PositiveInt | None = None,
-        eval_frequency: int | float | None = 1.0,
+        eval_frequency: NonNegativeInt | Frequency | None = 1.0,
         eval_steps: PositiveInt | None = None,
         grad_accum_steps: PositiveInt = 1,
-        max_time: str | float | None = None,
+        max_time: Time | Seconds | None = None,
     ) -> None:
         if num_steps is not None and num_epochs is not None:
             raise ConfigError(
                 f"loop: num_steps ({num_steps}) and num_epochs ({num_epochs}) are both given; "
                 f"they exclude each other."
             )
-        if isinstance(eval_frequency, float) and eval_frequency > 1 and eval_frequency.is_integer():
-            eval_frequency = int(eval_frequency)  # 1e3 in a file
-        _check_frequency(eval_frequency)
+        if isinstance(eval_frequency, float) and eval_frequency > 1:
+            eval_frequency = int(eval_frequency)
         if num_steps is None and max_steps is None and num_epochs is None:
             num_epochs = 1
         self.num_steps = num_steps
@@ -134,59 +156,8 @@ class TrainingLoop(LoopCallback):
         self.eval_steps = eval_steps
         self.grad_accum_steps = grad_accum_steps
         self.max_time = max_time
-        self.max_time_s = _seconds(max_time)
+        self.max_time_s = _seconds(max_time) if isinstance(max_time, str) else max_time
         self.val_loop = ValidationLoop(eval_steps=eval_steps)
-
-
-_TIME: Final = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", re.ASCII)
-
-
-def _seconds(max_time: str | float | None) -> float | None:
-    """Return a time in seconds."""
-    if max_time is None:
-        return None
-    seconds: float | None = None
-    if isinstance(max_time, str):
-        found = _TIME.fullmatch(max_time)
-        if found is not None:
-            days, hours, minutes, rest = (int(part or 0) for part in found.groups())
-            seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
-    elif not isinstance(max_time, bool) and isinstance(max_time, (int, float)):
-        seconds = max_time
-    if seconds is None or not 0 < seconds <= sys.float_info.max:
-        raise ConfigError(
-            f"loop.max_time is {max_time!r}; it must be a number of seconds > 0, or a time such "
-            f"as '11:30:00' or '1-11:30:00' (days, hours, minutes, seconds)."
-        )
-    return seconds
-
-
-def require_positive(name: str, value: int | None) -> None:
-    """Raise a `ConfigError` unless a count is None or a whole number > 0."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ConfigError(f"{name} is {value!r}; it must be a whole number > 0.")
-
-
-def require_count(name: str, value: int, most: int | None = None) -> None:
-    """Raise a `ConfigError` unless a value is a whole number > 0, and not above `most`."""
-    if value is None:
-        raise ConfigError(f"{name} is None; it must be a whole number > 0.")
-    require_positive(name, value)
-    if most is not None and value > most:
-        raise ConfigError(f"{name} is {value}; it must be at most {most}.")
-
-
-def _check_frequency(value: int | float | None) -> None:
-    if value is None or value == 0:
-        return
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not value > 0 or (isinstance(value, float) and value > 1):
-        raise ConfigError(
-            f"loop.eval_frequency is {value!r}; it must be a whole number of steps, a fraction "
-            f"of the run in (0.0, 1.0], or None (null)."
-        )
 
 
 log = logging.getLogger("modelzoo_trainer.schedule")

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Outputs, StateDict
+from modelzoo_trainer.constraints import PositiveFloat, PositiveInt, checked
 from modelzoo_trainer.core.step_check import StepCheck
 from modelzoo_trainer.devices import Backend
 from modelzoo_trainer.errors import ConfigError
@@ -108,44 +109,25 @@ class MixedPrecision(Precision):
         ConfigError: If a value is out of range, or both kinds of clipping are asked for.
     """
 
+    @checked("precision")
     def __init__(  # noqa: PLR0913  # the YAML section's keys
         self,
         enabled: bool = True,
         fp16_type: Literal["bfloat16", "float16", "cbfloat16"] = "bfloat16",
         precision_opt_level: Literal[0, 1, 2] | None = None,
-        loss_scaling_factor: float | Literal["dynamic"] | None = 1.0,
-        initial_loss_scale: float | None = None,
-        steps_per_increase: int = 2000,
-        min_loss_scale: float | None = None,
-        max_loss_scale: float | None = None,
-        max_gradient_norm: float | None = None,
-        max_gradient_value: float | None = None,
+        loss_scaling_factor: PositiveFloat | Literal["dynamic"] | None = 1.0,
+        initial_loss_scale: PositiveFloat | None = None,
+        steps_per_increase: PositiveInt = 2000,
+        min_loss_scale: PositiveFloat | None = None,
+        max_loss_scale: PositiveFloat | None = None,
+        max_gradient_norm: PositiveFloat | None = None,
+        max_gradient_value: PositiveFloat | None = None,
         log_loss_scale: bool | None = None,
     ) -> None:
-        if fp16_type not in _DTYPES:
-            raise ConfigError(
-                f"precision.fp16_type is {fp16_type!r}; known: {', '.join(sorted(_DTYPES))}."
-            )
         if max_gradient_norm is not None and max_gradient_value is not None:
             raise ConfigError(
                 f"precision: max_gradient_norm ({max_gradient_norm}) and max_gradient_value "
                 f"({max_gradient_value}) are both given; they exclude each other."
-            )
-        for name, value in (
-            ("max_gradient_norm", max_gradient_norm),
-            ("max_gradient_value", max_gradient_value),
-            ("initial_loss_scale", initial_loss_scale),
-            ("steps_per_increase", steps_per_increase),
-            ("min_loss_scale", min_loss_scale),
-            ("max_loss_scale", max_loss_scale),
-        ):
-            if value is not None and not value > 0:
-                raise ConfigError(f"precision.{name} is {value}; it must be > 0.")
-        factor: Any = loss_scaling_factor
-        if factor not in ("dynamic", None) and (isinstance(factor, str) or not factor > 0):
-            raise ConfigError(
-                f"precision.loss_scaling_factor is {factor!r}; it must be a number > 0 or "
-                f"'dynamic'."
             )
         self.enabled = enabled
         self.fp16_type = fp16_type

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
 from modelzoo_trainer.checkpointing.restoring import whole_number
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.constraints import Seed, checked
 
 if TYPE_CHECKING:
     from modelzoo_trainer.devices import Backend
@@ -39,8 +39,9 @@ class Reproducibility(CoreCallback):
         ConfigError: If the seed is not an integer, negative or too large.
     """
 
-    def __init__(self, seed: int | None = None) -> None:
-        self.seed = None if seed is None else _checked(seed)
+    @checked("trainer")
+    def __init__(self, seed: Seed | None = None) -> None:
+        self.seed = None if seed is None else int(seed)
         self._loaded: dict[str, Any] | None = None
 
     @override
@@ -115,13 +116,6 @@ class Reproducibility(CoreCallback):
             num,
             own,
         )
-
-
-def _checked(seed: Any) -> int:
-    is_whole = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
-    if not is_whole or not 0 <= seed < 2**32:
-        raise ConfigError(f"seed is {seed!r}; it must be an integer in [0, 2**32).")
-    return int(seed)
 
 
 def _seed_all(seed: int) -> None:

@@ -7,7 +7,14 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 
-from modelzoo_trainer.data.processor import BatchDataset, DataProcessor, LoadingOptions, TensorRows
+from modelzoo_trainer.constraints import NonNegativeInt, PositiveInt, Share, checked
+from modelzoo_trainer.data.processor import (
+    BatchDataset,
+    DataProcessor,
+    LoadingOptions,
+    ShuffleSeed,
+    TensorRows,
+)
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.interceptors import event
 
@@ -37,22 +44,22 @@ class DigitsProcessor(DataProcessor):
             scikit-learn is missing.
     """
 
+    @checked()
     def __init__(
         self,
         *,
-        batch_size: int | None = None,
-        global_batch_size: int | None = None,
+        batch_size: PositiveInt | None = None,
+        global_batch_size: PositiveInt | None = None,
         split: Literal["train", "val"] = "train",
-        val_fraction: float = 0.2,
+        val_fraction: Share = 0.2,
         split_seed: int = 0,
         shuffle: bool = True,
-        shuffle_seed: int = 0,
-        num_workers: int = 0,
+        shuffle_seed: ShuffleSeed = 0,
+        num_workers: NonNegativeInt = 0,
         drop_last: bool = False,
-        prefetch_factor: int | None = None,
+        prefetch_factor: PositiveInt | None = None,
         persistent_workers: bool = False,
     ) -> None:
-        _check_fraction(val_fraction)
         self.options = LoadingOptions(
             batch_size=batch_size,
             global_batch_size=global_batch_size,
@@ -88,25 +95,19 @@ class DigitsProcessor(DataProcessor):
         return TensorRows((images, labels))
 
     @classmethod
-    def check_arguments(cls, *, val_fraction: float = 0.2, **others: Any) -> list[str]:
+    def check_arguments(cls, **arguments: Any) -> list[str]:
         """Check the constructor's arguments, nothing loaded; return what this machine lacks.
 
         Raises:
-            ConfigError: If a number is out of range.
+            ConfigError: If not one of the two batch sizes is given.
         """
-        _check_fraction(val_fraction)
-        LoadingOptions.check(others)
+        LoadingOptions.check(arguments)
         return [] if find_spec("sklearn") is not None else [_NEEDS]
 
 
 _NEEDS: Final = (
     "DigitsProcessor needs scikit-learn, which is not installed: pip install scikit-learn"
 )
-
-
-def _check_fraction(val_fraction: float) -> None:
-    if not 0 < val_fraction < 1:
-        raise ConfigError(f"val_fraction is {val_fraction}; it must be between 0 and 1.")
 
 
 def _load_digits() -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,17 +3,20 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 import torch
+from annotated_types import Ge, Lt
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
+from modelzoo_trainer.constraints import NonNegativeInt, PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.interceptors import Advised, event
 
+ShuffleSeed = Annotated[int, Ge(0), Lt(2**63)]
 _CHUNK: Final = 8192  # indices that are Python objects at a time
 
 
@@ -64,6 +67,7 @@ def _mix(seed: int, epoch: int) -> int:
     return (mixed ^ (mixed >> 31)) % 2**63
 
 
+@checked()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadingOptions:
     """How samples become batches.
@@ -84,31 +88,23 @@ class LoadingOptions:
         ConfigError: If a number is out of range, or not one of the two batch sizes is given.
     """
 
-    batch_size: int | None = None
-    global_batch_size: int | None = None
+    batch_size: PositiveInt | None = None
+    global_batch_size: PositiveInt | None = None
     shuffle: bool = False
-    shuffle_seed: int = 0
+    shuffle_seed: ShuffleSeed = 0
     reshuffle: bool = True
-    num_workers: int = 0
+    num_workers: NonNegativeInt = 0
     drop_last: bool = False
-    prefetch_factor: int | None = None
+    prefetch_factor: PositiveInt | None = None
     persistent_workers: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.shuffle_seed < 2**63:
-            raise ConfigError(f"shuffle_seed is {self.shuffle_seed}; it must be in [0, 2**63).")
         if (self.batch_size is None) == (self.global_batch_size is None):
             given = "neither is" if self.batch_size is None else "both are"
             raise ConfigError(
                 f"batch_size and global_batch_size: {given} given. Give one of them: batch_size "
                 f"counts the samples of each process, global_batch_size those of all together."
             )
-        if self.num_drawn < 1:
-            raise ConfigError(f"{self.size_name} is {self.num_drawn}; it must be at least 1.")
-        if self.num_workers < 0:
-            raise ConfigError(f"num_workers is {self.num_workers}; it must be at least 0.")
-        if self.prefetch_factor is not None and self.prefetch_factor < 1:
-            raise ConfigError(f"prefetch_factor is {self.prefetch_factor}; it must be at least 1.")
 
     @property
     def num_drawn(self) -> int:

@@ -1,12 +1,19 @@
 """Data made of random numbers that a model can learn: for tests and measurements."""
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Generator, Tensor
 
-from modelzoo_trainer.data.processor import BatchDataset, DataProcessor, LoadingOptions, TensorRows
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.constraints import NonNegativeInt, PositiveInt, checked
+from modelzoo_trainer.data.processor import (
+    BatchDataset,
+    DataProcessor,
+    LoadingOptions,
+    ShuffleSeed,
+    TensorRows,
+)
 from modelzoo_trainer.interceptors import event
 
 Rows = tuple[Tensor, Tensor] | dict[str, Tensor]
@@ -46,23 +53,24 @@ class SyntheticProcessor(DataProcessor):
         ConfigError: If a number is out of range.
     """
 
+    @checked()
     def __init__(
         self,
         *,
-        batch_size: int | None = None,
-        global_batch_size: int | None = None,
+        batch_size: PositiveInt | None = None,
+        global_batch_size: PositiveInt | None = None,
         kind: Literal["classification", "tokens"] = "classification",
-        num_samples: int = 1024,
+        num_samples: PositiveInt = 1024,
         seed: int = 0,
-        num_features: int = 16,
-        num_classes: int = 4,
-        max_sequence_length: int = 32,
-        vocab_size: int = 64,
+        num_features: PositiveInt = 16,
+        num_classes: PositiveInt = 4,
+        max_sequence_length: PositiveInt = 32,
+        vocab_size: Annotated[int, Ge(2)] = 64,
         shuffle: bool = False,
-        shuffle_seed: int = 0,
-        num_workers: int = 0,
+        shuffle_seed: ShuffleSeed = 0,
+        num_workers: NonNegativeInt = 0,
         drop_last: bool = False,
-        prefetch_factor: int | None = None,
+        prefetch_factor: PositiveInt | None = None,
         persistent_workers: bool = False,
     ) -> None:
         self.options = LoadingOptions(
@@ -74,13 +82,6 @@ class SyntheticProcessor(DataProcessor):
             drop_last=drop_last,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
-        )
-        _check_sizes(
-            num_samples=num_samples,
-            num_features=num_features,
-            num_classes=num_classes,
-            max_sequence_length=max_sequence_length,
-            vocab_size=vocab_size,
         )
         self._kind = kind
         self._seed = seed
@@ -107,10 +108,9 @@ class SyntheticProcessor(DataProcessor):
         """Check the constructor's arguments, nothing made; return what this machine lacks: nothing.
 
         Raises:
-            ConfigError: If a number is out of range.
+            ConfigError: If not one of the two batch sizes is given.
         """
         LoadingOptions.check(arguments)
-        _check_sizes(**{name: arguments[name] for name in _LEAST if name in arguments})
         return []
 
 
@@ -129,18 +129,3 @@ def _tokens(generator: Generator, num_samples: int, length: int, vocab_size: int
     for place in range(1, length):
         tokens[:, place] = (tokens[:, place - 1] * 5 + 1 + coins[:, place]) % vocab_size
     return tokens.int()
-
-
-_LEAST: Final = {
-    "num_samples": 1,
-    "num_features": 1,
-    "num_classes": 1,
-    "max_sequence_length": 1,
-    "vocab_size": 2,
-}
-
-
-def _check_sizes(**sizes: int) -> None:
-    for name, value in sizes.items():
-        if value < _LEAST[name]:
-            raise ConfigError(f"{name} is {value}; it must be at least {_LEAST[name]}.")

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from modelzoo_trainer.data.processor import BatchDataset, DataProcessor, LoadingOptions
+from modelzoo_trainer.constraints import NonNegativeInt, PositiveInt, Share, checked
+from modelzoo_trainer.data.processor import BatchDataset, DataProcessor, LoadingOptions, ShuffleSeed
 from modelzoo_trainer.data.token_cache import (
     Document,
     Split,
@@ -52,27 +53,27 @@ class TextFileProcessor(DataProcessor):
         ConfigError: If files are missing, a number is out of range, or there is too little text.
     """
 
+    @checked()
     def __init__(
         self,
         *,
         data_dir: str | list[str],
-        max_sequence_length: int,
-        batch_size: int | None = None,
-        global_batch_size: int | None = None,
+        max_sequence_length: PositiveInt,
+        batch_size: PositiveInt | None = None,
+        global_batch_size: PositiveInt | None = None,
         split: Literal["train", "val", "all"] = "train",
-        val_fraction: float = 0.1,
+        val_fraction: Share = 0.1,
         pattern: str | None = None,
         tokenizer_file_path: str | None = None,
         eos_token: str | None = None,
         cache_dir: str | None = None,
         shuffle: bool = True,
-        shuffle_seed: int = 0,
-        num_workers: int = 0,
+        shuffle_seed: ShuffleSeed = 0,
+        num_workers: NonNegativeInt = 0,
         drop_last: bool = True,
-        prefetch_factor: int | None = None,
+        prefetch_factor: PositiveInt | None = None,
         persistent_workers: bool = False,
     ) -> None:
-        _check_numbers(max_sequence_length, val_fraction)
         self.options = LoadingOptions(
             batch_size=batch_size,
             global_batch_size=global_batch_size,
@@ -127,8 +128,6 @@ class TextFileProcessor(DataProcessor):
         cls,
         *,
         data_dir: str | list[str],
-        max_sequence_length: int,
-        val_fraction: float = 0.1,
         tokenizer_file_path: str | None = None,
         eos_token: str | None = None,
         **others: Any,
@@ -136,9 +135,8 @@ class TextFileProcessor(DataProcessor):
         """Check the constructor's arguments, nothing read; return what this machine lacks.
 
         Raises:
-            ConfigError: If a number is out of range, or settings exclude each other.
+            ConfigError: If settings exclude each other.
         """
-        _check_numbers(max_sequence_length, val_fraction)
         LoadingOptions.check(others)
         lacks = missing_places(data_dir)
         if tokenizer_file_path is None:
@@ -146,10 +144,3 @@ class TextFileProcessor(DataProcessor):
         elif not Path(tokenizer_file_path).expanduser().is_file():
             lacks.append(f"tokenizer_file_path {tokenizer_file_path!r} does not exist.")
         return lacks
-
-
-def _check_numbers(max_sequence_length: int, val_fraction: float) -> None:
-    if max_sequence_length < 1:
-        raise ConfigError(f"max_sequence_length is {max_sequence_length}; it must be at least 1.")
-    if not 0 < val_fraction < 1:
-        raise ConfigError(f"val_fraction is {val_fraction}; it must be between 0 and 1.")

@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Metrics
+from modelzoo_trainer.constraints import Name, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loggers.service_logger import ServiceLogger
 
@@ -67,17 +68,16 @@ class MLflowLogger(ServiceLogger):
     Cost: A request about once a second, and one for each string; training waits for the answer.
     """
 
+    @checked()
     def __init__(
         self,
-        experiment_name: str = "Default",
+        experiment_name: Name = "Default",
         run_name: str | None = None,
         tracking_uri: str | None = None,
         run_id: str | None = None,
         tags: dict[str, str] | None = None,
     ) -> None:
         super().__init__(log)
-        if not experiment_name:
-            raise ConfigError("MLflowLogger.experiment_name is ''; it must be a name.")
         self.experiment_name = experiment_name
         self.run_name = run_name
         self.tracking_uri = tracking_uri

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Loader, Metrics
+from modelzoo_trainer.constraints import checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loggers.service_logger import ServiceLogger
 
@@ -71,6 +72,7 @@ class WandbLogger(ServiceLogger):
 
     _sends_whole_steps = True
 
+    @checked()
     def __init__(  # noqa: PLR0913  # the format's arguments
         self,
         project: str | None = None,
@@ -78,17 +80,11 @@ class WandbLogger(ServiceLogger):
         run_id: str | None = None,
         run_name: str | None = None,
         job_type: str | None = None,
-        tags: list[str] | None = None,
+        tags: Annotated[list[str], "a list of words"] | None = None,
         resume: Resume = "auto",
         entity: str | None = None,
     ) -> None:
         super().__init__(log)
-        if resume not in get_args(Resume):
-            raise ConfigError(
-                f"WandbLogger.resume is {resume!r}; known: {', '.join(get_args(Resume))}."
-            )
-        if isinstance(tags, str):
-            raise ConfigError(f"WandbLogger.tags is {tags!r}; it must be a list of words.")
         self.project = project
         self.group = group
         self.run_id = run_id

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
+from modelzoo_trainer.constraints import NonNegativeFloat, NonNegativeInt, PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.attention import Attention
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.feed_forward import GATED, FeedForward, make_norm
 from modelzoo_trainer.models.freezing import in_evaluation_mode
-from modelzoo_trainer.models.generation import check_generation, draw_next
+from modelzoo_trainer.models.generation import draw_next
 from modelzoo_trainer.models.initializers import Initializer
 from modelzoo_trainer.models.language_loss import language_loss, token_accuracy
 from modelzoo_trainer.models.parametrization import (
@@ -238,12 +239,13 @@ class Decoder(DecoderSettings, nn.Module):
         return scores if self._logits_scale == 1 else scores * self._logits_scale
 
     @torch.no_grad()
+    @checked("generate")
     def generate(
         self,
         input_ids: Tensor,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        top_k: int | None = None,
+        max_new_tokens: NonNegativeInt,
+        temperature: NonNegativeFloat = 1.0,
+        top_k: PositiveInt | None = None,
         generator: Generator | None = None,
     ) -> Tensor:
         """Return the given tokens with new ones after them, drawn in eval mode.
@@ -261,7 +263,11 @@ class Decoder(DecoderSettings, nn.Module):
         Raises:
             ConfigError: If an argument is out of range.
         """
-        check_generation(input_ids, max_new_tokens, temperature, top_k)
+        if input_ids.dim() != 2 or input_ids.shape[1] < 1:
+            raise ConfigError(
+                f"input_ids has the shape {tuple(input_ids.shape)}; generate needs (batch, tokens) "
+                "with at least one token."
+            )
         tokens = input_ids
         with in_evaluation_mode(self):
             for _ in range(max_new_tokens):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from modelzoo_trainer.constraints import Fraction, Size, checked
 from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.feed_forward import Nonlinearity, NormType
 
@@ -14,6 +15,7 @@ class Gpt2(Decoder):
     """
 
 
+@checked()
 @dataclass(eq=False, repr=False, kw_only=True)
 class Llama(Decoder):
     """A decoder with the defaults of Llama: rotary positions, RMSNorm, SwiGLU, no biases.
@@ -23,17 +25,17 @@ class Llama(Decoder):
     which are no defaults here: what a file leaves out there means the same here.
     """
 
-    vocab_size: int = 32000
-    hidden_size: int = 4096
-    max_position_embeddings: int = 4096
+    vocab_size: Size = 32000
+    hidden_size: Size = 4096
+    max_position_embeddings: Size = 4096
     position_embedding_type: Literal["learned", "rotary"] | None = "rotary"
     share_embedding_weights: bool = False
-    num_hidden_layers: int = 32
+    num_hidden_layers: Size = 32
     norm_type: NormType = "rmsnorm"
-    dropout_rate: float = 0.0
-    num_heads: int = 32
+    dropout_rate: Fraction = 0.0
+    num_heads: Size = 32
     use_projection_bias_in_attention: bool = False
     use_ffn_bias_in_attention: bool = False
-    filter_size: int = 11008
+    filter_size: Size = 11008
     nonlinearity: Nonlinearity = "swiglu"
     use_ffn_bias: bool = False

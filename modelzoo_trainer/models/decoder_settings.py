@@ -4,13 +4,14 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from modelzoo_trainer.constraints import AtLeastOne, Fraction, PositiveFloat, Size, checked
 from modelzoo_trainer.errors import ConfigError, suggest
-from modelzoo_trainer.models.checks import require_positive, require_rates
 from modelzoo_trainer.models.feed_forward import Nonlinearity, NormType
 from modelzoo_trainer.models.initializers import InitializerSetting
 from modelzoo_trainer.models.rotary import Rotary, ScalingType
 
 
+@checked()
 @dataclass(eq=False, repr=False, kw_only=True)
 class DecoderSettings:
     """The settings of a decoder; the defaults are those of the smallest GPT-2.
@@ -79,41 +80,41 @@ class DecoderSettings:
         ConfigError: For the first setting that is out of range or does not fit the others.
     """
 
-    vocab_size: int = 50257
-    hidden_size: int = 768
-    max_position_embeddings: int = 1024
+    vocab_size: Size = 50257
+    hidden_size: Size = 768
+    max_position_embeddings: Size = 1024
     position_embedding_type: Literal["learned", "rotary"] | None = "learned"
     rotary_dim: int | None = None
-    rope_theta: float = 10000.0
+    rope_theta: PositiveFloat = 10000.0
     pos_scaling_type: ScalingType = "linear"
-    pos_scaling_factor: float = 1.0
+    pos_scaling_factor: AtLeastOne = 1.0
     pos_scaling_extra_args: dict[str, float] | None = None
     share_embedding_weights: bool = True
     embedding_layer_norm: bool = False
-    num_hidden_layers: int = 12
+    num_hidden_layers: Size = 12
     norm_type: NormType = "layernorm"
     layer_norm_epsilon: float = 1e-5
-    dropout_rate: float = 0.1
-    embedding_dropout_rate: float | None = None
-    attention_dropout_rate: float | None = 0.1
-    num_heads: int = 12
+    dropout_rate: Fraction = 0.1
+    embedding_dropout_rate: Fraction | None = None
+    attention_dropout_rate: Fraction | None = 0.1
+    num_heads: Size = 12
     attention_type: Literal["scaled_dot_product", "dot_product"] = "scaled_dot_product"
     attention_module: Literal["aiayn_attention", "multiquery_attention"] = "aiayn_attention"
     extra_attention_params: dict[str, int] | None = None
     use_projection_bias_in_attention: bool = True
     use_ffn_bias_in_attention: bool = True
-    filter_size: int = 3072
+    filter_size: Size = 3072
     nonlinearity: Nonlinearity = "gelu"
     use_ffn_bias: bool = True
     use_bias_in_output: bool = False
-    initializer_range: float = 0.02
+    initializer_range: PositiveFloat = 0.02
     embedding_initializer: InitializerSetting | None = None
     initializer: InitializerSetting | None = None
     output_layer_initializer: InitializerSetting | None = None
     ffn_initializer: InitializerSetting | None = None
     ffn_output_layer_initializer: InitializerSetting | None = None
-    mup_base_hidden_size: float | None = None
-    mup_base_filter_size: float | None = None
+    mup_base_hidden_size: AtLeastOne | None = None
+    mup_base_filter_size: AtLeastOne | None = None
     embeddings_scale: float = 1.0
     scale_qk_dot_by_d: bool | None = None
     attention_logits_alpha: float = 1.0
@@ -166,32 +167,12 @@ class DecoderSettings:
         )
 
     def __post_init__(self) -> None:
-        require_positive(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            max_position_embeddings=self.max_position_embeddings,
-            num_hidden_layers=self.num_hidden_layers,
-            num_heads=self.num_heads,
-            filter_size=self.filter_size,
-        )
-        require_rates(
-            dropout_rate=self.dropout_rate,
-            embedding_dropout_rate=self.embedding_dropout_rate or 0.0,
-            attention_dropout_rate=self.attention_dropout_rate or 0.0,
-        )
-        if not self.initializer_range > 0:
-            raise ConfigError(f"initializer_range is {self.initializer_range}; it must be > 0.")
         self._check_heads()
         self._check_positions()
         if (self.mup_base_hidden_size is None) != (self.mup_base_filter_size is None):
             raise ConfigError(
                 f"mup_base_hidden_size is {self.mup_base_hidden_size} and mup_base_filter_size is "
                 f"{self.mup_base_filter_size}: muP needs both, or neither."
-            )
-        if self.mup_base_hidden_size is not None and self.mup_base_filter_size is not None:
-            require_positive(
-                mup_base_hidden_size=self.mup_base_hidden_size,
-                mup_base_filter_size=self.mup_base_filter_size,
             )
 
     def _check_heads(self) -> None:
@@ -221,12 +202,6 @@ class DecoderSettings:
             raise ConfigError(
                 f"rotary_dim is {dim}{unset}; it must be even, at least 2 and at most "
                 f"{self.head_dim} (hidden_size / num_heads)."
-            )
-        if self.rope_theta <= 0:
-            raise ConfigError(f"rope_theta is {self.rope_theta}; it must be above 0.")
-        if self.pos_scaling_factor < 1:
-            raise ConfigError(
-                f"pos_scaling_factor is {self.pos_scaling_factor}; it must be at least 1."
             )
         known = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
         _check_keys("pos_scaling_extra_args", self.pos_scaling_extra_args or {}, known)

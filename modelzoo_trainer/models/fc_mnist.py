@@ -1,12 +1,13 @@
 """A multilayer perceptron for small images: `fc_mnist`."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import MinLen
 from torch import Tensor, nn
 from torch.nn import functional
 
+from modelzoo_trainer.constraints import Fraction, Size, checked
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.models.checks import require_positive, require_rates
 
 
 class FcMnist(nn.Module):
@@ -28,16 +29,17 @@ class FcMnist(nn.Module):
         ConfigError: If sizes are missing, exclude each other or are out of range.
     """
 
+    @checked()
     def __init__(
         self,
         *,
-        hidden_sizes: list[int] | None = None,
-        depth: int | None = None,
-        hidden_size: int | None = None,
-        input_size: int = 784,
-        num_classes: int = 10,
+        hidden_sizes: Annotated[list[Size], MinLen(1)] | None = None,
+        depth: Size | None = None,
+        hidden_size: Size | None = None,
+        input_size: Size = 784,
+        num_classes: Size = 10,
         activation_fn: Literal["relu", "gelu", "tanh"] | None = None,
-        dropout: float = 0.0,
+        dropout: Fraction = 0.0,
         use_bias: bool = True,
         compute_eval_metrics: bool = True,
         to_float16: bool = False,
@@ -47,9 +49,6 @@ class FcMnist(nn.Module):
             hidden_sizes=hidden_sizes,
             depth=depth,
             hidden_size=hidden_size,
-            input_size=input_size,
-            num_classes=num_classes,
-            dropout=dropout,
             to_float16=to_float16,
         )
         layers: list[nn.Module] = [nn.Flatten()]
@@ -70,13 +69,10 @@ class FcMnist(nn.Module):
         hidden_sizes: list[int] | None = None,
         depth: int | None = None,
         hidden_size: int | None = None,
-        input_size: int = 784,
-        num_classes: int = 10,
-        dropout: float = 0.0,
         to_float16: bool = False,
         **others: Any,
     ) -> list[int]:
-        """Check the constructor's arguments, nothing built; return the hidden layers' widths.
+        """Check that arguments fit each other, nothing built; return the hidden layers' widths.
 
         Raises:
             ConfigError: As the constructor.
@@ -86,8 +82,6 @@ class FcMnist(nn.Module):
                 "to_float16 is true, but weights stay in 32 bits. Set to_float16: false, and in "
                 "the section precision enabled: true."
             )
-        require_positive(input_size=input_size, num_classes=num_classes)
-        require_rates(dropout=dropout)
         return _hidden_widths(hidden_sizes, depth, hidden_size)
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
@@ -124,12 +118,7 @@ def _hidden_widths(sizes: list[int] | None, depth: int | None, width: int | None
                 f"hidden layers are not given: depth is {depth}, hidden_size is {width}. Give "
                 "both, or the list hidden_sizes, for example hidden_sizes: [64, 32]."
             )
-        require_positive(depth=depth, hidden_size=width)
         return [width] * depth
-    if not sizes:
-        raise ConfigError("hidden_sizes is empty; it must have at least one size.")
-    for size in sizes:
-        require_positive(hidden_sizes=size)
     return sizes
 
 

@@ -9,10 +9,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from modelzoo_trainer.errors import ConfigError, suggest
-from modelzoo_trainer.sparsity.curves import Curve
-from modelzoo_trainer.sparsity.init_methods import INIT_METHODS, Layout
-from modelzoo_trainer.sparsity.selection import Filter, check_filter
+from modelzoo_trainer.constraints import checked
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.sparsity.curves import Curve, Schedule
+from modelzoo_trainer.sparsity.init_methods import InitMethod, Layout
+from modelzoo_trainer.sparsity.selection import Filter
 from modelzoo_trainer.sparsity.updates import Updates
 
 
@@ -39,24 +40,21 @@ class SparsityAlgorithm(ABC):
     needs_gradients: ClassVar[bool] = False
     """Whether updates look at gradients, those of weights that are zero included."""
 
+    @checked()
     def __init__(
         self,
         *,
         fraction: Curve,
         updates: Updates | None,
-        init_method: str,
+        init_method: InitMethod,
         param_filter: Filter | None,
         layout: Layout | None = None,
     ) -> None:
-        name = type(self).__name__
-        if not isinstance(init_method, str) or init_method not in INIT_METHODS:
-            raise ConfigError(
-                f"{name}.init_method is {init_method!r}. {suggest(str(init_method), INIT_METHODS)}"
-            )
+        globs = [param_filter] if isinstance(param_filter, str) else param_filter
         self.fraction = fraction
         self.updates = updates
         self.init_method = init_method
-        self.param_filter = check_filter(param_filter, f"{name}.param_filter")
+        self.param_filter = None if globs is None else tuple(globs)
         self.layout = layout or Layout()
 
     def leaves(self) -> list[SparsityAlgorithm]:
@@ -148,7 +146,7 @@ def limited(fraction: float) -> float:
     return min(max(fraction, 0.0), 1.0)
 
 
-def one_of(schedule: object, sparsity: object, name: str) -> object:
+def one_of(schedule: Schedule | None, sparsity: Schedule | None, name: str) -> Schedule:
     """Return the one that is given of two names of one argument.
 
     Raises:
@@ -156,6 +154,7 @@ def one_of(schedule: object, sparsity: object, name: str) -> object:
     """
     if schedule is not None and sparsity is not None:
         raise ConfigError(f"{name}: sparsity and schedule are both given; they exclude each other.")
-    if schedule is None and sparsity is None:
+    given = sparsity if schedule is None else schedule
+    if given is None:
         raise ConfigError(f"{name}.sparsity is missing; write sparsity or schedule.")
-    return sparsity if schedule is None else schedule
+    return given

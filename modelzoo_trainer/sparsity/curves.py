@@ -6,10 +6,12 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from annotated_types import MinLen
 from typing_extensions import override
 
+from modelzoo_trainer.constraints import FiniteFloat, Fraction, NonNegativeInt, PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError, suggest
 
 _MOST: Final = 300.0  # exponent of a number that any curve only passes on its way out of [0, 1]
@@ -35,8 +37,9 @@ class Constant(Curve):
         value: The number.
     """
 
-    def __init__(self, value: float) -> None:
-        self._value = _number("Constant.value", value)
+    @checked()
+    def __init__(self, value: FiniteFloat) -> None:
+        self._value = float(value)
 
     @override
     def value(self, step: int, index: int = 0) -> float:
@@ -51,9 +54,10 @@ class Linear(Curve):
         slope: Added each step.
     """
 
-    def __init__(self, init: float, slope: float) -> None:
-        self._init = _number("Linear.init", init)
-        self._slope = _number("Linear.slope", slope)
+    @checked()
+    def __init__(self, init: FiniteFloat, slope: FiniteFloat) -> None:
+        self._init = float(init)
+        self._slope = float(slope)
 
     @override
     def value(self, step: int, index: int = 0) -> float:
@@ -69,10 +73,11 @@ class Exp(Curve):
         final: What is approached.
     """
 
-    def __init__(self, init: float, gamma: float, final: float = 1.0) -> None:
-        self._init = _number("Exp.init", init)
-        self._gamma = _number("Exp.gamma", gamma)
-        self._final = _number("Exp.final", final)
+    @checked()
+    def __init__(self, init: FiniteFloat, gamma: FiniteFloat, final: FiniteFloat = 1.0) -> None:
+        self._init = float(init)
+        self._gamma = float(gamma)
+        self._final = float(final)
 
     @override
     def value(self, step: int, index: int = 0) -> float:
@@ -89,10 +94,11 @@ class Power(Curve):
         final: What is approached.
     """
 
-    def __init__(self, init: float, beta: float, final: float = 1.0) -> None:
-        self._init = _number("Power.init", init)
-        self._beta = _number("Power.beta", beta)
-        self._final = _number("Power.final", final)
+    @checked()
+    def __init__(self, init: FiniteFloat, beta: FiniteFloat, final: FiniteFloat = 1.0) -> None:
+        self._init = float(init)
+        self._beta = float(beta)
+        self._final = float(final)
 
     @override
     def value(self, step: int, index: int = 0) -> float:
@@ -108,10 +114,13 @@ class Cosine(Curve):
         minimum: The other value.
     """
 
-    def __init__(self, init: float, half_period: int, minimum: float = 0.0) -> None:
-        self._init = _number("Cosine.init", init)
-        self._half_period = _count("Cosine.half_period", half_period, least=1)
-        self._minimum = _number("Cosine.minimum", minimum)
+    @checked()
+    def __init__(
+        self, init: FiniteFloat, half_period: PositiveInt, minimum: FiniteFloat = 0.0
+    ) -> None:
+        self._init = float(init)
+        self._half_period = half_period
+        self._minimum = float(minimum)
 
     @override
     def value(self, step: int, index: int = 0) -> float:
@@ -127,11 +136,12 @@ class Cycling(Curve):
         period: Steps from one to the next, > 0; None = an update each.
     """
 
-    def __init__(self, values: list[float], period: int | None = None) -> None:
-        if not isinstance(values, (list, tuple)) or not values:
-            raise ConfigError(f"Cycling.values is {values!r}; it must be a list of numbers.")
-        self._values = [_number(f"Cycling.values[{i}]", value) for i, value in enumerate(values)]
-        self._period = None if period is None else _count("Cycling.period", period, least=1)
+    @checked()
+    def __init__(
+        self, values: Annotated[list[FiniteFloat], MinLen(1)], period: PositiveInt | None = None
+    ) -> None:
+        self._values = [float(value) for value in values]
+        self._period = period
 
     @override
     def value(self, step: int, index: int = 0) -> float:
@@ -152,11 +162,18 @@ class Cubic(Curve):
         start: Step at which it begins, >= 0.
     """
 
-    def __init__(self, final: float, steps: int, init: float = 0.0, start: int = 0) -> None:
-        self._final = _number("Cubic.final", final)
-        self._steps = _count("Cubic.steps", steps, least=1)
-        self._init = _number("Cubic.init", init)
-        self._start = _count("Cubic.start", start, least=0)
+    @checked()
+    def __init__(
+        self,
+        final: FiniteFloat,
+        steps: PositiveInt,
+        init: FiniteFloat = 0.0,
+        start: NonNegativeInt = 0,
+    ) -> None:
+        self._final = float(final)
+        self._steps = steps
+        self._init = float(init)
+        self._start = start
 
     @override
     def value(self, step: int, index: int = 0) -> float:
@@ -175,13 +192,15 @@ CURVES: Final[dict[str, type[Curve]]] = {
 }
 
 
-def as_curve(given: float | Mapping[str, Any] | Curve, where: str) -> Curve:
+Schedule = Fraction | Annotated[dict[str, Any], "a mapping with type"] | Curve
+"""A number that stays; or a key of `CURVES` as `type`, and arguments of the curve; or a curve."""
+
+
+def as_curve(given: Schedule, where: str) -> Curve:
     """Return a curve.
 
-    `given`: one; a number in [0, 1); or a mapping with `type`, a key of `CURVES`, and arguments.
-
     Raises:
-        ConfigError: If it is none of these.
+        ConfigError: If a mapping does not describe one.
     """
     if isinstance(given, Curve):
         return given
@@ -193,18 +212,7 @@ def as_curve(given: float | Mapping[str, Any] | Curve, where: str) -> Curve:
             raise ConfigError(f"{where}.type is {kind!r}. {known}")
         made: Curve = make(CURVES[kind.lower()], arguments, where)
         return made
-    return Constant(as_fraction(given, where))
-
-
-def as_fraction(given: Any, where: str) -> float:
-    """Return a number in [0, 1).
-
-    Raises:
-        ConfigError: If it is not.
-    """
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < 1:
-        raise ConfigError(f"{where} is {given!r}; it must be a number in [0, 1).")
-    return float(given)
+    return Constant(given)
 
 
 def make(target: Any, arguments: Mapping[str, Any], where: str) -> Any:
@@ -232,15 +240,3 @@ def _power(base: float, exponent: int) -> float:
     except OverflowError:
         size = math.exp(_MOST)
         return -size if base < 0 and exponent % 2 else size
-
-
-def _number(where: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ConfigError(f"{where} is {value!r}; it must be a finite number.")
-    return float(value)
-
-
-def _count(where: str, value: Any, *, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{where} is {value!r}; it must be a whole number >= {least}.")
-    return value

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.sparsity.algorithm import SparsityAlgorithm, limited, one_of
-from modelzoo_trainer.sparsity.curves import Curve, as_curve
+from modelzoo_trainer.sparsity.curves import Schedule, as_curve
 from modelzoo_trainer.sparsity.init_methods import InitMethod, Layout, random_scores, ranks
 from modelzoo_trainer.sparsity.selection import Filter
-from modelzoo_trainer.sparsity.updates import Updates, as_updates
+from modelzoo_trainer.sparsity.updates import UpdateSteps, as_updates
 
 
 class DropAndGrow(SparsityAlgorithm):
@@ -30,13 +31,14 @@ class DropAndGrow(SparsityAlgorithm):
         layout: How weights are divided into groups with the same fraction.
     """
 
+    @checked()
     def __init__(
         self,
         *,
-        fraction: Any,
-        drop_fraction: float | dict[str, Any] | Curve,
-        update: dict[str, Any] | Updates,
-        init_method: str,
+        fraction: Schedule,
+        drop_fraction: Schedule,
+        update: UpdateSteps,
+        init_method: InitMethod,
         param_filter: Filter | None,
         layout: Layout | None = None,
     ) -> None:
@@ -106,13 +108,14 @@ class SET(DropAndGrow):
         ConfigError: If an argument does not fit.
     """
 
+    @checked()
     def __init__(  # noqa: PLR0913  # the section's keys
         self,
-        sparsity: float | dict[str, Any] | Curve | None = None,
-        schedule: float | dict[str, Any] | Curve | None = None,
+        sparsity: Schedule | None = None,
+        schedule: Schedule | None = None,
         *,
-        update: dict[str, Any] | Updates,
-        drop_fraction: float | dict[str, Any] | Curve = 0.3,
+        update: UpdateSteps,
+        drop_fraction: Schedule = 0.3,
         init_method: InitMethod = "random",
         param_filter: Filter | None = None,
         ensure_sparsity_fraction: bool | None = None,
@@ -163,15 +166,16 @@ class RigL(DropAndGrow):
 
     needs_gradients: ClassVar[bool] = True
 
+    @checked()
     def __init__(  # noqa: PLR0913  # the section's keys
         self,
-        sparsity: float | dict[str, Any] | Curve | None = None,
-        schedule: float | dict[str, Any] | Curve | None = None,
+        sparsity: Schedule | None = None,
+        schedule: Schedule | None = None,
         *,
-        update: dict[str, Any] | Updates,
-        drop_fraction: float | dict[str, Any] | Curve = 0.3,
-        balance_in_groups: int | None = None,
-        balance_out_groups: int | None = None,
+        update: UpdateSteps,
+        drop_fraction: Schedule = 0.3,
+        balance_in_groups: PositiveInt | None = None,
+        balance_out_groups: PositiveInt | None = None,
         init_method: InitMethod = "random",
         param_filter: Filter | None = None,
     ) -> None:
@@ -192,11 +196,6 @@ class RigL(DropAndGrow):
 
 
 def _layout(num_in: int | None, num_out: int | None) -> Layout:
-    for name, num in (("in", num_in), ("out", num_out)):
-        if num is not None and (isinstance(num, bool) or not isinstance(num, int) or num < 1):
-            raise ConfigError(
-                f"RigL.balance_{name}_groups is {num!r}; it must be a whole number > 0."
-            )
     if num_in is not None and num_out is not None:
         raise ConfigError(
             "RigL: balance_in_groups and balance_out_groups are both given; they exclude each "

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from annotated_types import MinLen
+
+from modelzoo_trainer.constraints import Fraction, check, checked
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.sparsity.algorithm import SparsityAlgorithm
-from modelzoo_trainer.sparsity.curves import as_fraction, make
+from modelzoo_trainer.sparsity.curves import make
 from modelzoo_trainer.sparsity.dynamic import SET, RigL
 from modelzoo_trainer.sparsity.static import GMP, Static
 
@@ -22,9 +25,8 @@ class Group:
         ConfigError: If there is none, or one is no algorithm.
     """
 
-    def __init__(self, groups: list[Any]) -> None:
-        if not isinstance(groups, (list, tuple)) or not groups:
-            raise ConfigError(f"Group.groups is {groups!r}; it must be a list of algorithms.")
+    @checked()
+    def __init__(self, groups: Annotated[list[Any], MinLen(1), "a list of algorithms"]) -> None:
         for idx, group in enumerate(groups):
             if not isinstance(group, (SparsityAlgorithm, Group)):
                 raise ConfigError(f"Group.groups[{idx}] is {group!r}, which is no algorithm.")
@@ -66,7 +68,8 @@ def _algorithm_of(given: Any, where: str) -> SparsityAlgorithm | Group:
     if isinstance(given, (list, tuple)):
         return Group([_algorithm_of(one, f"{where}[{idx}]") for idx, one in enumerate(given)])
     if not isinstance(given, Mapping):
-        return Static(as_fraction(given, where))
+        check(where, given, Fraction)
+        return Static(given)
     arguments = {key: value for key, value in given.items() if key != "algorithm"}
     kind = given.get("algorithm", "static")
     if not isinstance(kind, str) or kind.lower() not in ALGORITHMS:

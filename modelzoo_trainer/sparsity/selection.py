@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Annotated, Final
 
+from annotated_types import MinLen, Predicate
 from torch import Tensor
 from torch.nn import Embedding, EmbeddingBag, Module
 from torch.nn.parameter import is_lazy
@@ -15,29 +16,12 @@ from modelzoo_trainer.errors import ConfigError, suggest
 
 log = logging.getLogger("modelzoo_trainer.sparsity")
 
-Filter = str | list[str]
+Filter = (
+    Annotated[str, MinLen(1), "a glob"]
+    | Annotated[list[str], MinLen(1), Predicate(all), "a list of globs"]
+)
 
 _MOST_NAMES: Final = 12  # in a message
-
-
-def check_filter(given: Any, where: str) -> tuple[str, ...] | None:
-    """Return the globs of a filter; None if there is none.
-
-    Raises:
-        ConfigError: If it is neither.
-    """
-    if given is None:
-        return None
-    globs = [given] if isinstance(given, str) else given
-    if (
-        not isinstance(globs, (list, tuple))
-        or not globs
-        or not all(isinstance(glob, str) and glob for glob in globs)
-    ):
-        raise ConfigError(
-            f"{where} is {given!r}; it must be a glob over names of parameters, or a list of them."
-        )
-    return tuple(globs)
 
 
 def select(

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from modelzoo_trainer.constraints import Fraction, checked
 from modelzoo_trainer.sparsity.algorithm import SparsityAlgorithm, one_of
-from modelzoo_trainer.sparsity.curves import Constant, Curve, as_curve, as_fraction
+from modelzoo_trainer.sparsity.curves import Constant, Schedule, as_curve
 from modelzoo_trainer.sparsity.init_methods import InitMethod, ranks
 from modelzoo_trainer.sparsity.selection import Filter
-from modelzoo_trainer.sparsity.updates import UpdateEvery, Updates, as_updates
+from modelzoo_trainer.sparsity.updates import UpdateEvery, UpdateSteps, as_updates
 
 
 class Static(SparsityAlgorithm):
@@ -31,14 +31,15 @@ class Static(SparsityAlgorithm):
         ConfigError: If an argument does not fit.
     """
 
+    @checked()
     def __init__(
         self,
-        sparsity: float,
+        sparsity: Fraction,
         init_method: InitMethod = "random",
         param_filter: Filter | None = None,
     ) -> None:
         super().__init__(
-            fraction=Constant(as_fraction(sparsity, "Static.sparsity")),
+            fraction=Constant(sparsity),
             updates=None,
             init_method=init_method,
             param_filter=param_filter,
@@ -74,15 +75,16 @@ class GMP(SparsityAlgorithm):
         ConfigError: If an argument does not fit.
     """
 
+    @checked()
     def __init__(
         self,
-        sparsity: float | dict[str, Any] | Curve | None = None,
-        schedule: float | dict[str, Any] | Curve | None = None,
-        update: dict[str, Any] | Updates | None = None,
+        sparsity: Schedule | None = None,
+        schedule: Schedule | None = None,
+        update: UpdateSteps | None = None,
         init_method: InitMethod = "topk",
         param_filter: Filter | None = None,
     ) -> None:
-        fraction = as_curve(one_of(schedule, sparsity, "GMP"), "GMP.sparsity")  # type: ignore[arg-type]  # one of them
+        fraction = as_curve(one_of(schedule, sparsity, "GMP"), "GMP.sparsity")
         updates = None if isinstance(fraction, Constant) else UpdateEvery(1)
         super().__init__(
             fraction=fraction,

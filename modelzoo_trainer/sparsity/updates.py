@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import MinLen
 from typing_extensions import override
 
+from modelzoo_trainer.constraints import NonNegativeInt, PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.sparsity.curves import make
 
@@ -42,11 +43,13 @@ class UpdateEvery(Updates):
         stop: There are none from this step on, which is after the first one; None = no end.
     """
 
-    def __init__(self, freq: int, start: int | None = None, stop: int | None = None) -> None:
-        _check_step("update.freq", freq, least=1)
-        for name, value in (("start", start), ("stop", stop)):
-            if value is not None:
-                _check_step(f"update.{name}", value)
+    @checked("update")
+    def __init__(
+        self,
+        freq: PositiveInt,
+        start: NonNegativeInt | None = None,
+        stop: NonNegativeInt | None = None,
+    ) -> None:
         self._freq = freq
         self._start = freq if start is None else start
         if stop is not None and stop <= self._start:
@@ -71,11 +74,8 @@ class UpdateAt(Updates):
         steps: Each >= 0, in any order.
     """
 
-    def __init__(self, steps: list[int]) -> None:
-        if not isinstance(steps, (list, tuple)) or not steps:
-            raise ConfigError(f"update.steps is {steps!r}; it must be a list of steps.")
-        for step in steps:
-            _check_step("update.steps", step)
+    @checked("update")
+    def __init__(self, steps: Annotated[list[NonNegativeInt], MinLen(1)]) -> None:
         self._steps = sorted(set(steps))
 
     @override
@@ -84,24 +84,19 @@ class UpdateAt(Updates):
         return (self._steps[number - 1], number) if number else (0, 0)
 
 
-def as_updates(given: Mapping[str, Any] | Updates, where: str) -> Updates:
+UpdateSteps = Annotated[dict[str, Any], "a mapping with freq or steps"] | Updates
+"""The arguments of `UpdateEvery` or `UpdateAt`, or one of these."""
+
+
+def as_updates(given: UpdateSteps, where: str) -> Updates:
     """Return the steps of updates.
 
-    `given`: those; or a mapping with `freq` and perhaps `start` and `stop`, or with `steps`.
-
     Raises:
-        ConfigError: If it is none of these.
+        ConfigError: If a mapping does not describe them.
     """
     if isinstance(given, Updates):
         return given
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{where} is {given!r}; it must be a mapping with freq or steps.")
     form = UpdateEvery if given.get("steps") is None else UpdateAt
     arguments = {key: value for key, value in given.items() if value is not None}
     made: Updates = make(form, arguments, where)
     return made
-
-
-def _check_step(where: str, value: Any, *, least: int = 0) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{where} has {value!r}; it must be a whole number of steps >= {least}.")

@@ -233,12 +233,12 @@ def test_frozen_parameters_do_not_count(make, texts, history):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], r"is \[\]; it must name kinds of layers: Embedding, LayerNorm, Linear"),
-        (3, "is 3; it must name kinds"),
-        ({"Linear": 1}, "is {'Linear': 1}; it must name kinds"),
-        ([["Linear"]], r"\['Linear'\] is no kind"),
-        ("Linaer", "'Linaer' is no kind of layer that it knows. Did you mean 'Linear'?"),
-        (["Linear", "Conv2d"], "'Conv2d' is no kind"),
+        ([], r"grad_norms: expected 'Embedding', 'LayerNorm', 'Linear' or a list .*, got \[\]"),
+        (3, "per_example_grad_norms: .*, got 3"),
+        ({"Linear": 1}, "per_example_grad_norms: .*, got a mapping"),
+        ([["Linear"]], r"\[0\]: expected .*, got \['Linear'\]"),
+        ("Linaer", r"expected .*, got 'Linaer'. Did you mean 'Linear'\?"),
+        (["Linear", "Conv2d"], r"\[1\]: expected .*, got 'Conv2d'"),
     ],
 )
 def test_an_unknown_kind_is_refused(given, message):

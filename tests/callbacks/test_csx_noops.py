@@ -21,7 +21,7 @@ def test_one_compression_is_a_list_of_one():
 @pytest.mark.parametrize(
     ("make_one", "message"),
     [
-        (lambda: DebugArgsPath(3), "DebugArgsPath.debug_args_path is 3; it must be a path."),
+        (lambda: DebugArgsPath(3), "DebugArgsPath.debug_args_path: expected a path or null, got 3"),
         (lambda: WeightCompression("int8"), "WeightCompression.compressions is 'int8'; it must"),
         (lambda: WeightCompression({"format": "int8"}), "lacks param_filter; each has"),
         (lambda: WeightCompression([ONE, 3]), "3 lacks format; each has"),

@@ -220,7 +220,7 @@ def test_each_value_is_told_if_asked_for(run, caplog):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"metric": ""}, "EarlyStopping.metric is ''; it must be the name of a metric"),
+        ({"metric": ""}, "EarlyStopping.metric: expected the name of a metric.*, got ''"),
         ({"mode": "least"}, "EarlyStopping.mode: expected 'min' or 'max', got 'least'"),
         ({"patience": 0}, "EarlyStopping.patience: expected .*> 0.*, got 0"),
         ({"min_delta": -1.0}, "EarlyStopping.min_delta: expected .*>= 0.*, got -1.0"),

@@ -65,7 +65,7 @@ def test_the_users_folder_is_found(monkeypatch, tmp_path):
 
 
 def test_what_is_no_folder_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"HFCacheDir.cache_dir is ''; it must name a folder."):
+    with pytest.raises(ConfigError, match=r"HFCacheDir.cache_dir: .* not empty, got ''"):
         HFCacheDir("")
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"which is a file; it must name a folder."):

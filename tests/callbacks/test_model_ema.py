@@ -434,8 +434,8 @@ def test_other_weights_without_an_average_begin_a_new_one(make, batches, tmp_pat
         ({"decay": True}, r"decay: expected .*, got true"),
         ({"dtype": "float8"}, r"dtype: expected .*float32.*float64.*bfloat16.*, got 'float8'"),
         ({"every_n_vals": 0}, r"every_n_vals: expected .*> 0.*, got 0"),
-        ({"name_scope": ""}, r"name_scope is ''; it must be a prefix"),
-        ({"name_scope": "ema/"}, r"name_scope is 'ema/'"),
+        ({"name_scope": ""}, "name_scope: expected a prefix such as 'ema', got ''"),
+        ({"name_scope": "ema/"}, "name_scope: expected a prefix such as 'ema', got 'ema/'"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_refused(arguments, message):

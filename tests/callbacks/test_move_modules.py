@@ -108,9 +108,17 @@ def test_a_name_that_leads_nowhere_is_refused(make, batches, distill, name, mess
         make(distill, MoveModulesToDevice([name])).fit(batches)
 
 
-@pytest.mark.parametrize("modules", [[], [""], [1], "teacher"])
-def test_what_is_no_list_of_names_is_refused(modules):
-    with pytest.raises(ConfigError, match="it must be a list of names such as 'teacher'"):
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        ([], r"modules: expected a list of names or null, got \[\]"),
+        ([""], r"modules: expected a list of names or null, got \[''\]"),
+        ([1], r"modules\[0\]: expected text, got 1"),
+        ("teacher", "modules: expected a list of names or null, got 'teacher'"),
+    ],
+)
+def test_what_is_no_list_of_names_is_refused(modules, message):
+    with pytest.raises(ConfigError, match=message):
         MoveModulesToDevice(modules)
 
 

@@ -395,7 +395,7 @@ def test_a_metric_that_is_no_number_is_refused(make, batches):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"metric": ""}, "metric is ''; it must be the name of a metric"),
+        ({"metric": ""}, "metric: expected the name of a metric.*, got ''"),
         ({"mode": "least"}, "mode: expected 'min' or 'max', got 'least'"),
         ({"k": 0}, "k: expected .*> 0.*, got 0"),
         ({"k": True}, "k: expected .*, got true"),

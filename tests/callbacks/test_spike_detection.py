@@ -114,7 +114,7 @@ def test_the_mean_is_of_the_last_few(make, batches):
         ({"rtol": math.nan}, r"SpikeDetection\.rtol: expected .*, got nan"),
         (
             {"exclude_batches_path": 3},
-            r"exclude_batches_path is 3; it must be a path, or None \(null\)\.",
+            "exclude_batches_path: expected a path or null, got 3",
         ),
     ],
 )

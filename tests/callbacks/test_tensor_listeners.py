@@ -104,12 +104,12 @@ def test_a_name_is_told_in_a_validation_alone(make, batches, caplog):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("", "a"), "listener_name is ''; it must be a text"),
-        (("a", ""), "tensor_names is ''; it must be a name"),
-        (("a", []), r"tensor_names is \[\]; it must be a name"),
-        (("a", 3), "tensor_names is 3; it must be a name"),
-        (("a", {"b": 1}), "tensor_names is {'b': 1}; it must be a name"),
-        (("a", [1]), r"tensor_names is \[1\]; it must be a name"),
+        (("", "a"), "listener_name: .* not empty, got ''"),
+        (("a", ""), "tensor_names: .* not empty or a list of names, got ''"),
+        (("a", []), r"tensor_names: .* a list of names, got \[\]"),
+        (("a", 3), "tensor_names: .* a list of names, got 3"),
+        (("a", {"b": 1}), "tensor_names: .* a list of names, got a mapping"),
+        (("a", [1]), r"tensor_names\[0\]: expected text, got 1"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_refused(listener, arguments, message):

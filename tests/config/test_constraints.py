@@ -10,13 +10,19 @@ import pytest
 import torch
 from torch import nn
 
-from modelzoo_trainer import callbacks, loggers
+from modelzoo_trainer import callbacks, core, loggers, sparsity
 from modelzoo_trainer.config.arguments import check_arguments, schema_of
 from modelzoo_trainer.config.loader import read_text, to_yaml
 from modelzoo_trainer.config.positions import Place, Problems
 from modelzoo_trainer.constraints import Milestones, PositiveInt, Steps, checked
 from modelzoo_trainer.core import TrainingLoop
+from modelzoo_trainer.core.autorestart import AutoRestart
+from modelzoo_trainer.core.reproducibility import Reproducibility
+from modelzoo_trainer.data.digits import DigitsProcessor
+from modelzoo_trainer.data.synthetic import SyntheticProcessor
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.models.decoder_names import Gpt2, Llama
+from modelzoo_trainer.models.fc_mnist import FcMnist
 from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS
 
 MODEL = nn.Linear(2, 2)
@@ -24,6 +30,11 @@ LINE = {"initial_learning_rate": 1.0, "end_learning_rate": 0.0, "total_iters": 5
 WD_LINE = {"initial_val": 1.0, "end_val": 0.0, "total_iters": 5}
 STEPS = {"initial_learning_rate": 1.0, "gamma": 0.5, "milestones": [1, 2]}
 CYCLE = {"base_lr": 0.1, "max_lr": 1.0}
+MLP = {"hidden_sizes": [2]}
+SMALL = {"vocab_size": 2, "hidden_size": 8, "num_heads": 1, "num_hidden_layers": 1}
+SMALL |= {"filter_size": 2, "max_position_embeddings": 2}
+SET = {"sparsity": 0.5, "update": {"freq": 1}}
+NO_KIND = ("per_example_grad_norms", ["Linear", "Linaer"], "Did you mean 'Linear'?")
 
 # A class, arguments that fit, and what does not: the place, the value, and what would.
 CASES: list[tuple[Any, dict[str, Any], str, Any, str]] = [
@@ -65,6 +76,67 @@ CASES: list[tuple[Any, dict[str, Any], str, Any, str]] = [
     (callbacks.SpikeDetection, {}, "atol", -1.0, "a finite number >= 0 or null"),
     (loggers.ProgressLogger, {}, "interval_s", -1, "a number >= 0 or null"),
     (SCHEDULERS["CyclicLR"], CYCLE, "mode", "up", "'triangular', 'triangular2' or 'exp_range'"),
+    (
+        TrainingLoop,
+        {},
+        "eval_frequency",
+        -1,
+        "a whole number >= 0, a fraction of the run in [0, 1]",
+    ),
+    (TrainingLoop, {}, "eval_frequency", 1.5, "a fraction of the run in [0, 1] or null"),
+    (TrainingLoop, {}, "eval_frequency", True, "a whole number >= 0"),
+    (TrainingLoop, {}, "max_time", "1:60:00", "'1-11:30:00' (days, hours, minutes, seconds)"),
+    (TrainingLoop, {}, "max_time", math.inf, "a number of seconds > 0 or null"),
+    (core.Checkpoint, {}, "steps", -1, "a whole number >= 0 or null"),
+    (core.Checkpoint, {}, "minutes", math.inf, "a finite number > 0 or null"),
+    (core.Checkpoint, {}, "epochs", 0, "a whole number > 0 or null"),
+    (core.Checkpoint, {}, "save_final_checkpoint", 1, "true or false"),
+    (core.Logging, {}, "log_steps", True, "a whole number >= 0"),
+    (core.Logging, {}, "log_level", "LOUD", "one of DEBUG, INFO, WARNING, ERROR, CRITICAL"),
+    (core.MixedPrecision, {}, "fp16_type", "float8", "'bfloat16', 'float16' or 'cbfloat16'"),
+    (core.MixedPrecision, {}, "precision_opt_level", 3, "0, 1, 2 or null"),
+    (core.MixedPrecision, {}, "loss_scaling_factor", "dynamc", "Did you mean 'dynamic'?"),
+    (core.MixedPrecision, {}, "steps_per_increase", 0, "a whole number > 0"),
+    (core.MixedPrecision, {}, "max_gradient_norm", 0.0, "a number > 0 or null"),
+    (AutoRestart, {}, "max_num_restarts", -1, "a whole number >= 0 or null"),
+    (AutoRestart, {}, "hang_timeout", math.nan, "a number of seconds > 0 or null"),
+    (Reproducibility, {}, "seed", 2**32, "a whole number in [0, 4294967296) or null"),
+    (FcMnist, MLP, "hidden_sizes", [2, 0], "a whole number > 0"),
+    (FcMnist, MLP, "hidden_sizes", [], "that is not empty"),
+    (FcMnist, MLP, "dropout", 1.0, "a number in [0, 1)"),
+    (FcMnist, MLP, "activation_fn", "rely", "Did you mean 'relu'?"),
+    (Gpt2, SMALL, "vocab_size", 0, "a whole number > 0"),
+    (Llama, SMALL, "num_hidden_layers", 1.5, "a whole number > 0"),
+    (Llama, SMALL, "norm_type", "rmsnrm", "Did you mean 'rmsnorm'?"),
+    (Gpt2, SMALL, "attention_dropout_rate", -0.1, "a number in [0, 1) or null"),
+    (Gpt2, SMALL, "pos_scaling_factor", 0.5, "a number >= 1"),
+    (DigitsProcessor, {"batch_size": 2}, "val_fraction", 1.0, "a number in (0, 1)"),
+    (DigitsProcessor, {"batch_size": 2}, "split", "validate", "'train' or 'val'"),
+    (SyntheticProcessor, {"batch_size": 2}, "vocab_size", 1, "a whole number >= 2"),
+    (SyntheticProcessor, {"batch_size": 2}, "shuffle_seed", 2**63, "a whole number in [0, 9223"),
+    (SyntheticProcessor, {"batch_size": 2}, "num_workers", -1, "a whole number >= 0"),
+    (sparsity.Static, {"sparsity": 0.5}, "sparsity", 1.0, "a number in [0, 1)"),
+    (sparsity.Static, {"sparsity": 0.5}, "init_method", "top", "Did you mean 'topk'?"),
+    (sparsity.Static, {"sparsity": 0.5}, "param_filter", [""], "a glob, a list of globs or null"),
+    (sparsity.GMP, {"sparsity": 0.5}, "sparsity", 1.5, "a number in [0, 1), a mapping with type"),
+    (sparsity.SET, SET, "update", 3, "a mapping with freq or steps"),
+    (sparsity.RigL, SET, "balance_in_groups", 0, "a whole number > 0 or null"),
+    (sparsity.UpdateEvery, {"freq": 1}, "stop", -1, "a whole number >= 0 or null"),
+    (sparsity.UpdateAt, {"steps": [1]}, "steps", [1, True], "a whole number >= 0"),
+    (sparsity.Cubic, {"final": 0.9, "steps": 5}, "final", math.inf, "a finite number"),
+    (sparsity.Cycling, {"values": [1]}, "values", [0, "a"], "a finite number"),
+    (callbacks.ComputeNormGNS, {"per_example_grad_norms": "Linear"}, *NO_KIND),
+    (callbacks.CountParams, {}, "order_by", "shapes", "Did you mean 'shape'?"),
+    (callbacks.EmailNotification, {"mailto": "a@x.org"}, "subject", "a\nb", "one line of text"),
+    (callbacks.HFCacheDir, {"cache_dir": "x"}, "cache_dir", "", "text that is not empty"),
+    (callbacks.ModelEma, {}, "name_scope", "ema/", "a prefix such as 'ema'"),
+    (callbacks.MoveModulesToDevice, {}, "modules", [""], "a list of names or null"),
+    (callbacks.OpProfiler, {}, "start_step", 0, "-1 or a whole number > 0"),
+    (callbacks.SaveBest, {"metric": "loss"}, "metric", "", "the name of a metric"),
+    (callbacks.SpikeDetection, {}, "exclude_batches_path", 3, "a path or null"),
+    (loggers.MLflowLogger, {}, "experiment_name", "", "text that is not empty"),
+    (loggers.WandbLogger, {}, "resume", "yes", "'never', 'allow', 'auto' or 'must'"),
+    (loggers.WandbLogger, {}, "tags", "one", "a list of words or null"),
 ]
 
 
@@ -116,6 +188,14 @@ class Taking:
 def test_what_python_gives_is_taken_as_it_is(arguments):
     made = Taking(**arguments)
     assert any(given is value for given in made.given for value in arguments.values())
+
+
+def test_an_integer_of_numpy_s_is_a_size_and_a_seed():
+    assert FcMnist(hidden_sizes=[np.int64(3)], num_classes=np.int32(2)).layers[-1].out_features == 2
+    with pytest.raises(ConfigError, match="num_classes: expected a whole number > 0, got 0"):
+        FcMnist(hidden_sizes=[3], num_classes=np.int64(0))
+    with pytest.raises(ConfigError, match=r"num_classes: expected a whole number > 0, got 2\.0"):
+        FcMnist(hidden_sizes=[3], num_classes=np.float64(2))
 
 
 @pytest.mark.parametrize("value", [0, 1.0, True, np.int64(3), "1", None, object()])

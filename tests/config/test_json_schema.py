@@ -421,6 +421,7 @@ def test_an_editor_is_told_what_an_argument_means_and_its_default(shipped):
         "description": "Width of the model; a multiple of `num_heads`.",
         "type": ["integer", "string"],
         "pattern": "^[-+]?[0-9]+(_[0-9]+)+$",  # 1_000
+        "exclusiveMinimum": 0,
         "default": 768,
     }
     assert {"type": "null"} in arguments["rotary_dim"]["anyOf"]

@@ -97,7 +97,7 @@ def test_each_of_several_has_its_own_filter():
         ),
         (
             "{algorithm: rigl, sparsity: 0, update: {freq: 0}}",
-            "1:1: sparsity: update.freq has 0; it must be a whole number of steps >= 1.",
+            "1:57: sparsity.update.freq: expected a whole number > 0, got 0.",
         ),
         (
             "[{sparsity: 0.1}, {sparsity: 1.5}]",
@@ -105,14 +105,13 @@ def test_each_of_several_has_its_own_filter():
         ),
         (
             "{sparsity: 0.1, param_filter: {a: b}}",
-            "1:41: sparsity.param_filter: expected text, a list (each text) or "
-            "null, got a mapping.",
+            "1:41: sparsity.param_filter: expected a glob, a list of globs or null, got a mapping.",
         ),
         (
             "{algorithm: group, groups: 3}",
             "1:38: sparsity.groups: expected a list of mappings, got 3.",
         ),
-        ("[]", "1:1: sparsity: Group.groups is []; it must be a list of algorithms."),
+        ("[]", "1:1: sparsity: Group.groups: expected a list of algorithms, got []."),
         ("[{sparsity: 0.1}, 3]", "1:29: sparsity[1]: expected a mapping with algorithm, got 3."),
     ],
 )

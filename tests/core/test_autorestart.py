@@ -20,20 +20,22 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_num_restarts": -1}, "autorestart.max_num_restarts is -1; it must be a whole numb"),
-        ({"max_num_restarts": True}, "autorestart.max_num_restarts is True; it must be a whole"),
-        ({"max_num_restarts": 1.5}, "autorestart.max_num_restarts is 1.5; it must be a whole nu"),
-        ({"min_num_csx": 0}, "autorestart.min_num_csx is 0; it must be a whole number > 0."),
-        ({"hang_timeout": 0}, "autorestart.hang_timeout is 0; it must be a number of seconds > 0"),
-        ({"hang_timeout": "1"}, "autorestart.hang_timeout is '1'; it must be a number of seconds"),
-        ({"startup_timeout": float("inf")}, "autorestart.startup_timeout is inf; it must be a nu"),
-        ({"startup_timeout": float("nan")}, "autorestart.startup_timeout is nan; it must be a nu"),
+        (
+            {"max_num_restarts": -1},
+            "autorestart.max_num_restarts: .* a whole .* >= 0 .*, got -1",
+        ),
+        ({"max_num_restarts": True}, "autorestart.max_num_restarts: expected a whole .*, got true"),
+        ({"max_num_restarts": 1.5}, "autorestart.max_num_restarts: expected a whole .*, got 1.5"),
+        ({"min_num_csx": 0}, "autorestart.min_num_csx: expected a whole number > 0, got 0"),
+        ({"hang_timeout": 0}, "autorestart.hang_timeout: .* a number of seconds > 0 .*, got 0"),
+        ({"hang_timeout": "1"}, "autorestart.hang_timeout: .* a number of seconds .*, got '1'"),
+        ({"startup_timeout": float("inf")}, "autorestart.startup_timeout: .* a number .*, got inf"),
+        ({"startup_timeout": float("nan")}, "autorestart.startup_timeout: .* a number .*, got nan"),
     ],
 )
 def test_a_number_out_of_range_is_refused(arguments, message):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=f"^{message}"):
         AutoRestart(**arguments)
-    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize(("num", "enabled"), [(None, False), (0, False), (1, True), (5, True)])

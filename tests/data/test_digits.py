@@ -51,7 +51,7 @@ def test_the_last_smaller_batch_can_be_left_out() -> None:
 
 
 def test_a_share_out_of_range_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"val_fraction is 0.0; it must be between 0 and 1"):
+    with pytest.raises(ConfigError, match=r"val_fraction: expected a number in \(0, 1\), got 0.0"):
         DigitsProcessor(batch_size=1, val_fraction=0.0)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from modelzoo_trainer.data.processor import LoadingOptions
 from modelzoo_trainer.data.synthetic import SyntheticProcessor
 from modelzoo_trainer.errors import ConfigError
 
@@ -58,11 +59,11 @@ def test_the_order_can_be_shuffled() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_samples": 0}, "num_samples is 0; it must be at least 1"),
-        ({"num_features": 0}, "num_features is 0; it must be at least 1"),
-        ({"num_classes": -1}, "num_classes is -1; it must be at least 1"),
-        ({"kind": "tokens", "vocab_size": 1}, "vocab_size is 1; it must be at least 2"),
-        ({"kind": "tokens", "max_sequence_length": 0}, "max_sequence_length is 0"),
+        ({"num_samples": 0}, "num_samples: expected a whole number > 0, got 0"),
+        ({"num_features": 0}, "num_features: expected a whole number > 0, got 0"),
+        ({"num_classes": -1}, "num_classes: expected a whole number > 0, got -1"),
+        ({"kind": "tokens", "vocab_size": 1}, "vocab_size: expected a whole number >= 2, got 1"),
+        ({"kind": "tokens", "max_sequence_length": 0}, "max_sequence_length: .*, got 0"),
         ({"num_samples": 3, "drop_last": True}, "batch_size is 64, but there are only 3 samples"),
     ],
 )
@@ -82,7 +83,6 @@ def test_a_batch_for_all_processes_is_marked() -> None:
     [
         ({}, "neither is given"),
         ({"batch_size": 2, "global_batch_size": 4}, "both are given"),
-        ({"global_batch_size": 0}, "^global_batch_size is 0; it must be at least 1"),
     ],
 )
 def test_one_of_the_two_batch_sizes_is_given(sizes, said) -> None:
@@ -90,3 +90,10 @@ def test_one_of_the_two_batch_sizes_is_given(sizes, said) -> None:
         SyntheticProcessor(**sizes)
     with pytest.raises(ConfigError, match=said):
         SyntheticProcessor.check_arguments(**sizes)
+
+
+@pytest.mark.parametrize("size", ["batch_size", "global_batch_size"])
+def test_either_of_them_is_positive(size) -> None:
+    for making in (SyntheticProcessor, LoadingOptions):
+        with pytest.raises(ConfigError, match=rf"\.{size}: expected .* > 0 .*, got 0"):
+            making(**{size: 0})

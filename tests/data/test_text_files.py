@@ -190,11 +190,11 @@ def test_a_tokenizer_file_makes_the_tokens(corpus: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
-        ({"max_sequence_length": -8}, "max_sequence_length is -8; it must be at least 1"),
-        ({"num_workers": -1}, "num_workers is -1; it must be at least 0"),
-        ({"prefetch_factor": 0}, "prefetch_factor is 0; it must be at least 1"),
-        ({"val_fraction": 1.0}, "val_fraction is 1.0; it must be between 0 and 1"),
+        ({"batch_size": 0}, "batch_size: expected a whole number > 0 or null, got 0"),
+        ({"max_sequence_length": -8}, "max_sequence_length: expected a whole number > 0, got -8"),
+        ({"num_workers": -1}, "num_workers: expected a whole number >= 0, got -1"),
+        ({"prefetch_factor": 0}, "prefetch_factor: expected a whole number > 0 or null, got 0"),
+        ({"val_fraction": 1.0}, r"val_fraction: expected a number in \(0, 1\), got 1.0"),
         ({"pattern": "*.md"}, r"has no file that matches pattern '\*.md'. Set pattern"),
         ({"data_dir": "nowhere"}, "data_dir 'nowhere' does not exist. Give a folder"),
         ({"data_dir": "nowhere/*.txt"}, "has no file that matches"),

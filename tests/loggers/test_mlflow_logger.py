@@ -228,7 +228,7 @@ def test_a_server_that_goes_away_does_not_stop_the_run(make, batches, uri, monke
 
 
 def test_no_experiment_is_refused():
-    with pytest.raises(ConfigError, match=r"MLflowLogger\.experiment_name is ''"):
+    with pytest.raises(ConfigError, match=r"MLflowLogger.experiment_name: .* not empty, got ''"):
         MLflowLogger("")
 
 

@@ -14,10 +14,10 @@ from modelzoo_trainer.models.decoder_settings import DecoderSettings
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"vocab_size": 0}, "vocab_size is 0; it must be at least 1"),
-        ({"num_hidden_layers": -2}, "num_hidden_layers is -2; it must be at least 1"),
-        ({"dropout_rate": 1.0}, "dropout_rate is 1.0; it must be at least 0 and below 1"),
-        ({"attention_dropout_rate": -0.1}, "attention_dropout_rate is -0.1"),
+        ({"vocab_size": 0}, "vocab_size: expected a whole number > 0, got 0"),
+        ({"num_hidden_layers": -2}, "num_hidden_layers: expected a whole number > 0, got -2"),
+        ({"dropout_rate": 1.0}, r"dropout_rate: expected a number in \[0, 1\), got 1.0"),
+        ({"attention_dropout_rate": -0.1}, "attention_dropout_rate: .*, got -0.1"),
         ({"hidden_size": 30}, r"hidden_size \(30\) is not a multiple of num_heads \(12\)"),
         (
             {"extra_attention_params": {"num_kv_groups": 4}},
@@ -42,15 +42,18 @@ from modelzoo_trainer.models.decoder_settings import DecoderSettings
             "rotary_dim is 7; it must be even, at least 2 and at most 64",
         ),
         ({"position_embedding_type": "rotary", "rotary_dim": 66}, "rotary_dim is 66"),
-        ({"rope_theta": 0.0}, "rope_theta is 0.0; it must be above 0"),
-        ({"pos_scaling_factor": 0.5}, "pos_scaling_factor is 0.5; it must be at least 1"),
+        ({"rope_theta": 0.0}, "rope_theta: expected a number > 0, got 0.0"),
+        ({"pos_scaling_factor": 0.5}, "pos_scaling_factor: expected a number >= 1, got 0.5"),
         (
             {"pos_scaling_extra_args": {"low_freq": 1.0}},
             "pos_scaling_extra_args.low_freq: no such setting. Did you mean 'low_freq_factor'?",
         ),
         ({"mup_base_hidden_size": 256}, "mup_base_filter_size is None: muP needs both"),
-        ({"mup_base_hidden_size": 0, "mup_base_filter_size": 4}, "must be at least 1"),
-        ({"initializer_range": 0.0}, "initializer_range is 0.0; it must be > 0"),
+        (
+            {"mup_base_hidden_size": 0, "mup_base_filter_size": 4},
+            "base_hidden_size: .* >= 1 .*, got 0",
+        ),
+        ({"initializer_range": 0.0}, "initializer_range: expected a number > 0, got 0.0"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(settings: dict[str, Any], message: str) -> None:

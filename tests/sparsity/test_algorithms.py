@@ -221,19 +221,25 @@ def test_an_algorithm_may_be_written_in_many_ways(given, kinds):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (1.0, r"sparsity is 1.0; it must be a number in \[0, 1\)"),
-        ("0.5", "sparsity is '0.5'; it must"),
-        ([], r"Group.groups is \[\]"),
-        ([0.5, "a"], r"sparsity\[1\] is 'a'"),
+        (1.0, r"sparsity: expected a number in \[0, 1\), got 1.0"),
+        ("0.5", r"sparsity: expected a number in \[0, 1\), got '0.5'"),
+        ([], r"Group.groups: expected a list of algorithms, got \[\]"),
+        ([0.5, "a"], r"sparsity\[1\]: expected a number in \[0, 1\), got 'a'"),
         ({"algorithm": "riggl"}, "sparsity.algorithm is 'riggl'. Did you mean 'rigl'?"),
         ({"sparsty": 0.5}, "sparsity.sparsty: no such argument of Static. Did you mean 'sparsity'"),
         ({"algorithm": "rigl", "sparsity": 0.5}, "sparsity.update is missing; RigL needs it"),
         ({"algorithm": "gmp"}, "GMP.sparsity is missing; write sparsity or schedule"),
         ({"algorithm": "gmp", "sparsity": 0, "schedule": 0}, "sparsity and schedule are both giv"),
-        ({"sparsity": 0.5, "init_method": "top"}, "Static.init_method is 'top'. Did you mean 'to"),
-        ({"sparsity": 0.5, "init_method": ["topk"]}, r"Static.init_method is \['topk'\]\. "),
-        ({"sparsity": 0.5, "param_filter": []}, r"Static.param_filter is \[\]; it must be a glob"),
-        ({"algorithm": "group", "groups": 3}, "Group.groups is 3; it must be a list"),
+        (
+            {"sparsity": 0.5, "init_method": "top"},
+            r"Static.init_method: .*, got 'top'. Did you mean 'topk'\?",
+        ),
+        ({"sparsity": 0.5, "init_method": ["topk"]}, r"Static.init_method: .*, got \['topk'\]"),
+        (
+            {"sparsity": 0.5, "param_filter": []},
+            r"Static.param_filter: .* a glob, .*, got \[\]",
+        ),
+        ({"algorithm": "group", "groups": 3}, "Group.groups: expected a list of algorithms, got 3"),
     ],
 )
 def test_what_is_no_algorithm_is_refused(given, message):
@@ -244,13 +250,19 @@ def test_what_is_no_algorithm_is_refused(given, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: RigL(0.5, update={"freq": 1}, balance_in_groups=0), "balance_in_groups is 0"),
+        (
+            lambda: RigL(0.5, update={"freq": 1}, balance_in_groups=0),
+            "balance_in_groups: .*, got 0",
+        ),
         (
             lambda: RigL(0.5, update={"freq": 1}, balance_in_groups=1, balance_out_groups=1),
             "exclude each other",
         ),
-        (lambda: RigL(0.5, update={"freq": 1}, drop_fraction=1), "RigL.drop_fraction is 1; it mus"),
-        (lambda: SET(0.5, update=3), "SET.update is 3; it must be a mapping"),
+        (
+            lambda: RigL(0.5, update={"freq": 1}, drop_fraction=1),
+            r"RigL.drop_fraction: .* 1\).*, got 1",
+        ),
+        (lambda: SET(0.5, update=3), "SET.update: expected a mapping with freq or steps, got 3"),
         (
             lambda: SET(0.5, update={"freq": 1}, ensure_sparsity_fraction=False),
             "ensure_sparsity_fraction is False",

@@ -5,6 +5,7 @@ import pytest
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.sparsity import (
     CURVES,
+    GMP,
     Constant,
     Cosine,
     Cubic,
@@ -92,20 +93,23 @@ def test_what_a_curve_says_is_limited_where_it_is_used():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (1, r"x is 1; it must be a number in \[0, 1\)."),
-        (True, "x is True; it must be a number"),
-        ("a", "x is 'a'; it must be"),
-        ({"type": "cosin"}, "x.type is 'cosin'. Did you mean 'cosine'?"),
-        ({"init": 1}, "x.type is None. Known: constant"),
-        ({"type": "exp", "init": 1}, "x.gamma is missing; Exp needs it."),
-        ({"type": "exp", "init": 1, "gama": 2}, "x.gama: no such argument of Exp. Did you mean 'g"),
-        ({"type": "linear", "init": math.nan, "slope": 0}, "Linear.init is nan; it must be a fini"),
-        ({"type": "cosine", "init": 1, "half_period": 0}, "Cosine.half_period is 0; it must be a"),
-        ({"type": "cubic", "final": 0.9, "steps": 1.5}, "Cubic.steps is 1.5; it must be a whole"),
-        ({"type": "cycling", "values": []}, r"Cycling.values is \[\]; it must be a list"),
-        ({"type": "cycling", "values": [0, "a"]}, r"Cycling.values\[1\] is 'a'"),
+        (1, r"GMP.sparsity: expected a number in \[0, 1\).*, got 1\."),
+        (True, "GMP.sparsity: expected a number.*, got true"),
+        ("a", "GMP.sparsity: expected a number.*, got 'a'"),
+        ({"type": "cosin"}, "GMP.sparsity.type is 'cosin'. Did you mean 'cosine'?"),
+        ({"init": 1}, "GMP.sparsity.type is None. Known: constant"),
+        ({"type": "exp", "init": 1}, "GMP.sparsity.gamma is missing; Exp needs it."),
+        ({"type": "exp", "init": 1, "gama": 2}, "sparsity.gama: no such argument of Exp. Did you"),
+        (
+            {"type": "linear", "init": math.nan, "slope": 0},
+            "Linear.init: .* finite .*, got nan",
+        ),
+        ({"type": "cosine", "init": 1, "half_period": 0}, "Cosine.half_period: .* > 0, got 0"),
+        ({"type": "cubic", "final": 0.9, "steps": 1.5}, "Cubic.steps: .* whole .*, got 1.5"),
+        ({"type": "cycling", "values": []}, r"Cycling.values: expected a list .*, got \[\]"),
+        ({"type": "cycling", "values": [0, "a"]}, r"Cycling.values\[1\]: .*, got 'a'"),
     ],
 )
 def test_what_is_no_curve_is_refused(given, message):
     with pytest.raises(ConfigError, match=message):
-        as_curve(given, "x")
+        GMP(given)

@@ -1,7 +1,7 @@
 import pytest
 
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.sparsity import UpdateAt, UpdateEvery
+from modelzoo_trainer.sparsity import SET, UpdateAt, UpdateEvery
 from modelzoo_trainer.sparsity.updates import as_updates
 
 
@@ -44,18 +44,18 @@ def test_the_last_update_is_known_at_any_step():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (3, "x is 3; it must be a mapping with freq or steps"),
-        ({"freq": 0}, "update.freq has 0; it must be a whole number of steps >= 1"),
-        ({"freq": 1, "stop": -1}, "update.stop has -1; it must be a whole"),
-        ({"freq": 1, "every": 1}, "x.every: no such argument of UpdateEvery"),
-        ({"start": 1}, "x.freq is missing"),
-        ({"steps": []}, r"update.steps is \[\]"),
-        ({"steps": [1, True]}, "update.steps has True"),
+        (3, "SET.update: expected a mapping with freq or steps, got 3"),
+        ({"freq": 0}, "update.freq: expected a whole number > 0, got 0"),
+        ({"freq": 1, "stop": -1}, "update.stop: expected a whole number >= 0 or null, got -1"),
+        ({"freq": 1, "every": 1}, "SET.update.every: no such argument of UpdateEvery"),
+        ({"start": 1}, "SET.update.freq is missing"),
+        ({"steps": []}, r"update.steps: expected a list .*, got \[\]"),
+        ({"steps": [1, True]}, r"update.steps\[1\]: expected a whole number >= 0, got true"),
         ({"freq": 3, "start": 4, "stop": 4}, "update.stop is 4, and the first update at step 4"),
         ({"freq": 100, "stop": 50}, "update.stop is 50, and the first update at step 100"),
-        ({"steps": [1], "freq": 1}, "x.freq: no such argument of UpdateAt"),
+        ({"steps": [1], "freq": 1}, "SET.update.freq: no such argument of UpdateAt"),
     ],
 )
 def test_other_updates_are_refused(given, message):
     with pytest.raises(ConfigError, match=message):
-        as_updates(given, "x")
+        SET(0.5, update=given)
