@@ -45,8 +45,7 @@ class ModelZooParamsMetadata(Callback):
     def take_config(self, config: Mapping[str, Any]) -> None:
         """Save the settings of the file that the run is from, if there are no others.
 
-        Args:
-            config: Plain values, no secrets; numbers that are not finite become texts.
+        Values are plain, without secrets; numbers that are not finite become texts.
         """
         if self.params is None:
             self.params = {key: _savable(value) for key, value in config.items()}

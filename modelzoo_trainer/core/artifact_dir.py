@@ -21,9 +21,7 @@ _PATIENCE_S: Final = 10.0
 def folder_of(argument: str, folder: Any) -> Path:
     """Return a folder that a user has named, as a path.
 
-    Args:
-        argument: Where it was given, for the message.
-        folder: What was given.
+    `argument` is where it was given, for the message.
 
     Raises:
         ConfigError: If it cannot be a path.

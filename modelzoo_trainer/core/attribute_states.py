@@ -158,8 +158,7 @@ class AttributeStates(CoreCallback):
 def parts_beside(trainer: Trainer) -> dict[str, Any]:
     """Return by name what has a state and is an attribute of a trainer, or in its model.
 
-    Args:
-        trainer: After its set-up.
+    The trainer has been set up.
     """
     known = [trainer.compiled_model, *trainer.model.modules(), *trainer.schedulers]
     known += [*trainer.all_callbacks, *([trainer.optimizer] if trainer.has_optimizer else ())]

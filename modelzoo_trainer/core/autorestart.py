@@ -107,12 +107,8 @@ class AutoRestart(CoreCallback):
     ) -> None:
         """Have it know that a supervisor restarts the run, and watches it from outside.
 
-        Args:
-            is_restart: See the attribute.
-            last_checkpoint: See the attribute.
-            on_commit: Called with each checkpoint that has been committed, before anybody else
-                hears of it and may fail.
-            began: See the attribute.
+        `on_commit` is called with each checkpoint that has been committed, before anybody else
+        hears of it and may fail.
         """
         self.is_supervised = True
         self.is_restart = is_restart

@@ -164,10 +164,8 @@ class Checkpoint(CoreCallback, Advised):
     def choose(self, trainer: Trainer, ckpt_path: Any) -> Path | None:
         """Return the checkpoint that an argument stands for.
 
-        Args:
-            trainer: The trainer.
-            ckpt_path: A path; None = none; Ellipsis = the newest intact one, if autoload is on
-                and this trainer has neither trained nor loaded anything yet.
+        None stands for none; Ellipsis for the newest intact one, if autoload is on and this trainer
+        has neither trained nor loaded anything yet.
 
         Raises:
             CheckpointError: If there are checkpoints and none of them is intact.
@@ -246,10 +244,8 @@ class Checkpoint(CoreCallback, Advised):
     def to_roll_back_to(self, trainer: Trainer, step: int) -> Path | None:
         """Return the newest intact checkpoint from before a step's first batch, or None.
 
-        Args:
-            trainer: The trainer.
-            step: The `global_step` that was bad. What was written after it began is never gone
-                back to in this fit.
+        `step` is the `global_step` that was bad; what was written after it began is never gone back
+        to in this fit.
         """
         self.finish(trainer)
         self._found = None
@@ -286,9 +282,6 @@ class Checkpoint(CoreCallback, Advised):
     def all_of(self, trainer: Trainer) -> list[Path]:
         """Return all checkpoints of the folder, in order of their steps.
 
-        Args:
-            trainer: Whose folder it is.
-
         Raises:
             ConfigError: If there is none.
         """
@@ -306,8 +299,7 @@ class Checkpoint(CoreCallback, Advised):
     def require_any(self, trainer: Trainer) -> None:
         """Make sure that a validation for which no checkpoint is named has one to load.
 
-        Args:
-            trainer: Whose folder it is; one that has loaded something already needs none.
+        A trainer that has loaded something already needs none.
 
         Raises:
             ConfigError: If it would validate the weights as they are made.
@@ -496,9 +488,7 @@ class Checkpoint(CoreCallback, Advised):
     def saved_by_fit(self, trainer: Trainer, *, is_new: bool) -> str:
         """Return what the fit that has just ended has saved, as a part of a sentence.
 
-        Args:
-            trainer: The trainer.
-            is_new: Whether it has taken a step.
+        `is_new`: whether it has taken a step.
         """
         path = self._saved[0] if self._has_written else None
         if path is not None and self._is_saved(trainer):
@@ -547,9 +537,7 @@ class Checkpoint(CoreCallback, Advised):
     def restoring(self, trainer: Trainer, path: Path | None = None) -> Iterator[StateDict]:
         """Read a checkpoint and yield its content; whatever in it does not fit is an error of it.
 
-        Args:
-            trainer: The trainer.
-            path: None = what was read last, for what is restored later; an empty state then.
+        `path` None = what was read last, for what is restored later; an empty state then.
 
         Raises:
             CheckpointError: As `read`; or if the block fails by content of a wrong kind.
@@ -562,10 +550,7 @@ class Checkpoint(CoreCallback, Advised):
     def write(self, trainer: Trainer, state: StateDict, *, wait: bool) -> Path:
         """Write a checkpoint of the current step and return its path.
 
-        Args:
-            trainer: The trainer.
-            state: What to write; shares memory with the run.
-            wait: Until it is committed.
+        The state shares memory with the run.
 
         Raises:
             CheckpointError: If it cannot be written; or, of one before that was not waited for.
@@ -590,9 +575,7 @@ class Checkpoint(CoreCallback, Advised):
     def read(self, trainer: Trainer, path: Path) -> StateDict:
         """Verify a checkpoint and return its content.
 
-        Args:
-            trainer: The trainer.
-            path: A checkpoint; or a `.safetensors` file, or a folder with one, for the weights.
+        It may also be a `.safetensors` file, or a folder with one, for the weights.
 
         Raises:
             CheckpointError: If it is not there, not intact, or of another format.

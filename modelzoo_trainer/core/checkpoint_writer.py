@@ -101,13 +101,9 @@ class CheckpointSaver:
     ) -> None:
         """Write a checkpoint.
 
-        Args:
-            path: A name that is not in use.
-            state: What to save; may change once this has returned.
-            step: The global step.
-            wait: Until it is committed.
-            group: The processes that write it together; None = this one alone does.
-            facts: What the manifest is to say besides.
+        The state may change once this has returned. `wait`: until it is committed. `group`: the
+        processes that write it together; None = this one alone does. `facts`: what the manifest
+        says besides.
 
         Raises:
             CheckpointError: If it cannot be written; or, of the one before.
@@ -176,20 +172,15 @@ class CheckpointSaver:
 
 
 def facts_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the manifest of a checkpoint says of when it was written.
-
-    Args:
-        state: What is saved.
-    """
+    """Return what the manifest of a checkpoint says of when it was written."""
     return {_WITHIN_STEP: True} if "window" in state.get("dataloader", {}) else {}
 
 
 def was_written_before(path: Path, step: int) -> bool:
     """Return whether a checkpoint holds nothing of a step, as far as its manifest tells.
 
-    Args:
-        path: The checkpoint; of one whose manifest cannot be read it is true.
-        step: A `global_step`; the weights after it are the first that have its update.
+    The weights after `step` are the first that have its update. True if the manifest cannot be
+    read.
     """
     try:
         manifest = checkpointing.read_manifest(path)
@@ -202,10 +193,8 @@ def was_written_before(path: Path, step: int) -> bool:
 def prepare(root: Path, trainer: Trainer, *, is_locked: bool) -> None:
     """Make sure that checkpoints can be written in a folder, before hours are spent on one.
 
-    Args:
-        root: The folder; it is made if it is not there.
-        trainer: Whose state will be saved.
-        is_locked: Whether nobody else writes there: then what a crash has left over is removed.
+    The folder is made if it is not there. `is_locked`: nobody else writes there, so that what a
+    crash has left over is removed.
 
     Raises:
         ConfigError: If it cannot be written, or has less space than a checkpoint takes, or if the

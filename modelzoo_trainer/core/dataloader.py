@@ -247,11 +247,8 @@ class DataLoaderCallback(CoreCallback):
     def end_epochs_after(self, num_batches: int, limited_by: str) -> None:
         """End the epochs of the fit at hand after so many batches, where they would be longer.
 
-        Called in `on_enter_fit`; of several calls the least number counts.
-
-        Args:
-            num_batches: Batches of all processes, > 0.
-            limited_by: Who says so, for messages.
+        Called in `on_enter_fit`; of several calls the least number counts. The batches are those of
+        all processes, > 0; `limited_by` says who asks, for messages.
         """
         assert self._data is not None  # a fit has been entered
         if self._data.limit is None or num_batches < self._data.limit:
@@ -264,8 +261,7 @@ class DataLoaderCallback(CoreCallback):
     def skip_batches(self, batches: Iterable[tuple[int, int]]) -> None:
         """Skip batches when their epoch comes to them; they count as consumed.
 
-        Args:
-            batches: Number of the epoch, and of the batch in it.
+        Each is the number of the epoch, and of the batch in it.
         """
         found = {(int(epoch), int(idx)) for epoch, idx in batches}
         self.skipped |= found
@@ -277,10 +273,8 @@ class DataLoaderCallback(CoreCallback):
     def skip_samples(self, num: int) -> int:
         """Skip at least so many samples, in whole batches; return how many they are.
 
-        Between two batches of a step, the step is begun anew behind them.
-
-        Args:
-            num: Samples of all processes, > 0.
+        Between two batches of a step, the step is begun anew behind them. `num`: samples of all
+        processes, > 0.
 
         Raises:
             ConfigError: If the loader does not tell how many samples a batch has.

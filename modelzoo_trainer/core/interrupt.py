@@ -96,9 +96,6 @@ class Interrupt(CoreCallback):
     def _conclude(self, trainer: Trainer) -> None:
         """Report what stopped a fit that has ended in order, and raise what is for the program.
 
-        Args:
-            trainer: Whose fit it was.
-
         Raises:
             KeyboardInterrupt: After SIGINT.
             SystemExit: After SIGTERM.

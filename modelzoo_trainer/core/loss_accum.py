@@ -60,9 +60,7 @@ class Mean:
     def load_state_dict(self, state: dict[str, Any] | None, device: torch.device) -> None:
         """Go on from what `state_dict` returned.
 
-        Args:
-            state: That.
-            device: Where what is added will be.
+        `device` is where what is added will be.
         """
         self.take()
         if state is not None:
@@ -73,9 +71,7 @@ class Mean:
 def take_all(means: Mapping[str, Mean], backend: Backend) -> dict[str, Tensor | None]:
     """Return the means over all processes, and start anew.
 
-    Args:
-        means: By name; on all processes the same, each with something added.
-        backend: The device.
+    The names are the same on all processes, each with something added.
 
     Cost: One message, if there are several processes. Collective.
     """

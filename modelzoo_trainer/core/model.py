@@ -53,8 +53,7 @@ class ModelCallback(CoreCallback, Advised):
     def change(self, change: Callable[[Module], Module]) -> None:
         """Have something done to the model when it is made; called in `pre_setup`.
 
-        Args:
-            change: Given the model, returns what is to be used instead of it.
+        `change` is given the model, and returns what is to be used instead of it.
         """
         self.model = partial(_changed, self.model, change)
 
@@ -164,9 +163,8 @@ def _is_sized(value: Any) -> bool:
 def to_outputs(raw: Any) -> Outputs:
     """Return a model's output as a mapping that callbacks may change.
 
-    Args:
-        raw: A tensor with one element (the loss), another tensor (`output`), a pair
-            (loss, logits), or a mapping.
+    `raw` is a tensor with one element (the loss), another tensor (`output`), a pair (loss, logits),
+    or a mapping.
 
     Raises:
         ConfigError: If it is none of these.
@@ -189,14 +187,7 @@ def to_outputs(raw: Any) -> Outputs:
 def note_call(
     trainer: Trainer, error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
-    """Note on what a model has raised for its first batch that this was its one argument.
-
-    Args:
-        trainer: Whose model it is.
-        error: What it has raised.
-        args: What it was called with.
-        kwargs: Likewise, by name.
-    """
+    """Note on what a model has raised for its first batch that this was its one argument."""
     of_train, of_val = trainer.data, trainer.val_pass
     num = of_train.num_batches if of_val is None else of_val.num_yielded
     if num > 1 or len(args) != 1 or kwargs or not isinstance(error, _OF_ANOTHER_TYPE):

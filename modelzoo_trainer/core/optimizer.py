@@ -42,8 +42,7 @@ _MOST: Final = 4  # names in a message
 def check_parameters(trainer: Trainer) -> None:
     """Refuse an optimizer that would train nothing of the run.
 
-    Args:
-        trainer: Its model's parameters are those that are trained: sharded, on the device.
+    Parameters of the trainer's model are those that are trained: sharded, on the device.
 
     Raises:
         ConfigError: If none of the optimizer's parameters is the model's, or that of a module that

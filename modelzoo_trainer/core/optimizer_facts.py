@@ -55,8 +55,7 @@ def settings_of(optimizer: Optimizer) -> Settings:
 def bytes_to_come(optimizer: Optimizer) -> int:
     """Return about how many bytes of state an optimizer adds with its first step.
 
-    Args:
-        optimizer: Of a class that is not known, nor derived from a known one, it is 0.
+    0 for a class that is neither known nor derived from a known one.
     """
     names = [cls.__name__ for cls in type(optimizer).__mro__]
     count = next((_NUM_LIKE_PARAMETER[name] for name in names if name in _NUM_LIKE_PARAMETER), None)
@@ -90,10 +89,7 @@ def names_of(model: Module, optimizer: Optimizer) -> Names | None:
 def changes(now: Settings, before: Settings, scheduled: Collection[str]) -> str:
     """Return in words which settings are others than a checkpoint's; empty if none is.
 
-    Args:
-        now: Of this run at its set-up.
-        before: Of the run that made the checkpoint, at its set-up.
-        scheduled: Settings that a schedule writes, whose values are its own.
+    Both are of the set-up. The values of `scheduled` settings are those of schedules.
     """
     rows = dict.fromkeys(
         f"{key} is {group[key]!r} (checkpoint: {old[key]!r})"
@@ -111,12 +107,7 @@ def _differ(first: Any, second: Any) -> bool:
 
 
 def check_names(now: Names, before: Names) -> None:
-    """Raise a `CheckpointMismatch` if the parameters are others, or in another order.
-
-    Args:
-        now: Of this run, by group.
-        before: Of the checkpoint.
-    """
+    """Raise a `CheckpointMismatch` if the parameters are others, or in another order."""
     for group, (own, old) in enumerate(zip(now, before, strict=False)):
         for idx, (name, expected) in enumerate(zip(own, old, strict=False)):
             if name != expected:
@@ -132,11 +123,7 @@ def check_shapes(
 ) -> None:
     """Raise a `CheckpointMismatch` if a checkpoint's state is for parameters of other shapes.
 
-    Args:
-        optimizer: This run's.
-        state: The checkpoint's state dict.
-        names: Of the optimizer's parameters, by group.
-        whose: What messages call the optimizer.
+    `whose` is what messages call the optimizer.
     """
     keys = [key for group in state["param_groups"] for key in group["params"]]
     params = [param for group in optimizer.param_groups for param in group["params"]]

@@ -55,11 +55,7 @@ class Reproducibility(CoreCallback):
         return torch.initial_seed() if self.seed is None else self.seed
 
     def share_seed(self, backend: Backend) -> None:
-        """Give all processes the seed of the first one: a model begins the same on all of them.
-
-        Args:
-            backend: It has been opened.
-        """
+        """Give all processes the seed of the first one: a model begins the same on all of them."""
         if backend.comm.world_size == 1:
             return
         seed = backend.comm.broadcast_object(self.step_seed)

@@ -96,9 +96,6 @@ class FolderLock:
     def take(self, folder: Path) -> None:
         """Make a folder and lock it.
 
-        Args:
-            folder: The folder.
-
         Raises:
             ConfigError: If another process holds it, or it cannot be made or written.
         """
@@ -144,8 +141,7 @@ class FolderLock:
     def begin_fit(self, stack: ExitStack) -> None:
         """Keep other trainers of this process from fitting in the folder.
 
-        Args:
-            stack: Where that ends.
+        This ends with the stack.
 
         Raises:
             ConfigError: If one does, or if another process has taken the folder.

@@ -44,8 +44,7 @@ def kind_of(scheduler: Any) -> str:
 def settings_of(scheduler: Any) -> Settings | None:
     """Return by name what a new scheduler of torch's kind was made with; None of any other.
 
-    Args:
-        scheduler: One that has taken a step already may hold other values: None as well.
+    One that has taken a step already may hold other values: None as well.
     """
     if not isinstance(scheduler, LRScheduler):
         return None
@@ -133,8 +132,7 @@ class Beginning:
     def go_to(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Take as many steps as the schedulers of a checkpoint had taken.
 
-        Args:
-            states: Those of the schedulers of torch's, in order.
+        `states` are those of the schedulers of torch's, in order.
 
         Raises:
             CheckpointMismatch: If the schedule ends before.
@@ -241,12 +239,7 @@ class SchedulersCallback(CoreCallback, Advised):
 
     @event("create-scheduler")
     def create_scheduler(self, optimizer: Optimizer, scheduler: Any) -> Any:
-        """Return a scheduler: the one that was given, or what the callable makes.
-
-        Args:
-            optimizer: Whose it is.
-            scheduler: As it was given.
-        """
+        """Return a scheduler: the one that was given, or what the callable makes."""
         return scheduler if hasattr(scheduler, "step") else scheduler(optimizer)
 
     @override

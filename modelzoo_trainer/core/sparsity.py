@@ -169,8 +169,7 @@ class Sparsity(CoreCallback):
     def fractions(self, step: int) -> dict[str, tuple[float, Tensor]]:
         """Return of each parameter the fraction of zeros that is meant, and that which there is.
 
-        Args:
-            step: The `global_step` that the optimizer's step began at.
+        `step` is the `global_step` that the optimizer's step began at.
 
         Shapes:
             The second: (), float32, on the device.

@@ -29,12 +29,8 @@ def load_states(
 ) -> None:
     """Hand the states of a checkpoint to the callbacks whose names they have.
 
-    Args:
-        trainer: Whose callbacks.
-        states: By name.
-        strict: Warn of callbacks without a state, too.
-        is_foreign: The checkpoint is another run's: leave out states that are of that run.
-        ignored: Names of states that nobody has to take.
+    `strict`: warn of callbacks without a state, too. `is_foreign`: the checkpoint is another run's,
+    so leave out states that are of that run. `ignored`: states that nobody has to take.
     """
     known = dict(trainer.stateful_callbacks())
     _warn_of_numbers(states, known)
@@ -83,10 +79,6 @@ def part_of(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, Any]:
     The first process writes all it has. The others write with it what is large, and alone what
     is their own: their parts of tensors, their random generators (`host_<rank>`), and the places
     of their own loaders (`loader_<part of the data>`).
-
-    Args:
-        state: All that this process has.
-        trainer: Whose state it is; its backend knows which process this is.
     """
     backend = trainer.backend
     if backend.comm.is_main:

@@ -44,11 +44,6 @@ _KINDS: Final = (((str, Path), "model_dir"), (Module, "model"), (Optimizer, "opt
 def check_arguments(cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse arguments that a trainer's constructor does not take, with what to write instead.
 
-    Args:
-        cls: The trainer's class.
-        args: Of the call.
-        kwargs: Of the call, by name.
-
     Raises:
         TypeError: If there is one, as Python would.
     """

@@ -120,8 +120,7 @@ class ServiceLogger(Logger):
     def take_config(self, config: Mapping[str, Any]) -> None:
         """Show settings with the run, instead of any before.
 
-        Args:
-            config: Plain values by name, which may be mappings and lists themselves.
+        Values are plain, or mappings and lists of such.
         """
         self._config = dict(config)
         if self._is_open:

@@ -74,12 +74,7 @@ class SparsityAlgorithm(ABC):
         return limited(self.fraction.value(*self.last_update(step)))
 
     def num_kept(self, step: int, size: int) -> int:
-        """Return how many weights are there once a step's update is done.
-
-        Args:
-            step: The `global_step`.
-            size: Number of all of them.
-        """
+        """Return how many weights are there once a step's update is done."""
         return size - round(self.fraction_at(step) * size)
 
     def num_surviving(self, step: int, size: int) -> int:
@@ -89,11 +84,7 @@ class SparsityAlgorithm(ABC):
     def numbers(self, step: int, size: int, seed: int, name: str) -> list[int]:
         """Return what a mask is computed from.
 
-        Args:
-            step: The `global_step`.
-            size: Number of weights of a group.
-            seed: The run's.
-            name: The parameter's.
+        `size` is the number of weights of a group.
 
         Returns:
             How many weights survive, how many there are then, and a key of two words for what is

@@ -37,11 +37,6 @@ class SparseParam:
     def of(cls, name: str, param: Tensor, algorithm: SparsityAlgorithm) -> SparseParam:
         """Return a parameter with a mask that is still to be made.
 
-        Args:
-            name: In the bare model.
-            param: The parameter.
-            algorithm: Decides which weights.
-
         Raises:
             ConfigError: If it cannot be divided into the algorithm's groups.
         """
@@ -67,8 +62,7 @@ class SparseParam:
     def first_pruned(self, numbers: Tensor) -> Tensor:
         """Return what is zero in the beginning.
 
-        Args:
-            numbers: (4,), int64, on the device.
+        `numbers`: (4,), int64, on the device.
         """
         layout, weight = self.algorithm.layout, self.param.detach()
         method = INIT_METHODS[self.algorithm.init_method]
@@ -78,8 +72,7 @@ class SparseParam:
     def next_pruned(self, numbers: Tensor) -> Tensor:
         """Return what is zero after an update.
 
-        Args:
-            numbers: (4,), int64, on the device.
+        `numbers`: (4,), int64, on the device.
         """
         layout, algorithm, weight = self.algorithm.layout, self.algorithm, self.param.detach()
         gradients = None
@@ -112,10 +105,8 @@ def prune_gradients(params: Iterable[SparseParam]) -> None:
 def prune_state(params: Iterable[SparseParam], optimizer: Optimizer) -> None:
     """Set to zero what an optimizer keeps for each weight of those that are zero.
 
-    Args:
-        params: Perhaps not yet known to the optimizer.
-        optimizer: Of its state what has the shape of the parameter is meant, but for step sizes:
-            a weight that comes back continues with its own.
+    What has the shape of the parameter is meant, but for step sizes: a weight that comes back
+    continues with its own. The parameters may not be known to the optimizer yet.
     """
     for one in params:
         for name, value in optimizer.state.get(one.param, {}).items():

@@ -29,11 +29,8 @@ def select(
 ) -> dict[str, Tensor]:
     """Return the parameters that a filter means.
 
-    Args:
-        model: Whose parameters they are.
-        named: All of them by name.
-        globs: Of names; None = trainable ones with two dimensions or more, not of embeddings.
-        where: What the filter is for, in messages.
+    `globs` None = trainable ones with two dimensions or more, not of embeddings; `where` is what
+    the filter is for, in messages.
 
     Raises:
         ConfigError: If there is none, or one cannot be sparse.
