@@ -40,16 +40,16 @@ class CheckLoss(Callback):
     that it belongs to. No checkpoint is written in between.
 
     * `raise` ends the run.
-    * `skip` leaves out the step: weights, buffers and the optimizer's state stay as they were
+    * `skip` discards the step: weights, buffers and the optimizer's state stay as they were
       before its first batch, bit by bit; schedules and `global_step` continue, and so does a change
-      of sparsity's masks that is due. That is decided on the device, so a step is left out
+      of sparsity's masks that is due. That is decided on the device, so a step is skipped
       however late it is reported.
     * `rollback` goes back to the newest checkpoint of the run from before the first batch of the
       bad step, from where it continues without the batches of that step (as Chowdhery et al. 2022,
       PaLM, section 5.1, did by hand).
 
     A validation whose loss is not finite ends the run under each of them: it changes nothing that
-    could be left out or taken back.
+    could be skipped or undone.
 
     A loss is a spike if it is more than `spike_threshold` robust standard deviations (1.4826 times
     the median absolute deviation) above the median of the last `spike_window` good losses; none is
@@ -59,14 +59,14 @@ class CheckLoss(Callback):
     Args:
         policy: What becomes of a step that is bad.
         check_gradients: Whether gradients whose norm is not finite make a step bad as well; None =
-            under `skip` and `rollback`. Under a loss scaler they do not, it leaves those out.
+            under `skip` and `rollback`. Under a loss scaler they do not, it skips those.
         spike_window: Losses by which a spike is judged, >= 8; None = spikes are not bad.
         spike_threshold: How far above the median a spike begins, > 0.
-        max_skips: Most steps that are left out in a row; with the next one the run ends.
+        max_skips: Most steps that are skipped in a row; with the next one the run ends.
         max_rollbacks: Most times in a row to roll back before a step beyond the bad ones is good.
 
     Metrics:
-        skipped_steps: Under `skip`, how many steps of the run were left out so far.
+        skipped_steps: Under `skip`, how many steps of the run were skipped so far.
 
     State: The last finite losses, those of the window, and the counts.
 
@@ -225,11 +225,11 @@ class CheckLoss(Callback):
         self._num_skips += 1
         if self._num_skips > self.max_skips:
             error.add_note(
-                f"The {self.max_skips} steps before it were left out (CheckLoss.max_skips). It is "
+                f"The {self.max_skips} steps before it were skipped (CheckLoss.max_skips). It is "
                 f"hardly the data: look at the learning rate, the precision and the model."
             )
             raise error
-        log.warning("Left out a step: %s.", found.complaint)
+        log.warning("Skipped a step: %s.", found.complaint)
 
     def _roll_back(self, found: StepFinding, error: FloatingPointError) -> None:
         self._bad_step = max(found.step, self._bad_step)

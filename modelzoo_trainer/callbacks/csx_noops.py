@@ -102,8 +102,8 @@ class HFCacheDir(Callback):
         loaded = loaded_hf_libraries()
         if loaded and trainer.backend.comm.is_main:
             log.warning(
-                "HFCacheDir: %s had been imported already and may go on with another folder than "
-                "%s.",
+                "HFCacheDir: %s had been imported already and may continue to use "
+                "another folder than %s.",
                 ", ".join(loaded),
                 self.cache_dir,
             )

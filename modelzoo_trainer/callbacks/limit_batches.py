@@ -109,7 +109,7 @@ class LimitBatches(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
-        log.warning("LimitBatches: passes over data end after %d batches.", self.num_batches)
+        log.warning("LimitBatches: epochs end after %d batches.", self.num_batches)
 
     @override
     def on_enter_validate(

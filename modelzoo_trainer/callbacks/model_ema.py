@@ -251,7 +251,7 @@ class ModelEma(ValidationCallback):
     """Keeps an exponential moving average of the weights, and validates it as well.
 
     After each optimizer step the average becomes `decay * average + (1 - decay) * weights`; it
-    begins as the weights before the first step. Steps that are left out, by `CheckLoss` or by a
+    begins as the weights before the first step. Steps that are skipped, by `CheckLoss` or by a
     loss scaler, do not count. Frozen parameters and buffers that are not floating-point numbers are
     as the model has them.
 
@@ -315,8 +315,8 @@ class ModelEma(ValidationCallback):
         same = [one for one in trainer.get_callbacks(ModelEma) if one.name_scope == self.name_scope]
         if len([one for one in same if one.validates]) > 1:
             raise ConfigError(
-                f"two ModelEma validate under the name {self.name_scope!r}, so nobody could tell "
-                f"their metrics apart. Give one of them another name_scope, or validate: false."
+                f"two ModelEma validate under the name {self.name_scope!r}, so their metrics have "
+                f"the same names. Give one of them another name_scope, or validate: false."
             )
 
     # ---- the average
@@ -415,7 +415,7 @@ class ModelEma(ValidationCallback):
     def on_before_optimizer_zero_grad(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
-        # Not before: buffers of a step that is left out have been put back by now.
+        # Not before: buffers of a step that is skipped have been put back by now.
         self.average.update(self._keep(), counts_on_device=self._counts_on_device)
 
     def _keep(self) -> Tensor | None:

@@ -231,7 +231,7 @@ class DurationProfiler(TrainingProfiler):
 
     What is left is counted from `global_step`, so it is the same in a run that was resumed: steps,
     the validations after the stages, and the checkpoints that are due by steps. What each takes is
-    the mean of those that this fit has had, its first step left out. A kind that has not happened
+    the mean of those that this fit has had, its first step excluded. A kind that has not happened
     yet counts as nothing: until then the estimate is a lower bound. Of a fit whose end is not known
     nothing is logged.
 
@@ -377,7 +377,7 @@ class Mean:
         self._began = time.perf_counter()
 
     def end(self) -> None:
-        """End it; nothing happens if none has begun."""
+        """End it. No-op if none has begun."""
         if self._began is not None:
             self._total_s += time.perf_counter() - self._began
             self._num += 1

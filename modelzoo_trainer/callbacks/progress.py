@@ -54,7 +54,7 @@ class PrintProgress(Callback):
         end = trainer.schedule.end_epoch
         of_all = f" of {end:.0f}" if end < float("inf") else ""
         batch_idx = trainer.data.batch_idx
-        taken_up = f", taken up at batch {batch_idx}" if batch_idx else ""
+        taken_up = f", resumed at batch {batch_idx}" if batch_idx else ""
         self._say("epoch %d%s begins%s", epoch + 1, of_all, taken_up)
 
     @override

@@ -90,7 +90,7 @@ def check_is_apart(where: str, trainer: Trainer, example: str) -> None:
     """Raise a `ConfigError` if a run would take what has this name for its own checkpoint."""
     if is_of_run(trainer, example):
         raise ConfigError(
-            f"{where}: {example!r} is a name of the checkpoints that the run itself goes on from "
+            f"{where}: {example!r} is a name of the checkpoints that the run itself resumes from "
             f"(checkpoint.checkpoint_name: {trainer.checkpoint.checkpoint_name!r}). Use another."
         )
 

@@ -42,17 +42,15 @@ def read_batches(path: Path, num_shards: int) -> tuple[Batches, int]:
     except FileNotFoundError:
         return [], num_shards
     except (OSError, UnicodeError) as error:
-        raise ConfigError(
-            f"{str(path)!r}, the batches to leave out, cannot be read: {error}"
-        ) from None
+        raise ConfigError(f"{str(path)!r}, the batches to skip, cannot be read: {error}") from None
     try:
         raw = json.loads(text)
         pairs = [_pair(place) for place in raw["batches"]]
         return pairs, int(raw.get("num_shards", num_shards))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ConfigError(
-            f"{str(path)!r} does not name batches to leave out. Write "
-            f'{{"batches": [[0, 17], [0, 18]]}}: pairs of a pass and a batch in it, both counted '
+            f"{str(path)!r} does not name batches to skip. Write "
+            f'{{"batches": [[0, 17], [0, 18]]}}: pairs of an epoch and a batch in it, both counted '
             f"from 0."
         ) from None
 
@@ -87,17 +85,17 @@ log = logging.getLogger("modelzoo_trainer.skip_samples")
 
 
 class SkipSamples(Callback):
-    """Leaves out the next samples of the training data, once, where a run begins or resumes.
+    """Skips the next samples of the training data, once, where a run begins or resumes.
 
-    They are left out in whole batches of all processes; a number that ends within one leaves out
-    the rest of it, too. Steps and schedules do not count them. A run that resumes from a checkpoint
-    that was made after them does not leave out as many again; one with another `n` does, from
+    They are skipped in whole batches of all processes; a number that ends within one skips the
+    rest of it, too. Steps and schedules do not count them. A run that resumes from a checkpoint
+    that was made after them does not skip as many again; one with another `n` does, from
     where its checkpoint was made. `SamplesStreamedInfo` says which `n` goes past a failure.
 
     Args:
         n: Samples of all processes, > 0.
 
-    State: Which `n` has been left out.
+    State: Which `n` has been skipped.
 
     Raises:
         ConfigError: If `n` does not fit; at the start of a fit, if the dataloader does not say how
@@ -139,7 +137,7 @@ class SkipSamples(Callback):
         before = (data.epoch, data.batch_idx)
         num = data.skip_samples(self.n)
         log.info(
-            "Left out %d samples: from batch %d of pass %d on, to batch %d of pass %d.",
+            "Skipped %d samples: from batch %d of epoch %d on, to batch %d of epoch %d.",
             num,
             before[1],
             before[0],
@@ -150,7 +148,7 @@ class SkipSamples(Callback):
             log.warning("SkipSamples: nothing is left to train on; the loop ends before.")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which number of samples has been left out."""
+        """Return which number of samples has been skipped."""
         return {"n": self.n if self._is_done else 0}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

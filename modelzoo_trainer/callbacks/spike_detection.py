@@ -195,8 +195,7 @@ class SpikeDetection(StepLosses):
             mean = math.fsum(self._good) / len(self._good)
             usual = f"; the mean of the last {len(self._good)} is {mean:.6g}"
         spike = TrainingSpike(
-            f"loss is {loss:.6g} at global_step {step}, a spike{usual}. To leave out: "
-            f"{named(batches)}.",
+            f"loss is {loss:.6g} at global_step {step}, a spike{usual}. To skip: {named(batches)}.",
             step=step,
             batches=batches,
         )

@@ -203,15 +203,15 @@ class StepGuard(StepLosses):
     """Judges each step by the mean loss of its batches and the norm of its gradients.
 
     A step is bad if one of them is not finite, or the loss is a spike. Whether it is, stays on the
-    device; what was found is read late. A bad step can be left out: parameters, buffers and the
+    device; what was found is read late. A bad step can be skipped: parameters, buffers and the
     optimizer's state are then what they were before its first batch, bit by bit. A buffer whose
     shape a batch has changed is not put back.
 
     `report`: called with each step's finding, when it is on the host. `window`: what decides about
-    spikes; None = nothing. `masks`: leave out bad steps, and log how many: `skipped_steps`.
+    spikes; None = nothing. `masks`: skip bad steps, and log how many: `skipped_steps`.
     `gradients`: look at the gradients; under a loss scaler they are the scaler's affair.
 
-    State: The window's losses, the number of steps left out, and, within a step of several
+    State: The window's losses, the number of steps skipped, and, within a step of several
         batches, what these have come to so far.
 
     Cost: No host read. A copy of the model's buffers a step if it masks; else see

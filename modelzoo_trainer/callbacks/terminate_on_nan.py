@@ -29,7 +29,7 @@ class TerminateOnNaN(Callback):
     """Ends a run in order when the loss of a training or validation step is NaN or infinite.
 
     In order means: end hooks are called and the final checkpoint is written; nothing is raised. The
-    bad step is left out, which is decided on the device: weights, buffers and the optimizer's state
+    bad step is skipped, which is decided on the device: weights, buffers and the optimizer's state
     are what they were before its first batch, bit by bit. Schedules and `global_step` count it. On
     devices that deliver late, the good ones of a few steps after it are taken.
 
@@ -44,7 +44,7 @@ class TerminateOnNaN(Callback):
             a loss scaler they do not: it leaves those steps out.
 
     Metrics:
-        skipped_steps: Number of steps that were left out; 0 until the end is near.
+        skipped_steps: Number of steps that were skipped; 0 until the end is near.
 
     State: Why the run was ended; within a step of several batches what these have come to so far.
 

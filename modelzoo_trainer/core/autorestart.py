@@ -1,4 +1,4 @@
-"""What a run needs to know of being restarted by itself, and of hanging."""
+"""Automatic restarts and the hang watchdog."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class AutoRestart(CoreCallback):
         self.is_supervised = False
         """Whether a supervisor starts the run again when it fails."""
         self.is_restart = False
-        """Whether this process goes on with a run that has written a checkpoint before."""
+        """Whether this process continues a run that has written a checkpoint before."""
         self.last_checkpoint: Path | None = None
         """The newest checkpoint that the run wrote before this process, if it is known."""
         self.began: float | None = None
@@ -105,7 +105,7 @@ class AutoRestart(CoreCallback):
         on_commit: Callable[[Path], None],
         began: float | None = None,
     ) -> None:
-        """Have it know that a supervisor restarts the run, and watches it from outside.
+        """Note that a supervisor restarts the run, and watches it from outside.
 
         `on_commit` is called with each checkpoint that has been committed, before anybody else
         hears of it and may fail.
@@ -117,7 +117,7 @@ class AutoRestart(CoreCallback):
         self._on_commit = on_commit
 
     def resume_run(self) -> None:
-        """Have it know that this process goes on with a run that another one began."""
+        """Note that this process continues a run that another one began."""
         self.is_restart = True
 
     # ---- state of the trainer

@@ -60,7 +60,7 @@ class Checkpoint(CoreCallback, Advised):
     Args:
         steps: Write one on every n-th step; None or 0 = none.
         autoload_last_checkpoint: Start from the newest intact checkpoint of the folder, unless
-            `fit` is told otherwise.
+            `fit` is given another one.
         disable_strict_checkpoint_loading: Load what fits and leave the rest.
         save_initial_checkpoint: Write one before the first step.
         checkpoint_root: Where they are; None = `model_dir`. One run at a time writes there.
@@ -186,7 +186,7 @@ class Checkpoint(CoreCallback, Advised):
         if not self.is_own:
             return None if ckpt_path is None else self._told(trainer, Path(ckpt_path))
         if self._is_fresh(trainer) and (self.autoload_last_checkpoint or is_restart):
-            # What a run was told to begin with, it has begun with before a restart.
+            # What a run was given to begin with, it has begun with before a restart.
             self._found = self._last_written(trainer) if ckpt_path is not ... else None
             self._found = self._found or self._newest_intact(trainer)
             self._warn_of_others(trainer)
@@ -230,12 +230,12 @@ class Checkpoint(CoreCallback, Advised):
             return None
 
     def _told(self, trainer: Trainer, path: Path) -> Path:
-        """Return the checkpoint that a run was told to begin with; warn of what it has already."""
+        """Return the checkpoint that a run is given to begin with; warn of what it has already."""
         own = self.get_latest_checkpoint(trainer) if trainer.is_resuming else None
         if self._is_fresh(trainer) and own is not None and own.resolve() != path.resolve():
             log.warning(
-                "The run begins with %s as it was told, although its folder has %s already. Leave "
-                "ckpt_path out to go on from that.",
+                "Starting from ckpt_path=%s although the folder already contains %s; omit "
+                "ckpt_path to resume from that.",
                 path,
                 own,
             )
@@ -404,7 +404,7 @@ class Checkpoint(CoreCallback, Advised):
         return self.times.is_any or self.save_final_checkpoint
 
     def ask(self) -> None:
-        """Have a checkpoint written at the next step boundary: all processes are told so."""
+        """Have a checkpoint written at the next step boundary: on all processes."""
         self.times.ask()
 
     @override
@@ -439,8 +439,8 @@ class Checkpoint(CoreCallback, Advised):
         self.times.start()
         if trainer.backend.comm.is_main:  # of several processes each has the same error
             log.error(
-                "NO CHECKPOINT WAS WRITTEN: %s Training goes on, and the next one is tried when it "
-                "is due. Make space or mend the folder before then.",
+                "NO CHECKPOINT WAS WRITTEN: %s Training continues, and the next one is tried when "
+                "it is due. Make space or mend the folder before then.",
                 error,
             )
 

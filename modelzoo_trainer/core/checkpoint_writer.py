@@ -177,7 +177,7 @@ def facts_of(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def was_written_before(path: Path, step: int) -> bool:
-    """Return whether a checkpoint holds nothing of a step, as far as its manifest tells.
+    """Return whether a checkpoint holds nothing of a step, as far as its manifest says.
 
     The weights after `step` are the first that have its update. True if the manifest cannot be
     read.

@@ -136,7 +136,7 @@ class DataLoaderCallback(CoreCallback):
             if self.batch_idx or self._parts:
                 self._go_on_to(self.epoch + 1)
                 log.info(
-                    "The previous fit() stopped mid-epoch; starting epoch %d. Create a new Trainer "
+                    "The previous fit stopped mid-epoch; starting epoch %d. Create a new Trainer "
                     "to resume mid-epoch.",
                     self.epoch,
                 )
@@ -277,7 +277,7 @@ class DataLoaderCallback(CoreCallback):
         processes, > 0.
 
         Raises:
-            ConfigError: If the loader does not tell how many samples a batch has.
+            ConfigError: If the number of samples of a batch is not known.
         """
         data = self._data
         assert data is not None  # there for the length of a fit
@@ -285,7 +285,7 @@ class DataLoaderCallback(CoreCallback):
         if not size:
             raise ConfigError(
                 f"samples cannot be skipped: train_dataloader ({type(data.loader).__name__}) does "
-                f"not tell how many a batch has. Pass a torch DataLoader with a batch_size."
+                f"not say how many a batch has. Pass a torch DataLoader with a batch_size."
             )
         position = self._position()
         if self._window_step is not None:

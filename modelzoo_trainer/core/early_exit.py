@@ -99,7 +99,7 @@ class EarlyExit(CoreCallback):
             self.stop_all(reason)
 
     def stop_all(self, reason: str) -> None:
-        """Ask likewise, in all processes at the same place: they end before another step.
+        """Ask likewise, on all processes at the same step: they end before another one.
 
         Args:
             reason: Why, for the log; of all processes.
@@ -133,13 +133,13 @@ class EarlyExit(CoreCallback):
         """End the run here, as that was raised by what is no callback.
 
         Raises:
-            RuntimeError: If other processes go on.
+            RuntimeError: If other processes continue.
         """
         reason = str(stop) or "StopTraining was raised"
         if self._shared is not None and not self._shared.try_barrier("stop"):
             raise RuntimeError(
                 f"StopTraining ({reason}) was raised, but not by all processes, and the others "
-                f"cannot go on without this one. Raise it in all of them at the same place, or "
+                f"cannot continue without this one. Raise it in all of them at the same place, or "
                 f"call trainer.early_exit.stop(reason), on which they agree."
             ) from stop
         self._asked = self._asked or reason
@@ -222,7 +222,7 @@ class EarlyExit(CoreCallback):
         return self.should_exit
 
     def _hear(self, trainer: Trainer, topic: str) -> None:
-        """Take in what all processes are told of at this decision point."""
+        """Take in what all processes have agreed on at this step."""
         if topic == SAVE:
             trainer.checkpoint.ask()
             return

@@ -37,7 +37,7 @@ class GradientAccumulation(CoreCallback):
     them: $w_i$ is the number of samples, or `num_items` (tokens) if the model's output has it. As
     the sum is not known before the last batch, losses are divided by $n w_1 / w_i$ with $n$ batches
     a window, and gradients corrected at the end where that was not it; equal batches in a full
-    window are simply divided by $n$. The last window of a pass may be short; it is stepped too.
+    window are simply divided by $n$. The last window of an epoch may be short; it is stepped too.
 
     A batch of the loader that is split into micro-batches counts as all of these.
 
@@ -269,7 +269,7 @@ class GradientAccumulation(CoreCallback):
         if not self.is_active:
             log.warning(
                 "The checkpoint was made after %d of the %d batches of a step, and this run does "
-                "not accumulate: their gradients are left out.",
+                "not accumulate: their gradients are dropped.",
                 window["count"],
                 window["expected"],
             )

@@ -268,7 +268,7 @@ def _without_gradient(model: Module, name: str) -> str:
 def _check_names(
     expected: Mapping[str, Any], found: Mapping[str, Any], *, is_resumed: bool
 ) -> None:
-    """Compare the names, shapes and, of a run that goes on, the types of two states."""
+    """Compare the names, shapes and, of a run that resumes, the types of two states."""
     rows = [f"  missing      {name}" for name in expected if name not in found]
     rows += [f"  unexpected   {name}" for name in found if name not in expected]
     rows += [

@@ -134,7 +134,7 @@ class OptimizerCallback(CoreCallback, Advised):
         model_is_built: Whether the trainer was given a module; an optimizer cannot know the
             parameters of a module that a callable has yet to make.
 
-    A run that is resumed goes on with the settings of the checkpoint; others are warned of.
+    A run that is resumed has the settings of the checkpoint; others are warned of.
 
     State: `optimizer`, its state dict, with its class, the names of its parameters if all of them
         are the model's, and the settings that it was made with.
@@ -286,9 +286,9 @@ class OptimizerCallback(CoreCallback, Advised):
         """Warn of settings that are not those of the checkpoint, once."""
         if changed and changed != self._told:
             log.warning(
-                "optimizer: %s. The checkpoint's settings hold, so that the run goes on as before. "
-                "For the new ones set optimizer.param_groups in a callback's on_fit_start, or load "
-                "the model alone with LoadCheckpointStates.",
+                "optimizer: %s. Using the checkpoint's settings, so that the run continues as "
+                "before. For the new ones set optimizer.param_groups in a callback's on_fit_start, "
+                "or load the model alone with LoadCheckpointStates.",
                 changed,
             )
         self._told = changed

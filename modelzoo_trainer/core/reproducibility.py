@@ -25,7 +25,7 @@ log = logging.getLogger("modelzoo_trainer.reproducibility")
 class Reproducibility(CoreCallback):
     """Seeds python, numpy and torch before anything is built, and keeps their state.
 
-    A run that resumes goes on with the numbers that come next: the generators get their state
+    A resumed run draws the numbers that come next: the generators get their state
     back when everything else is in place, before the first batch. A validation leaves them as they
     were, so that training does not depend on how often one validates.
 
@@ -95,8 +95,8 @@ class Reproducibility(CoreCallback):
             trainer.backend.seed = whole_number(state, "seed")
         elif self.seed != whole_number(state, "seed"):
             log.warning(
-                "The checkpoint was made with seed %d and this run has %d: it does not go on as "
-                "that one would have.",
+                "The checkpoint was made with seed %d and this run has %d: the "
+                "resumed run will not reproduce the original one.",
                 state["seed"],
                 self.seed,
             )
@@ -106,9 +106,9 @@ class Reproducibility(CoreCallback):
             trainer.backend.set_rng_state(state[_key_of(trainer.backend)])
             return
         log.warning(
-            "The checkpoint was made by %d processes and this run has %d: weights and data go on "
-            "as they were, but random numbers that are drawn on the host are others. Exactness is "
-            "not guaranteed.",
+            "The checkpoint was made by %d processes and this run has %d: weights and data "
+            "continue as they were, but random numbers that are drawn on the host are others. "
+            "Exactness is not guaranteed.",
             num,
             own,
         )

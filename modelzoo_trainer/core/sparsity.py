@@ -39,7 +39,7 @@ class Sparsity(CoreCallback):
     they are made anew before the optimizer's step, from the weights and gradients that all
     processes have. Gradients are masked before each optimizer step, before they are clipped, and
     weights after it; the optimizer's state is masked when masks change. An update holds also if
-    the optimizer's step is left out (`CheckLoss`, a loss scaler), except one that needs gradients
+    the optimizer's step is skipped (`CheckLoss`, a loss scaler), except one that needs gradients
     and finds some not finite.
 
     Args:
@@ -47,9 +47,9 @@ class Sparsity(CoreCallback):
             or a callable that returns one of these; None = all weights are trained.
 
     State: `sparsity`, the masks by names of parameters: true where a weight is trained; and the
-        settings as text, by which a run that goes on under others is told: those given hold.
+        settings as text, by which a run that resumes with others is warned: those given hold.
 
-    Cost: Nothing without sparsity. With it, a byte a weight of memory, and a pass over gradients
+    Cost: Nothing without sparsity. With it, a byte a weight of memory, and one read of gradients
         and weights a step; an update sorts. No host read.
 
     Raises:

@@ -32,7 +32,7 @@ class DigitsProcessor(DataProcessor):
         shuffle: Whether the order is random.
         shuffle_seed: Determines that order.
         num_workers: Processes that load; 0 loads in this one.
-        drop_last: Whether a smaller last batch is left out.
+        drop_last: Whether a smaller last batch is dropped.
         prefetch_factor: Batches that each worker holds ready.
         persistent_workers: Whether workers live on between epochs.
 

@@ -80,7 +80,7 @@ class LoadingOptions:
         shuffle_seed: Determines that order.
         reshuffle: Whether every epoch has its own order.
         num_workers: Processes that load; 0 loads in this one.
-        drop_last: Whether a smaller last batch is left out, so that all have one shape.
+        drop_last: Whether a smaller last batch is dropped, so that all have one shape.
         prefetch_factor: Batches that each worker holds ready; without workers of no effect.
         persistent_workers: Whether workers live on between epochs; without any of no effect.
 
@@ -160,14 +160,14 @@ def make_dataloader(dataset: BatchDataset, options: LoadingOptions) -> DataLoade
     With `global_batch_size` it has `is_global_batch` set: each process takes a slice of a batch.
 
     Raises:
-        ConfigError: If there is not one full batch, and smaller ones are left out.
+        ConfigError: If there is not one full batch, and smaller ones are dropped.
     """
     num_samples = len(dataset)
     if options.drop_last and num_samples < options.num_drawn:
         name = options.size_name
         raise ConfigError(
             f"{name} is {options.num_drawn}, but there are only {num_samples} samples, and "
-            f"drop_last leaves the smaller batch out. Lower {name}, or set drop_last: false."
+            f"drop_last drops the smaller batch. Lower {name}, or set drop_last: false."
         )
     has_workers = options.num_workers > 0
     loader: DataLoader[Any] = DataLoader(

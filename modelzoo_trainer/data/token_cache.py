@@ -138,7 +138,7 @@ def _below(root: Path, path: Path) -> Document:
 
 
 class TokenWindows(BatchDataset):
-    """Windows that follow each other without overlap; the rest at the end is left out.
+    """Windows that follow each other without overlap; the rest at the end is dropped.
 
     `path`: a `.npy` file of tokens; mapped into memory by each process for itself.
 

@@ -166,7 +166,7 @@ class CSVLogger(FileLogger):
     has an empty cell. A metric that comes up later gets a column on the right. Numbers have all
     their digits; those that are not finite are nan, inf and -inf. Each row is one line: an end
     of line in a text is a backslash and an n. Texts end after 32767 characters. Tensors of more
-    than one element are left out. Rows reach the file at most about a second later.
+    than one element are dropped. Rows reach the file at most about a second later.
 
     A run that resumes first cuts the table back to where it was when the checkpoint was made; of
     another table it removes the rows of the steps that it will take again. A run that begins at

@@ -37,7 +37,7 @@ class JsonlLogger(FileLogger):
 
     A line is `{"step": 20, "time": 1735689600.0, "loss": 2.31, ...}`; `time` is in seconds since
     1970. Numbers that are not finite are the strings "nan", "inf" and "-inf". Tensors are nested
-    lists; those of more than 1000 elements are left out. Lines reach the file at most about a
+    lists; those of more than 1000 elements are dropped. Lines reach the file at most about a
     second later. A run that resumes first cuts the file back to where it was when the checkpoint
     was made; of another file it removes the lines of the steps that it will take again. What this
     process has validated since it loaded the checkpoint stays. A run that begins at step 0 gives a

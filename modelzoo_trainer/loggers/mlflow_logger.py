@@ -36,7 +36,7 @@ class MLflowLogger(ServiceLogger):
     """Sends metrics to an MLflow server or store, with `global_step` as their step.
 
     Numbers become points of a metric's history, strings tags of the run; tensors of more than one
-    element are left out. Signs that MLflow does not take in a name become underscores.
+    element are dropped. Signs that MLflow does not take in a name become underscores.
 
     The run's parameters are the settings of the file that the run is from, without its secrets,
     under names such as `trainer.init.seed`; a run from Python has those given to `take_config`.

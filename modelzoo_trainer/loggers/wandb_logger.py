@@ -115,7 +115,7 @@ class WandbLogger(ServiceLogger):
         super().on_fit_start(trainer, train_dataloader, val_dataloader, loop)
         if self.resume == "must" and self._known_id() is None:
             raise ConfigError(
-                "WandbLogger.resume is 'must', but there is no run to go on with: neither run_id "
+                "WandbLogger.resume is 'must', but there is no run to resume: neither run_id "
                 "is given, nor has a checkpoint one. Use 'auto' to begin a new one."
             )
 

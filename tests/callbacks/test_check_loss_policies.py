@@ -113,8 +113,8 @@ def test_what_was_left_out_is_said_and_counted(make, batches, history, caplog, d
         trainer = run(make, batches, CheckLoss("skip"), Spoil(3, 5), device=device, max_steps=6)
     assert trainer.global_step == 6
     assert [record.getMessage() for record in caplog.records if record.name == LOGGER] == [
-        "Left out a step: loss is nan at global_step 3 (epoch 0, batch 2).",
-        "Left out a step: loss is nan at global_step 5 (epoch 0, batch 4).",
+        "Skipped a step: loss is nan at global_step 3 (epoch 0, batch 2).",
+        "Skipped a step: loss is nan at global_step 5 (epoch 0, batch 4).",
     ]
     assert history.of("skipped_steps") == [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (6, 2)]
 
@@ -150,7 +150,7 @@ def test_more_in_a_row_than_allowed_end_the_run(make, batches, device):
     with pytest.raises(FloatingPointError) as caught:
         trainer.fit(batches)
     assert caught.match(r"loss is nan at global_step 6 .* Last finite loss: \d\S* at 3\.")
-    assert "The 2 steps before it were left out (CheckLoss.max_skips)." in caught.value.__notes__[0]
+    assert "The 2 steps before it were skipped (CheckLoss.max_skips)." in caught.value.__notes__[0]
 
 
 def test_as_many_in_a_row_as_allowed_do_not(make, batches):

@@ -72,5 +72,5 @@ def test_a_column_that_does_not_exist_is_refused():
 
 
 def test_what_is_no_regular_expression_is_refused():
-    with pytest.raises(ConfigError, match=r"search_and_replace: '\(' is no regular expression"):
+    with pytest.raises(ConfigError, match=r"search_and_replace: '\(' is not a valid regular"):
         CountParams(search_and_replace=[("(", "")])

@@ -33,7 +33,7 @@ def test_a_pass_that_is_taken_up_again_says_where(make, batches, messages):
     make(PrintProgress(), max_steps=3).fit(batches)
     assert messages()[:2] == [
         "training begins at step 2, to step 3",
-        "epoch 1 begins, taken up at batch 2",
+        "epoch 1 begins, resumed at batch 2",
     ]
 
 

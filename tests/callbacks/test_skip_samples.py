@@ -88,7 +88,7 @@ def test_one_line_says_what_is_left_out(make, batches, caplog):
     with caplog.at_level(logging.INFO):
         places(make, loader(batches), SkipSamples(40))
     assert [r.getMessage() for r in caplog.records if "skip" in r.name] == [
-        "Left out 40 samples: from batch 0 of pass 0 on, to batch 5 of pass 0."
+        "Skipped 40 samples: from batch 0 of epoch 0 on, to batch 5 of epoch 0."
     ]
     assert not any("passed over" in r.getMessage() for r in caplog.records)
 

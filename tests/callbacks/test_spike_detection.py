@@ -172,7 +172,7 @@ def test_the_file_can_be_chosen(make, batches, tmp_path, given, wanted):
 )
 def test_a_file_that_says_something_else_is_refused(make, batches, tmp_path, text):
     (tmp_path / "bad.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"does not name batches to leave out\. Write "):
+    with pytest.raises(ConfigError, match=r"does not name batches to skip\. Write "):
         run(make, batches, (1, 1), exclude_batches_path=tmp_path / "bad.json")
 
 

@@ -494,7 +494,7 @@ def test_a_run_that_is_told_where_to_begin_warns_of_its_own_checkpoints(
     given.fit(tiny_batches(10))
     trainer = trainer_of(checkpoint=Checkpoint(steps=2), max_steps=6)
     trainer.fit(tiny_batches(10), ckpt_path=tmp_path / "given" / "checkpoint_1")
-    assert "although its folder has" in caplog.text
+    assert "although the folder already contains" in caplog.text
 
 
 @pytest.mark.parametrize("ckpt_path", [None, "given", ...])

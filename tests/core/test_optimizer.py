@@ -88,7 +88,7 @@ def test_the_settings_of_the_checkpoint_hold_with_a_warning(run, caplog) -> None
     [warning] = warnings_in(caplog)
     assert warning.startswith(
         "optimizer: lr is 0.5 (checkpoint: 0.01), betas is (0.8, 0.9) (checkpoint: (0.9, 0.999)). "
-        "The checkpoint's settings hold"
+        "Using the checkpoint's settings"
     )
 
 

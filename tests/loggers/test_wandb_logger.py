@@ -229,7 +229,7 @@ def test_settings_are_shown_with_the_run(make, batches):
 
 
 def test_must_needs_a_run(make, batches):
-    with pytest.raises(ConfigError, match=r"resume is 'must', but there is no run to go on with"):
+    with pytest.raises(ConfigError, match=r"resume is 'must', but there is no run to resume"):
         make(WandbLogger(resume="must")).fit(batches)
 
 
