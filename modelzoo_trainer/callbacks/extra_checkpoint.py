@@ -12,8 +12,9 @@ from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.callbacks.side_checkpoints import (
     FILE_SUFFIX,
     SideCheckpoints,
+    SideFolder,
+    StepName,
     check_is_directory,
-    check_name,
     part_names,
     parts_of,
 )
@@ -68,8 +69,8 @@ class ExtraCheckpoint(Callback):
         at_end: bool = False,
         checkpoint_states: str | list[str] = "model",
         file_format: Literal["checkpoint", "safetensors"] = "checkpoint",
-        folder: str = "extra",
-        checkpoint_name: str = "extra_{step}",
+        folder: SideFolder = "extra",
+        checkpoint_name: StepName = "extra_{step}",
         keep: PositiveInt | None = None,
         averaged: bool = False,
     ) -> None:
@@ -77,7 +78,6 @@ class ExtraCheckpoint(Callback):
             raise ConfigError(
                 "ExtraCheckpoint would never write anything: set steps, epochs or at_end."
             )
-        check_name(_NAME, checkpoint_name, ("step",))
         self.states = part_names(_STATES, checkpoint_states)
         is_file = file_format == "safetensors"
         if self.states != ("model",) and (is_file or averaged):

@@ -20,8 +20,8 @@ from modelzoo_trainer.callback import Callback, Loader, Metrics
 from modelzoo_trainer.callbacks.metric_watch import MetricName, MetricWatch
 from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.callbacks.side_checkpoints import (
+    StepName,
     check_is_apart,
-    check_name,
     free_path,
     part_names,
     remove,
@@ -174,12 +174,11 @@ class SaveBest(Callback):
         mode: Literal["min", "max"] = "min",
         k: PositiveInt = 1,
         checkpoint_states: str | list[str] = "all",
-        checkpoint_name: str = "best_{step}",
+        checkpoint_name: StepName = "best_{step}",
         load_best: bool = False,
         reset_on_fit: bool = False,
     ) -> None:
         self._watch = MetricWatch("SaveBest", metric)
-        check_name(_NAME, checkpoint_name, ("step",))
         self.states = part_names(_STATES, checkpoint_states)
         if load_best and not {"all", "model"} & set(self.states):
             raise ConfigError(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from annotated_types import Predicate
 from typing_extensions import override
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.callback import Callback, Loader, StateDict
 from modelzoo_trainer.callbacks.side_checkpoints import (
     check_is_apart,
-    check_name,
+    holds_once,
     is_of_run,
     part_names,
     parts_of,
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.checkpoint")
 
 _STATES: Final = "SaveCheckpointState.checkpoint_states"
+StateName = Annotated[
+    str,
+    Predicate(lambda name: holds_once(name, "checkpoint_states", "ckpt_name")),
+    "a file name with {checkpoint_states} and {ckpt_name}, once",
+]
 
 
 class SaveCheckpointState(Callback):
@@ -58,15 +64,10 @@ class SaveCheckpointState(Callback):
         self,
         k: PositiveInt,
         checkpoint_states: str | list[str] = "model",
-        checkpoint_name: str = "{checkpoint_states}_{ckpt_name}",
+        checkpoint_name: StateName = "{checkpoint_states}_{ckpt_name}",
     ) -> None:
         self._k = k
         self.states = part_names(_STATES, checkpoint_states)
-        check_name(
-            "SaveCheckpointState.checkpoint_name",
-            checkpoint_name,
-            ("checkpoint_states", "ckpt_name"),
-        )
         self._template = checkpoint_name
         self._num_saved = 0
         self._newest: Path | None = None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from string import Formatter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from annotated_types import Predicate
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.callbacks.model_ema import ModelEma
@@ -69,16 +72,25 @@ def require_parts(
             raise error(f"{what} has no part {name!r}. {suggest(name, state, cutoff=0.75)}")
 
 
-def check_name(where: str, template: str, fields: tuple[str, ...]) -> None:
-    """Raise a `ConfigError` unless a template is a file name with each field once."""
+def holds_once(template: str, *fields: str) -> bool:
+    """Return whether a template is a file name with each of these fields once."""
     try:
-        parsed = Formatter().parse(template) if isinstance(template, str) else ()
-        found = [tuple(part[1:]) for part in parsed if part[1] is not None]
+        found = Counter(part[1:] for part in Formatter().parse(template) if part[1] is not None)
     except ValueError:
-        found = []
-    if sorted(found) != sorted((field, "", None) for field in fields) or "/" in template:
-        listed = " and ".join(f"{{{field}}}" for field in fields)
-        raise ConfigError(f"{where} is {template!r}; it must be a file name with {listed}, once.")
+        return False
+    return found == Counter((field, "", None) for field in fields) and "/" not in template
+
+
+def _is_within(folder: str) -> bool:
+    return bool(folder) and not Path(folder).is_absolute() and ".." not in Path(folder).parts
+
+
+StepName = Annotated[
+    str,
+    Predicate(lambda name: holds_once(name, "step")),
+    "a file name with {step}, once",
+]
+SideFolder = Annotated[str, Predicate(_is_within), "a path within model_dir, such as 'extra'"]
 
 
 def is_of_run(trainer: Trainer, name: str) -> bool:
@@ -182,20 +194,11 @@ class SideCheckpoints:
 
     `folder`: within `model_dir`, so that nobody else writes there. `averaged`: write the averaged
     weights of `ModelEma` instead of the model's.
-
-    Raises:
-        ConfigError: If the folder is not within.
     """
 
     def __init__(
         self, owner: str, folder: str, states: tuple[str, ...] = ("all",), *, averaged: bool = False
     ) -> None:
-        place = Path(folder) if isinstance(folder, str) and folder else Path("..")
-        if place.is_absolute() or ".." in place.parts:
-            raise ConfigError(
-                f"{owner}.folder is {folder!r}; it must be a path within model_dir, such as "
-                f"'extra'."
-            )
         self._owner = owner
         self._folder = folder
         self._states = states

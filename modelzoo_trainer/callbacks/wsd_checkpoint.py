@@ -10,16 +10,17 @@ from modelzoo_trainer.callback import Callback, Loader
 from modelzoo_trainer.callbacks.side_checkpoints import (
     FILE_SUFFIX,
     SideCheckpoints,
+    SideFolder,
+    StepName,
     check_is_directory,
-    check_name,
 )
+from modelzoo_trainer.constraints import checked
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 _STABLE: Final = "WSDCheckpoint.stable_name"
-_DECAYED: Final = "WSDCheckpoint.decayed_name"
 
 
 class WSDCheckpoint(Callback):
@@ -45,15 +46,14 @@ class WSDCheckpoint(Callback):
 
     state_is_of_run = True
 
+    @checked()
     def __init__(
         self,
-        folder: str = "wsd",
-        stable_name: str = "stable_{step}",
-        decayed_name: str = "decayed_{step}",
+        folder: SideFolder = "wsd",
+        stable_name: StepName = "stable_{step}",
+        decayed_name: StepName = "decayed_{step}",
     ) -> None:
-        check_name(_STABLE, stable_name, ("step",))
         check_is_directory(_STABLE, stable_name)
-        check_name(_DECAYED, decayed_name, ("step",))
         self._stable = stable_name
         self._decayed = decayed_name + FILE_SUFFIX
         self._side = SideCheckpoints("WSDCheckpoint", folder)

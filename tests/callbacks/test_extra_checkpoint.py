@@ -206,16 +206,16 @@ def test_averages_need_who_makes_them(make):
         ({"epochs": True}, r"epochs: expected .*, got true"),
         ({"keep": 0}, r"keep: expected .*, got 0"),
         ({"file_format": "pt"}, r"file_format: expected 'checkpoint' or 'safetensors', got 'pt'"),
-        ({"checkpoint_name": "extra"}, r"must be a file name with {step}, once"),
+        ({"checkpoint_name": "extra"}, r"expected a file name with {step}, once, got 'extra'"),
         ({"checkpoint_states": ""}, r"name parts of a checkpoint"),
         (
             {"file_format": "safetensors", "checkpoint_states": "all"},
             r"file_format safetensors is for weights alone. Use 'model'",
         ),
         ({"averaged": True, "checkpoint_states": "all"}, r"averaged is for weights alone"),
-        ({"folder": "/tmp"}, r"folder is '/tmp'; it must be a path within model_dir"),
-        ({"folder": "../x"}, r"folder is '../x'"),
-        ({"folder": ""}, r"folder is ''"),
+        ({"folder": "/tmp"}, r"folder: expected a path within model_dir, .*, got '/tmp'"),
+        ({"folder": "../x"}, r"folder: expected .*, got '../x'"),
+        ({"folder": ""}, r"folder: expected .*, got ''"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_refused(arguments, message):

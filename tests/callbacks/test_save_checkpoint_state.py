@@ -230,7 +230,7 @@ def test_a_disk_that_refuses_is_told_and_the_run_goes_on(make, batches, monkeypa
         ({"checkpoint_states": []}, "name parts of a checkpoint"),
         ({"checkpoint_states": "model,,x"}, "name parts of a checkpoint"),
         ({"checkpoint_name": "{ckpt_name}"}, "{checkpoint_states} and {ckpt_name}, once"),
-        ({"checkpoint_name": "a/{ckpt_name}{checkpoint_states}"}, "must be a file name"),
+        ({"checkpoint_name": "a/{ckpt_name}{checkpoint_states}"}, "expected a file name"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_refused(arguments, message):

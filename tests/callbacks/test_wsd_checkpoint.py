@@ -123,7 +123,7 @@ def test_the_name_of_the_runs_own_checkpoints_is_refused(run):
 
 @pytest.mark.parametrize("name", ["stable_name", "decayed_name"])
 def test_a_name_without_the_step_is_refused(name):
-    with pytest.raises(ConfigError, match=rf"WSDCheckpoint\.{name} is 'last'; it must be"):
+    with pytest.raises(ConfigError, match=rf"WSDCheckpoint\.{name}: expected .*, got 'last'"):
         WSDCheckpoint(**{name: "last"})
 
 
