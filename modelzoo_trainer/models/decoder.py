@@ -21,7 +21,6 @@ from modelzoo_trainer.models.attention import Attention
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
 from modelzoo_trainer.models.feed_forward import GATED, FeedForward, make_norm
 from modelzoo_trainer.models.freezing import in_evaluation_mode
-from modelzoo_trainer.models.generation import draw_next
 from modelzoo_trainer.models.initializers import Initializer
 from modelzoo_trainer.models.language_loss import language_loss, token_accuracy
 from modelzoo_trainer.models.parametrization import (
@@ -272,6 +271,27 @@ class Decoder(DecoderSettings, nn.Module):
         with in_evaluation_mode(self):
             for _ in range(max_new_tokens):
                 scores = self.logits(tokens[:, -self.max_position_embeddings :])[:, -1]
-                drawn = draw_next(scores, temperature, top_k, generator)
+                drawn = _draw_next(scores, temperature, top_k, generator)
                 tokens = torch.cat((tokens, drawn.to(tokens.dtype)), dim=1)
         return tokens
+
+
+def _draw_next(
+    scores: Tensor, temperature: float, top_k: int | None, generator: Generator | None
+) -> Tensor:
+    """Return one token for every sequence.
+
+    `temperature`: below 1 likelier tokens are preferred; 0 always takes the likeliest. `top_k`:
+    draw only among the `top_k` likeliest; not given, among all. `generator`: random numbers, on
+    the device of `scores`; not given, the global ones.
+
+    Shapes:
+        scores: (B, V) floating. Returns: (B, 1), int64.
+    """
+    if temperature == 0:
+        return scores.argmax(dim=-1, keepdim=True)
+    scores = scores.float() / temperature
+    if top_k is not None and top_k < scores.shape[-1]:
+        least_kept = scores.topk(top_k, dim=-1).values[:, -1:]
+        scores = scores.masked_fill(scores < least_kept, float("-inf"))
+    return torch.multinomial(scores.softmax(dim=-1), 1, generator=generator)
