@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from modelzoo_trainer.constraints import Fraction, Size, checked
+from modelzoo_trainer.constraints import Count, Fraction, Size, checked
 from modelzoo_trainer.models.decoder import Decoder
 from modelzoo_trainer.models.feed_forward import Nonlinearity, NormType
 
@@ -30,7 +30,7 @@ class Llama(Decoder):
     max_position_embeddings: Size = 4096
     position_embedding_type: Literal["learned", "rotary"] | None = "rotary"
     share_embedding_weights: bool = False
-    num_hidden_layers: Size = 32
+    num_hidden_layers: Count = 32
     norm_type: NormType = "rmsnorm"
     dropout_rate: Fraction = 0.0
     num_heads: Size = 32

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from modelzoo_trainer.constraints import AtLeastOne, Fraction, PositiveFloat, Size, checked
+from modelzoo_trainer.constraints import AtLeastOne, Count, Fraction, PositiveFloat, Size, checked
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.models.feed_forward import Nonlinearity, NormType
 from modelzoo_trainer.models.initializers import InitializerSetting
@@ -91,7 +91,7 @@ class DecoderSettings:
     pos_scaling_extra_args: dict[str, float] | None = None
     share_embedding_weights: bool = True
     embedding_layer_norm: bool = False
-    num_hidden_layers: Size = 12
+    num_hidden_layers: Count = 12
     norm_type: NormType = "layernorm"
     layer_norm_epsilon: float = 1e-5
     dropout_rate: Fraction = 0.1

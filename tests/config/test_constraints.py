@@ -106,7 +106,7 @@ CASES: list[tuple[Any, dict[str, Any], str, Any, str]] = [
     (FcMnist, MLP, "dropout", 1.0, "a number in [0, 1)"),
     (FcMnist, MLP, "activation_fn", "rely", "Did you mean 'relu'?"),
     (Gpt2, SMALL, "vocab_size", 0, "a whole number > 0"),
-    (Llama, SMALL, "num_hidden_layers", 1.5, "a whole number > 0"),
+    (Llama, SMALL, "num_hidden_layers", 1.5, "a whole number in [1, 1000000000]"),
     (Llama, SMALL, "norm_type", "rmsnrm", "Did you mean 'rmsnorm'?"),
     (Gpt2, SMALL, "attention_dropout_rate", -0.1, "a number in [0, 1) or null"),
     (Gpt2, SMALL, "pos_scaling_factor", 0.5, "a number >= 1"),

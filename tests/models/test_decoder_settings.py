@@ -15,7 +15,7 @@ from modelzoo_trainer.models.decoder_settings import DecoderSettings
     ("settings", "message"),
     [
         ({"vocab_size": 0}, "vocab_size: expected a whole number > 0, got 0"),
-        ({"num_hidden_layers": -2}, "num_hidden_layers: expected a whole number > 0, got -2"),
+        ({"num_hidden_layers": -2}, r"num_hidden_layers: .* whole .* \[1, .*, got -2"),
         ({"dropout_rate": 1.0}, r"dropout_rate: expected a number in \[0, 1\), got 1.0"),
         ({"attention_dropout_rate": -0.1}, "attention_dropout_rate: .*, got -0.1"),
         ({"hidden_size": 30}, r"hidden_size \(30\) is not a multiple of num_heads \(12\)"),
