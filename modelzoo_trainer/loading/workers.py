@@ -234,7 +234,7 @@ def _binding(loader: Any) -> Iterator[None]:
         from modelzoo_trainer.loading.fork_server import start_sturdy_server
 
         start_sturdy_server()
-    mortal, started = _with_mortal_workers(context)
+    mortal, started, events = _with_mortal_workers(context)
     given = {name: getattr(loader, name) for name in _SETTINGS}
     loader.worker_init_fn = BoundWorker(loader.worker_init_fn, has_server=has_server)
     loader.multiprocessing_context = mortal
@@ -242,6 +242,9 @@ def _binding(loader: Any) -> Iterator[None]:
         yield
     except BaseException:
         _kill(started)
+        for event in events:  # whoever was killed may hold its lock, and torch would wait for it
+            own = threading.Event()
+            event.set, event.is_set = own.set, own.is_set
         raise
     finally:
         for name, value in given.items():
@@ -252,9 +255,10 @@ def _context_of(loader: Any) -> Any:
     return (loader.multiprocessing_context or torch.multiprocessing).get_context()
 
 
-def _with_mortal_workers(context: Any) -> tuple[Any, list[Any]]:
-    """Return a context whose processes end when they are told to, and a list of its processes."""
+def _with_mortal_workers(context: Any) -> tuple[Any, list[Any], list[Any]]:
+    """Return a context whose processes end on SIGTERM, and lists of its processes and events."""
     started: list[Any] = []
+    events: list[Any] = []
 
     def process(*arguments: Any, **options: Any) -> Any:
         made = context.Process(*arguments, **options)
@@ -262,9 +266,13 @@ def _with_mortal_workers(context: Any) -> tuple[Any, list[Any]]:
         started.append(made)
         return made
 
+    def event() -> Any:
+        events.append(context.Event())
+        return events[-1]
+
     bound = copy.copy(context)
-    bound.Process = process
-    return bound, started
+    bound.Process, bound.Event = process, event
+    return bound, started, events
 
 
 def _open_mortal(process: Any) -> Any:

@@ -282,16 +282,18 @@ def test_workers_started_before_an_error_are_ended(monkeypatch, error) -> None:
 
 
 class Interrupted(DataLoader):
-    """Ctrl-C comes when its workers have been started."""
+    """Ctrl-C comes when its workers have been started, and one of them has torch's lock."""
 
     def __iter__(self):
         self.begun = super().__iter__()
+        self.begun._workers_done_event._cond.acquire()
         raise KeyboardInterrupt
 
 
 def test_the_end_of_workers_does_not_hide_why_they_were_ended() -> None:
     with pytest.raises(KeyboardInterrupt):
         start_iterator(Interrupted(range(4), num_workers=2))
+    gc.collect()  # torch's iterator, which would wait for the lock
     assert multiprocessing.active_children() == []
     assert list(start_iterator([1])) == [1]  # nor is it an error of anybody else
 
