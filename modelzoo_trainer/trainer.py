@@ -193,7 +193,7 @@ class Trainer(AdvisedMethods):
         self._bind_core()
         self.metric_log = MetricLog(self, self.logging)
         self.interceptors = Interceptors(self, core.values(), pairs)
-        self.val_pass: EpochIterator | None = None
+        self.val_iterator: EpochIterator | None = None
         self._is_closed = False
         self.rebuild_hooks()
         watch_global_callbacks(self)
@@ -469,8 +469,8 @@ class Trainer(AdvisedMethods):
                 micro_batch_size=size,
             )
             stack.callback(batches.close)
-            stack.callback(setattr, self, "val_pass", self.val_pass)
-            self.val_pass = batches
+            stack.callback(setattr, self, "val_iterator", self.val_iterator)
+            self.val_iterator = batches
             self.val_is_complete = False
             self._validate_batches(batches, loop)
             self.val_is_complete = batches.is_last
@@ -879,7 +879,7 @@ class Trainer(AdvisedMethods):
     @property
     def is_padding(self) -> bool:
         """Whether this is a padding batch: other processes have data left, this one has not."""
-        return self.data.is_padding if self.val_pass is None else self.val_pass.is_padding
+        return self.data.is_padding if self.val_iterator is None else self.val_iterator.is_padding
 
     @property
     def is_filler(self) -> bool:
@@ -898,15 +898,15 @@ class Trainer(AdvisedMethods):
     @property
     def is_first_iteration(self) -> bool:
         """Whether the batch at hand, or a part of it, is the first one of its pass."""
-        if self.val_pass is not None:
-            return self.val_pass.num_yielded <= 1
+        if self.val_iterator is not None:
+            return self.val_iterator.num_yielded <= 1
         return self.data.batch_idx <= self.data.ends_batch
 
     @property
     def is_final_iteration(self) -> bool:
         """Whether the batch at hand is the last one of its validation or train stage."""
-        if self.val_pass is not None:
-            return self.val_pass.is_last
+        if self.val_iterator is not None:
+            return self.val_iterator.is_last
         step = self.logging.step if self.logging.in_batch else self.global_step
         ends = step >= self.schedule.stage_end
         is_last = self.data.is_last and self.data.epoch + 1 >= self.schedule.end_epoch

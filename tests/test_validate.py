@@ -93,7 +93,7 @@ def test_the_mode_of_each_module_is_restored_after_an_exception(trainer_of) -> N
     with pytest.raises(LookupError):
         trainer.validate(tiny_batches(1))
     assert trainer.model.training
-    assert trainer.val_pass is None
+    assert trainer.val_iterator is None
 
 
 def test_there_are_no_gradients_in_a_validation(trainer_of) -> None:

@@ -128,7 +128,7 @@ class WatchesTensors(Callback, ABC):
         args: list[Any],
         kwargs: dict[str, Any],
     ) -> None:
-        if self._hooks is None or not (self.watches_validation or trainer.val_pass is None):
+        if self._hooks is None or not (self.watches_validation or trainer.val_iterator is None):
             return
         if self.wants(trainer):
             self._num_calls.clear()

@@ -199,7 +199,7 @@ class ComputeNormGNS(ComputeNorm):
         kwargs: dict[str, Any],
     ) -> None:
         self._is_watching = False
-        if self._hooks is None or trainer.val_pass is not None:
+        if self._hooks is None or trainer.val_iterator is not None:
             return
         # Of a run without a known end, any step may be the last and be logged.
         is_wanted = trainer.logging.is_log_window or trainer.schedule.total_steps is None

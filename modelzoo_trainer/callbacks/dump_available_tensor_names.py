@@ -43,7 +43,7 @@ class DumpAvailableTensorNames(NamesTensors):
 
     @override
     def wants(self, trainer: Trainer) -> bool:
-        return not self._is_done[trainer.val_pass is not None]
+        return not self._is_done[trainer.val_iterator is not None]
 
     @override
     def see_named(self, trainer: Trainer, name: str, tensor: Tensor) -> None:

@@ -142,7 +142,7 @@ class AutoRestart(CoreCallback):
         trainer = self._trainer
         if trainer is None:
             return Position(self._num_marks)
-        validation, data = trainer.val_pass, trainer.data
+        validation, data = trainer.val_iterator, trainer.data
         if validation is not None:
             num = validation.num_yielded
             is_steady = num >= _NUM_WARMUP and not validation.is_last

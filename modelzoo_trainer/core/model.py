@@ -188,7 +188,7 @@ def note_call(
     trainer: Trainer, error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
     """Note on what a model has raised for its first batch that this was its one argument."""
-    of_train, of_val = trainer.data, trainer.val_pass
+    of_train, of_val = trainer.data, trainer.val_iterator
     num = of_train.num_batches if of_val is None else of_val.num_yielded
     if num > 1 or len(args) != 1 or kwargs or not isinstance(error, _OF_ANOTHER_TYPE):
         return

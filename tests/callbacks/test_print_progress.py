@@ -49,6 +49,6 @@ def test_a_validation_alone_has_its_lines(make, batches, messages):
 
 def test_a_validation_that_was_cut_short_says_so(make, batches, messages):
     trainer = make(PrintProgress())
-    trainer.early_exit.register(lambda: trainer.val_pass.num_yielded == 1)
+    trainer.early_exit.register(lambda: trainer.val_iterator.num_yielded == 1)
     trainer.validate(batches[:3])
     assert messages()[-1] == "validate_0 is cut short"

@@ -125,7 +125,7 @@ class Watcher(Callback):
 
     @override
     def on_validate_batch_start(self, trainer: Any, model: Any, batch: Any, batch_idx: int) -> None:
-        data = trainer.val_pass
+        data = trainer.val_iterator
         self.validated.append((batch_idx, batch.tolist(), data.is_padding, data.is_even))
 
 
