@@ -155,7 +155,7 @@ def check(where: str, value: Any, annotation: Any) -> None:
                 raise
             adapter.validate_python(value, strict=True)
     except ValidationError as error:
-        wrong = misfit(annotation, plain, error)
+        wrong = misfit(annotation, plain if isinstance(plain, list) else value, error)
         path = "".join(
             f"[{step}]" if isinstance(step, int) else f".{step}" for step in wrong.location
         )

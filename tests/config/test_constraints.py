@@ -195,9 +195,9 @@ def test_what_python_gives_is_taken_as_it_is(arguments):
 
 def test_an_integer_of_numpy_s_is_a_size_and_a_seed():
     assert FcMnist(hidden_sizes=[np.int64(3)], num_classes=np.int32(2)).layers[-1].out_features == 2
-    with pytest.raises(ConfigError, match="num_classes: expected a whole number > 0, got 0"):
+    with pytest.raises(ConfigError, match=r"num_classes: .* > 0, got np.int64\(0\)"):
         FcMnist(hidden_sizes=[3], num_classes=np.int64(0))
-    with pytest.raises(ConfigError, match=r"num_classes: expected a whole number > 0, got 2\.0"):
+    with pytest.raises(ConfigError, match=r"num_classes: expected a whole number > 0, got .*2\.0"):
         FcMnist(hidden_sizes=[3], num_classes=np.float64(2))
 
 
