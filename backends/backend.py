@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Final, Literal, get_args
 
 import numpy as np
 import torch
@@ -74,6 +74,9 @@ class Region:
         self.backend._exit_step(ok=kind is None)
 
 
+_OF_NORMS: Final = frozenset({"clip_grad_norm", "clip_grad_value", "grad_norm", "norms"})
+
+
 class Backend(ABC):
     """One device and all that depends on it.
 
@@ -103,6 +106,14 @@ class Backend(ABC):
     comm: Comm
     """This process among those of the run, and what they tell each other."""
     _default_lag: ClassVar[int] = 0
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if never_called := vars(cls).keys() & _OF_NORMS:
+            raise BackendError(
+                f"{cls.__name__}.{min(never_called)} is not called: return norms of your own from "
+                f"_make_norms."
+            )
 
     def __init__(
         self,
@@ -391,7 +402,7 @@ class Backend(ABC):
     def hold(self, values: Iterable[Any]) -> None:  # noqa: B027  # right where nothing is recorded
         """Keep tensors that nobody wants until the step's end.
 
-        Where a step is recorded, what nobody has any more is left out of its graph, and steps
+        Where a step is recorded, what nobody has any more is dropped from its graph, and steps
         with another graph are compiled anew.
         """
 

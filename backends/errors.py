@@ -48,9 +48,15 @@ def check_choice(option: str, value: object, known: Sequence[object]) -> None:
     Raises:
         BackendError: If it is none of those known.
     """
-    if not any(type(value) is type(one) and value == one for one in known):
+    if not any(_is_choice(value, one) for one in known):
         choices = f"{', '.join(map(repr, known[:-1]))} or {known[-1]!r}"
         raise BackendError(f"backend.{option} is {value!r}. Use {choices}.")
+
+
+def _is_choice(value: object, one: object) -> bool:
+    """Return whether they are the same, and not 1 and True; a string may be an enum's."""
+    is_alike = isinstance(value, type(one)) and isinstance(value, bool) == isinstance(one, bool)
+    return is_alike and value == one
 
 
 def suggest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:

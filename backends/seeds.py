@@ -11,7 +11,7 @@ _ALL: Final = (1 << 64) - 1
 class Stream(enum.IntEnum):
     """What a seed is for; different streams never share numbers.
 
-    EPOCH is for the order of a pass, SAMPLE for what is drawn while a sample is loaded, FETCH for
+    EPOCH is for the order of an epoch, SAMPLE for what is drawn while a sample is loaded, FETCH for
     what is drawn while a batch is fetched from a loader whose samples are not known, and for the
     generators of the host afterwards.
     """

@@ -120,7 +120,7 @@ def _checked(cls: type[Backend], options: dict[str, Any], others: Iterable[str])
     for key in options:
         if key not in known:
             raise BackendError(
-                f"backend.{key}: no such option of {cls.name}. {suggest(key, known)}"
+                f"backend.{key}: no such option of {cls.name}. {suggest(str(key), known)}"
             )
     chosen = options.get("compile")
     if isinstance(chosen, str):

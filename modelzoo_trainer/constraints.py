@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import chain, pairwise
-from numbers import Integral
+from numbers import Integral, Number
 from operator import or_
 from types import UnionType
 from typing import (
@@ -40,18 +40,20 @@ _OR_NUMPY: Final = Integral
 
 PositiveInt = Annotated[int, Gt(0)]
 NonNegativeInt = Annotated[int, Ge(0)]
-Count = Annotated[int, Ge(1), Le(1_000_000_000)]
+Count = Annotated[int, Ge(1), Le(1_000_000_000), _OR_NUMPY]
 """A number of things that are kept in memory."""
 PositiveFloat = Annotated[float, Gt(0)]
 FinitePositiveFloat = Annotated[float, Gt(0), _FINITE]
 Seconds = Annotated[float, Gt(0), _FINITE, "a number of seconds"]
+NonNegative = Annotated[float, Ge(0)]
 NonNegativeFloat = Annotated[float, Ge(0), _FINITE]
 FiniteFloat = Annotated[float, _FINITE]
 AtLeastOne = Annotated[float, Ge(1)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
 Share = Annotated[float, Gt(0), Lt(1)]
 Size = Annotated[int, Gt(0), _OR_NUMPY]
-"""A size of a model, which a program may take from an array."""
+"""A size of a model or its data, which a program may take from an array."""
+NonNegativeSize = Annotated[int, Ge(0), _OR_NUMPY]
 Seed = Annotated[int, Ge(0), Lt(2**32), _OR_NUMPY]
 Steps = Annotated[int, Gt(0), _OR_FLOAT]
 """A number of steps, which a program may compute as a float: `0.1 * total`."""
@@ -143,7 +145,14 @@ def check(where: str, value: Any, annotation: Any) -> None:
     """
     from pydantic import ValidationError
 
-    from modelzoo_trainer.annotations import adapter_of, converted, misfit, writable
+    from modelzoo_trainer.annotations import (
+        adapter_of,
+        converted,
+        describe,
+        expected,
+        misfit,
+        writable,
+    )
 
     adapter: Any = adapter_of(writable(_in_python(annotation)))
     plain = _plain(value, _OR_NUMPY in _constraints_of(annotation))
@@ -153,9 +162,12 @@ def check(where: str, value: Any, annotation: Any) -> None:
         except (TypeError, ValueError) as error:  # what JSON does not have
             if isinstance(error, ValidationError):
                 raise
+            if isinstance(value, Number):  # of a kind that does not mix with floats
+                got = f"expected {expected(annotation)}, got {describe(value)}."
+                raise ConfigError(f"{where}: {got}") from None
             adapter.validate_python(value, strict=True)
     except ValidationError as error:
-        wrong = misfit(annotation, plain if isinstance(plain, list) else value, error)
+        wrong = misfit(annotation, plain if isinstance(plain, list | dict) else value, error)
         path = "".join(
             f"[{step}]" if isinstance(step, int) else f".{step}" for step in wrong.location
         )
@@ -163,14 +175,21 @@ def check(where: str, value: Any, annotation: Any) -> None:
 
 
 def _plain(value: Any, has_integers: bool) -> Any:
-    """Return a number of numpy's or torch's as a float or, if asked for, an integer as an int."""
+    """Return what JSON has instead of a value.
+
+    A number of numpy's or torch's becomes a float or, if `has_integers`, an integer an int.
+    """
     if isinstance(value, list | tuple):
         return [_plain(one, has_integers) for one in value]
-    if has_integers and isinstance(value, Integral) and not isinstance(value, bool):
-        return int(value)
-    if hasattr(value, "shape") and math.prod(value.shape) == 1:
-        return float(value.item())
-    return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    is_array = hasattr(value, "shape") and math.prod(value.shape) == 1
+    number = value.item() if is_array else value
+    if has_integers and isinstance(number, Integral) and not isinstance(number, bool):
+        return int(number)
+    return float(number) if is_array and not isinstance(number, bool) else number
 
 
 def _constraints_of(annotation: Any) -> list[Any]:

@@ -97,6 +97,9 @@ class TrainingSpike(ModelZooError, RuntimeError):
 
 def suggest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Return a sentence that helps with a wrong name; see `backends.errors.suggest`."""
-    from backends import errors  # not above: whether it is ours is checked when a program starts
+    from modelzoo_trainer.sibling import require_sibling
+
+    require_sibling("backends")
+    from backends import errors
 
     return errors.suggest(given, known, cutoff=cutoff)

@@ -94,7 +94,7 @@ class Trainer(AdvisedMethods):
         precision: None = full precision.
         sparsity: Which weights stay zero: a fraction, a mapping as in a configuration file, a list
             of such, or a callable that returns one of these; None = none.
-        loop: None = one pass over the data, validated at its end.
+        loop: None = one epoch, validated at its end.
         checkpoint: None = none is written; the newest one of `model_dir` is loaded.
         logging: None = every step.
         callbacks: Called after the core ones, in this order; among them may be pairs such as
@@ -623,7 +623,7 @@ class Trainer(AdvisedMethods):
         """Go back to the newest intact checkpoint from before a bad step, and past its data.
 
         Args:
-            found: What was bad, and the batches that are left out from now on.
+            found: What was bad, and the batches that are skipped from now on.
 
         Raises:
             BaseException: `found.cause`, if there is no checkpoint to go back to.
@@ -897,7 +897,7 @@ class Trainer(AdvisedMethods):
 
     @property
     def is_first_iteration(self) -> bool:
-        """Whether the batch at hand, or a part of it, is the first one of its pass."""
+        """Whether the batch at hand, or a part of it, is the first one of its epoch."""
         if self.val_iterator is not None:
             return self.val_iterator.num_yielded <= 1
         return self.data.batch_idx <= self.data.ends_batch

@@ -26,6 +26,7 @@ class ShardedNorms(Norms):
     @override
     def grad_norm(self, parameters: Sequence[Tensor]) -> Tensor:
         """Return the joint 2-norm of all gradients, where the parameters are."""
+        parameters = list(parameters)  # may be a generator
         device = parameters[0].device if parameters else torch.device("cpu")
         sharded: dict[_Axes, list[Tensor]] = {}
         plain = []
@@ -45,6 +46,7 @@ class ShardedNorms(Norms):
 
     @override
     def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
+        parameters = list(parameters)
         if not any(isinstance(param.grad, DTensor) for param in parameters):
             return super().clip_grad_norm(parameters, max_norm)
         norm = self.grad_norm(parameters)

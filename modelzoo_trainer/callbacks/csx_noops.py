@@ -89,7 +89,7 @@ class HFCacheDir(Callback):
     """
 
     @checked()
-    def __init__(self, cache_dir: Name) -> None:
+    def __init__(self, cache_dir: Annotated[Name, "the name of a folder"]) -> None:
         self.cache_dir = Path(cache_dir).expanduser().absolute()
         if self.cache_dir.is_file():
             raise ConfigError(

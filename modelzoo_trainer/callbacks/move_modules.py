@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from annotated_types import MinLen, Predicate
 from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, CoreCallback, Loader
-from modelzoo_trainer.constraints import Names, checked
+from modelzoo_trainer.constraints import checked
 from modelzoo_trainer.core.model import ModelCallback
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.models.sync_batch_norm import share_batch_norms
@@ -21,6 +22,9 @@ from modelzoo_trainer.models.sync_batch_norm import share_batch_norms
 if TYPE_CHECKING:
     from modelzoo_trainer.devices import Backend
     from modelzoo_trainer.trainer import Trainer
+
+
+ModuleNames = Annotated[list[str], MinLen(1), Predicate(all), "a list of names such as 'teacher'"]
 
 
 class MoveModulesToDevice(Callback):
@@ -40,7 +44,7 @@ class MoveModulesToDevice(Callback):
     """
 
     @checked()
-    def __init__(self, modules: Names | None = None) -> None:
+    def __init__(self, modules: ModuleNames | None = None) -> None:
         self.modules = modules
 
     @override

@@ -227,7 +227,7 @@ class EmailNotification(Notification):
         self,
         mailto: str | list[str],
         mailfrom: str | None = None,
-        server_name: Name = "smtp.office365.com",
+        server_name: Annotated[Name, "the name of a mail server"] = "smtp.office365.com",
         port: Annotated[int, Ge(1), Le(65535)] = 587,
         notification_endpoint: HttpAddress | None = None,
         subject: Line = "Training notification",

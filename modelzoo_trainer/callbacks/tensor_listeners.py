@@ -7,8 +7,9 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from annotated_types import MinLen, Predicate
 from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
@@ -17,7 +18,7 @@ from modelzoo_trainer.callback import Batch, Outputs
 from modelzoo_trainer.callbacks.activation_hooks import NamesTensors, is_inexact
 from modelzoo_trainer.callbacks.compute_norm import norms_of
 from modelzoo_trainer.closures import is_recorded, snapshot
-from modelzoo_trainer.constraints import Name, Names, checked
+from modelzoo_trainer.constraints import Name, checked
 from modelzoo_trainer.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.tensor_listeners")
 
 _ALL: Final = "__all__"
+
+
+TensorNames = (
+    Annotated[str, MinLen(1), "a name such as 'layers.*.fwd' (DumpAvailableTensorNames lists them)"]
+    | Annotated[list[str], MinLen(1), Predicate(all), "a list of names"]
+)
 
 
 class TensorListener(NamesTensors):
@@ -47,7 +54,7 @@ class TensorListener(NamesTensors):
     )
 
     @checked()
-    def __init__(self, listener_name: Name, tensor_names: Name | Names) -> None:
+    def __init__(self, listener_name: Name, tensor_names: TensorNames) -> None:
         super().__init__()
         names = [tensor_names] if isinstance(tensor_names, str) else tensor_names
         self.listener_name = listener_name

@@ -184,7 +184,7 @@ class Checkpoint(CoreCallback, Advised):
 
     def _choose(self, trainer: Trainer, ckpt_path: Any, is_restart: bool) -> Path | None:
         if not self.is_own:
-            return None if ckpt_path is None else self._told(trainer, Path(ckpt_path))
+            return None if ckpt_path is None else self._checked_start(trainer, Path(ckpt_path))
         if self._is_fresh(trainer) and (self.autoload_last_checkpoint or is_restart):
             # What a run was given to begin with, it has begun with before a restart.
             self._found = self._last_written(trainer) if ckpt_path is not ... else None
@@ -229,7 +229,7 @@ class Checkpoint(CoreCallback, Advised):
             log.warning("Passed over %s: %s", path, error)
             return None
 
-    def _told(self, trainer: Trainer, path: Path) -> Path:
+    def _checked_start(self, trainer: Trainer, path: Path) -> Path:
         """Return the checkpoint that a run is given to begin with; warn of what it has already."""
         own = self.get_latest_checkpoint(trainer) if trainer.is_resuming else None
         if self._is_fresh(trainer) and own is not None and own.resolve() != path.resolve():

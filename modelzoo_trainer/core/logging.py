@@ -48,8 +48,8 @@ class Logging(CoreCallback):
     delivered as one mapping: to each logger's `log_metrics`, then to the hook `on_metrics`. Of the
     other steps nothing is kept: what `trainer.log_metrics` is given in them is dropped.
 
-    A logger that fails to take or to write metrics is told once a fit, and training goes on; only
-    an error of this package's own, such as `StopTraining` or `BackendError`, is meant and goes
+    A logger that fails to log metrics is reported once a fit, and training continues; only an
+    error of this package's own, such as `StopTraining` or `BackendError`, is meant and goes
     through. It is given the next metrics all the same: a service may come back.
 
     During a run the messages of `modelzoo_trainer` go to `run.log` in the run's folder, and to
@@ -329,7 +329,7 @@ class Logging(CoreCallback):
             trainer.metric_log.deliver_now(before)
 
     def _guarded(self, logger: Logger, act: Callable[..., None], *args: Any) -> None:
-        """Have a logger do something; what it fails at is told once, and stops nothing."""
+        """Have a logger do something; its first failure is reported, and stops nothing."""
         try:
             act(*args)
         except (ModelZooError, BackendError):
@@ -337,8 +337,8 @@ class Logging(CoreCallback):
         except Exception as error:  # a service that is down, a library's fault
             if id(logger) not in self._failed:
                 log.warning(
-                    "%s cannot take metrics, some are lost: %s: %s. Training goes on; this is said "
-                    "once.",
+                    "%s failed to log metrics (some are lost): %s: %s. Training continues; further "
+                    "failures are not reported.",
                     logger.name,
                     type(error).__name__,
                     error,

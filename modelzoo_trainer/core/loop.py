@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import re
 import sys
 from collections.abc import Iterator
@@ -77,6 +78,14 @@ Frequency = Annotated[
 ]
 
 
+def _frequency(given: float) -> int | float:
+    """Return a number of steps as an int, and a fraction of the run as a float."""
+    try:
+        return operator.index(given)  # type: ignore[arg-type]  # asked, as numpy has integers too
+    except TypeError:
+        return int(given) if given > 1 else float(given)
+
+
 class ValidationLoop(LoopCallback):
     """A validation.
 
@@ -144,15 +153,13 @@ class TrainingLoop(LoopCallback):
                 f"loop: num_steps ({num_steps}) and num_epochs ({num_epochs}) are both given; "
                 f"they exclude each other."
             )
-        if isinstance(eval_frequency, float) and eval_frequency > 1:
-            eval_frequency = int(eval_frequency)
         if num_steps is None and max_steps is None and num_epochs is None:
             num_epochs = 1
         self.num_steps = num_steps
         self.max_steps = max_steps
         self.num_epochs = num_epochs
         self.steps_per_epoch = steps_per_epoch
-        self.eval_frequency = eval_frequency
+        self.eval_frequency = None if eval_frequency is None else _frequency(eval_frequency)
         self.eval_steps = eval_steps
         self.grad_accum_steps = grad_accum_steps
         self.max_time = max_time

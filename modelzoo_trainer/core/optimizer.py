@@ -159,7 +159,7 @@ class OptimizerCallback(CoreCallback, Advised):
         self._optimizer = optimizer
         self._given: Settings = []
         self._held: Settings | None = None
-        self._told = ""
+        self._reported = ""
         self._named: tuple[list[int], Names | None] | None = None
         self._is_compared = False
 
@@ -284,14 +284,14 @@ class OptimizerCallback(CoreCallback, Advised):
 
     def _tell(self, changed: str) -> None:
         """Warn of settings that are not those of the checkpoint, once."""
-        if changed and changed != self._told:
+        if changed and changed != self._reported:
             log.warning(
                 "optimizer: %s. Using the checkpoint's settings, so that the run continues as "
                 "before. For the new ones set optimizer.param_groups in a callback's on_fit_start, "
                 "or load the model alone with LoadCheckpointStates.",
                 changed,
             )
-        self._told = changed
+        self._reported = changed
 
 
 def _check_callable(given: Any) -> None:

@@ -235,7 +235,7 @@ class SchedulersCallback(CoreCallback, Advised):
         self._given: list[Settings | None] = []
         self._held: list[Settings | None] = []
         self._beginning: Beginning | None = None
-        self._told = ""
+        self._reported = ""
 
     @event("create-scheduler")
     def create_scheduler(self, optimizer: Optimizer, scheduler: Any) -> Any:
@@ -313,13 +313,13 @@ class SchedulersCallback(CoreCallback, Advised):
             for idx, (scheduler, text) in enumerate(zip(schedulers, changed, strict=True))
             if text
         )
-        if rows == self._told:
+        if rows == self._reported:
             return
-        self._told = rows
+        self._reported = rows
         if replays:
             log.warning(
-                "%s. The settings given now hold: the schedule goes on as if they had held from "
-                "step 0. Give those of the checkpoint to go on as before.",
+                "%s. Using the settings given now: the schedule continues as if they had held from "
+                "step 0. Give those of the checkpoint to continue as before.",
                 rows,
             )
         else:

@@ -60,7 +60,7 @@ class Sparsity(CoreCallback):
     def __init__(self, sparsity: Any = None) -> None:
         self.algorithms = algorithms_of(sparsity)
         self.params: list[SparseParam] = []
-        self._is_told_of_all = False
+        self._has_reported_all = False
         if not self.algorithms:
             self.idle_hooks = frozenset(
                 {
@@ -145,11 +145,11 @@ class Sparsity(CoreCallback):
 
     def _tell_of_all(self, due: list[SparseParam], step: int) -> None:
         """Warn, once, of a schedule that leaves no weight."""
-        if self._is_told_of_all:
+        if self._has_reported_all:
             return
         name = next((one.name for one in due if one.algorithm.fraction_at(step) >= 1), None)
         if name is not None:
-            self._is_told_of_all = True
+            self._has_reported_all = True
             log.warning("sparsity: at global_step %d all weights of %r become zero.", step, name)
 
     def _begin(self, trainer: Trainer, step: int) -> None:
@@ -264,7 +264,7 @@ def _tell_of_others(saved: Any, given: dict[str, str]) -> None:
     if others:
         rest = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
         log.warning(
-            "sparsity: the masks of %r%s go on under other settings. Saved: %s. Now: %s.",
+            "sparsity: the masks of %r%s continue under other settings. Saved: %s. Now: %s.",
             others[0],
             rest,
             known[others[0]],

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 
-from modelzoo_trainer.constraints import NonNegativeInt, PositiveInt, Share, checked
+from modelzoo_trainer.constraints import NonNegativeSize, PositiveInt, Share, Size, checked
 from modelzoo_trainer.data.processor import (
     BatchDataset,
     DataProcessor,
@@ -55,9 +55,9 @@ class DigitsProcessor(DataProcessor):
         split_seed: int = 0,
         shuffle: bool = True,
         shuffle_seed: ShuffleSeed = 0,
-        num_workers: NonNegativeInt = 0,
+        num_workers: NonNegativeSize = 0,
         drop_last: bool = False,
-        prefetch_factor: PositiveInt | None = None,
+        prefetch_factor: Size | None = None,
         persistent_workers: bool = False,
     ) -> None:
         self.options = LoadingOptions(

@@ -7,16 +7,16 @@ from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 import torch
-from annotated_types import Ge, Lt
+from annotated_types import Lt
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
-from modelzoo_trainer.constraints import NonNegativeInt, PositiveInt, checked
+from modelzoo_trainer.constraints import NonNegativeSize, PositiveInt, Size, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.interceptors import Advised, event
 
-ShuffleSeed = Annotated[int, Ge(0), Lt(2**63)]
+ShuffleSeed = Annotated[NonNegativeSize, Lt(2**63)]
 _CHUNK: Final = 8192  # indices that are Python objects at a time
 
 
@@ -93,9 +93,9 @@ class LoadingOptions:
     shuffle: bool = False
     shuffle_seed: ShuffleSeed = 0
     reshuffle: bool = True
-    num_workers: NonNegativeInt = 0
+    num_workers: NonNegativeSize = 0
     drop_last: bool = False
-    prefetch_factor: PositiveInt | None = None
+    prefetch_factor: Size | None = None
     persistent_workers: bool = False
 
     def __post_init__(self) -> None:

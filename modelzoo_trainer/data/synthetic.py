@@ -6,7 +6,7 @@ import torch
 from annotated_types import Ge
 from torch import Generator, Tensor
 
-from modelzoo_trainer.constraints import NonNegativeInt, PositiveInt, checked
+from modelzoo_trainer.constraints import NonNegativeSize, PositiveInt, Size, checked
 from modelzoo_trainer.data.processor import (
     BatchDataset,
     DataProcessor,
@@ -60,17 +60,17 @@ class SyntheticProcessor(DataProcessor):
         batch_size: PositiveInt | None = None,
         global_batch_size: PositiveInt | None = None,
         kind: Literal["classification", "tokens"] = "classification",
-        num_samples: PositiveInt = 1024,
+        num_samples: Size = 1024,
         seed: int = 0,
-        num_features: PositiveInt = 16,
-        num_classes: PositiveInt = 4,
-        max_sequence_length: PositiveInt = 32,
+        num_features: Size = 16,
+        num_classes: Size = 4,
+        max_sequence_length: Size = 32,
         vocab_size: Annotated[int, Ge(2)] = 64,
         shuffle: bool = False,
         shuffle_seed: ShuffleSeed = 0,
-        num_workers: NonNegativeInt = 0,
+        num_workers: NonNegativeSize = 0,
         drop_last: bool = False,
-        prefetch_factor: PositiveInt | None = None,
+        prefetch_factor: Size | None = None,
         persistent_workers: bool = False,
     ) -> None:
         self.options = LoadingOptions(

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from modelzoo_trainer.constraints import NonNegativeInt, PositiveInt, Share, checked
+from modelzoo_trainer.constraints import NonNegativeSize, PositiveInt, Share, Size, checked
 from modelzoo_trainer.data.processor import BatchDataset, DataProcessor, LoadingOptions, ShuffleSeed
 from modelzoo_trainer.data.token_cache import (
     Document,
@@ -58,7 +58,7 @@ class TextFileProcessor(DataProcessor):
         self,
         *,
         data_dir: str | list[str],
-        max_sequence_length: PositiveInt,
+        max_sequence_length: Size,
         batch_size: PositiveInt | None = None,
         global_batch_size: PositiveInt | None = None,
         split: Literal["train", "val", "all"] = "train",
@@ -69,9 +69,9 @@ class TextFileProcessor(DataProcessor):
         cache_dir: str | None = None,
         shuffle: bool = True,
         shuffle_seed: ShuffleSeed = 0,
-        num_workers: NonNegativeInt = 0,
+        num_workers: NonNegativeSize = 0,
         drop_last: bool = True,
-        prefetch_factor: PositiveInt | None = None,
+        prefetch_factor: Size | None = None,
         persistent_workers: bool = False,
     ) -> None:
         self.options = LoadingOptions(

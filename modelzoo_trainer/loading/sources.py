@@ -18,6 +18,7 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.dataloader import PositionedLoader, can_be_positioned, log_skipped
 from modelzoo_trainer.loading.per_sample import collates_plainly, mixed, seed_generators
 from modelzoo_trainer.loading.position import EpochStart
+from modelzoo_trainer.loading.sample_order import Draw
 from modelzoo_trainer.loading.sharding import (
     WHOLE,
     ShardedBatch,
@@ -183,15 +184,16 @@ class PositionedSource(Source):
                 "known, the first %d of the epoch are skipped. Exactness is not guaranteed.",
                 start.batch_idx,
             )
+        items = self._positioned.begin(start)
         if self._split.count > 1:
-            return self._sharded(start)
-        return ((draw.number, batch) for draw, batch in self._positioned.begin(start))
+            return self._sharded(items, needs_sizes=start.needs_sizes)
+        return ((draw.number, batch) for draw, batch in items)
 
-    def _sharded(self, start: EpochStart) -> Numbered:
-        always_asks = start.needs_sizes and not self._keeps_number
+    def _sharded(self, items: Iterator[tuple[Draw, Batch]], *, needs_sizes: bool) -> Numbered:
+        always_asks = needs_sizes and not self._keeps_number
         is_trusted = self._keeps_number
         is_first = not is_trusted
-        for draw, batch in self._positioned.begin(start):
+        for draw, batch in items:
             sizes = draw.sizes
             if sizes is None or is_first or not is_trusted:
                 found = tuple(self._exchange(0 if draw.is_padding else size_of(batch)))
@@ -270,6 +272,7 @@ class StatefulSource(Source):
 
     @override
     def state(self, position: int | None) -> LoaderState | None:
+        """Return the state after so many batches; None = after the last, which has no number."""
         is_cut = False
         if position is None:  # the end of an epoch
             is_cut, known = None not in self._states, 0

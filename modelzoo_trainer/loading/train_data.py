@@ -155,6 +155,7 @@ class TrainData:
         first = position.layout.first
         length = self.length(first)
         check_position(position.batch_idx, length, self.limit, self.limited_by)
+        is_own = self._split is None  # its batches are counted, not what all processes draw
         start = EpochStart(
             epoch=position.epoch,
             batch_idx=position.batch_idx,
@@ -163,11 +164,11 @@ class TrainData:
             num_before=self._num_before(position.epoch) if restores else 0,
             restores=restores,
             loader_state=position.loader,
-            first=first,
+            first=0 if is_own else first,
             needs_sizes=needs_sizes,
         )
         self.host_seed = seeds.fetches if source.seeds_host else None
-        items, is_own = source.begin(start), self._split is None
+        items = source.begin(start)
         if is_own:
             items = until_all_end(items, source, start, self.shard[1], self._exchange)
         self.is_used = True

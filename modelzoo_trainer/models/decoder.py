@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from modelzoo_trainer.constraints import NonNegativeFloat, NonNegativeInt, PositiveInt, checked
+from modelzoo_trainer.constraints import NonNegative, NonNegativeSize, Size, checked
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.attention import Attention
 from modelzoo_trainer.models.decoder_settings import DecoderSettings
@@ -242,9 +242,9 @@ class Decoder(DecoderSettings, nn.Module):
     def generate(
         self,
         input_ids: Tensor,
-        max_new_tokens: NonNegativeInt,
-        temperature: NonNegativeFloat = 1.0,
-        top_k: PositiveInt | None = None,
+        max_new_tokens: NonNegativeSize,
+        temperature: NonNegative = 1.0,
+        top_k: Size | None = None,
         generator: Generator | None = None,
     ) -> Tensor:
         """Return the given tokens with new ones after them, drawn in eval mode.

@@ -79,7 +79,9 @@ class CyclicLR(LRScheduler):
 
     @override
     def __post_init__(self) -> None:
-        self._down = self.step_size_up if self.step_size_down is None else self.step_size_down
+        if self.step_size_down is None:
+            self.step_size_down = self.step_size_up
+        self._down = self.step_size_down
         if self.scale_mode is None:
             self.scale_mode = "iterations" if self.mode == "exp_range" else "cycle"
         super().__post_init__()

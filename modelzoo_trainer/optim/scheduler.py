@@ -51,8 +51,8 @@ class Scheduler(ABC):
         first_step: int = 0,
     ) -> None:
         self.optimizer = None
-        self.param_group_tags = self._tags = _as_tuple(param_group_tags)
-        if self._tags == ():
+        self.param_group_tags = _as_tuple(param_group_tags)
+        if self.param_group_tags == ():
             raise ConfigError(
                 f"{self._name}.param_group_tags is empty; it must have a tag, or be None "
                 f"(null) for all parameter groups."
@@ -128,6 +128,10 @@ class Scheduler(ABC):
         self.last_step = int(state_dict["last_step"])
         if self.optimizer is not None:
             self._write(self.value(self.last_step))
+
+    @property
+    def _tags(self) -> tuple[str, ...] | None:
+        return _as_tuple(self.param_group_tags)
 
     @property
     def _name(self) -> str:

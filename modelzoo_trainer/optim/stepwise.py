@@ -40,6 +40,11 @@ class MultiStepLR(LRScheduler):
     param_group_tags: Tags = None
 
     @override
+    def __post_init__(self) -> None:
+        self.milestones = list(self.milestones)  # the caller's may change
+        super().__post_init__()
+
+    @override
     def value(self, step: int) -> float:
         return float(self.initial_learning_rate * self.gamma ** bisect_right(self.milestones, step))
 
@@ -61,6 +66,7 @@ class PiecewiseConstantLR(LRScheduler):
                 f"{len(self.milestones)} milestones; it must have one more than there are "
                 f"milestones."
             )
+        self.learning_rates, self.milestones = list(self.learning_rates), list(self.milestones)
         super().__post_init__()
 
     @override

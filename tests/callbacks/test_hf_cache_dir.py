@@ -65,7 +65,9 @@ def test_the_users_folder_is_found(monkeypatch, tmp_path):
 
 
 def test_what_is_no_folder_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"HFCacheDir.cache_dir: .* not empty, got ''"):
+    with pytest.raises(
+        ConfigError, match=r"HFCacheDir.cache_dir: expected the name of a folder, got ''"
+    ):
         HFCacheDir("")
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"which is a file; it must name a folder."):

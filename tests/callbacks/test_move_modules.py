@@ -111,10 +111,10 @@ def test_a_name_that_leads_nowhere_is_refused(make, batches, distill, name, mess
 @pytest.mark.parametrize(
     ("modules", "message"),
     [
-        ([], r"modules: expected a list of names or null, got \[\]"),
-        ([""], r"modules: expected a list of names or null, got \[''\]"),
+        ([], r"modules: expected a list of names such as 'teacher' or null, got \[\]"),
+        ([""], r"modules: expected a list of names such as 'teacher' or null, got \[''\]"),
         ([1], r"modules\[0\]: expected text, got 1"),
-        ("teacher", "modules: expected a list of names or null, got 'teacher'"),
+        ("teacher", "modules: expected a list of names such as 'teacher' or null, got 'teacher'"),
     ],
 )
 def test_what_is_no_list_of_names_is_refused(modules, message):

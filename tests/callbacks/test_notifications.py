@@ -277,10 +277,13 @@ def test_only_the_first_process_tells(make, batches, slack, monkeypatch):
         ({"mailto": "a@x.org", "port": 0}, "EmailNotification.port: expected .*, got 0"),
         (
             {"mailto": "a@x.org", "subject": "a\nb"},
-            r"subject: .* one line.*, got 'a\\nb'",
+            r"EmailNotification.subject: .* one line.*, got 'a\\nb'",
         ),
         ({"mailto": "a@x.org", "subject": 5}, "EmailNotification.subject: .* one line.*, got 5"),
-        ({"mailto": "a@x.org", "server_name": ""}, "server_name: .* not empty, got ''"),
+        (
+            {"mailto": "a@x.org", "server_name": ""},
+            "EmailNotification.server_name: .* mail server, got ''",
+        ),
         ({"mailto": "a@x.org", "mailfrom": 5}, "EmailNotification: 5 is not a mail address."),
         (
             {"mailto": "a@x.org", "notification_endpoint": "http://["},

@@ -105,7 +105,10 @@ def test_a_name_is_told_in_a_validation_alone(make, batches, caplog):
     ("arguments", "message"),
     [
         (("", "a"), "listener_name: .* not empty, got ''"),
-        (("a", ""), "tensor_names: .* not empty or a list of names, got ''"),
+        (
+            ("a", ""),
+            "tensor_names: .* such as 'layers.*.fwd' .*DumpAvailable.* or a list of names, got ''",
+        ),
         (("a", []), r"tensor_names: .* a list of names, got \[\]"),
         (("a", 3), "tensor_names: .* a list of names, got 3"),
         (("a", {"b": 1}), "tensor_names: .* a list of names, got a mapping"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
+from fractions import Fraction as Rational
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -128,9 +131,9 @@ CASES: list[tuple[Any, dict[str, Any], str, Any, str]] = [
     (callbacks.ComputeNormGNS, {"per_example_grad_norms": "Linear"}, *NO_KIND),
     (callbacks.CountParams, {}, "order_by", "shapes", "Did you mean 'shape'?"),
     (callbacks.EmailNotification, {"mailto": "a@x.org"}, "subject", "a\nb", "one line of text"),
-    (callbacks.HFCacheDir, {"cache_dir": "x"}, "cache_dir", "", "text that is not empty"),
+    (callbacks.HFCacheDir, {"cache_dir": "x"}, "cache_dir", "", "the name of a folder"),
     (callbacks.ModelEma, {}, "name_scope", "ema/", "a prefix such as 'ema'"),
-    (callbacks.MoveModulesToDevice, {}, "modules", [""], "a list of names or null"),
+    (callbacks.MoveModulesToDevice, {}, "modules", [""], "such as 'teacher' or null"),
     (callbacks.OpProfiler, {}, "start_step", 0, "-1 or a whole number > 0"),
     (callbacks.SaveBest, {"metric": "loss"}, "metric", "", "the name of a metric"),
     (callbacks.SaveBest, {"metric": "loss"}, "checkpoint_name", "best", "with {step}, once"),
@@ -199,6 +202,31 @@ def test_an_integer_of_numpy_s_is_a_size_and_a_seed():
         FcMnist(hidden_sizes=[3], num_classes=np.int64(0))
     with pytest.raises(ConfigError, match=r"num_classes: expected a whole number > 0, got .*2\.0"):
         FcMnist(hidden_sizes=[3], num_classes=np.float64(2))
+
+
+def test_integers_of_arrays_are_sizes_of_data_too():
+    data = SyntheticProcessor(num_samples=np.int64(8), batch_size=4)
+    assert len(data.create_dataloader()) == 2
+
+
+@pytest.mark.parametrize("value", [np.bool_(True), torch.tensor(True), Decimal(1), Rational(1, 2)])
+def test_what_only_looks_like_a_number_is_refused(value):
+    with pytest.raises(ConfigError, match=r"^autorestart\.hang_timeout: expected .*, got "):
+        AutoRestart(hang_timeout=value)
+    with pytest.raises(ConfigError, match=r"^loop\.eval_frequency: expected .*, got "):
+        TrainingLoop(max_steps=1, eval_frequency=value)
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), torch.tensor(0.5)])
+def test_a_fraction_of_an_array_is_a_fraction_of_the_run(value):
+    assert repr(TrainingLoop(max_steps=4, eval_frequency=value).eval_frequency) == "0.5"
+    assert repr(TrainingLoop(max_steps=4, eval_frequency=2 * value).eval_frequency) == "1.0"
+    assert repr(TrainingLoop(max_steps=4, eval_frequency=4 * value).eval_frequency) == "2"
+
+
+def test_text_of_numpys_and_mappings_are_text_and_mappings():
+    assert callbacks.EarlyStopping(np.str_("loss")).metric == "loss"
+    sparsity.GMP(MappingProxyType({"type": "linear", "init": 0.0, "slope": 0.1}))
 
 
 @pytest.mark.parametrize("value", [0, 1.0, True, np.int64(3), "1", None, object()])

@@ -28,9 +28,15 @@ ROOT = Path(__file__).resolve().parents[2]
         ({"max_num_restarts": 1.5}, "autorestart.max_num_restarts: expected a whole .*, got 1.5"),
         ({"min_num_csx": 0}, "autorestart.min_num_csx: expected a whole number > 0, got 0"),
         ({"hang_timeout": 0}, "autorestart.hang_timeout: .* a number of seconds > 0 .*, got 0"),
-        ({"hang_timeout": "1"}, "autorestart.hang_timeout: .* a number of seconds .*, got '1'"),
-        ({"startup_timeout": float("inf")}, "autorestart.startup_timeout: .* a number .*, got inf"),
-        ({"startup_timeout": float("nan")}, "autorestart.startup_timeout: .* a number .*, got nan"),
+        ({"hang_timeout": "1"}, "autorestart.hang_timeout: .* a number of seconds > 0 .*, got '1'"),
+        (
+            {"startup_timeout": float("inf")},
+            "autorestart.startup_timeout: .* seconds > 0 .* got inf",
+        ),
+        (
+            {"startup_timeout": float("nan")},
+            "autorestart.startup_timeout: .* seconds > 0 .* got nan",
+        ),
     ],
 )
 def test_a_number_out_of_range_is_refused(arguments, message):

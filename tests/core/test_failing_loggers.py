@@ -8,7 +8,7 @@ from backends import HostReadError
 from modelzoo_trainer import ConfigError, Logging, StopTraining, TrainingLoop
 from tests.doubles import History, tiny_batches
 
-WARNING = "Broken cannot take metrics, some are lost: ValueError: no connection. Training goes on"
+WARNING = "Broken failed to log metrics (some are lost): ValueError: no connection"
 
 
 class Broken(History):

@@ -266,6 +266,15 @@ def test_what_the_user_has_divided_is_warned_of_once(tmp_path: Path) -> None:
         assert part["num_exchanged"] == 0
 
 
+def test_what_the_user_has_divided_goes_on_with_the_next_batch(tmp_path: Path) -> None:
+    [first] = by_run(run_ranks(3, train, tmp_path / "first", divided, [{"max_steps": 1}]))
+    run = {"state": merged(first), "num_epochs": 1}
+    [second] = by_run(run_ranks(2, train, tmp_path / "second", divided, [run]))
+    for rank, part in enumerate(second):  # after the 3 batches that there were, 1 for each of two
+        found = [(idx, batch) for idx, batch, *_ in part["seen"]]
+        assert found == [(1, [4.0 + rank, 6.0 + rank]), (2, [8.0 + rank, 10.0 + rank])]
+
+
 # ---- parts of batches, and validation
 
 

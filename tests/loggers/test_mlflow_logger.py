@@ -224,7 +224,7 @@ def test_a_server_that_goes_away_does_not_stop_the_run(make, batches, uri, monke
     assert trainer.global_step == 4
     told = [r.getMessage() for r in caplog.records if r.name == "modelzoo_trainer.logging"]
     assert len(told) == 1
-    assert told[0].startswith("MLflowLogger cannot take metrics, some are lost: ConnectionError")
+    assert told[0].startswith("MLflowLogger failed to log metrics (some are lost): ConnectionError")
 
 
 def test_no_experiment_is_refused():

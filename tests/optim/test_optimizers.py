@@ -116,7 +116,7 @@ def test_the_defaults_are_those_of_the_model_zoo(name, defaults):
 
 def test_names_of_optimizers_are_found_in_any_case():
     assert all(optimizer_class(name.lower()) is cls for name, cls in OPTIMIZERS.items())
-    assert len(OPTIMIZERS) == 16
+    assert len(OPTIMIZERS) >= 16
 
 
 def test_a_misspelt_optimizer_is_refused_with_a_suggestion():

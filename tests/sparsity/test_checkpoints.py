@@ -145,7 +145,7 @@ def test_masks_go_on_under_another_algorithm_and_that_is_told(make, batches, spa
     assert same(masks(trainer), load(sparse)["sparsity"]["masks"])
     (told,) = [record.message for record in caplog.records if "other settings" in record.message]
     assert told.startswith(
-        "sparsity: the masks of 'body.weight' (and 1 more) go on under other settings. Saved: "
+        "sparsity: the masks of 'body.weight' (and 1 more) continue under other settings. Saved: "
         "Static(fraction=Constant(value=0.5), updates=None, "
     )
     assert ". Now: RigL(drop_fraction=Constant(value=0.3), fraction=Constant(" in told
