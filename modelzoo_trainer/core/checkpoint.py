@@ -66,7 +66,7 @@ class Checkpoint(CoreCallback, Advised):
         checkpoint_root: Where they are; None = `model_dir`. One run at a time writes there.
         checkpoint_name: Their names; holds the field `{step}` once, and begins with no dot.
         strict_version: Accepted for the format's sake: one that cannot be read is always refused.
-        minutes: Write one at the first step boundary so many minutes after the last; None = none.
+        minutes: Write one at the first step boundary n minutes after the last; None = none.
         epochs: Write one at the end of every n-th epoch; None = never.
         asynchronous: Go on training while a checkpoint is written, from a copy of the state in
             host memory. At most one is under way.

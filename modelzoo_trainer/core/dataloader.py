@@ -245,7 +245,7 @@ class DataLoaderCallback(CoreCallback):
         return num if num is None or self._max_batches is None else min(num, self._max_batches)
 
     def end_epochs_after(self, num_batches: int, limited_by: str) -> None:
-        """End the epochs of the fit at hand after so many batches, where they would be longer.
+        """End each epoch of the current fit after `num_batches` batches at the latest.
 
         Called in `on_enter_fit`; of several calls the least number counts. The batches are those of
         all processes, > 0; `limited_by` says who asks, for messages.
@@ -271,7 +271,7 @@ class DataLoaderCallback(CoreCallback):
         self._skip_epochs()
 
     def skip_samples(self, num: int) -> int:
-        """Skip at least so many samples, in whole batches; return how many they are.
+        """Skip at least `num` samples, in whole batches; return how many they are.
 
         Between two batches of a step, the step is begun anew behind them. `num`: samples of all
         processes, > 0.

@@ -271,7 +271,7 @@ class PadLastBatch:
                 shape = f" {tuple(entry.shape)}" if isinstance(entry, Tensor) else ""
                 raise ConfigError(
                     f"PadLastBatch: fill names {name!r}, which is a {type(entry).__name__}{shape} "
-                    f"in a batch of {num} samples. Only a tensor of so many rows can be filled."
+                    f"in a batch of {num} samples. Only a tensor of {num} rows can be filled."
                 )
             _check_fits(value, entry.dtype, f"PadLastBatch: {name!r} is to be filled with")
         if self.weight is not None and (not isinstance(batch, Mapping) or self.weight in batch):

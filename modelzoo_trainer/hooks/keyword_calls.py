@@ -45,7 +45,7 @@ class KeywordCall:
         self._method(*args, **{name: kwargs[name] for name in plan})
 
     def _plan(self, num: int, keywords: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the keywords that the method gets beside so many positional arguments."""
+        """Return the keywords that the method gets beside `num` positional arguments."""
         if self._parameters is None:
             return keywords
         parameters = self._parameters.values()

@@ -98,7 +98,7 @@ def warn_of_new_layout(
 
 
 def check_position(num: int, length: int | None, limit: int | None, limited_by: str) -> None:
-    """Check that an epoch can begin after so many batches.
+    """Check that an epoch can begin after `num` batches.
 
     `limit` is the number after which it ends though it may have more, `limited_by` the setting.
 

@@ -102,7 +102,7 @@ class Position:
         )
 
     def further(self, num: int, end: Callable[[int], int | None]) -> Position:
-        """Return the position so many batches further on, perhaps in a later epoch.
+        """Return the position `num` batches further on, perhaps in a later epoch.
 
         Args:
             num: Batches to skip; the one in whose middle this is counts as one.
@@ -215,7 +215,7 @@ class EpochStart:
     needs_sizes: bool = False
 
     def offset(self, per_batch: int) -> int:
-        """Return how many draws to skip, with so many a batch."""
+        """Return how many draws to skip, with `per_batch` draws a batch."""
         return self.first + self.batch_idx * per_batch
 
 

@@ -41,12 +41,12 @@ class Split:
         return 1 if self.is_global else self.count
 
     def sizes(self, num: int) -> tuple[int, ...]:
-        """Return how many of so many samples each process takes."""
+        """Return how many of `num` samples each process takes."""
         count = self.count
         return tuple((i + 1) * num // count - i * num // count for i in range(count))
 
     def part(self, num: int) -> tuple[int, int]:
-        """Return where this process's part of so many samples begins, and where it ends."""
+        """Return where this process's part of `num` samples begins, and where it ends."""
         return self.index * num // self.count, (self.index + 1) * num // self.count
 
 

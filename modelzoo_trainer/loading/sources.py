@@ -97,10 +97,10 @@ class Source:
             yield number, batch
 
     def note(self, position: int | None) -> None:
-        """Note that so many batches have been fetched; None = all."""
+        """Note that `position` batches have been fetched; None = all."""
 
     def state(self, position: int | None) -> LoaderState | None:
-        """Return the loader's own state after so many batches; None = after a whole epoch."""
+        """Return the loader's own state after `position` batches; None = after a whole epoch."""
         return None
 
     def forget_before(self, position: int) -> None:
@@ -272,7 +272,7 @@ class StatefulSource(Source):
 
     @override
     def state(self, position: int | None) -> LoaderState | None:
-        """Return the state after so many batches; None = after the last, which has no number."""
+        """Return the state after `position` batches; None = after the last one."""
         is_cut = False
         if position is None:  # the end of an epoch
             is_cut, known = None not in self._states, 0

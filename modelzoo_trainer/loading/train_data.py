@@ -205,7 +205,7 @@ class TrainData:
         return epoch * (self.limit or 0) if is_shared else 0
 
     def state(self, position: int | None) -> LoaderState | None:
-        """Return the loader's own state after so many batches; None = after a whole epoch."""
+        """Return the loader's own state after `position` batches; None = after a whole epoch."""
         return None if self._source is None else self._source.state(position)
 
     def forget_before(self, position: int) -> None:
@@ -226,7 +226,7 @@ class TrainData:
         return last_index(position, end, skipped) is None
 
     def explain_empty(self, num_batches: int) -> str:
-        """Return why there is no batch, after so many forward passes."""
+        """Return why there is no batch, after `num_batches` forward passes."""
         if num_batches and self._given is self.loader and exact_length(self.loader) is None:
             return (
                 f"train_dataloader gave {num_batches} batches and cannot be iterated again. "
