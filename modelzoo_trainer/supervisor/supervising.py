@@ -127,8 +127,9 @@ class _Supervision:
             is_cut=shared.step != UNKNOWN and shared.num_done < len(self._settings),
         )
         down_s = started_at - self._ended_at
-        attempt = Attempt(number=number, down_s=down_s, shared=shared, ending=ending)
-        self._ended_at = shared.since
+        final = SharedStatus.from_buffer_copy(shared)  # the mapped one keeps a file descriptor open
+        attempt = Attempt(number=number, down_s=down_s, shared=final, ending=ending)
+        self._ended_at = final.since
         self._learn(attempt, report)
         with suppress(OSError):
             if spec.stacks.stat().st_size == 0:

@@ -102,6 +102,17 @@ def test_a_run_that_crashed_once_is_started_again_and_told_so(run):
     )
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc here")
+def test_attempts_keep_no_file_descriptor_open(run):
+    nums = []
+    failing = [
+        [f"start:{step}", f"train:{step + 1}", f"save:{step + 1}", "fail:x"] for step in range(4)
+    ]
+    run(*failing, ["exit:0"], tell=lambda _: nums.append(len(os.listdir("/proc/self/fd"))))
+    assert len(nums) == 5
+    assert len(set(nums)) == 1
+
+
 def test_a_child_that_was_killed_is_started_again(run):
     done = run(["signal:SIGKILL"], ["exit:0"])
     assert done.code == 0
