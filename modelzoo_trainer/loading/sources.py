@@ -43,8 +43,7 @@ class Source:
     """The batches of any iterable: what was trained on is loaded again and dropped.
 
     `seeds_host` says whether the generators of this process are seeded while batches are fetched,
-    `reads_to_end` whether an epoch is over when the loader says so, whatever its length, and
-    `is_replayed` whether it gets to a position by loading what comes before.
+    `reads_to_end` whether an epoch is over when the loader says so, whatever its length.
 
     Args:
         loader: The iterable.
@@ -52,7 +51,6 @@ class Source:
 
     seeds_host = True
     reads_to_end = False
-    is_replayed = True
 
     def __init__(self, loader: Iterable[Batch]) -> None:
         self.loader = loader
@@ -118,7 +116,6 @@ class SequenceSource(Source):
     """The batches of a list or a tuple: of several processes each takes every n-th."""
 
     seeds_host = False
-    is_replayed = False
     loader: list[Batch] | tuple[Batch, ...]
 
     def __init__(self, loader: list[Batch] | tuple[Batch, ...], split: Split) -> None:
@@ -161,7 +158,6 @@ class PositionedSource(Source):
         exchange: Returns the numbers of all processes. Collective.
     """
 
-    is_replayed = False
     loader: DataLoader[Any]
 
     def __init__(self, loader: DataLoader[Any], split: Split, exchange: Exchange) -> None:
@@ -190,15 +186,13 @@ class PositionedSource(Source):
         return ((draw.number, batch) for draw, batch in items)
 
     def _sharded(self, items: Iterator[tuple[Draw, Batch]], *, needs_sizes: bool) -> Numbered:
-        always_asks = needs_sizes and not self._keeps_number
-        is_trusted = self._keeps_number
-        is_first = not is_trusted
+        keeps_number: bool | None = True if self._keeps_number else None  # None = not known yet
         for draw, batch in items:
             sizes = draw.sizes
-            if sizes is None or is_first or not is_trusted:
-                found = tuple(self._exchange(0 if draw.is_padding else size_of(batch)))
-                is_trusted = found == sizes and not always_asks
-                is_first, sizes = False, found
+            if sizes is None or not keeps_number:
+                sizes = tuple(self._exchange(0 if draw.is_padding else size_of(batch)))
+                if keeps_number is None:
+                    keeps_number = sizes == draw.sizes and not needs_sizes
             yield draw.number, ShardedBatch(batch, ShardInfo(sizes, draw.is_padding))
 
     @override
@@ -222,7 +216,6 @@ class StatefulSource(Source):
     """
 
     reads_to_end = True
-    is_replayed = False
 
     def __init__(self, loader: Iterable[Batch], owner: Any) -> None:
         super().__init__(loader)

@@ -174,7 +174,7 @@ class TrainData:
         self.is_used = True
         return StartedEpoch(
             items=items,
-            length=None if is_own or source.reads_to_end else length,
+            length=None if source.reads_to_end else length,
             position=position.batch_idx,
             parts=position.parts,
             skipped=skipped,
@@ -189,7 +189,7 @@ class TrainData:
                 self.close()
                 self._source = None
                 self._split = split_of(self.loader, self.shard, self._name)
-            elif restores and self._source is not None and self._source.is_replayed:
+            elif restores and type(self._source) is Source:
                 raise ConfigError(
                     f"train_dataloader is an iterator, and the run goes back to batch "
                     f"{position.batch_idx} of epoch {position.epoch}, which it has already "

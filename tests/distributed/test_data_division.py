@@ -166,6 +166,20 @@ def test_a_collation_that_changes_the_number_of_samples_is_noticed() -> None:
     assert [is_even for *_, is_even in parts[0]] == [False, False]
 
 
+def seldom_short(batch: list[torch.Tensor]) -> torch.Tensor:
+    """Put together all but the samples that are multiples of sixteen."""
+    return torch.stack([sample for sample in batch if sample % 16])
+
+
+def seldom_filtered(rank: int, count: int, *, num: int) -> DataLoader[Any]:
+    return DataLoader(Numbers(num), 4, collate_fn=seldom_short)
+
+
+def test_a_collation_that_changed_a_number_is_not_trusted_later() -> None:
+    parts = by_case(run_ranks(2, passes, seldom_filtered, [{"num": 24}]))[0]
+    assert [is_even for *_, is_even in parts[0]] == [False, True, False]
+
+
 @ranks
 def test_all_split_a_batch_into_the_same_number_of_parts(count: int) -> None:
     cases = [
