@@ -54,8 +54,9 @@ class Norms:
             torch.nn.utils.clip_grad_value_(parameters, max_value)
 
     def tensor_norms(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the 2-norm of each tensor, all of it, (), on the device."""
-        return [torch.linalg.vector_norm(tensor.detach()) for tensor in tensors]
+        """Return the 2-norm of each tensor, all of it, (), in float32 or wider."""
+        with torch.no_grad():
+            return part_norms(list(tensors))
 
 
 def joint_grad_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -75,7 +76,10 @@ def part_norms(parts: list[Tensor]) -> list[Tensor]:
     """Return the 2-norm of each tensor, in float32 or wider: half precision would overflow."""
     if all(part.dtype is torch.float32 for part in parts):
         return list(torch._foreach_norm(parts))
-    return [
-        torch.linalg.vector_norm(part.to(torch.promote_types(part.dtype, torch.float32)))
-        for part in parts
-    ]
+    return [torch.linalg.vector_norm(part.to(_wide(part))) for part in parts]
+
+
+def _wide(part: Tensor) -> torch.dtype:
+    if part.is_complex():
+        return torch.promote_types(part.dtype, torch.complex64)
+    return torch.float64 if part.dtype is torch.float64 else torch.float32

@@ -63,7 +63,9 @@ class ShardedNorms(Norms):
 
     @override
     def tensor_norms(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the 2-norm of each tensor, in float32, or in double if one is double."""
+        """Return the 2-norm of each tensor, (); if one is sharded, all in the widest type."""
+        if not any(isinstance(tensor, DTensor) for tensor in tensors):
+            return super().tensor_norms(tensors)
         wide = torch.float32
         squares: list[Tensor] = []
         groups: dict[_Axes, list[int]] = {}

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -41,8 +40,6 @@ class ComputeNorm(Callback):
 
     def __init__(self) -> None:
         self._params: list[Tensor] = []
-        self._sources: list[Tensor] = []
-        self._is_plain = True
         self._layers: dict[int, int] = {}
         self._norms: Sequence[Tensor] = ()
         self._places: list[int] = []
@@ -57,10 +54,7 @@ class ComputeNorm(Callback):
         loop_idx: int,
     ) -> None:
         named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-        # Detached: they share the memory, and their norms need no graph.
-        self._params = [param.detach() for _, param in named]
-        self._sources = [param for _, param in named]
-        self._is_plain = all(param.dtype is torch.float32 for param in self._params)
+        self._params = [param for _, param in named]
         found = [_LAYER.search(name) for name, _ in named]
         self._layers = {idx: int(match[1]) for idx, match in enumerate(found) if match}
 
@@ -71,16 +65,12 @@ class ComputeNorm(Callback):
         # One norm a tensor here; they are put together when they are on the host.
         grads: list[Tensor] = []
         self._places = places = []
-        for idx, param in enumerate(self._sources):
+        for idx, param in enumerate(self._params):
             grad = param.grad
             if grad is not None:
                 places.append(idx)
                 grads.append(grad.coalesce().values() if grad.is_sparse else grad)
-        if trainer.backend.caps.sharded_state:
-            self._norms = trainer.backend.norms.tensor_norms([*self._sources, *grads])
-            return
-        tensors = self._params + grads
-        self._norms = torch._foreach_norm(tensors) if self._is_plain else norms_of(tensors)
+        self._norms = trainer.backend.norms.tensor_norms([*self._params, *grads])
 
     @override
     def on_train_batch_end(
@@ -107,20 +97,3 @@ class ComputeNorm(Callback):
             if idx in self._layers:
                 parts.setdefault(self._layers[idx], []).append(norm)
         return {f"per_layer_grad_norm/layer_{n}": math.hypot(*parts[n]) for n in sorted(parts)}
-
-
-def norms_of(tensors: list[Tensor]) -> list[Tensor]:
-    """Return the 2-norm of each tensor: in float32, or in double if it is double itself.
-
-    `tensors`: none of them requires a gradient.
-    """
-    if all(tensor.dtype is torch.float32 for tensor in tensors):
-        return list(torch._foreach_norm(tensors))
-    return [
-        torch.linalg.vector_norm((t.abs() if t.is_complex() else t).to(_wide(t))) for t in tensors
-    ]
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    is_double = tensor.dtype in (torch.float64, torch.complex128)
-    return torch.float64 if is_double else torch.float32

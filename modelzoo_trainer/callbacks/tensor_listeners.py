@@ -9,16 +9,14 @@ from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from annotated_types import MinLen, Predicate
 from torch import Tensor
 from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Outputs
 from modelzoo_trainer.callbacks.activation_hooks import NamesTensors, is_inexact
-from modelzoo_trainer.callbacks.compute_norm import norms_of
 from modelzoo_trainer.closures import is_recorded, snapshot
-from modelzoo_trainer.constraints import Name, checked
+from modelzoo_trainer.constraints import Name, Names, checked
 from modelzoo_trainer.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
@@ -30,8 +28,7 @@ _ALL: Final = "__all__"
 
 
 TensorNames = (
-    Annotated[str, MinLen(1), "a name such as 'layers.*.fwd' (DumpAvailableTensorNames lists them)"]
-    | Annotated[list[str], MinLen(1), Predicate(all), "a list of names"]
+    Annotated[Name, "a name such as 'layers.*.fwd' (DumpAvailableTensorNames lists them)"] | Names
 )
 
 
@@ -217,10 +214,7 @@ class NormTensorListener(TensorListener):
             return
         if tensor.is_sparse:
             tensor = tensor.coalesce().values()
-        if trainer.backend.comm.is_sharded(tensor):
-            [self.found[name]] = trainer.backend.norms.tensor_norms([tensor])
-        else:
-            [self.found[name]] = norms_of([tensor])
+        [self.found[name]] = trainer.backend.norms.tensor_norms([tensor])
 
     @override
     def close(self, found: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn import Parameter
 
 from backends.cpu import CpuBackend
+from backends.norms import Norms
 from backends.parallel.norms import ShardedNorms
 from tests.distributed.ranks import run_ranks
 
@@ -136,3 +137,19 @@ def test_plain_gradients_are_clipped_as_torch_does() -> None:
 def test_without_gradients_the_norm_is_zero() -> None:
     assert NORMS.grad_norm([]).item() == 0
     assert NORMS.grad_norm([Parameter(torch.ones(2))]).item() == 0
+
+
+@pytest.mark.parametrize("norms", [NORMS, CpuBackend().norms], ids=["sharded", "whole"])
+def test_norms_of_whole_tensors_are_wide_enough(norms: Norms) -> None:
+    given = [
+        torch.full((4,), 6e4, dtype=torch.float16),
+        torch.full((4,), 3.0, dtype=torch.float64, requires_grad=True),
+        torch.full((4,), 3 + 4j, dtype=torch.complex64),
+        torch.ones(4).to(torch.float8_e5m2),
+    ]
+    found = norms.tensor_norms(given)
+    assert [norm.item() for norm in found] == pytest.approx([119_936.0, 6.0, 10.0, 2.0], rel=1e-3)
+    assert [norm.dtype for norm in found] == [torch.float32, torch.float64] + [torch.float32] * 2
+    assert not any(norm.requires_grad for norm in found)
+    [one, two] = norms.tensor_norms([torch.ones(9), torch.zeros(2)])
+    assert (one.item(), two.item()) == (3.0, 0.0)
