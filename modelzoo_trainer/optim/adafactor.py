@@ -57,7 +57,7 @@ class Adafactor(GroupOptimizer):
     warmup_init: bool = False
 
     @override
-    def _build(self, *args: Any, **own: Any) -> None:
+    def _build(self, **own: Any) -> None:
         lr, learning_rate = own["lr"], own["learning_rate"]
         if own["relative_step"] and (lr is not None or learning_rate is not None):
             raise ConfigError(
@@ -68,7 +68,7 @@ class Adafactor(GroupOptimizer):
             raise ConfigError("Adafactor.warmup_init is true; it needs relative_step: true.")
         if own["relative_step"]:
             own["lr"] = 1.0
-        super()._build(*args, **own)
+        super()._build(**own)
 
     @override
     def _update(self, group: Group, params: Tensors, grads: Tensors) -> None:

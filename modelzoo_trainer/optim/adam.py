@@ -50,7 +50,7 @@ class _AnyBias(_Adam):
         super()._begin(groups, defaults)
         self.defaults.update(ours)
         for group in self.param_groups:
-            group.update({key: group.get(key, value) for key, value in ours.items()})
+            group.update(ours | group)
 
     @override
     def _init_group(self, group: Group, params: list[Tensor], *lists: Any) -> Any:

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.constraints import NonNegativeFloat, PositiveFloat, Steps, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.optim.decay import cosine_wave
 from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
 
 
@@ -25,7 +26,7 @@ class CosineAnnealingLR(LRScheduler):
 
     @override
     def value(self, step: int) -> float:
-        return _cosine_wave(self.initial_learning_rate, self.eta_min, self.T_max, step)
+        return cosine_wave(self.initial_learning_rate, self.eta_min, self.T_max, step)
 
 
 @checked_dataclass
@@ -47,7 +48,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         while step >= length:
             step -= length
             length *= self.T_mult
-        return _cosine_wave(self.initial_learning_rate, self.eta_min, length, step)
+        return cosine_wave(self.initial_learning_rate, self.eta_min, length, step)
 
 
 @checked_dataclass
@@ -81,18 +82,19 @@ class CyclicLR(LRScheduler):
     def __post_init__(self) -> None:
         if self.step_size_down is None:
             self.step_size_down = self.step_size_up
-        self._down = self.step_size_down
         if self.scale_mode is None:
             self.scale_mode = "iterations" if self.mode == "exp_range" else "cycle"
         super().__post_init__()
 
     @override
     def value(self, step: int) -> float:
-        cycle, inside = divmod(step, self.step_size_up + self._down)
+        down = self.step_size_down
+        assert down is not None  # set above where it was not given
+        cycle, inside = divmod(step, self.step_size_up + down)
         if inside <= self.step_size_up:
             height = inside / self.step_size_up
         else:
-            height = 1 - (inside - self.step_size_up) / self._down
+            height = 1 - (inside - self.step_size_up) / down
         at = cycle + 1 if self.scale_mode == "cycle" else step
         return self.base_lr + (self.max_lr - self.base_lr) * height * self._scale(at)
 
@@ -160,8 +162,3 @@ class OneCycleLR(LRScheduler):
                     done = (1 - cos(pi * done)) / 2
                 return before + (after - before) * done
         return self._phases[-1][-1]
-
-
-def _cosine_wave(start: float, end: float, half: float, step: float) -> float:
-    """Return the value of a cosine wave that is at its end after every odd number of halves."""
-    return end + (start - end) * (1 + cos(pi * step / half)) / 2

@@ -63,7 +63,8 @@ class LinearLR(PolynomialLR):
         total = self.total_iters
         if self.cycle:
             total *= step // total + 1
-        return _linear(self.initial_learning_rate, self.end_learning_rate, total, step)
+        start, end = self.initial_learning_rate, self.end_learning_rate
+        return end if step >= total else end + (start - end) * (1 - step / total)
 
 
 @checked_dataclass
@@ -78,7 +79,8 @@ class CosineDecayLR(LRScheduler):
 
     @override
     def value(self, step: int) -> float:
-        return _cosine(self.initial_learning_rate, self.end_learning_rate, self.total_iters, step)
+        start, end, total = self.initial_learning_rate, self.end_learning_rate, self.total_iters
+        return end if step >= total else cosine_wave(start, end, total, step)
 
 
 @checked_dataclass
@@ -136,15 +138,6 @@ class InverseSquareRootDecayLR(LRScheduler):
         return self.initial_learning_rate * self.scale / sqrt(max(self.warmup_steps, step))
 
 
-def _linear(start: float, end: float, total: int, step: int) -> float:
-    """Return the value of a straight line that stays at its end."""
-    if step >= total:
-        return end
-    return end + (start - end) * (1 - step / total)
-
-
-def _cosine(start: float, end: float, total: int, step: int) -> float:
-    """Return the value of half a cosine wave that stays at its end."""
-    if step >= total:
-        return end
-    return end + (start - end) * (1 + cos(pi * step / total)) / 2
+def cosine_wave(start: float, end: float, half: float, step: float) -> float:
+    """Return the value of a cosine wave that is at its end after every odd number of halves."""
+    return end + (start - end) * (1 + cos(pi * step / half)) / 2

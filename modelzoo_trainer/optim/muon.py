@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from modelzoo_trainer.constraints import Fraction, NonNegativeFloat, checked_dataclass
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim.optimizer import Betas, Factors, OverModel, Params, groups_of, one_lr
-from modelzoo_trainer.optim.param_groups import Names, ParamFilter, matching, names_of_trainable
+from modelzoo_trainer.optim.optimizer import Betas, OverModel
+from modelzoo_trainer.optim.param_groups import Names, matching, names_of_trainable
 from modelzoo_trainer.optim.scheduler import Group
 
 HEADS: Final = ("*head.weight", "*classifier.weight", "*score.weight")
@@ -22,6 +22,9 @@ HEADS: Final = ("*head.weight", "*classifier.weight", "*score.weight")
 
 IS_MUON: Final = "use_muon"
 """Key of a parameter group: whether Muon updates it."""
+
+_OF_MUON: Final = ("momentum", "nesterov", "ns_steps", "adjust_lr_fn")
+_OF_ADAMW: Final = ("betas", "eps")
 
 
 @checked_dataclass
@@ -63,26 +66,21 @@ class Muon(OverModel, Optimizer):
     adamw_params: list[str] | None = None
 
     @override
-    def _build(
-        self,
-        model: nn.Module | Params,
-        lr: float | None,
-        learning_rate: float | None,
-        params: list[ParamFilter] | None,
-        adjust_learning_rate: Factors | None,
-        **own: Any,
-    ) -> None:
-        lr, decay = one_lr(type(self).__name__, lr, learning_rate, 1e-3), own["weight_decay"]
-        is_hidden = _matrix_test(model, own["adamw_params"])
-        groups = groups_of(model, lr, decay, params, adjust_learning_rate)
-        Optimizer.__init__(self, list(_split(groups, is_hidden)), {"lr": lr, "weight_decay": decay})
-        muon = ("momentum", "nesterov", "ns_steps", "adjust_lr_fn")
+    def _build(self, **own: Any) -> None:
+        is_hidden = _matrix_test(own["model"], own.pop("adamw_params"))
+        super()._build(**own, is_hidden=is_hidden)
+
+    @override
+    def _begin(self, groups: Any, defaults: dict[str, Any]) -> None:
+        own = {
+            True: {key: defaults.pop(key) for key in _OF_MUON},
+            False: {key: defaults.pop(key) for key in _OF_ADAMW},
+        }
+        Optimizer.__init__(self, list(_split(groups, defaults.pop("is_hidden"))), defaults)
         self._parts: dict[bool, Optimizer] = {}
         for is_muon, part in self._groups().items():
             make: Any = torch.optim.Muon if is_muon else torch.optim.AdamW
-            keys = muon if is_muon else ("betas", "eps")
-            settings = {key: own[key] for key in keys}
-            self._parts[is_muon] = make(part, lr=lr, weight_decay=decay, **settings)
+            self._parts[is_muon] = make(part, **defaults, **own[is_muon])
 
     def _groups(self) -> dict[bool, list[Group]]:
         """Return the groups of Muon and of AdamW; the same objects as in `param_groups`."""

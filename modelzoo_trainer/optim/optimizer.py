@@ -51,6 +51,7 @@ class OverModel(_Optimizer):
 
     def _build(
         self,
+        *,
         model: nn.Module | Params,
         lr: float | None,
         learning_rate: float | None,

@@ -405,3 +405,10 @@ def test_all_schedules_have_a_key_and_none_can_be_called():
         assert cls.param_group_key == ("weight_decay" if name.endswith("WD") else "lr")
         assert issubclass(cls, LRScheduler) != name.endswith("WD")
         assert "__call__" not in dir(cls)
+
+
+def test_a_cycle_can_be_made_longer_later():
+    schedule = scheduler_class("CyclicLR")(None, 0.0, 1.0, 10)
+    assert schedule.value(12) == pytest.approx(0.8)
+    schedule.step_size_down = 40
+    assert schedule.value(12) == pytest.approx(0.95)

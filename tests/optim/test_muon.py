@@ -63,6 +63,14 @@ def test_hidden_matrices_are_muons_and_all_else_is_adamws():
     ]
 
 
+def test_a_subclass_has_a_default_rate_of_its_own():
+    class Faster(Muon):
+        default_lr = 3e-2
+
+    optimizer = Faster(Net())
+    assert {group["lr"] for group in optimizer.param_groups} == {3e-2}
+
+
 def test_the_user_says_which_matrices_adamw_takes():
     model = Net()
     muon, _ = owned(model, Muon(model, adamw_params=["back.*"]))
