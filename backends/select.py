@@ -15,7 +15,7 @@ import torch.distributed as dist
 from .backend import Backend
 from .blocks import CompileOptions
 from .coordination.launch import read_launch
-from .errors import BackendError, BackendUnavailable, suggest
+from .errors import BackendError, BackendUnavailable, check_choice, suggest
 from .parallel.config import TIMEOUT_S, ParallelSettings, check_timeout
 
 # name -> module and class; a module is imported only when its name is asked for.
@@ -131,9 +131,7 @@ def _checked(cls: type[Backend], options: dict[str, Any], others: Iterable[str])
         except TypeError as error:
             raise BackendError(f"backend.compile: {error}") from None
     if isinstance(options.get("compile"), CompileOptions):
-        target = options["compile"].target
-        if target not in ("model", "blocks"):
-            raise BackendError(f"backend.compile: target is {target!r}; use 'model' or 'blocks'.")
+        check_choice("compile.target", options["compile"].target, ("model", "blocks"))
     return options
 
 

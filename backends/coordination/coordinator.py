@@ -260,12 +260,11 @@ class Coordinator:
             if self._is_leaving.is_set() or self._has_ended.is_set():
                 return
             failure = self._beats.find_stopped()
+            limit_s = self._alive_timeout * self._beats.timeout_factor(0)
             if failure is not None:
                 self._to_say.put({"what": consensus.FAIL, **failure.as_entry()})
-            elif timer.is_stalled(
-                self._num_trips, self._alive_timeout * self._beats.timeout_factor(0)
-            ):
-                failure = silent(0, self._alive_timeout, self.rank)
+            elif timer.is_stalled(self._num_trips, limit_s):
+                failure = silent(0, limit_s, self.rank)
             if failure is not None:
                 self._learn(failure)
                 self._beats.kill(failure.rank)
