@@ -112,8 +112,7 @@ def checked_dataclass(cls: type[_T]) -> type[_T]:
     It compares by identity. Defaults are those of arguments only: they do not stay on the class.
     """
     cls.__annotations__ = inspect.get_annotations(cls, eval_str=True)  # names of its own module
-    made: Any = dataclass(eq=False, repr=False)(cls)
-    made.__init__ = checked()(made.__init__)
+    made: Any = checked()(dataclass(eq=False, repr=False)(cls))
     for one in fields(made):
         if one.init and one.name in vars(made):
             delattr(made, one.name)
@@ -177,7 +176,8 @@ def check(where: str, value: Any, annotation: Any) -> None:
 def _plain(value: Any, has_integers: bool) -> Any:
     """Return what JSON has instead of a value.
 
-    A number of numpy's or torch's becomes a float or, if `has_integers`, an integer an int.
+    A number of numpy's or torch's becomes a float or, if `has_integers`, an integer an int; an
+    array of one number is such a number where a float is expected.
     """
     if isinstance(value, list | tuple):
         return [_plain(one, has_integers) for one in value]
@@ -185,11 +185,12 @@ def _plain(value: Any, has_integers: bool) -> Any:
         return str(value)
     if isinstance(value, Mapping):
         return dict(value)
-    is_array = hasattr(value, "shape") and math.prod(value.shape) == 1
+    shape = getattr(value, "shape", None)
+    is_array = shape is not None and math.prod(shape) == 1 and not (has_integers and shape)
     number = value.item() if is_array else value
     if has_integers and isinstance(number, Integral) and not isinstance(number, bool):
         return int(number)
-    return float(number) if is_array and not isinstance(number, bool) else number
+    return float(number) if is_array and type(number) in (int, float) else number
 
 
 def _constraints_of(annotation: Any) -> list[Any]:

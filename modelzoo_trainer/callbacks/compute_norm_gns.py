@@ -20,7 +20,6 @@ from modelzoo_trainer.callbacks.activation_hooks import ActivationHooks, named_m
 from modelzoo_trainer.callbacks.compute_norm import ComputeNorm
 from modelzoo_trainer.callbacks.flop_utilization import uncounted
 from modelzoo_trainer.callbacks.per_example_norms import (
-    KINDS,
     Use,
     computes_like,
     is_countable,
@@ -98,7 +97,7 @@ class ComputeNormGNS(ComputeNorm):
         super().__init__()
         given = per_example_grad_norms
         names = [given] if isinstance(given, str) else given
-        self._kinds = tuple(KINDS[name] for name in names)
+        self._kinds = tuple(getattr(nn, name) for name in names)
         self._hooks: ActivationHooks | None = None
         self._logs_norms = True
         self._entries: dict[int, _Uses] = {}

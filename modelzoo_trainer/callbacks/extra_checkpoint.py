@@ -10,7 +10,6 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Callback, Loader, StateDict
 from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.callbacks.side_checkpoints import (
-    FILE_SUFFIX,
     SideCheckpoints,
     SideFolder,
     StepName,
@@ -18,6 +17,7 @@ from modelzoo_trainer.callbacks.side_checkpoints import (
     part_names,
     parts_of,
 )
+from modelzoo_trainer.checkpointing.manifest import SUFFIX
 from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
 
@@ -92,7 +92,7 @@ class ExtraCheckpoint(Callback):
         self.at_end = at_end
         self.keep = keep
         self.averaged = averaged
-        self._template = checkpoint_name + (FILE_SUFFIX if is_file else "")
+        self._template = checkpoint_name + (SUFFIX if is_file else "")
         self._side = SideCheckpoints("ExtraCheckpoint", folder, self.states, averaged=averaged)
         self._kept: list[str] = []
         self._last: int | None = None

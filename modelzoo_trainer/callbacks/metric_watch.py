@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Annotated, Any, Final
 
-from annotated_types import MinLen
-
+from modelzoo_trainer.constraints import Name
 from modelzoo_trainer.errors import ConfigError, suggest
 
 log = logging.getLogger("modelzoo_trainer.metrics")
 
-MetricName = Annotated[str, MinLen(1), "the name of a metric, such as 'validate_0/loss'"]
+MetricName = Annotated[Name, "the name of a metric, such as 'validate_0/loss'"]
 
 
 class MetricWatch:

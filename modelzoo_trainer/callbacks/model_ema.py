@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import torch
-from annotated_types import MinLen, Predicate
+from annotated_types import Predicate
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
@@ -19,7 +19,7 @@ from modelzoo_trainer.callbacks.step_based_evaluation import StepBasedEvaluation
 from modelzoo_trainer.callbacks.step_guard import StepGuard
 from modelzoo_trainer.checkpointing.restoring import whole_number
 from modelzoo_trainer.checkpointing.state_json import uncompiled
-from modelzoo_trainer.constraints import Fraction, PositiveInt, checked
+from modelzoo_trainer.constraints import Fraction, Name, PositiveInt, checked
 from modelzoo_trainer.core.step_check import StepCheck
 from modelzoo_trainer.errors import ConfigError
 
@@ -236,9 +236,7 @@ class WeightAverage:
 
 
 Dtype = Literal["float32", "float64", "bfloat16"]
-Prefix = Annotated[
-    str, MinLen(1), Predicate(lambda text: text.strip("/") == text), "a prefix such as 'ema'"
-]
+Prefix = Annotated[Name, Predicate(lambda text: text.strip("/") == text), "a prefix such as 'ema'"]
 
 _DTYPES: Final = {
     "float32": torch.float32,

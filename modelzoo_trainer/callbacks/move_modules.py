@@ -9,12 +9,11 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
-from annotated_types import MinLen, Predicate
 from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, CoreCallback, Loader
-from modelzoo_trainer.constraints import checked
+from modelzoo_trainer.constraints import Names, checked
 from modelzoo_trainer.core.model import ModelCallback
 from modelzoo_trainer.errors import ConfigError, suggest
 from modelzoo_trainer.models.sync_batch_norm import share_batch_norms
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 
-ModuleNames = Annotated[list[str], MinLen(1), Predicate(all), "a list of names such as 'teacher'"]
+ModuleNames = Annotated[Names, "a list of names such as 'teacher'"]
 
 
 class MoveModulesToDevice(Callback):

@@ -7,18 +7,12 @@ gradient of an example is a sum over its places, and over all the calls that use
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Module
 from torch.nn import functional as F
-
-KINDS: Final[dict[str, type[Module]]] = {
-    "Embedding": nn.Embedding,
-    "LayerNorm": nn.LayerNorm,
-    "Linear": nn.Linear,
-}
 
 
 class Matrix(NamedTuple):

@@ -10,13 +10,14 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from string import Formatter
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Predicate
 
 from modelzoo_trainer import checkpointing
 from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.checkpointing.folder import hidden_name, name_pattern
+from modelzoo_trainer.checkpointing.manifest import SUFFIX
 from modelzoo_trainer.core.states import part_of
 from modelzoo_trainer.errors import (
     CheckpointError,
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.checkpoint")
-
-FILE_SUFFIX: Final = ".safetensors"
 
 
 def part_names(where: str, given: str | Iterable[str]) -> tuple[str, ...]:
@@ -109,7 +108,7 @@ def check_is_apart(where: str, trainer: Trainer, example: str) -> None:
 
 def free_path(path: Path) -> Path:
     """Return a path that is not in use: the given one, or one with a number behind its name."""
-    end = FILE_SUFFIX if path.suffix == FILE_SUFFIX else ""
+    end = SUFFIX if path.suffix == SUFFIX else ""
     stem = path.name.removesuffix(end)
     free, number = path, 1
     while os.path.lexists(free):
@@ -180,9 +179,9 @@ def remove(path: Path) -> None:
 
 def check_is_directory(where: str, template: str) -> None:
     """Raise a `ConfigError` if a name of checkpoints is one of files of weights."""
-    if template.endswith(FILE_SUFFIX):
+    if template.endswith(SUFFIX):
         raise ConfigError(
-            f"{where} is {template!r}; a checkpoint is a directory. Leave out {FILE_SUFFIX}, which "
+            f"{where} is {template!r}; a checkpoint is a directory. Leave out {SUFFIX}, which "
             f"is the end of files of weights."
         )
 
@@ -261,7 +260,7 @@ class SideCheckpoints:
             return
         for name in names:
             path = self.root(trainer) / name
-            if not name.endswith(FILE_SUFFIX):
+            if not name.endswith(SUFFIX):
                 remove(path)
                 continue
             try:
@@ -285,7 +284,7 @@ class SideCheckpoints:
 
     def _write(self, trainer: Trainer, path: Path) -> None:
         backend = trainer.backend
-        if path.suffix != FILE_SUFFIX:
+        if path.suffix != SUFFIX:
             save_state(trainer, path, self._state(trainer, self._states))
             return
         if not backend.caps.sharded_state:

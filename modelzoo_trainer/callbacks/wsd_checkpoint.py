@@ -8,12 +8,12 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Callback, Loader
 from modelzoo_trainer.callbacks.side_checkpoints import (
-    FILE_SUFFIX,
     SideCheckpoints,
     SideFolder,
     StepName,
     check_is_directory,
 )
+from modelzoo_trainer.checkpointing.manifest import SUFFIX
 from modelzoo_trainer.constraints import checked
 from modelzoo_trainer.errors import ConfigError
 
@@ -55,7 +55,7 @@ class WSDCheckpoint(Callback):
     ) -> None:
         check_is_directory(_STABLE, stable_name)
         self._stable = stable_name
-        self._decayed = decayed_name + FILE_SUFFIX
+        self._decayed = decayed_name + SUFFIX
         self._side = SideCheckpoints("WSDCheckpoint", folder)
         self._begins: frozenset[int] = frozenset()
         self._ends: frozenset[int] = frozenset()

@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.folder import hidden_name
-from modelzoo_trainer.checkpointing.manifest import FileRecord
+from modelzoo_trainer.checkpointing.manifest import SUFFIX, FileRecord
 from modelzoo_trainer.checkpointing.shard_index import (
     DICT,
     LIST,
@@ -66,7 +66,7 @@ class _Content:
     """What goes into a process's two files."""
 
     def __init__(self, rank: int) -> None:
-        self.tensor_file = f"shard-{rank:05d}.safetensors"
+        self.tensor_file = f"shard-{rank:05d}{SUFFIX}"
         self.value_file = f"values-{rank:05d}.json"
         self.tensors: dict[str, Tensor] = {}
         self.values: dict[str, Any] = {}

@@ -133,6 +133,8 @@ class MixedPrecision(Precision):
         self.fp16_type = fp16_type
         self.precision_opt_level = precision_opt_level
         self.loss_scaling_factor = loss_scaling_factor
+        if not isinstance(loss_scaling_factor, str) and loss_scaling_factor is not None:
+            self.loss_scaling_factor = float(loss_scaling_factor)  # numpy's and torch's fit too
         self.initial_loss_scale = initial_loss_scale
         self.steps_per_increase = steps_per_increase
         self.min_loss_scale = min_loss_scale

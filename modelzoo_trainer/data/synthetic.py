@@ -1,5 +1,6 @@
 """Data made of random numbers that a model can learn: for tests and measurements."""
 
+from numbers import Integral
 from typing import Annotated, Any, Literal
 
 import torch
@@ -65,7 +66,7 @@ class SyntheticProcessor(DataProcessor):
         num_features: Size = 16,
         num_classes: Size = 4,
         max_sequence_length: Size = 32,
-        vocab_size: Annotated[int, Ge(2)] = 64,
+        vocab_size: Annotated[int, Ge(2), Integral] = 64,
         shuffle: bool = False,
         shuffle_seed: ShuffleSeed = 0,
         num_workers: NonNegativeSize = 0,

@@ -7,19 +7,16 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Final
 
-from annotated_types import MinLen, Predicate
 from torch import Tensor
 from torch.nn import Embedding, EmbeddingBag, Module
 from torch.nn.parameter import is_lazy
 
+from modelzoo_trainer.constraints import Name, Names
 from modelzoo_trainer.errors import ConfigError, suggest
 
 log = logging.getLogger("modelzoo_trainer.sparsity")
 
-Filter = (
-    Annotated[str, MinLen(1), "a glob"]
-    | Annotated[list[str], MinLen(1), Predicate(all), "a list of globs"]
-)
+Filter = Annotated[Name, "a glob"] | Annotated[Names, "a list of globs"]
 
 _MOST_NAMES: Final = 12  # in a message
 

@@ -205,8 +205,32 @@ def test_an_integer_of_numpy_s_is_a_size_and_a_seed():
 
 
 def test_integers_of_arrays_are_sizes_of_data_too():
-    data = SyntheticProcessor(num_samples=np.int64(8), batch_size=4)
+    sizes = {"num_samples": np.int64(8), "vocab_size": np.int64(10)}
+    data = SyntheticProcessor(kind="tokens", batch_size=4, **sizes)
     assert len(data.create_dataloader()) == 2
+    with pytest.raises(ConfigError, match=r"vocab_size: expected a whole number >= 2, got .*1"):
+        SyntheticProcessor(kind="tokens", batch_size=4, vocab_size=np.int64(1))
+
+
+@pytest.mark.parametrize(
+    "value", [np.array("dynamic"), torch.tensor(1j), np.complex64(1), np.datetime64("2026-01-01")]
+)
+def test_an_array_of_what_is_no_number_is_refused(value):
+    with pytest.raises(ConfigError, match=r"^autorestart\.hang_timeout: expected .*, got "):
+        AutoRestart(hang_timeout=value)
+
+
+@pytest.mark.parametrize("value", [np.array([3]), torch.tensor([3])])
+def test_an_array_of_one_number_is_no_seed(value):
+    with pytest.raises(ConfigError, match=r"^trainer\.seed: expected .*, got .*\[3\]"):
+        core.Reproducibility(value)
+
+
+@pytest.mark.parametrize("value", [8, np.float32(8), torch.tensor(8.0)])
+def test_a_loss_scale_of_an_array_is_a_constant_one(value):
+    precision = core.MixedPrecision(fp16_type="float16", loss_scaling_factor=value)
+    assert precision.loss_scaling_factor == 8.0
+    assert precision._scaler_options()["init_scale"] == 8.0
 
 
 @pytest.mark.parametrize("value", [np.bool_(True), torch.tensor(True), Decimal(1), Rational(1, 2)])
