@@ -13,11 +13,16 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, StateDict
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.batch_seeds import mixed, seed_generators
 from modelzoo_trainer.loading.dataset_info import warn_of_changes, warn_of_new_layout
 from modelzoo_trainer.loading.epochs import EpochIterator
-from modelzoo_trainer.loading.per_sample import mixed, seed_generators
-from modelzoo_trainer.loading.position import EpochSeeds, Position, ShardLayout, has_loader_state
-from modelzoo_trainer.loading.sources import LoaderState
+from modelzoo_trainer.loading.position import (
+    EpochSeeds,
+    LoaderState,
+    Position,
+    ShardLayout,
+    has_loader_state,
+)
 from modelzoo_trainer.loading.train_data import TrainData
 
 if TYPE_CHECKING:
@@ -312,12 +317,13 @@ class DataLoaderCallback(CoreCallback):
             self._loader_state = None
 
     def _after_nothing(self) -> Any:
-        """Return `NOTHING`, if all that was left of the epoch is skipped.
+        """Return `NOTHING`, if all that was left of the epoch is skipped, or it ended early.
 
         Raises:
             ConfigError: If the epoch has no batch.
         """
-        if not any(idx >= self.batch_idx for idx in self._skipped_here()):
+        is_skipped = any(idx >= self.batch_idx for idx in self._skipped_here())
+        if not self.batch_idx and not is_skipped:
             raise ConfigError(self.explain_empty())
         return NOTHING
 
@@ -420,7 +426,13 @@ class DataLoaderCallback(CoreCallback):
             position, self._window_step = self._window, None
             self._drops_window = True
         moved = position.in_layout(layout)
-        warn_of_new_layout(position, moved, self.skipped, loses_state=self._had_loader_state)
+        warn_of_new_layout(
+            position,
+            moved,
+            self.skipped,
+            loses_state=self._had_loader_state,
+            divides_itself=data.divides_itself,
+        )
         self.skipped = set()
         self._go_to(moved)
         end = data.end(moved.layout.first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections import deque
@@ -10,99 +11,143 @@ from typing import Any, Final
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
+from typing_extensions import override
 
-from modelzoo_trainer.loading.per_sample import (
+from modelzoo_trainer.callback import Batch
+from modelzoo_trainer.data.processor import BatchDataset
+from modelzoo_trainer.loading.batch_seeds import (
     Indices,
     SeededDataset,
     collates_plainly,
     draws_nothing,
     mixed,
 )
-from modelzoo_trainer.loading.position import EpochStart
+from modelzoo_trainer.loading.dataset_state import (
+    Collation,
+    DatasetObserver,
+    Notes,
+    Rounds,
+    warn_of_change,
+)
+from modelzoo_trainer.loading.epochs import last_index
+from modelzoo_trainer.loading.hidden_state import has_state
+from modelzoo_trainer.loading.position import EpochStart, LoaderState
 from modelzoo_trainer.loading.sample_order import Draw, is_sliced
-from modelzoo_trainer.loading.sharding import WHOLE, Split, shard_draws
+from modelzoo_trainer.loading.sampler_state import SamplerState
+from modelzoo_trainer.loading.sharding import (
+    WHOLE,
+    ShardedBatch,
+    ShardInfo,
+    Split,
+    shard_draws,
+    size_of,
+)
+from modelzoo_trainer.loading.source import Exchange, Numbered, Source, log_skipped, place_of
 from modelzoo_trainer.loading.workers import shut_down, start_iterator
 
-log = logging.getLogger("modelzoo_trainer.data.positioned")
+log = logging.getLogger("modelzoo_trainer.data")
 
-_MOST_SHOWN: Final = 64  # indices in a line of the log
+_OF_TORCHDATA: Final = ("torchdata.stateful_dataloader.stateful_dataloader", "StatefulDataLoader")
 
 
 def can_be_positioned(loader: Any) -> bool:
     """Return whether a loader is torch's own, over a data set whose samples have indices."""
-    return type(loader) is DataLoader and not isinstance(
-        loader.dataset, (IterableDataset, MapDataPipe)
-    )
+    return is_plain(loader) and not isinstance(loader.dataset, (IterableDataset, MapDataPipe))
+
+
+def is_plain(loader: Any) -> bool:
+    """Return whether a loader does what its options say: it is torch's own, or torchdata's."""
+    kind = type(loader)
+    return kind is DataLoader or (kind.__module__, kind.__name__) == _OF_TORCHDATA
 
 
 class PositionedLoader:
     """Loads what a loader loads, in an order that seed, epoch and position alone decide.
 
     It is a loader of its own with the options of the given one, whose data set, collation, workers
-    and sampler it uses. Samples are loaded with python's, numpy's and torch's generators seeded by
-    epoch and index (`SeededDataset`), unless they are known to need none.
+    and sampler it uses. A batch is loaded with python's, numpy's and torch's generators seeded by
+    epoch and position (`SeededDataset`), unless it is known to draw nothing.
 
-    `seeds_host` says whether a fetch, or the sampler, seeds the generators of this process.
+    `seeds_host` says whether loading, or the sampler, seeds the generators of the process that does
+    it, `last` which number the last batch of the epoch has, from when its indices are known on.
 
     Args:
         loader: One for which `can_be_positioned` holds.
         split: How processes divide what it draws.
+        name: The argument's name, for messages.
 
     Cost:
-        The order of an epoch: eight bytes a sample of a shuffled data set, at any position. About
-        10 us a sample where they are seeded, in whichever process loads it.
+        The order of an epoch: eight bytes a sample of a shuffled data set, at any position. Some
+        8 us a batch where generators are seeded, in whichever process loads it. Of a data set with
+        `state_dict`, that and a copy of it a batch.
     """
 
-    def __init__(self, loader: DataLoader[Any], split: Split = WHOLE) -> None:
-        is_quiet = draws_nothing(loader.dataset)
+    def __init__(
+        self, loader: DataLoader[Any], split: Split = WHOLE, name: str = "train_dataloader"
+    ) -> None:
+        dataset: Any = loader.dataset
         self._given = loader
         self._split = split
+        self._name = name
+        self._keeps_state = has_state(dataset)
+        self._first_state = copy.deepcopy(dataset.state_dict()) if self._keeps_state else None
+        self._rounds = Rounds(loader.num_workers)
+        self._notes: Notes | None = None
+        self._observer: DatasetObserver | None = None
         self._seeded: SeededDataset | None = None
-        if not (is_quiet and collates_plainly(loader.collate_fn)) or hasattr(
-            loader.dataset, "set_epoch"
-        ):
-            self._seeded = SeededDataset(loader.dataset, each=not is_quiet)
-        self.seeds_host = self._seeded is not None or not is_sliced(loader)
+        draws = not (draws_nothing(dataset) and collates_plainly(loader.collate_fn))
+        if self._keeps_state:
+            self._observer = DatasetObserver({}, stateful=dataset)
+        elif draws:
+            self._notes = Notes(is_shared=loader.num_workers > 0)
+            owners = {"": dataset, "collate_fn": loader.collate_fn}
+            self._observer = DatasetObserver(owners, notes=self._notes)
+        if draws or self._keeps_state or hasattr(dataset, "set_epoch"):
+            self._seeded = SeededDataset(dataset, self._observer)
+        self._sampler = None if is_sliced(loader) else SamplerState(loader, name)
+        self.seeds_host = self._sampler is not None or self._seeded is not None
+        self.last: int | None = None
         self._feed = _Feed()
         self._generator = torch.Generator()
         self._own = self._make(loader)
         self._iterator: Iterator[Any] | None = None
+        self._loading: deque[Draw] = deque()
+        self._num_drawn = 0
+        self._num_draws_before = 0
 
     def _make(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         if loader.batch_sampler is None:
             feed: dict[str, Any] = {"batch_size": None, "sampler": self._feed}
         else:
             feed = {"batch_sampler": self._feed}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of too many workers: the given one has warned
-            return DataLoader(
-                self._seeded or loader.dataset,
-                **feed,
-                num_workers=loader.num_workers,
-                collate_fn=loader.collate_fn,
-                pin_memory=loader.pin_memory,
-                timeout=loader.timeout,
-                worker_init_fn=loader.worker_init_fn,
-                multiprocessing_context=loader.multiprocessing_context,
-                generator=self._generator,
-                prefetch_factor=loader.prefetch_factor,
-                persistent_workers=loader.persistent_workers,
-                pin_memory_device=loader.pin_memory_device,
-                in_order=loader.in_order,
-            )
+        collate: Any = loader.collate_fn
+        if self._observer is not None:
+            collate = Collation(collate, self._observer)
+        dataset = self._seeded or loader.dataset
+        return with_options_of(loader, dataset, self._generator, collate, feed)
 
     def begin(self, start: EpochStart) -> Iterator[tuple[Draw, Any]]:
         """Return an iterator over this process's part of an epoch: what was drawn, and the batches.
 
         What is skipped is not loaded.
         """
-        if not self._own.persistent_workers:
+        if start.restores or not self._own.persistent_workers:
             self.close()
         epoch, seeds, split = start.epoch, start.seeds, self._split
-        first = start.batch_idx, start.offset(split.per_batch)
-        found = shard_draws(self._given, split, first, seed=seeds.order, epoch=epoch)
-        loading: deque[Draw] = deque()
-        kept = _kept(found, start, loading)
+        first = start.batch_idx
+        if self._observer is not None and self._keeps_state:
+            first = self._begin_rounds(start, self._observer)
+        offset = start.offset - (start.batch_idx - first) * split.per_batch
+        self._num_draws_before = offset - first * split.per_batch
+        watch = None
+        if self._sampler is not None:
+            self._sampler.begin(start, offset)
+            watch = self._sampler.watch
+        found = shard_draws(
+            self._given, split, (first, offset), seed=seeds.order, epoch=epoch, watch=watch
+        )
+        self._loading, self.last, self._num_drawn = deque(), None, first
+        kept = self._find_last(self._kept(found, start), start)
         own = self._given.generator
         own_seed = None if own is None else mixed(own.initial_seed(), epoch)
         self._generator.manual_seed(seeds.order if own_seed is None else own_seed)
@@ -111,16 +156,193 @@ class PositionedLoader:
         else:
             self._seeded.epoch = epoch  # set_epoch of the data set was called in this process
             self._feed.items = (
-                Indices(draw.items, seeds.samples, epoch, draw.position) for draw in kept
+                Indices(draw.items, seeds.samples, draw.position, epoch) for draw in kept
             )
         self._iterator = start_iterator(self._own)
-        return ((loading.popleft(), batch) for batch in self._iterator)
+        if self._observer is None:
+            return self._received(self._iterator, epoch)
+        return self._observed(self._received(self._iterator, epoch), start.batch_idx)
+
+    def _begin_rounds(self, start: EpochStart, observer: DatasetObserver) -> int:
+        """Find the states that workers begin with; return the number of the first batch."""
+        num = max(1, self._own.num_workers)
+        first, states = start.batch_idx, None
+        if start.restores:
+            found = (start.loader_state or {}).get("rounds")
+            saved = None if found is None else found["states"]
+            if found is not None and (saved is None or len(saved) == num):
+                first = found["batch_idx"]
+            elif saved is not None:
+                warn_of_num_workers(self._name, len(saved), num)
+                saved = None
+            states = [self._first_state if one is None else one for one in saved or [None] * num]
+        elif self._own.persistent_workers or not self._own.num_workers:
+            states = self._rounds.at_end()["states"]  # as they are
+        self._rounds.begin(first, states)
+        observer.states = states if start.restores else None
+        return first
+
+    def _kept(self, found: Iterator[Draw], start: EpochStart) -> Iterator[Draw]:
+        """Yield what is to be loaded, up to the limit; nothing is drawn beyond that."""
+        for draw in found:
+            self._num_drawn = draw.number + 1
+            if draw.number in start.skipped:
+                log_skipped(start.epoch, draw.number, draw.items)
+            else:
+                yield draw
+            if self._num_drawn == start.limit:
+                return
+
+    def _find_last(self, kept: Iterator[Draw], start: EpochStart) -> Iterator[Draw]:
+        """Yield the draws, and note which is the last one: where it may be, by asking for another.
+
+        Elsewhere a sampler is asked when a batch is due, as torch's loader does.
+        """
+        ends = [end for end in (start.length, start.limit) if end is not None]
+        last = last_index(start.batch_idx, min(ends), start.skipped) if ends else None
+        loading = self._loading
+        draw = next(kept, None)
+        while draw is not None:
+            if last is not None and draw.number < last:
+                loading.append(draw)
+                yield draw
+                draw = next(kept, None)
+                continue
+            following = next(kept, None)
+            if following is None:
+                self.last = draw.number
+                self._check_length(start)
+            loading.append(draw)
+            yield draw
+            draw = following
+        if self.last is None:
+            self._check_length(start)
+
+    def _check_length(self, start: EpochStart) -> None:
+        ends_early = start.limit is not None and self._num_drawn >= start.limit
+        if start.length is None or ends_early or self._num_drawn == start.length:
+            return
+        log.warning(
+            "%s yields %d batches in epoch %d, but its length is %d, which the number of steps "
+            "and the schedules follow from. All of them are trained on. Correct __len__ of its "
+            "batch sampler or sampler.",
+            self._name,
+            self._num_drawn,
+            start.epoch,
+            start.length,
+        )
+
+    def _received(self, iterator: Iterator[Any], epoch: int) -> Iterator[tuple[Draw, Any]]:
+        loading = self._loading
+        while True:
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            except Exception as error:
+                error.add_note(self._place(epoch))
+                raise
+            yield loading.popleft(), batch
+
+    def _observed(
+        self, items: Iterator[tuple[Draw, Any]], begin: int
+    ) -> Iterator[tuple[Draw, Any]]:
+        for draw, loaded in items:
+            if self._notes is not None:
+                self._warn_of_change(self._notes)
+            if self._keeps_state:
+                self._rounds.add(draw.number + 1, loaded.worker, loaded.state)
+                if draw.number < begin:
+                    continue
+            yield draw, loaded.batch
+
+    def _warn_of_change(self, notes: Notes) -> None:
+        self._notes = None
+        if names := notes.read():
+            warn_of_change(self._given.dataset, names, self._name)
+
+    def _place(self, epoch: int) -> str:
+        if self._loading:
+            draw = self._loading[0]
+            return place_of(self._name, epoch, draw.number, draw.items)
+        return (
+            f"raised by the sampler of {self._name}, in epoch {epoch} for batch {self._num_drawn}"
+        )
+
+    def state(self, position: int | None) -> LoaderState | None:
+        """Return what a checkpoint needs after `position` batches; None = after a whole epoch."""
+        found: LoaderState = {}
+        if self._sampler is not None:
+            found.update(self._sampler.state(None if position is None else self._draws(position)))
+        if self._keeps_state and position is not None:
+            found["rounds"] = self._rounds.at(position)
+        elif self._keeps_state and (self._own.persistent_workers or not self._own.num_workers):
+            found["rounds"] = self._rounds.at_end()
+        return found or None
+
+    def _draws(self, position: int) -> int:
+        return self._num_draws_before + position * self._split.per_batch
+
+    def forget_before(self, position: int) -> None:
+        """Drop what was kept for positions before."""
+        self._rounds.forget_before(position)
+        if self._sampler is not None:
+            self._sampler.forget_before(self._draws(position))
 
     def close(self) -> None:
         """End the workers."""
         iterator, self._iterator = self._iterator, None
         self._own._iterator = None
         shut_down(iterator)
+
+
+def with_options_of(
+    loader: DataLoader[Any],
+    dataset: Any,
+    generator: torch.Generator,
+    collate: Any,
+    feed: dict[str, Any],
+) -> DataLoader[Any]:
+    """Return a loader of another data set and sampler with the options of a given one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of too many workers: the given one has warned
+        return DataLoader(
+            dataset,
+            **feed,
+            num_workers=loader.num_workers,
+            collate_fn=collate,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=generator,
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
+            pin_memory_device=loader.pin_memory_device,
+            in_order=loader.in_order,
+        )
+
+
+def warn_of_num_workers(name: str, before: int, now: int) -> None:
+    """Warn that the states of data sets in workers cannot be restored."""
+    log.warning(
+        "Exactness is not guaranteed: the checkpoint has the states of %s's data set in %d "
+        "workers, and this run has %d. The data set starts without a state. Use the same "
+        "num_workers.",
+        name,
+        before,
+        now,
+    )
+
+
+def warn_of_earlier_state(name: str) -> None:
+    """Warn that a checkpoint has what torchdata's loader kept, which is not used any more."""
+    log.warning(
+        "Exactness is not guaranteed: the checkpoint was written by an earlier version, which left "
+        "the order of the epoch to %s's own state. The epoch continues at its position, in another "
+        "order.",
+        name,
+    )
 
 
 class _Feed:
@@ -133,20 +355,89 @@ class _Feed:
         return self.items
 
 
-def _kept(found: Iterator[Draw], start: EpochStart, loading: deque[Draw]) -> Iterator[Draw]:
-    """Yield what is to be loaded, and note it."""
-    for draw in found:
-        if draw.number in start.skipped:
-            log_skipped(start.epoch, draw.number, draw.items)
-            continue
-        loading.append(draw)
-        yield draw
+class PositionedSource(Source):
+    """The batches of a plain torch loader over samples with indices, see `PositionedLoader`.
 
+    How many samples each of several processes has is known from the order. Where samples are put
+    together by a function of the user's, the first batch of an epoch shows whether it keeps their
+    number; if not, or if samples are not batched, the numbers are exchanged with each batch.
 
-def log_skipped(epoch: int, number: int, items: Any = None) -> None:
-    """Log which batch of an epoch is skipped, and the indices of its samples if they are known."""
-    indices = items if isinstance(items, (list, tuple)) else [items]
-    shown = ", ".join(map(str, indices[:_MOST_SHOWN]))
-    more = f" and {len(indices) - _MOST_SHOWN} more" if len(indices) > _MOST_SHOWN else ""
-    which = "" if items is None else f"; its samples: {shown}{more}"
-    log.info("Epoch %d: batch %d is skipped%s.", epoch, number, which)
+    Args:
+        loader: The loader.
+        split: How processes divide it.
+        exchange: Returns the numbers of all processes. Collective.
+        name: The argument's name, for messages.
+    """
+
+    loader: DataLoader[Any]
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        split: Split,
+        exchange: Exchange,
+        name: str = "train_dataloader",
+    ) -> None:
+        super().__init__(loader, name)
+        self._positioned = PositionedLoader(loader, split, name)
+        self.seeds_host = self._positioned.seeds_host
+        self._split = split
+        self._exchange = exchange
+        puts_together = collates_plainly(loader.collate_fn) and (
+            isinstance(loader.dataset, BatchDataset)
+            or getattr(loader.dataset, "__getitems__", None) is None
+        )
+        self._keeps_number = puts_together and loader.batch_sampler is not None
+
+    def last(self) -> int | None:
+        """Return the number of the last batch of the epoch, from when its indices are known on."""
+        return self._positioned.last
+
+    @override
+    def begin(self, start: EpochStart) -> Numbered:
+        if self.loader.num_workers and not self.loader.in_order:
+            self._warn_of_order(start.batch_idx)
+        if start.restores and "state" in (start.loader_state or ()):
+            warn_of_earlier_state(self.name)
+        items = self._positioned.begin(start)
+        if self._split.count > 1:
+            return self._sharded(items, needs_sizes=start.needs_sizes)
+        return ((draw.number, batch) for draw, batch in items)
+
+    def _warn_of_order(self, num: int) -> None:
+        if num:
+            log.warning(
+                "%s has in_order=False: which batches were trained on before is not known, the "
+                "first %d of the epoch are skipped. Exactness is not guaranteed.",
+                self.name,
+                num,
+            )
+        elif not self._is_begun:
+            log.warning(
+                "Exactness is not guaranteed: %s has in_order=False, so the order of batches "
+                "depends on how fast workers are. Use in_order=True.",
+                self.name,
+            )
+        self._is_begun = True
+
+    def _sharded(self, items: Iterator[tuple[Draw, Batch]], *, needs_sizes: bool) -> Numbered:
+        keeps_number: bool | None = True if self._keeps_number else None  # None = not known yet
+        for draw, batch in items:
+            sizes = draw.sizes
+            if sizes is None or not keeps_number:
+                sizes = tuple(self._exchange(0 if draw.is_padding else size_of(batch)))
+                if keeps_number is None:
+                    keeps_number = sizes == draw.sizes and not needs_sizes
+            yield draw.number, ShardedBatch(batch, ShardInfo(sizes, draw.is_padding))
+
+    @override
+    def state(self, position: int | None) -> LoaderState | None:
+        return self._positioned.state(position)
+
+    @override
+    def forget_before(self, position: int) -> None:
+        self._positioned.forget_before(position)
+
+    @override
+    def close(self) -> None:
+        self._positioned.close()

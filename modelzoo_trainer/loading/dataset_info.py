@@ -56,12 +56,18 @@ def warn_of_changes(before: Mapping[str, Any], now: Mapping[str, int]) -> None:
 
 
 def warn_of_new_layout(
-    before: Position, now: Position, skipped: Collection[Any], *, loses_state: bool
+    before: Position,
+    now: Position,
+    skipped: Collection[Any],
+    *,
+    loses_state: bool,
+    divides_itself: bool,
 ) -> None:
     """Log what it means that a run resumes with another number of processes.
 
     `skipped` are the batches that the checkpoint has as not to be trained on; `loses_state` says
-    whether loaders had left their own states in it.
+    whether loaders had left their own states in it, `divides_itself` whether each process's loader
+    yields another part of the data.
     """
     was, num = before.layout.num_shards, now.layout.num_shards
     log.info(
@@ -91,9 +97,18 @@ def warn_of_new_layout(
     if loses_state:
         log.warning(
             "Exactness is not guaranteed: train_dataloader left a state for each of %d parts of "
-            "the data, and this run has %d. It is read from the beginning of the epoch.",
+            "the data, and this run has %d. It begins without a state.",
             was,
             num,
+        )
+    elif divides_itself and now.batch_idx:
+        log.warning(
+            "Exactness is not guaranteed: train_dataloader divides the data itself, into %d parts "
+            "when the checkpoint was made and now into %d. Some samples of epoch %d are trained on "
+            "again, and others skipped. Wrap a stream in ShardedStream, which the trainer divides.",
+            was,
+            num,
+            now.epoch,
         )
 
 

@@ -98,7 +98,7 @@ def _may_be_loader(item: Any) -> bool:
 def exact_length(loader: Iterable[Batch]) -> int | None:
     """Return the number of batches where it cannot be wrong, else None."""
     if isinstance(loader, DataLoader):
-        return None if isinstance(loader.dataset, IterableDataset) else len(loader)
+        return None if isinstance(loader.dataset, IterableDataset) else known_length(loader)
     return len(loader) if isinstance(loader, (list, tuple)) else None
 
 
@@ -121,6 +121,8 @@ class StartedEpoch:
         parts: Micro-batches of the first batch that are skipped as well.
         skipped: Numbers of other batches that are skipped.
         is_sharded: Whether the batches are `ShardedBatch`es: there are several processes.
+        last: Returns the number of the last batch, from when it is known on, which is before that
+            batch is yielded; None = `length` says which it is.
         close: Ends what was started for the epoch.
     """
 
@@ -130,6 +132,7 @@ class StartedEpoch:
     parts: int = 0
     skipped: Collection[int] = ()
     is_sharded: bool = False
+    last: Callable[[], int | None] | None = None
     close: Callable[[], None] | None = None
 
 
@@ -207,6 +210,8 @@ class EpochIterator:
 
 
 def _marked(begun: StartedEpoch, limit: int | None) -> Iterator[tuple[Batch, bool, int]]:
+    if begun.last is not None:
+        return _known(begun.items, begun.last)
     ends = [end for end in (begun.length, limit) if end is not None]
     if not ends:
         return _one_ahead(begun.items)
@@ -222,6 +227,13 @@ def last_index(start: int, end: int, skipped: Collection[int]) -> int | None:
     """Return the last number in [start, end) that is not skipped, or None."""
     numbers = range(end - 1, start - 1, -1)
     return next((number for number in numbers if number not in skipped), None)
+
+
+def _known(
+    items: Iterator[tuple[int, Batch]], last: Callable[[], int | None]
+) -> Iterator[tuple[Batch, bool, int]]:
+    for idx, batch in items:
+        yield batch, idx == last(), idx
 
 
 def _counted(begun: StartedEpoch, last: int) -> Iterator[tuple[Batch, bool, int]]:

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from modelzoo_trainer.checkpointing.restoring import whole_number
 from modelzoo_trainer.devices import Backend, Stream, step_seed
-from modelzoo_trainer.loading.per_sample import mixed
+from modelzoo_trainer.loading.batch_seeds import mixed
+
+LoaderState = dict[str, Any]
+"""What a checkpoint has of a loader besides the position, each part only where it is needed.
+
+* `sampler`: what samplers of the user's had in their attributes when the epoch began, and `order`,
+  a checksum of the indices drawn since (`num_draws`, `checksum`);
+* `attributes`: likewise of another loader, or of a stream;
+* `batches`: a checksum of the last batch consumed (`num`, `checksum`), if batches have to be loaded
+  again to get to the position;
+* `rounds`: the states of the data set in each worker after `batch_idx` batches (`states`), and
+  whether the epoch was over then though the data set was not at its end (`is_cut`);
+* `state`: what the loader's own `state_dict` returned after `batch_idx` batches, and `is_cut`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +66,7 @@ class Position:
     batch_idx: int = 0
     num_batches: int = 0
     parts: int = 0
-    loader: dict[str, Any] | None = None
+    loader: LoaderState | None = None
     layout: ShardLayout = ShardLayout()
 
     @property
@@ -92,7 +105,7 @@ class Position:
             batch_idx=batch_idx,
             num_batches=whole_number(state, "num_batches"),
             parts=whole_number(state, "parts", 0),
-            loader=state.get(_key_of_loader(num_shards, index)),
+            loader=state.get(_key_of_loader(num_shards, min(index, num_shards - 1))),
             layout=ShardLayout(
                 num_shards=num_shards,
                 per_batch=per_batch,
@@ -126,6 +139,7 @@ class Position:
     def in_layout(self, layout: ShardLayout) -> Position:
         """Return the position in batches of another number of processes, between two of them.
 
+        Of the loader's state there is left what all processes have alike: that of its sampler.
         Where the draws have other sizes, as many samples are skipped; what is not a whole draw
         then is trained on again.
         """
@@ -137,7 +151,7 @@ class Position:
             self,
             batch_idx=batch_idx,
             parts=0,
-            loader=None,
+            loader=_common_to_all(self.loader),
             layout=replace(layout, first=first),
         )
 
@@ -147,9 +161,18 @@ def _key_of_loader(num_shards: int, index: int) -> str:
     return "loader" if num_shards == 1 else f"loader_{index}"
 
 
+_COMMON: Final = ("sampler", "order")
+_OF_ONE_PROCESS: Final = ("state", "rounds", "attributes")
+
+
+def _common_to_all(loader: LoaderState | None) -> LoaderState | None:
+    return {key: loader[key] for key in _COMMON if key in loader} if loader else None
+
+
 def has_loader_state(state: Mapping[str, Any]) -> bool:
-    """Return whether any process's loader has left a state in a checkpoint."""
-    return any(key.startswith("loader") and state[key] is not None for key in state)
+    """Return whether a process's loader has left a state that another process cannot use."""
+    loaders = [state[key] or {} for key in state if key.startswith("loader")]
+    return any(name in loader for loader in loaders for name in _OF_ONE_PROCESS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +223,9 @@ class EpochStart:
         num_before: Batches of earlier epochs to skip as well, where epochs share an iterator.
         restores: Whether the position was loaded; if not, the epoch follows the one before.
         loader_state: What `Source.state` returned for the position; None = nothing.
-        first: Draws before batch 0.
+        offset: Draws to skip, of all processes if they divide the loader's.
+        length: Batches of the epoch, as far as the loader says; None = it does not.
+        limit: Number of the batch before which the epoch ends; None = none.
         needs_sizes: Whether each process's number of samples must be known exactly.
     """
 
@@ -210,13 +235,11 @@ class EpochStart:
     skipped: frozenset[int] = frozenset()
     num_before: int = 0
     restores: bool = False
-    loader_state: dict[str, Any] | None = None
-    first: int = 0
+    loader_state: LoaderState | None = None
+    offset: int = 0
+    length: int | None = None
+    limit: int | None = None
     needs_sizes: bool = False
-
-    def offset(self, per_batch: int) -> int:
-        """Return how many draws to skip, with `per_batch` draws a batch."""
-        return self.first + self.batch_idx * per_batch
 
 
 def set_epoch_of(loader: Any, epoch: int) -> None:

@@ -20,7 +20,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from modelzoo_trainer.data.processor import SeededSampler
-from modelzoo_trainer.loading.per_sample import mixed, seed_generators
+from modelzoo_trainer.loading.batch_seeds import mixed, seed_generators
 
 Order = Sequence[Any] | NDArray[Any]
 
@@ -31,7 +31,7 @@ class Draw(NamedTuple):
     Args:
         number: How many there were before in the epoch.
         items: The indices; one index if samples are not batched.
-        position: Samples of the epoch before these; None = no sample comes twice in an epoch.
+        position: Samples of the epoch before these, of all processes.
         sizes: How many samples each process has; None = not known before they are loaded, or a
             single process.
         is_padding: Whether there is none for this process: `items` are another one's.
@@ -39,7 +39,7 @@ class Draw(NamedTuple):
 
     number: int
     items: Any
-    position: int | None
+    position: int
     sizes: tuple[int, ...] | None = None
     is_padding: bool = False
 
@@ -71,7 +71,12 @@ class Chance(NamedTuple):
         return generator
 
 
-def draws(loader: DataLoader[Any], *, seed: int, epoch: int, start: int) -> Iterator[Draw]:
+Watch = Callable[[int, Any], None]
+
+
+def draws(
+    loader: DataLoader[Any], *, seed: int, epoch: int, start: int, watch: Watch | None = None
+) -> Iterator[Draw]:
     """Yield what the loader's sampler gives in an epoch.
 
     The samplers of torch and ours are sliced: each start costs the same. Any other one is iterated
@@ -84,19 +89,21 @@ def draws(loader: DataLoader[Any], *, seed: int, epoch: int, start: int) -> Iter
         seed: Of the epoch.
         epoch: The number of the epoch.
         start: How many to skip.
+        watch: Gets the number and the items of each draw of a sampler that is iterated, also of
+            those that are skipped.
     """
     chance = Chance(seed, epoch, loader.generator is None)
     batches = loader.batch_sampler
     if not is_sliced(loader):
         sampler = loader.sampler if batches is None else batches
-        return _replayed(sampler, chance, start, is_batch=batches is not None)
+        return replayed(sampler, chance, start, is_batch=batches is not None, watch=watch)
     if batches is None:
         return _singles(loader.sampler, chance, start)
     return _batched(batches, chance, start)
 
 
-def order_of(loader: DataLoader[Any], *, seed: int, epoch: int) -> tuple[Order, bool]:
-    """Return all indices of an epoch, and whether one may come twice, or be no number.
+def order_of(loader: DataLoader[Any], *, seed: int, epoch: int) -> Order:
+    """Return all indices of an epoch.
 
     Args:
         loader: One that has batches, and for which `is_sliced` holds.
@@ -104,7 +111,7 @@ def order_of(loader: DataLoader[Any], *, seed: int, epoch: int) -> tuple[Order, 
         epoch: The number of the epoch.
     """
     sampler: Any = loader.batch_sampler.sampler  # type: ignore[union-attr]  # torch's own
-    return _order_of(sampler, Chance(seed, epoch, loader.generator is None)), _repeats(sampler)
+    return _order_of(sampler, Chance(seed, epoch, loader.generator is None))
 
 
 def is_sliced(loader: DataLoader[Any]) -> bool:
@@ -116,24 +123,27 @@ def is_sliced(loader: DataLoader[Any]) -> bool:
 
 
 def _singles(sampler: Any, chance: Chance, start: int) -> Iterator[Draw]:
-    order, repeats = _order_of(sampler, chance), _repeats(sampler)
+    order = _order_of(sampler, chance)
     for number in range(start, len(order)):
         item = order[number]
         plain = item.item() if isinstance(item, np.generic) else item
-        yield Draw(number, plain, number if repeats else None)
+        yield Draw(number, plain, number)
 
 
 def _batched(batches: Any, chance: Chance, start: int) -> Iterator[Draw]:
-    order, repeats = _order_of(batches.sampler, chance), _repeats(batches.sampler)
+    order = _order_of(batches.sampler, chance)
     size = batches.batch_size
     end = len(order) - (len(order) % size if batches.drop_last else 0)
     for number, position in enumerate(range(start * size, end, size), start):
         part = order[position : position + size]
         items = part.tolist() if isinstance(part, np.ndarray) else list(part)
-        yield Draw(number, items, position if repeats else None)
+        yield Draw(number, items, position)
 
 
-def _replayed(sampler: Any, chance: Chance, start: int, *, is_batch: bool) -> Iterator[Draw]:
+def replayed(
+    sampler: Any, chance: Chance, start: int = 0, *, is_batch: bool, watch: Watch | None = None
+) -> Iterator[Draw]:
+    """Iterate a sampler from its beginning, and yield what it gives from `start` on."""
     position = 0
     seed_generators(chance.seed)
     if chance.skips:
@@ -146,6 +156,8 @@ def _replayed(sampler: Any, chance: Chance, start: int, *, is_batch: bool) -> It
             items = next(given)
         except StopIteration:
             return
+        if watch is not None:
+            watch(number, items)
         if number >= start:
             yield Draw(number, items, position)
         position += len(items) if is_batch else 1
@@ -156,13 +168,6 @@ def _replayed(sampler: Any, chance: Chance, start: int, *, is_batch: bool) -> It
 
 def _order_of(sampler: Any, chance: Chance) -> Order:
     return _ORDERS[type(sampler)](sampler, chance)
-
-
-def _repeats(sampler: Any) -> bool:
-    """Return whether an index may come twice, or may be no number."""
-    if type(sampler) is RandomSampler:
-        return bool(sampler.replacement) or sampler.num_samples > len(sampler.data_source)
-    return type(sampler) in (WeightedRandomSampler, SubsetRandomSampler)
 
 
 def _random(sampler: RandomSampler, chance: Chance) -> Order:

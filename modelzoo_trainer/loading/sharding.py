@@ -15,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 from modelzoo_trainer.callback import Batch
 from modelzoo_trainer.data.batches import batch_size_of, split_batch
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.loading.sample_order import Draw, draws, is_sliced, order_of
+from modelzoo_trainer.loading.sample_order import Draw, Watch, draws, is_sliced, order_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,13 @@ def num_batches(num_draws: int, split: Split, *, drops: bool, first: int = 0) ->
 
 
 def shard_draws(
-    loader: DataLoader[Any], split: Split, start: tuple[int, int], *, seed: int, epoch: int
+    loader: DataLoader[Any],
+    split: Split,
+    start: tuple[int, int],
+    *,
+    seed: int,
+    epoch: int,
+    watch: Watch | None = None,
 ) -> Iterator[Draw]:
     """Yield what this process loads in an epoch.
 
@@ -156,14 +162,15 @@ def shard_draws(
         start: The number of the first batch, and how many draws to skip.
         seed: Of the order; equal on all processes.
         epoch: The number of the epoch.
+        watch: See `draws`.
     """
     if split.count == 1:
-        return draws(loader, seed=seed, epoch=epoch, start=start[1])
+        return draws(loader, seed=seed, epoch=epoch, start=start[1], watch=watch)
     batches = loader.batch_sampler
     if batches is not None and is_sliced(loader):
         return _spans(loader, split, start, seed=seed, epoch=epoch)
     number = start[0]
-    found = draws(loader, seed=seed, epoch=epoch, start=start[1])
+    found = draws(loader, seed=seed, epoch=epoch, start=start[1], watch=watch)
     if batches is None:
         return _singles(found, split, number)
     size = batches.batch_size if type(batches) is BatchSampler else 0
@@ -175,7 +182,7 @@ def _spans(
 ) -> Iterator[Draw]:
     """Slice an order that is known as a whole."""
     batches: Any = loader.batch_sampler
-    order, repeats = order_of(loader, seed=seed, epoch=epoch)
+    order = order_of(loader, seed=seed, epoch=epoch)
     number, num_skipped = start
     span = batches.batch_size * split.per_batch
     sizes = split.sizes(span)
@@ -191,7 +198,7 @@ def _spans(
             begin, end = 0, 1
         part = order[position + begin : position + end]
         items = part.tolist() if isinstance(part, np.ndarray) else list(part)
-        yield Draw(number, items, position + begin if repeats else None, sizes, is_padding)
+        yield Draw(number, items, position + begin, sizes, is_padding)
         number += 1
 
 
@@ -217,9 +224,8 @@ def _groups(
         is_padding = begin == end
         if is_padding:
             begin, end = 0, 1
-        first = group[0].position
-        position = None if first is None else first + begin
-        yield Draw(idx, items[begin:end], position, split.sizes(len(items)), is_padding)
+        sizes, position = split.sizes(len(items)), group[0].position + begin
+        yield Draw(idx, items[begin:end], position, sizes, is_padding)
 
 
 def _singles(found: Iterator[Draw], split: Split, number: int) -> Iterator[Draw]:

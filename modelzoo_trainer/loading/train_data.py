@@ -12,6 +12,7 @@ from modelzoo_trainer.callback import Batch, Loader
 from modelzoo_trainer.data.batches import batch_size_of
 from modelzoo_trainer.devices import Backend
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.dataloader import PositionedSource
 from modelzoo_trainer.loading.dataset_info import check_position, facts_of, size_of_draws
 from modelzoo_trainer.loading.epochs import (
     StartedEpoch,
@@ -23,14 +24,14 @@ from modelzoo_trainer.loading.epochs import (
 from modelzoo_trainer.loading.position import (
     EpochSeeds,
     EpochStart,
+    LoaderState,
     Position,
     ShardLayout,
     set_epoch_of,
 )
 from modelzoo_trainer.loading.sharding import drops_last, is_split_already, num_batches
+from modelzoo_trainer.loading.source import Source
 from modelzoo_trainer.loading.sources import (
-    LoaderState,
-    Source,
     make_source,
     split_of,
     until_all_end,
@@ -80,6 +81,12 @@ class TrainData:
         self._split = split_of(self.loader, self.shard, name)
         if self._split is None and type(self.loader) is DataLoader:
             self._warn_of_own_sampler(self.loader)
+
+    @property
+    def divides_itself(self) -> bool:
+        """Whether each process's loader yields another part of the data, as far as it is known."""
+        is_sampler = type(self.loader) is DataLoader and is_split_already(self.loader)
+        return self._split is None and not is_sampler  # of which the constructor has warned
 
     def _warn_of_own_sampler(self, loader: DataLoader[Any]) -> None:
         if is_split_already(loader):
@@ -164,13 +171,17 @@ class TrainData:
             num_before=self._num_before(position.epoch) if restores else 0,
             restores=restores,
             loader_state=position.loader,
-            first=0 if is_own else first,
+            offset=position.batch_idx if is_own else position.offset,
+            length=length,
+            limit=self.limit,
             needs_sizes=needs_sizes,
         )
-        self.host_seed = seeds.fetches if source.seeds_host else None
         items = source.begin(start)
+        self.host_seed = seeds.fetches if source.seeds_host else None
+        last = source.last if isinstance(source, PositionedSource) else None
         if is_own:
             items = until_all_end(items, source, start, self.shard[1], self._exchange)
+            last = None
         self.is_used = True
         return StartedEpoch(
             items=items,
@@ -179,6 +190,7 @@ class TrainData:
             parts=position.parts,
             skipped=skipped,
             is_sharded=self.shard[1] > 1,
+            last=last,
             close=self.close,
         )
 
@@ -196,7 +208,7 @@ class TrainData:
                     f"yielded. Pass a callable that makes it anew."
                 )
         if self._source is None:
-            self._source = make_source(self.loader, self._split, self._exchange)
+            self._source = make_source(self.loader, self._split, self._exchange, self._name)
         return self._source
 
     def _num_before(self, epoch: int) -> int:

@@ -22,7 +22,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import signal_handling as torch_signals
 
 from modelzoo_trainer.exit_codes import STOP_SIGNALS
-from modelzoo_trainer.loading.per_sample import SeededDataset
+from modelzoo_trainer.loading.batch_seeds import DatasetWrapper
 
 
 class _Reports:
@@ -130,7 +130,7 @@ class BoundWorker:
         if self.parent is not None and os.getppid() != self.parent:
             os._exit(1)
         info = get_worker_info()
-        if info is not None and isinstance(info.dataset, SeededDataset):
+        if info is not None and isinstance(info.dataset, DatasetWrapper):
             object.__setattr__(info, "dataset", info.dataset.dataset)  # the one users know
         if self.init is not None:
             self.init(worker_id)

@@ -218,7 +218,9 @@ def test_a_run_that_resumes_gets_the_batches_that_it_would_have_got() -> None:
 
 def taken(loader: DataLoader[Any], start: int) -> list[Any]:
     seeds = EpochSeeds(order=5, samples=9, fetches=0)
-    items = PositionedLoader(loader).begin(EpochStart(epoch=1, batch_idx=start, seeds=seeds))
+    items = PositionedLoader(loader).begin(
+        EpochStart(epoch=1, batch_idx=start, offset=start, seeds=seeds)
+    )
     return [(draw.number, plain(batch)) for draw, batch in items]
 
 

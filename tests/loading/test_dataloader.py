@@ -53,7 +53,9 @@ def begun(
 ) -> Iterator[tuple[int, Any]]:
     """Begin an epoch; return its numbers and batches."""
     found = EpochSeeds(order=seeds[0], samples=seeds[1], fetches=0)
-    items = positioned.begin(EpochStart(epoch=epoch, batch_idx=start, seeds=found, **more))
+    items = positioned.begin(
+        EpochStart(epoch=epoch, batch_idx=start, offset=start, seeds=found, **more)
+    )
     return ((draw.number, batch) for draw, batch in items)
 
 
@@ -94,12 +96,16 @@ def test_nothing_is_loaded_to_get_to_a_position(tmp_path, start, workers) -> Non
     assert len(dataset.loaded()) == 10
 
 
-def test_samples_do_not_depend_on_the_size_of_their_batch() -> None:
+@pytest.mark.parametrize("seeds_each", [False, True])
+def test_samples_depend_on_the_batch_size_unless_each_is_seeded(seeds_each) -> None:
     def samples(size: int) -> list[Any]:
-        found = taken(DataLoader(Noted(), batch_size=size, shuffle=True, collate_fn=plain))
+        data = Noted()
+        data.seed_each_sample = seeds_each
+        found = taken(DataLoader(data, batch_size=size, shuffle=True, collate_fn=plain))
         return [sample for _, batch in found for sample in batch]
 
-    assert samples(3) == samples(7)
+    assert (samples(3) == samples(7)) == seeds_each
+    assert samples(3) == samples(3)
 
 
 def test_samples_are_others_in_another_pass() -> None:
@@ -222,11 +228,11 @@ def test_the_options_of_the_loader_are_used() -> None:
         "multiprocessing_context",
         "in_order",
         "persistent_workers",
-        "collate_fn",
         "pin_memory",
         "pin_memory_device",
     ):
         assert getattr(own, name) == getattr(made, name), name
+    assert own.collate_fn.collate is plain
 
 
 def test_the_users_worker_init_fn_is_called_and_sees_the_users_data_set() -> None:

@@ -21,7 +21,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from modelzoo_trainer.data.processor import SeededSampler
-from modelzoo_trainer.loading.per_sample import seed_generators
+from modelzoo_trainer.loading.batch_seeds import seed_generators
 from modelzoo_trainer.loading.sample_order import draws, is_sliced
 
 NUM = 23
@@ -187,13 +187,10 @@ def test_the_samplers_of_torch_leave_the_generators_as_they_are(name) -> None:
     assert after == before
 
 
-@pytest.mark.parametrize(
-    ("name", "repeats"),
-    [("shuffled", False), ("with replacement", True), ("more than all", True), ("custom", True)],
-)
-def test_positions_of_samples_are_told_where_one_may_come_twice(name, repeats) -> None:
+@pytest.mark.parametrize("name", ["shuffled", "with replacement", "more than all", "custom"])
+def test_draws_know_how_many_samples_of_the_epoch_come_before_them(name) -> None:
     found = list(draws(loader_of(name), seed=5, epoch=0, start=2))
-    assert found[0].position == (8 if repeats else None)
+    assert found[0].position == 8
 
 
 def test_positions_of_odd_batches_count_samples() -> None:

@@ -1,10 +1,9 @@
-"""Random numbers of a sample: from where in the data it is, whoever loads it."""
+"""Random numbers of a batch: from where in the data it is, whoever loads it."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from operator import index
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from torch.utils.data import (
 )
 
 from modelzoo_trainer.data.processor import BatchDataset, already_a_batch
+from modelzoo_trainer.loading.dataset_state import DatasetObserver
 
 _ALL: Final = (1 << 64) - 1
 _SEEDS: Final = (1 << 62) - 1
@@ -52,77 +52,73 @@ _PLAIN_COLLATION: Final = (default_collate, default_convert, already_a_batch)
 
 
 class Indices(NamedTuple):
-    """What a batch consists of, and what decides its random numbers.
+    """The indices of a batch, and what decides its random numbers.
 
     Args:
-        items: What the sampler gave: a list of indices, or one if samples are not batched.
+        items: What the sampler returned: a list of indices, or one if samples are not batched.
         seed: Of the epoch.
+        position: Samples of the epoch before these, of all processes.
         epoch: The number of the epoch.
-        position: Samples of the epoch before these; None = no sample comes twice in an epoch.
     """
 
     items: Any
     seed: int
+    position: int
     epoch: int
-    position: int | None
-
-    def seed_of(self, number: int, item: Any) -> int:
-        """Return the seed of one sample; an index that is not an integer does not count."""
-        try:
-            seed = mixed(self.seed, index(item))
-        except TypeError:
-            seed = self.seed
-        return seed if self.position is None else mixed(seed, self.position + number)
-
-    def seed_of_all(self) -> int:
-        """Return the seed of what is loaded at once: that of the first sample."""
-        items = self.items
-        is_batch = isinstance(items, (list, tuple)) and len(items) > 0
-        return self.seed_of(0, items[0] if is_batch else items)
 
 
-class SeededDataset(Dataset[Any]):
-    """A data set whose samples draw from generators seeded by epoch and index.
+class DatasetWrapper:
+    """What a loader of ours has in place of the user's data set, `dataset`."""
 
-    A data set with `__getitems__` is seeded once a batch, by its first index.
+    dataset: Any
+
+
+class SeededDataset(DatasetWrapper, Dataset[Any]):
+    """A data set whose batches draw from generators that are seeded by epoch and position.
+
+    A data set with an attribute `seed_each_sample` that is true is seeded before each sample
+    instead, some 7 us each: what a sample draws then does not depend on the batch size or on the
+    number of processes. One with `__getitems__` is seeded once a batch in any case.
 
     Args:
-        dataset: Of the user. If it has `set_epoch`, persistent workers get it too.
-        each: Seed before each sample; if not, once a batch: the samples draw nothing, what puts
-            them together may.
+        dataset: The user's. If it has `set_epoch`, persistent workers call it too.
+        observer: Sees what loading does to the data set; None = nobody does.
     """
 
-    def __init__(self, dataset: Any, *, each: bool) -> None:
+    def __init__(self, dataset: Any, observer: DatasetObserver | None = None) -> None:
         self.dataset = dataset
-        self.each = each
         self.epoch: int | None = None
+        self.observer = observer
+        self._seeds_each = getattr(dataset, "seed_each_sample", False) is True
 
     def __getitem__(self, batch: Indices) -> Any:
         """Return one sample, or whatever else the data set has for an index of its sampler."""
-        self._tell_epoch(batch.epoch)
-        seed_generators(batch.seed_of_all())
+        self._begin(batch)
         return self.dataset[batch.items]
 
     def __getitems__(self, batch: Indices) -> Any:
         """Return the samples of a batch."""
-        dataset, items = self.dataset, batch.items
-        self._tell_epoch(batch.epoch)
-        if self.each and not getattr(dataset, "__getitems__", None):
-            return [self._sample(batch, number, item) for number, item in enumerate(items)]
-        seed_generators(batch.seed_of_all())
+        self._begin(batch)
+        dataset = self.dataset
         if getattr(dataset, "__getitems__", None):
-            return dataset.__getitems__(items)
-        return [dataset[item] for item in items]
+            return dataset.__getitems__(batch.items)
+        if self._seeds_each:
+            return [self._sample(batch, number) for number in range(len(batch.items))]
+        return [dataset[item] for item in batch.items]
 
-    def _sample(self, batch: Indices, number: int, item: Any) -> Any:
-        seed_generators(batch.seed_of(number, item))
-        return self.dataset[item]
+    def _sample(self, batch: Indices, number: int) -> Any:
+        seed_generators(mixed(batch.seed, batch.position + number))
+        return self.dataset[batch.items[number]]
 
-    def _tell_epoch(self, epoch: int) -> None:
-        if epoch != self.epoch:
-            self.epoch = epoch
+    def _begin(self, batch: Indices) -> None:
+        if self.observer is not None:
+            self.observer.begin()
+            self.observer.restore()
+        if batch.epoch != self.epoch:
+            self.epoch = batch.epoch
             if hasattr(self.dataset, "set_epoch"):
-                self.dataset.set_epoch(epoch)
+                self.dataset.set_epoch(batch.epoch)
+        seed_generators(mixed(batch.seed, batch.position))
 
 
 def draws_nothing(dataset: Any) -> bool:

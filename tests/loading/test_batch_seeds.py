@@ -1,4 +1,4 @@
-"""The random numbers of a sample depend on run, pass and index alone."""
+"""The random numbers of a batch depend on run, epoch and position alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
 
 from modelzoo_trainer.data.processor import BatchDataset, already_a_batch
-from modelzoo_trainer.loading.per_sample import (
+from modelzoo_trainer.loading.batch_seeds import (
     Indices,
     SeededDataset,
     collates_plainly,
@@ -41,67 +41,59 @@ class Batches(BatchDataset):
         return [(idx, random.random()) for idx in indices]
 
 
-def test_a_sample_is_the_same_in_any_batch() -> None:
-    data = SeededDataset(Drawing(), each=True)
-    first = data.__getitems__(Indices([1, 2, 3], 7, 0, None))
-    second = data.__getitems__(Indices([3], 7, 0, None))
-    assert second == first[2:]
-    assert data[Indices(3, 7, 0, None)] == first[2]
+class Each(Drawing):
+    seed_each_sample = True
 
 
-def test_samples_and_passes_have_numbers_of_their_own() -> None:
-    data = SeededDataset(Drawing(), each=True)
-    one, two = data.__getitems__(Indices([1, 2], 7, 0, None))
-    [again] = data.__getitems__(Indices([1], 8, 1, None))
-    assert len({one[1:], two[1:], again[1:]}) == 3
+def test_a_batch_is_the_same_whatever_was_drawn_before() -> None:
+    data = SeededDataset(Drawing())
+    first = data.__getitems__(Indices([1, 2, 3], 7, 20, 0))
+    random.random(), np.random.rand(), torch.rand(())
+    assert data.__getitems__(Indices([1, 2, 3], 7, 20, 0)) == first
+    assert data.__getitems__(Indices([1, 2, 3], 7, 21, 0)) != first
+    assert data.__getitems__(Indices([1, 2, 3], 8, 20, 0)) != first
+    drawn = [number for _, *numbers in first for number in numbers]
+    assert len(set(drawn)) == len(drawn)
 
 
-def test_a_sample_that_comes_twice_has_other_numbers_the_second_time() -> None:
-    data = SeededDataset(Drawing(), each=True)
-    first, second = data.__getitems__(Indices([4, 4], 7, 0, 20))
-    [elsewhere] = data.__getitems__(Indices([4], 7, 0, 21))
-    assert first != second
-    assert elsewhere == second
+def test_one_sample_that_is_no_batch_is_seeded_by_its_position() -> None:
+    data = SeededDataset(Drawing())
+    first = data[Indices(3, 7, 20, 0)]
+    assert data[Indices(3, 7, 20, 0)] == first != data[Indices(3, 7, 21, 0)]
+
+
+def test_a_data_set_may_ask_for_seeds_of_each_sample() -> None:
+    data = SeededDataset(Each())
+    first = data.__getitems__(Indices([1, 2, 3], 7, 20, 0))
+    assert data.__getitems__(Indices([3], 7, 22, 0)) == first[2:]
+    assert data.__getitems__(Indices([3, 3], 7, 22, 0))[0] == first[2]
+    assert data.__getitems__(Indices([3, 3], 7, 22, 0))[1] != first[2]
 
 
 def test_an_index_need_not_be_a_number() -> None:
-    data = SeededDataset({"a": Drawing(), "b": 2}, each=True)
-    assert data.__getitems__(Indices(["b"], 7, 0, 3)) == [2]
-    assert data[Indices("b", 7, 0, 3)] == 2
-
-
-def test_indices_of_numpy_and_torch_count_as_numbers() -> None:
-    plain = Indices([], 7, 0, None).seed_of(0, 5)
-    assert Indices([], 7, 0, None).seed_of(0, np.int64(5)) == plain
-    assert Indices([], 7, 0, None).seed_of(0, torch.tensor(5)) == plain
+    data = SeededDataset({"a": Drawing(), "b": 2})
+    assert data.__getitems__(Indices(["b"], 7, 3, 0)) == [2]
+    assert data[Indices("b", 7, 3, 0)] == 2
 
 
 def test_a_data_set_of_whole_batches_is_seeded_once_a_batch() -> None:
-    data = SeededDataset(Batches(), each=True)
-    first = data.__getitems__(Indices([4, 5], 7, 0, None))
+    data = SeededDataset(Batches())
+    first = data.__getitems__(Indices([4, 5], 7, 0, 0))
     random.random()
-    assert data.__getitems__(Indices([4, 5], 7, 0, None)) == first
+    assert data.__getitems__(Indices([4, 5], 7, 0, 0)) == first
     assert first[0][1] != first[1][1]
 
 
-def test_a_collation_that_draws_is_seeded_once_a_batch() -> None:
-    data = SeededDataset([10, 11, 12], each=False)
-    assert data.__getitems__(Indices([2, 0], 7, 0, None)) == [12, 10]
-    drawn = random.random()
-    data.__getitems__(Indices([2, 1], 7, 0, None))
-    assert random.random() == drawn
-
-
-def test_a_data_set_is_told_of_a_new_pass_once() -> None:
+def test_set_epoch_of_a_data_set_is_called_once_an_epoch() -> None:
     epochs = []
 
     class Told(Drawing):
         def set_epoch(self, epoch):
             epochs.append(epoch)
 
-    data = SeededDataset(Told(), each=True)
+    data = SeededDataset(Told())
     for epoch in (3, 3, 4):
-        data.__getitems__(Indices([1], 7, epoch, None))
+        data.__getitems__(Indices([1], 7, 0, epoch))
     assert epochs == [3, 4]
 
 

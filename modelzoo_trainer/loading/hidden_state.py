@@ -1,0 +1,381 @@
+"""What objects of the user's keep in their attributes: to be saved, or to be warned of."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.utils.data import DataLoader, Dataset
+
+_SCALARS: Final = (bool, int, float, str, bytes, type(None), np.generic)
+_GENERATORS: Final = (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
+_CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
+_CODE: Final = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
+_LEFT_OUT: Final = (Module, DataLoader, *_CODE)
+_TAG: Final = "hidden_state"
+
+
+class Limits(NamedTuple):
+    """How far a search goes.
+
+    Args:
+        num_bytes: Of an array; a container may have an eighth as many items.
+        num_values: That are looked at in all; the search ends there.
+        enters_data: Whether the attributes of data sets are looked at.
+    """
+
+    num_bytes: int
+    num_values: int
+    enters_data: bool
+
+
+OF_SAMPLERS: Final = Limits(1 << 26, 10_000, enters_data=False)
+OF_DATA: Final = Limits(1 << 16, 4_000, enters_data=True)
+
+
+class Found(NamedTuple):
+    """A value that may change.
+
+    Args:
+        path: Where it is, as it would be written in Python.
+        value: The value.
+        put: Puts another one in its place; None = it cannot be put there.
+    """
+
+    path: str
+    value: Any
+    put: Callable[[Any], None] | None
+
+
+def has_state(owner: Any) -> bool:
+    """Return whether an object has a state of its own that can be saved and restored."""
+    return callable(getattr(owner, "state_dict", None)) and callable(
+        getattr(owner, "load_state_dict", None)
+    )
+
+
+class HiddenState:
+    """What objects keep from one epoch to the next.
+
+    These are attributes, also of objects, lists, tuples and dicts in attributes: generators of
+    random numbers, and scalars, containers of scalars, arrays and tensors that are not what they
+    were when this was made. An object with `state_dict` and `load_state_dict` is asked instead.
+
+    Args:
+        owners: The objects, by name.
+        limits: How far the search goes.
+        known: Objects that are not looked at: the data set that samplers have in common.
+    """
+
+    def __init__(
+        self, owners: Mapping[str, Any], limits: Limits, known: tuple[Any, ...] = ()
+    ) -> None:
+        self._owners = owners
+        self._limits = limits
+        self._known = known
+        self._first = {
+            found.path: (_digest(found.value), _encoded(found.value))
+            for found in self._search()
+            if found.put is not None
+        }
+
+    def _search(self) -> Iterator[Found]:
+        return found_in(self._owners, self._limits, self._known)
+
+    def save(self) -> dict[str, Any]:
+        """Return copies of what can be saved."""
+        return {
+            found.path: _encoded(found.value)
+            for found in self._search()
+            if found.put is not None and (_is_state(found.value) or self._is_new(found))
+        }
+
+    def _is_new(self, found: Found) -> bool:
+        return _digest(found.value) != self._first.get(found.path, (None,))[0]
+
+    def load(self, state: Mapping[str, Any]) -> list[str]:
+        """Restore what `save` returned; return the names of what is not there any more.
+
+        What is not in it was as it was in the beginning.
+        """
+        left = dict(state)
+        for found in list(self._search()):
+            if found.put is None:
+                continue
+            if found.path in left:
+                found.put(_decoded(left.pop(found.path), found.value))
+            elif found.path in self._first and self._is_new(found):
+                found.put(_decoded(self._first[found.path][1], found.value))
+        return list(left)
+
+    def iterators(self) -> list[str]:
+        """Return the names of iterators: where they are cannot be saved."""
+        return [found.path for found in self._search() if isinstance(found.value, Iterator)]
+
+    def copied(self, owner: Any) -> Any:
+        """Return a deep copy of one of the owners, which shares what is not looked at.
+
+        Raises:
+            Exception: Whatever a part of it raises that cannot be copied.
+        """
+        shared: list[Any] = list(self._known)
+        deque(found_in(self._owners, self._limits, self._known, shared), maxlen=0)
+        return copy.deepcopy(owner, {id(one): one for one in shared})
+
+
+def snapshot(owners: Mapping[str, Any], limits: Limits = OF_DATA) -> dict[str, tuple[int, bool]]:
+    """Return, by its path, a digest of each value in attributes, and whether it is a generator."""
+    return {
+        found.path: (_digest(found.value), isinstance(found.value, _GENERATORS))
+        for found in found_in(owners, limits)
+    }
+
+
+def changed(
+    before: Mapping[str, tuple[int, bool]], after: Mapping[str, tuple[int, bool]]
+) -> list[str]:
+    """Return the paths at which there is something else.
+
+    What was None, or not there, has only been made, which does not count, unless it is a generator
+    of random numbers.
+    """
+    nothing = _digest(None)
+    names = []
+    for path, (digest, is_generator) in after.items():
+        was = before.get(path, (nothing, False))[0]
+        is_made = was == nothing and not is_generator
+        if digest != was and not is_made:
+            names.append(path)
+    return names
+
+
+# ---- the search
+
+
+def found_in(
+    owners: Mapping[str, Any],
+    limits: Limits,
+    known: tuple[Any, ...] = (),
+    left_out: list[Any] | None = None,
+) -> Iterator[Found]:
+    """Yield the values in the attributes of objects, of each object once.
+
+    Args:
+        owners: The objects, by name.
+        limits: How far the search goes.
+        known: Objects that are not looked at.
+        left_out: Gets the others that are not: modules, loaders, perhaps data sets.
+    """
+    seen = {id(owner) for owner in known}
+    waiting = deque(Found(name, owner, _keep) for name, owner in owners.items())
+    for _ in range(limits.num_values):
+        if not waiting:
+            return
+        place = waiting.popleft()
+        value = place.value
+        is_scalar = isinstance(value, _SCALARS)
+        if id(value) in seen and not is_scalar:
+            continue
+        seen.add(id(value))
+        if _is_leaf(value, limits):
+            yield place
+        elif not _is_left_out(value, limits):
+            waiting.extend(_parts(place, limits))
+        elif left_out is not None:
+            left_out.append(value)
+
+
+def _is_left_out(value: Any, limits: Limits) -> bool:
+    is_data = isinstance(value, Dataset) and not limits.enters_data
+    return is_data or isinstance(value, _LEFT_OUT)
+
+
+def _parts(place: Found, limits: Limits) -> Iterator[Found]:
+    value = place.value
+    if not isinstance(value, _CONTAINERS):
+        yield from _attributes(place.path, value)
+        return
+    yield Found(f"len({place.path})", len(value), None)
+    if len(value) <= limits.num_bytes // 64:
+        yield from _items(place.path, value)
+
+
+def _is_leaf(value: Any, limits: Limits) -> bool:
+    if _is_left_out(value, limits):
+        return False
+    if isinstance(value, (str, bytes)):
+        return len(value) <= limits.num_bytes
+    if isinstance(value, Tensor):
+        is_plain = type(value) is Tensor and value.is_cpu and value.layout is torch.strided
+        return is_plain and value.numel() * value.element_size() <= limits.num_bytes
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biufc" and value.nbytes <= limits.num_bytes
+    if isinstance(value, _CONTAINERS):
+        return len(value) <= limits.num_bytes // 8 and _holds_scalars(value)
+    return isinstance(value, (*_SCALARS, *_GENERATORS, Iterator)) or has_state(value)
+
+
+def _holds_scalars(container: Any) -> bool:
+    if isinstance(container, dict):
+        keys = all(type(key) in (str, int) for key in container)
+        return keys and all(isinstance(item, _SCALARS) for item in container.values())
+    return all(isinstance(item, _SCALARS) for item in container)
+
+
+def _items(path: str, container: Any) -> Iterator[Found]:
+    if isinstance(container, dict):
+        for key, item in container.items():
+            yield Found(f"{path}[{key!r}]", item, _putter(container.__setitem__, key))
+    elif isinstance(container, (list, deque)):
+        for idx, item in enumerate(container):
+            yield Found(f"{path}[{idx}]", item, _putter(container.__setitem__, idx))
+    elif isinstance(container, tuple):
+        for idx, item in enumerate(container):
+            yield Found(f"{path}[{idx}]", item, _in_place(item))
+
+
+def _attributes(path: str, owner: Any) -> Iterator[Found]:
+    names = list(getattr(owner, "__dict__", ()))
+    for kind in type(owner).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else slots
+    for name in names:
+        if not name.startswith("__") and (value := getattr(owner, name, _TAG)) is not _TAG:
+            place = f"{path}.{name}" if path else name
+            yield Found(place, value, _putter(_setter_of(owner), name))
+
+
+def _setter_of(owner: Any) -> Callable[[Any, Any], None]:
+    return lambda name, value: object.__setattr__(owner, name, value)
+
+
+def _putter(put: Callable[[Any, Any], None], key: Any) -> Callable[[Any], None]:
+    return lambda value: put(key, value)
+
+
+def _in_place(item: Any) -> Callable[[Any], None] | None:
+    """Return what does nothing, for an item of a tuple that is restored where it is."""
+    return _keep if _is_state(item) or isinstance(item, (list, deque)) else None
+
+
+def _keep(value: Any) -> None:
+    """Leave an object where it is: its state has been put into it."""
+
+
+# ---- values
+
+
+def _is_state(value: Any) -> bool:
+    """Return whether a value is saved always: nothing that a user sets is in it."""
+    return isinstance(value, _GENERATORS) or has_state(value)
+
+
+def _digest(value: Any) -> int:
+    try:
+        return zlib.crc32(pickle.dumps(_plain(value), protocol=5))
+    except Exception:  # noqa: BLE001  # whatever a user's class raises
+        return 0
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy()
+    if isinstance(value, Tensor):
+        return value.detach().numpy() if value.dtype is not torch.bfloat16 else value.tolist()
+    if isinstance(value, Iterator):
+        return None
+    return value.state_dict() if has_state(value) else value
+
+
+def _encoded(value: Any) -> Any:
+    """Return a copy in terms of what a checkpoint can hold."""
+    match value:
+        case random.Random():
+            version, numbers, gauss = value.getstate()
+            state: Any = [version, np.array(numbers, dtype=np.int64), gauss]
+        case np.random.RandomState():
+            state = copy.deepcopy(value.get_state(legacy=False))
+        case np.random.Generator():
+            state = copy.deepcopy(value.bit_generator.state)
+        case torch.Generator():
+            state = value.get_state()
+        case set() | frozenset() | deque():
+            state = list(value)
+        case list() if len(value) > 64 and all(type(item) is int for item in value):
+            state = _as_array(value)
+        case _ if has_state(value):
+            state = copy.deepcopy(value.state_dict())
+        case _:
+            return copy.deepcopy(value)
+    return {_TAG: state}
+
+
+def _as_array(numbers: list[int]) -> Any:
+    try:
+        return np.array(numbers, dtype=np.int64)
+    except OverflowError:
+        return list(numbers)
+
+
+def _decoded(saved: Any, present: Any) -> Any:
+    """Return what `_encoded` was given; what has a place of its own is restored there."""
+    is_tagged = isinstance(saved, dict) and _TAG in saved
+    state = copy.deepcopy(saved[_TAG] if is_tagged else saved)
+    for kinds, restore in _RESTORE:
+        if isinstance(present, kinds):
+            restore(present, state)
+            return present
+    if isinstance(present, frozenset):
+        return frozenset(state)
+    if isinstance(present, np.ndarray) and present.flags.writeable and _fits(state, present):
+        present[...] = state
+        return present
+    if isinstance(present, Tensor) and _fits(state, present):
+        present.detach().copy_(torch.as_tensor(state))
+        return present
+    if has_state(present):
+        present.load_state_dict(state)
+        return present
+    return state
+
+
+def _fits(state: Any, present: Any) -> bool:
+    return bool(getattr(state, "shape", None) == present.shape)
+
+
+def _restore_python(generator: random.Random, state: Any) -> None:
+    version, numbers, gauss = state
+    generator.setstate((int(version), tuple(int(number) for number in numbers), gauss))
+
+
+def _restore_numpy(generator: np.random.Generator, state: Any) -> None:
+    generator.bit_generator.state = state
+
+
+def _restore_list(target: list[Any], state: Any) -> None:
+    target[:] = state.tolist() if isinstance(state, np.ndarray) else state
+
+
+def _refill(target: Any, state: Any) -> None:
+    target.clear()
+    (target.extend if isinstance(target, deque) else target.update)(state)
+
+
+_RESTORE: Final[tuple[tuple[Any, Callable[[Any, Any], None]], ...]] = (
+    (random.Random, _restore_python),
+    (np.random.RandomState, lambda generator, state: generator.set_state(state)),
+    (np.random.Generator, _restore_numpy),
+    (torch.Generator, lambda generator, state: generator.set_state(state)),
+    (list, _restore_list),
+    ((deque, set, dict), _refill),
+)

@@ -1,0 +1,135 @@
+"""Samplers of the user's own: what they keep between epochs, and whether that is all."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from itertools import islice
+from typing import Any, Final
+
+from torch.utils.data import DataLoader
+
+from modelzoo_trainer.loading.hidden_state import OF_SAMPLERS, HiddenState
+from modelzoo_trainer.loading.position import EpochStart
+from modelzoo_trainer.loading.sample_order import Chance, replayed
+
+log = logging.getLogger("modelzoo_trainer.data")
+
+_NUM_COMPARED: Final = 3
+
+
+class SamplerState:
+    """The state of a loader's samplers at the beginning of an epoch.
+
+    Generators and counters that a sampler keeps from epoch to epoch are saved and restored, and it
+    is iterated from the beginning of the epoch. That its order depends on nothing else is checked
+    twice: when a fit begins, with a copy that must begin with the same indices, and when a run
+    resumes, with a checksum of the indices before the checkpoint.
+
+    Args:
+        loader: One whose order is not known without iterating its sampler.
+        name: The argument's name, for messages.
+    """
+
+    def __init__(self, loader: DataLoader[Any], name: str) -> None:
+        batches: Any = loader.batch_sampler
+        inner = loader.sampler if batches is None else getattr(batches, "sampler", None)
+        owners = {"batch_sampler": batches, "sampler": inner}
+        self._owners = {key: owner for key, owner in owners.items() if owner is not None}
+        self._loader = loader
+        self._sampler: Any = loader.sampler if batches is None else batches
+        self._name = name
+        self._hidden = HiddenState(self._owners, OF_SAMPLERS, (loader.dataset,))
+        self._state: dict[str, Any] = {}
+        self._is_checked = False
+        self._checksum = 0
+        self._first_kept = 0
+        self._checksums: dict[int, int] = {}
+        self._expected: dict[int, int] = {}
+        self._saved: tuple[int, int] | None = None
+
+    def begin(self, start: EpochStart, num_skipped: int) -> None:
+        """Restore what a checkpoint has of the epoch, and note the state with which it begins.
+
+        Args:
+            start: Where it begins.
+            num_skipped: Draws that will be skipped.
+        """
+        saved = (start.loader_state or {}) if start.restores else {}
+        if "sampler" in saved:
+            self._warn_of_missing(self._hidden.load(saved["sampler"]))
+        self._state = self._hidden.save()
+        self._checksum, self._checksums, self._first_kept = 0, {}, num_skipped
+        order = saved.get("order")
+        self._saved = None if order is None else (order["num_draws"], order["checksum"])
+        if not self._is_checked:
+            self._is_checked = True
+            self._check(start)
+
+    def _check(self, start: EpochStart) -> None:
+        """Warn of what cannot be saved, and draw from a copy what has to come."""
+        if found := self._hidden.iterators():
+            self._warn(f"keeps an iterator ({', '.join(found)}), whose position cannot be saved")
+            return
+        loader = self._loader
+        chance = Chance(start.seeds.order, start.epoch, loader.generator is None)
+        try:
+            copied = self._hidden.copied(self._sampler)
+        except Exception as error:  # noqa: BLE001  # whatever a part that cannot be copied raises
+            log.debug("The sampler %s cannot be copied: %r", type(self._sampler).__name__, error)
+            return
+        copied_draws = replayed(copied, chance, is_batch=loader.batch_sampler is not None)
+        checksum = 0
+        for draw in islice(copied_draws, _NUM_COMPARED):
+            checksum = self._expected[draw.number + 1] = _added(checksum, draw.items)
+
+    def watch(self, number: int, items: Any) -> None:
+        """Note a draw, and compare it with what is known of it."""
+        checksum = self._checksum = _added(self._checksum, items)
+        if number + 1 >= self._first_kept:
+            self._checksums[number + 1] = checksum
+        if self._expected and self._expected.pop(number + 1, checksum) != checksum:
+            self._expected.clear()
+            self._warn("begins with other indices each time it is iterated from the same state")
+        if self._saved is not None and self._saved[0] == number + 1:
+            is_equal, self._saved = self._saved[1] == checksum, None
+            if not is_equal:
+                self._warn("yields another order than it did before the checkpoint")
+
+    def _warn(self, what: str) -> None:
+        log.warning(
+            "Exactness is not guaranteed: the sampler of %s (%s) %s. A run that resumes in the "
+            "middle of an epoch will train on some samples again and skip others. Draw from a "
+            "generator with a seed that is an attribute of the sampler, or give it "
+            "set_epoch(epoch), or state_dict() and load_state_dict().",
+            self._name,
+            type(self._sampler).__name__,
+            what,
+        )
+
+    def _warn_of_missing(self, names: list[str]) -> None:
+        if names:
+            log.warning(
+                "Exactness is not guaranteed: the checkpoint has a state of %s, which the sampler "
+                "of %s (%s) does not have.",
+                ", ".join(names),
+                self._name,
+                type(self._sampler).__name__,
+            )
+
+    def state(self, num_draws: int | None) -> dict[str, Any]:
+        """Return what a checkpoint needs after so many draws of the epoch; None = after all."""
+        state = self._hidden.save() if num_draws is None else self._state
+        found: dict[str, Any] = {"sampler": state} if state else {}
+        if num_draws in self._checksums:
+            found["order"] = {"num_draws": num_draws, "checksum": self._checksums[num_draws]}
+        return found
+
+    def forget_before(self, num_draws: int) -> None:
+        """Drop the checksums from before so many draws."""
+        for number in [number for number in self._checksums if number < num_draws]:
+            del self._checksums[number]
+
+
+def _added(checksum: int, items: Any) -> int:
+    return zlib.crc32(repr(items).encode(), checksum)

@@ -1,0 +1,387 @@
+"""The batches of an epoch: of any iterable, of lists, and of loaders with a state of their own."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count, islice
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Batch
+from modelzoo_trainer.loading.batch_seeds import draws_nothing, mixed, seed_generators
+from modelzoo_trainer.loading.hidden_state import OF_DATA, OF_SAMPLERS, HiddenState
+from modelzoo_trainer.loading.position import EpochStart, LoaderState
+from modelzoo_trainer.loading.sharding import ShardedBatch, ShardInfo, Split, size_of
+from modelzoo_trainer.loading.workers import shut_down, start_iterator
+
+log = logging.getLogger("modelzoo_trainer.data")
+_log_of_positions = logging.getLogger("modelzoo_trainer.data.positioned")
+
+Numbered = Iterator[tuple[int, Any]]  # a Batch, or with several processes a ShardedBatch
+Exchange = Callable[[int], list[int]]
+
+_MOST_SHOWN: Final = 64  # indices in a message
+_NUM_COMPARED: Final = 16  # values of a tensor in a checksum
+
+
+class Source:
+    """The batches of any iterable: what was trained on is loaded again and dropped.
+
+    What the iterable keeps in its attributes from epoch to epoch (generators, counters) is saved as
+    it was when the epoch began, and restored before that.
+
+    `seeds_host` says whether the generators of this process are seeded while batches are fetched,
+    `reads_to_end` whether an epoch is over when the loader says so, whatever its length.
+
+    Args:
+        loader: The iterable.
+        name: The argument's name, for messages.
+    """
+
+    seeds_host = True
+    reads_to_end = False
+
+    def __init__(self, loader: Iterable[Batch], name: str = "train_dataloader") -> None:
+        self.loader = loader
+        self.name = name
+        self.latest: tuple[Batch] | None = None
+        """What was fetched last in the epoch, also if it was dropped; None = nothing."""
+        self._iterator: Iterator[Any] | None = None
+        self._checksums = Checksums()
+        self._hidden: HiddenState | None = None
+        self._attributes: dict[str, Any] = {}
+        self._is_begun = False
+
+    def begin(self, start: EpochStart) -> Numbered:
+        """Return an iterator over the numbers and batches of an epoch."""
+        self.close()
+        self.warn_of_loading(start.num_before + start.batch_idx)
+        saved = (start.loader_state or {}) if start.restores else {}
+        self._begin_attributes(saved)
+        self._checksums.begin(saved)
+        seed_generators(start.seeds.order)
+        self._iterator = start_iterator(self.loader)
+        for _ in islice(self._iterator, start.num_before):
+            pass
+        return self._fetched(self._iterator, start, 0)
+
+    def warn_of_loading(self, num: int) -> None:
+        """Warn that batches are loaded and dropped, if there are any."""
+        if num:
+            log.warning(
+                "%s (%s) cannot begin in the middle of an epoch: %d batches are loaded and "
+                "dropped. To begin at once, pass a torch DataLoader over a data set with indices, "
+                "or give the loader state_dict() and load_state_dict().",
+                self.name,
+                type(self.loader).__name__,
+                num,
+            )
+
+    def _begin_attributes(self, saved: LoaderState) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            self._hidden = hidden_state_of(self.loader)
+            self._warn_of_attributes()
+        if self._hidden is not None:
+            if "attributes" in saved:
+                self._hidden.load(saved["attributes"])
+            self._attributes = self._hidden.save()
+
+    def _warn_of_attributes(self) -> None:
+        loader = self.loader
+        found = [] if self._hidden is None else self._hidden.iterators()
+        if found:
+            log.warning(
+                "Exactness is not guaranteed: %s (%s) keeps an iterator (%s), and its position "
+                "cannot be saved. Make it in __iter__, or give the loader state_dict() and "
+                "load_state_dict().",
+                self.name,
+                type(loader).__name__,
+                ", ".join(found),
+            )
+        if getattr(loader, "persistent_workers", False) and not draws_nothing(
+            getattr(loader, "dataset", None)
+        ):
+            log.warning(
+                "Exactness is not guaranteed: %s (%s) is not torch's own DataLoader and has "
+                "persistent workers, whose random generators are seeded in the first epoch only. "
+                "A run that resumes in a later epoch will not reproduce the original one. Use "
+                "torch.utils.data.DataLoader, or persistent_workers=False.",
+                self.name,
+                type(loader).__name__,
+            )
+
+    def _fetched(self, iterator: Iterator[Batch], start: EpochStart, first: int) -> Numbered:
+        self.latest = None
+        for number in count(first):
+            seed_generators(mixed(start.seeds.fetches, number))
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                self.note(None)
+                return
+            except Exception as error:
+                error.add_note(place_of(self.name, start.epoch, number))
+                raise
+            self.latest = (batch,)
+            self.note(number + 1)
+            if self._checksums.add(number + 1, batch):
+                self.warn_of_other_batches()
+            if number < start.batch_idx:
+                continue
+            if number in start.skipped:
+                log_skipped(start.epoch, number)
+                continue
+            yield number, batch
+
+    def warn_of_other_batches(self) -> None:
+        """Warn that what was loaded again is not what it was."""
+        log.warning(
+            "Exactness is not guaranteed: %s (%s) does not yield the batches that it yielded "
+            "before the checkpoint; some samples will be trained on again and others skipped. Its "
+            "order must follow from the generators of random, numpy.random and torch, which are "
+            "seeded for each epoch, or from set_epoch(epoch); or give it state_dict() and "
+            "load_state_dict().",
+            self.name,
+            type(self.loader).__name__,
+        )
+
+    def note(self, position: int | None) -> None:
+        """Note that `position` batches have been fetched; None = all."""
+
+    def state(self, position: int | None) -> LoaderState | None:
+        """Return what a checkpoint needs after `position` batches; None = after a whole epoch."""
+        found: LoaderState = self._checksums.state(position)
+        attributes = self._attributes
+        if position is None and self._hidden is not None:
+            attributes = self._hidden.save()
+        if attributes:
+            found["attributes"] = attributes
+        return found or None
+
+    def forget_before(self, position: int) -> None:
+        """Drop what was kept for positions before."""
+        self._checksums.forget_before(position)
+
+    def close(self) -> None:
+        """End the epoch, and workers that were started for it."""
+        iterator, self._iterator = self._iterator, None
+        is_users = getattr(self.loader, "persistent_workers", False) or iterator is self.loader
+        if not is_users:
+            shut_down(iterator)
+
+
+def hidden_state_of(loader: Any) -> HiddenState | None:
+    """Return what an iterable keeps in its attributes from epoch to epoch; None = nothing."""
+    if isinstance(loader, Iterator):
+        return None
+    if not isinstance(loader, DataLoader):
+        return HiddenState({"loader": loader}, OF_DATA)
+    names = ["sampler", "batch_sampler", "generator"]
+    if not loader.num_workers:
+        names.append("dataset")  # else workers have copies of it
+    owners = {name: getattr(loader, name) for name in names if getattr(loader, name) is not None}
+    return HiddenState(owners, OF_DATA if "dataset" in owners else OF_SAMPLERS)
+
+
+class Checksums:
+    """Checksums of batches, to see whether those that are loaded again are the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}
+        self._expected: tuple[int, int] | None = None
+
+    def begin(self, saved: LoaderState) -> None:
+        """Begin an epoch with what a checkpoint has."""
+        self._known = {}
+        found = saved.get("batches")
+        self._expected = None if found is None else (found["num"], found["checksum"])
+
+    def add(self, num: int, batch: Batch) -> bool:
+        """Add the `num`-th batch of the epoch; return whether it is not the one that was saved."""
+        checksum = self._known[num] = checksum_of(batch)
+        expected, is_due = self._expected, self._expected is not None and self._expected[0] == num
+        if is_due:
+            self._expected = None
+        return is_due and expected != (num, checksum)
+
+    def state(self, position: int | None) -> LoaderState:
+        """Return what a checkpoint needs after `position` batches."""
+        if position is None or position not in self._known:
+            return {}
+        return {"batches": {"num": position, "checksum": self._known[position]}}
+
+    def forget_before(self, position: int) -> None:
+        """Drop those from before a position."""
+        for num in [num for num in self._known if num < position]:
+            del self._known[num]
+
+
+def checksum_of(batch: Batch) -> int:
+    """Return a checksum of the shapes and the first values of a batch's tensors."""
+    found = 0
+    for leaf in tree_leaves(batch):
+        if not isinstance(leaf, Tensor):
+            continue
+        found = zlib.crc32(repr(tuple(leaf.shape)).encode(), found)
+        if type(leaf) is Tensor and leaf.is_cpu and leaf.layout is torch.strided:
+            values = leaf.detach().reshape(-1)[:_NUM_COMPARED].tolist()
+            found = zlib.crc32(repr(values).encode(), found)
+    return found
+
+
+class SequenceSource(Source):
+    """The batches of a list or a tuple: of several processes each takes every n-th."""
+
+    seeds_host = False
+    loader: list[Batch] | tuple[Batch, ...]
+
+    def __init__(
+        self, loader: list[Batch] | tuple[Batch, ...], split: Split, name: str = "train_dataloader"
+    ) -> None:
+        super().__init__(loader, name)
+        self._split = split
+
+    @override
+    def begin(self, start: EpochStart) -> Numbered:
+        if self._split.count == 1 and not start.batch_idx and not start.skipped:
+            return enumerate(self.loader)
+        return self._divided(start)
+
+    def _divided(self, start: EpochStart) -> Numbered:
+        index, num = self._split.index, self._split.per_batch
+        places = range(start.offset, len(self.loader), num)
+        for number, place in enumerate(places, start.batch_idx):
+            if number in start.skipped:
+                log_skipped(start.epoch, number)
+                continue
+            group = self.loader[place : place + num]
+            if self._split.count == 1:
+                yield number, group[0]
+                continue
+            sizes = tuple(map(size_of, group)) + (0,) * (num - len(group))
+            is_padding = index >= len(group)
+            batch = self.loader[-1] if is_padding else group[index]
+            yield number, ShardedBatch(batch, ShardInfo(sizes, is_padding))
+
+
+class StatefulSource(Source):
+    """The batches of a loader that keeps its own state: of the batch consumed, not of the fetched.
+
+    The state is taken after each batch, as the next may be fetched before it is needed. Of a loader
+    that has ended before those of other processes, the state before its last batch is kept, so that
+    a run that resumes has that again.
+
+    Args:
+        loader: The loader.
+        name: The argument's name, for messages.
+
+    Cost:
+        A `state_dict()` and a copy of it each batch.
+    """
+
+    reads_to_end = True
+
+    def __init__(self, loader: Any, name: str = "train_dataloader") -> None:
+        super().__init__(loader, name)
+        self._owner = loader
+        self._states: dict[int | None, Any] = {}
+        self._first: Any = None
+
+    @override
+    def begin(self, start: EpochStart) -> Numbered:
+        saved = start.loader_state
+        has_state = saved is not None and "state" in saved
+        self._states.clear()
+        if start.restores and not has_state and start.batch_idx:
+            return super().begin(start)
+        self.close()
+        seed_generators(start.seeds.order)
+        first = start.batch_idx
+        if start.restores and saved is not None and has_state:
+            first = self._restore(saved)
+        elif start.restores and self._first is not None:
+            self._owner.load_state_dict(copy.deepcopy(self._first))
+        if self._iterator is None:
+            self._iterator = start_iterator(self.loader)
+        self.note(first)
+        if self._first is None and not start.restores:
+            self._first = self._states[first]
+        return self._fetched(self._iterator, start, first)
+
+    def _restore(self, saved: LoaderState) -> int:
+        """Give the loader its state; return the number of the batch that comes next."""
+        try:
+            self._owner.load_state_dict(copy.deepcopy(saved["state"]))
+            self._iterator = start_iterator(self.loader)
+        except Exception as error:
+            error.add_note(
+                f"raised when {self.name} got its state back; it may have been saved with other "
+                f"options of the loader, such as another num_workers"
+            )
+            raise
+        if saved["is_cut"]:  # the epoch was over, though not for the loader: it begins the next one
+            shut_down(self._iterator)
+            self._iterator = start_iterator(self.loader)
+        return int(saved["batch_idx"])
+
+    @override
+    def note(self, position: int | None) -> None:
+        self._states[position] = copy.deepcopy(self._owner.state_dict())
+
+    @override
+    def state(self, position: int | None) -> LoaderState | None:
+        """Return the state after `position` batches; None = after the last one."""
+        is_cut = False
+        if position is None:  # the end of an epoch
+            is_cut, known = None not in self._states, 0
+            where = max(self._numbers(), default=None) if is_cut else None
+        else:
+            if None in self._states:  # other processes go on
+                position = min(position, max(self._numbers(), default=0) - 1)
+            where = max((n for n in self._numbers() if n <= position), default=None)
+            known = where or 0
+        if where not in self._states:
+            return None
+        return {"batch_idx": known, "state": self._states[where], "is_cut": is_cut}
+
+    def _numbers(self) -> list[int]:
+        return [number for number in self._states if number is not None]
+
+    @override
+    def forget_before(self, position: int) -> None:
+        super().forget_before(position)
+        for number in sorted(self._numbers())[:-2]:
+            if number < position:
+                del self._states[number]
+
+
+# ---- messages
+
+
+def log_skipped(epoch: int, number: int, items: Any = None) -> None:
+    """Log which batch of an epoch is skipped, and the indices of its samples if they are known."""
+    which = "" if items is None else f"; its samples: {shown(items)}"
+    _log_of_positions.info("Epoch %d: batch %d is skipped%s.", epoch, number, which)
+
+
+def place_of(name: str, epoch: int, number: int, items: Any = None) -> str:
+    """Return the note of an error that was raised while a batch was loaded."""
+    which = "" if items is None else f", samples {shown(items)}"
+    return f"raised while {name} loaded batch {number} of epoch {epoch}{which}"
+
+
+def shown(items: Any) -> str:
+    """Return the indices of samples as text; of many, the first ones."""
+    indices = items if isinstance(items, (list, tuple)) else [items]
+    text = ", ".join(map(str, indices[:_MOST_SHOWN]))
+    more = f" and {len(indices) - _MOST_SHOWN} more" if len(indices) > _MOST_SHOWN else ""
+    return text + more

@@ -1,0 +1,355 @@
+"""Torch loaders over data sets without indices, whose samples come from iterators in workers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from itertools import count, islice
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
+from torch.utils.data import _utils as torch_workers
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Batch
+from modelzoo_trainer.data.sharded_stream import ShardedStream
+from modelzoo_trainer.loading.batch_seeds import DatasetWrapper, mixed, seed_generators
+from modelzoo_trainer.loading.dataloader import (
+    is_plain,
+    warn_of_earlier_state,
+    warn_of_num_workers,
+    with_options_of,
+)
+from modelzoo_trainer.loading.dataset_state import (
+    Collation,
+    DatasetObserver,
+    Loaded,
+    Notes,
+    Rounds,
+    shared,
+    warn_of_change,
+)
+from modelzoo_trainer.loading.hidden_state import OF_DATA, HiddenState, has_state
+from modelzoo_trainer.loading.position import EpochStart, LoaderState
+from modelzoo_trainer.loading.sharding import ShardedBatch, ShardInfo, Split
+from modelzoo_trainer.loading.source import Numbered, Source, log_skipped, place_of
+from modelzoo_trainer.loading.workers import shut_down, start_iterator
+
+log = logging.getLogger("modelzoo_trainer.data")
+
+_HUGGING_FACE: Final = "datasets.iterable_dataset"
+
+
+def is_stream(loader: Any) -> bool:
+    """Return whether a loader is torch's or torchdata's own, over a data set without indices."""
+    dataset = getattr(loader, "dataset", None)
+    is_iterable = isinstance(dataset, IterableDataset) and not isinstance(dataset, IterDataPipe)
+    return is_plain(loader) and is_iterable
+
+
+class SeededStream(DatasetWrapper, IterableDataset[Any]):
+    """A stream whose epochs and batches begin with generators that are seeded.
+
+    That holds in persistent workers too: what an epoch begins with is in memory that processes
+    share.
+
+    Args:
+        loader: The loader of the stream.
+        split: How processes divide a `ShardedStream`.
+        observer: Of the data set.
+        keeps_state: Whether a state of the data set is of use.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        split: Split,
+        observer: DatasetObserver,
+        *,
+        keeps_state: bool,
+    ) -> None:
+        self.dataset = loader.dataset
+        self.observer = observer
+        self.was_cut = False
+        """Whether the states to restore are from an epoch that was not read to its end."""
+        self._keeps_state = keeps_state
+        self._size = loader.batch_size or 1
+        """Samples of a batch; for all processes, if their batches are slices of the loader's."""
+        self._drops_last = loader.drop_last
+        self._split = split
+        self._num_workers = max(1, loader.num_workers)
+        self._shared = shared(torch.zeros(5, dtype=torch.int64))
+
+    def begin(self, start: EpochStart, first: int, num_skipped: int) -> None:
+        """Note what the next epoch begins with.
+
+        Args:
+            start: Where it begins.
+            first: The number of the first batch of each worker.
+            num_skipped: Samples to skip of a `ShardedStream`.
+        """
+        seeds = start.seeds
+        values = [start.epoch, seeds.order, seeds.samples, first, num_skipped]
+        self._shared.copy_(torch.tensor(values))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin an epoch; called in the worker."""
+        epoch, order, samples, first, num_skipped = self._shared.tolist()
+        observer, dataset = self.observer, self.dataset
+        observer.begin()
+        if hasattr(dataset, "set_epoch"):
+            dataset.set_epoch(epoch)
+        if isinstance(dataset, ShardedStream):
+            # The data set must read all samples here, though others shard themselves by worker.
+            torch_workers.worker._worker_info = None
+            return self._divided(dataset, samples, num_skipped)
+        seed_generators(mixed(order, observer.worker))
+        return self._seeded(self._restored(dataset), mixed(samples, observer.worker), first)
+
+    def _restored(self, dataset: Any) -> Iterator[Any]:
+        """Return an iterator over the data set, after giving it its state, if it has one."""
+        observer = self.observer
+        if self._keeps_state and has_state(dataset):
+            observer.stateful = dataset
+            if observer.restore() and self.was_cut:
+                iter(dataset)  # of the epoch that was cut
+        given: Iterator[Any] = iter(dataset)
+        if self._keeps_state and observer.stateful is not dataset and has_state(given):
+            observer.stateful = given
+            observer.restore()
+        return given
+
+    def _seeded(self, given: Iterator[Any], seed: int, first: int) -> Iterator[Any]:
+        """Yield samples, with generators seeded before each batch."""
+        for number in count(first):
+            seed_generators(mixed(seed, number))
+            num = 0
+            for sample in islice(given, self._size):
+                num += 1
+                yield sample
+            if num < self._size:
+                return
+
+    def _divided(self, dataset: ShardedStream, seed: int, position: int) -> Iterator[Any]:
+        """Yield this process's part of every n-th batch of all processes, for n workers."""
+        worker, num_workers = self.observer.worker, self._num_workers
+        whole = self._split.per_batch * self._size
+        seed_generators(mixed(seed, position))
+        given = dataset.iter_from(position) if position else iter(dataset)
+        for number in count():
+            seed_generators(mixed(seed, position))
+            group = list(islice(given, whole))
+            is_full = len(group) == whole
+            if not group or (self._drops_last and not is_full):
+                return
+            if number % num_workers == worker:
+                begin, end = self._split.part(len(group))
+                self.observer.num_samples = len(group)
+                yield from group[begin:end] or group[:1]
+            if not is_full:
+                return
+            position += whole
+
+
+class StreamSource(Source):
+    """The batches of a plain torch loader over a stream, which workers may load.
+
+    A run resumes in the middle of an epoch where the data set, or the iterator over it, has
+    `state_dict` and `load_state_dict`: each worker gets its state back. Of other streams the
+    batches that were trained on are loaded again and dropped, from the state that attributes of the
+    data set had when the epoch began. A `ShardedStream` skips samples.
+
+    Args:
+        loader: The loader.
+        split: How processes divide a `ShardedStream`; None = it is this process's own.
+        name: The argument's name, for messages.
+    """
+
+    loader: DataLoader[Any]
+
+    def __init__(self, loader: DataLoader[Any], split: Split | None, name: str) -> None:
+        super().__init__(loader, name)
+        dataset: Any = loader.dataset
+        has_workers = loader.num_workers > 0
+        self._split = split
+        self._is_divided = isinstance(dataset, ShardedStream)
+        self._shuffles = shuffle_generators(dataset)
+        self._notes: Notes | None = None
+        if not self._is_divided and not has_state(dataset):
+            if not has_workers:
+                self._hidden = HiddenState({"dataset": dataset}, OF_DATA)
+            elif loader.persistent_workers:  # other workers begin each epoch with new copies
+                self._notes = Notes(is_shared=True)
+        self._observer = DatasetObserver({"dataset": dataset}, notes=self._notes)
+        self._stream = SeededStream(
+            loader, split or Split(), self._observer, keeps_state=not self._shuffles
+        )
+        self._generator = torch.Generator()
+        size = loader.batch_size
+        if split is not None and split.is_global and size is not None:
+            size //= split.count
+        self._own = with_options_of(
+            loader,
+            self._stream,
+            self._generator,
+            Collation(loader.collate_fn, self._observer),
+            {"batch_size": size, "drop_last": loader.drop_last},
+        )
+        self._rounds = Rounds(loader.num_workers)
+        self._has_states = False
+        self._num_received = 0
+        self._is_over = False
+
+    @override
+    def begin(self, start: EpochStart) -> Numbered:
+        if start.restores or not self._own.persistent_workers:
+            self.close()
+        saved = (start.loader_state or {}) if start.restores else {}
+        self._restore_attributes(saved)
+        self._checksums.begin(saved)
+        first, states = self._begin_rounds(start, saved)
+        num_skipped = 0
+        if self._is_divided:
+            first, num_skipped = start.batch_idx, start.offset * (self.loader.batch_size or 1)
+        elif states is None:
+            self.warn_of_loading(start.batch_idx)
+        num_workers = max(1, self.loader.num_workers)
+        self._observer.states = states
+        self._stream.begin(start, first // num_workers, num_skipped)
+        self._generator.manual_seed(start.seeds.order)
+        self._iterator = start_iterator(self._own)
+        return self._received(self._iterator, start, first)
+
+    def _restore_attributes(self, saved: LoaderState) -> None:
+        """Restore what generators and attributes were when the epoch began, and keep it."""
+        before = saved.get("attributes")
+        if self._hidden is not None:
+            if before is not None:
+                self._hidden.load(before)
+            self._attributes = self._hidden.save()
+        elif self._shuffles:
+            if before is not None:
+                for name, generator in self._shuffles.items():
+                    generator.bit_generator.state = before[name]
+            self._attributes = {
+                name: generator.bit_generator.state for name, generator in self._shuffles.items()
+            }
+
+    def _begin_rounds(self, start: EpochStart, saved: LoaderState) -> tuple[int, list[Any] | None]:
+        """Return with which batch workers begin, and their states."""
+        num = max(1, self.loader.num_workers)
+        found = saved.get("rounds") or self._rounds_of_before(saved)
+        first, states = found["batch_idx"], found["states"]
+        if states is not None and len(states) != num:
+            warn_of_num_workers(self.name, len(states), num)
+            first, states = 0, None
+        self._stream.was_cut = states is not None and found.get("is_cut", False)
+        kept = states
+        if not start.restores and (self._own.persistent_workers or not self.loader.num_workers):
+            kept = self._rounds.at_end()["states"]  # as they are
+        self._rounds.begin(first, kept)
+        self._is_over = False
+        return first, states
+
+    def _rounds_of_before(self, saved: LoaderState) -> dict[str, Any]:
+        """Return what a checkpoint of an earlier version has."""
+        if "state" not in saved:
+            return {"batch_idx": 0, "states": None}
+        if type(self.loader) is DataLoader:  # the state of the data set, without workers
+            return {key: saved[key] for key in ("batch_idx", "is_cut")} | {
+                "states": [saved["state"]]
+            }
+        warn_of_earlier_state(self.name)
+        return {"batch_idx": 0, "states": None}
+
+    def _received(self, iterator: Iterator[Loaded], start: EpochStart, first: int) -> Numbered:
+        self.latest = None
+        for number in count(first):
+            try:
+                loaded = next(iterator)
+            except StopIteration:
+                self._is_over = True
+                return
+            except Exception as error:
+                error.add_note(place_of(self.name, start.epoch, number))
+                raise
+            self.latest = (loaded.batch,)
+            self._num_received = number + 1
+            if self._notes is not None:
+                self._warn_of_change(self._notes)
+            self._note(number + 1, loaded)
+            if number < start.batch_idx:
+                continue
+            if number in start.skipped:
+                log_skipped(start.epoch, number)
+                continue
+            yield number, self._batch_of(loaded)
+
+    def _note(self, num: int, loaded: Loaded) -> None:
+        """Note what a run needs that resumes after `num` batches."""
+        if loaded.state is not None:
+            self._has_states = True
+            self._rounds.add(num, loaded.worker, loaded.state)
+        elif self._checksums.add(num, loaded.batch):
+            self.warn_of_other_batches()
+
+    def _batch_of(self, loaded: Loaded) -> Batch:
+        split = self._split
+        if split is None or split.count == 1:
+            return loaded.batch
+        sizes = split.sizes(loaded.num_samples)
+        return ShardedBatch(loaded.batch, ShardInfo(sizes, is_padding=not sizes[split.index]))
+
+    def _warn_of_change(self, notes: Notes) -> None:
+        self._notes = None
+        if names := notes.read():
+            warn_of_change(self.loader.dataset, names, self.name)
+
+    @override
+    def state(self, position: int | None) -> LoaderState | None:
+        found: LoaderState = self._checksums.state(position)
+        if self._has_states:
+            if position is not None:
+                if self._is_over:  # other processes go on: the last batch is their padding batch
+                    position = min(position, self._num_received - 1)
+                found["rounds"] = self._rounds.at(position)
+            elif not self.loader.num_workers or self.loader.persistent_workers:
+                found["rounds"] = self._rounds.at_end() | {"is_cut": not self._is_over}
+        if position is None and self._hidden is not None:
+            found["attributes"] = self._hidden.save()
+        elif self._attributes:
+            found["attributes"] = self._attributes
+        return found or None
+
+    @override
+    def forget_before(self, position: int) -> None:
+        super().forget_before(position)
+        self._rounds.forget_before(position - 1)
+
+    @override
+    def close(self) -> None:
+        iterator, self._iterator = self._iterator, None
+        self._own._iterator = None
+        shut_down(iterator)
+
+
+def shuffle_generators(dataset: Any) -> dict[str, np.random.Generator]:
+    """Return the generators of a Hugging Face stream that is shuffled through a buffer.
+
+    The state of such a stream lacks the buffer (see `datasets.IterableDataset.state_dict`), so that
+    its samples have to be read again; without a seed its generator is another one in each process.
+    """
+    if type(dataset).__module__ != _HUGGING_FACE:
+        return {}
+    found: dict[str, np.random.Generator] = {}
+    waiting = [dataset._ex_iterable]
+    while waiting:
+        part = waiting.pop()
+        generator = getattr(part, "generator", None)
+        if isinstance(generator, np.random.Generator):
+            found[str(len(found))] = generator
+        inner = [getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())]
+        waiting += [each for each in inner if each is not None]
+    return found
