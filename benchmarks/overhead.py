@@ -1,13 +1,16 @@
 """Time per step over a hand-written loop, interleaved in one process.
 
-python benchmarks/overhead.py [--steps 1000] [--rounds 9] [--peers] [--memory]
+python benchmarks/overhead.py [--steps 1000] [--rounds 9] [--rows ghijk] [--peers] [--memory]
+
+Rows (a) to (f) train on a list of batches. Rows (g) to (k) train on a torch DataLoader; the loop by
+hand iterates over another one of the same kind, over the same data set. (j) has persistent workers
+on both sides.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import importlib.util
 import logging
 import statistics
 import subprocess
@@ -17,11 +20,14 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from typing_extensions import override
 
 from modelzoo_trainer import Callback, Logging, Trainer, TrainingLoop
@@ -30,7 +36,11 @@ from modelzoo_trainer.loggers import TensorBoardLogger, default_loggers
 from modelzoo_trainer.models.registry import model_class
 
 ROOT = Path(__file__).resolve().parents[1]
+EPOCH = 100  # batches
+LIST_ROWS, LOADER_ROWS = "abcdef", "ghijk"
 Timed = Callable[[], float]  # seconds a step
+Data = list[Any] | DataLoader[Any]
+Maker = Callable[[nn.Module, Data, int], Timed]  # of a run of so many steps
 
 
 class Mlp(nn.Module):
@@ -47,7 +57,35 @@ class Mlp(nn.Module):
 
 def mlp_batches() -> list[Any]:
     """Return 100 batches of 32."""
-    return [(torch.randn(32, 64), torch.randint(0, 10, (32,))) for _ in range(100)]
+    return [(torch.randn(32, 64), torch.randint(0, 10, (32,))) for _ in range(EPOCH)]
+
+
+def mlp_samples(batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the inputs and labels of 100 batches."""
+    num = EPOCH * batch_size
+    return torch.randn(num, 64), torch.randint(0, 10, (num,))
+
+
+class Samples(Dataset[Any]):
+    """A data set that loads one sample at a time."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.x = x
+        self.y = y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.x[idx], self.y[idx]
+
+
+class ListedSamples(Samples):
+    """A data set that loads the samples of a batch at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the samples of some indices."""
+        return [(self.x[idx], self.y[idx]) for idx in indices]
 
 
 def gpt() -> nn.Module:
@@ -79,19 +117,43 @@ class Listener(Callback):
         pass
 
 
+class EpochEnds(Callback):
+    """Note when epochs end."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, epoch: int) -> None:
+        self.times.append(time.perf_counter())
+
+
 @dataclass
 class Case:
-    """One row of the table."""
+    """One row of the table.
+
+    Args:
+        name: Begins with the letter of the row.
+        timed: What is measured.
+        baseline: What it is compared with.
+        minus: Baseline and `timed` of another row, whose extra time is subtracted.
+    """
 
     name: str
     timed: Timed
-    target: str = ""
+    baseline: Timed
+    target: str
+    bound: float
     divisor: int = 1
-    over: Timed | None = None  # None = the hand-written loop
-    bound: float | None = None
+    minus: tuple[Timed, Timed] | None = None
+
+    @property
+    def letter(self) -> str:
+        """The letter that `--rows` takes."""
+        return self.name[1]
 
 
-def hand_loop(model: nn.Module, batches: list[Any], steps: int, averages: bool = False) -> Timed:
+def hand_loop(model: nn.Module, batches: Data, steps: int, averages: bool = False) -> Timed:
     """Return the loop that everything is compared with; with a moving average of the weights."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -116,7 +178,7 @@ def hand_loop(model: nn.Module, batches: list[Any], steps: int, averages: bool =
     return run
 
 
-def ours(model: nn.Module, batches: list[Any], steps: int, **options: Any) -> Timed:
+def ours(model: nn.Module, batches: Data, steps: int, **options: Any) -> Timed:
     """Return a fit of so many steps."""
     log_steps = options.pop("log_steps", 10)
     trainer = Trainer(
@@ -137,8 +199,8 @@ def ours(model: nn.Module, batches: list[Any], steps: int, **options: Any) -> Ti
     return run
 
 
-def cases(steps: int) -> list[Case]:
-    """Return the rows on the MLP."""
+def list_cases(steps: int) -> list[Case]:
+    """Return the rows on the MLP and a list of batches."""
     batches = mlp_batches()
 
     def mlp(**options: Any) -> Timed:
@@ -149,26 +211,26 @@ def cases(steps: int) -> list[Case]:
 
     many = [Callback() for _ in range(200)]
     listeners = [Listener() for _ in range(20)]
+    hand = hand_loop(Mlp(), batches, steps)
     core = mlp(check_loss=False)
-    with_average = hand_loop(Mlp(), batches, steps, averages=True)
     return [
-        Case("(a) every core callback, nothing else", core, "at most 15", bound=15),
-        Case("(b) YAML defaults, log_steps 10", defaults(10), "at most 30", bound=30),
-        Case("(c) YAML defaults, log_steps 1", defaults(1), "at most 60", bound=60),
+        Case("(a) every core callback, nothing else", core, hand, "at most 15", 15),
+        Case("(b) YAML defaults, log_steps 10", defaults(10), hand, "at most 30", 30),
+        Case("(c) YAML defaults, log_steps 1", defaults(1), hand, "at most 60", 60),
         Case(
             "(d) (a) + 200 silent callbacks",
             mlp(callbacks=many, check_loss=False),
+            core,
             "under 1 over (a)",
-            over=core,
-            bound=1,
+            1,
         ),
         Case(
             "(e) (a) + 20 that listen, each",
             mlp(callbacks=listeners, check_loss=False),
+            core,
             "at most 0.3 over (a)",
+            0.3,
             divisor=20,
-            over=core,
-            bound=0.3,
         ),
         Case(
             "(f) (b) + EarlyStopping, ModelEma, TensorBoard",
@@ -180,41 +242,130 @@ def cases(steps: int) -> list[Case]:
                 ],
                 loggers=[*default_loggers(), TensorBoardLogger()],
             ),
+            hand_loop(Mlp(), batches, steps, averages=True),
             "at most 80 over a loop by hand that averages as well",
-            over=with_average,
-            bound=80,
+            80,
         ),
     ]
 
 
-def paired(base: Timed, other: Timed, rounds: int) -> tuple[float, float]:
-    """Return the medians of `base`, and of the differences of runs in turn: base, other, base."""
+def loader(dataset: Dataset[Any], batch_size: int = 32, **options: Any) -> DataLoader[Any]:
+    """Return a DataLoader as the rows on DataLoaders have it."""
+    return DataLoader(dataset, batch_size, shuffle=True, **options)
+
+
+def whole_epochs(steps: int) -> int:
+    """Return a number of steps rounded up to whole epochs, two at least."""
+    return max(2, -(-steps // EPOCH)) * EPOCH
+
+
+def loader_pair(dataset: Dataset[Any], steps: int, batch_size: int = 32) -> tuple[Timed, Timed]:
+    """Return the loop by hand and a fit as in (a), each over a DataLoader of its own."""
+    return (
+        hand_loop(Mlp(), loader(dataset, batch_size), steps),
+        ours(Mlp(), loader(dataset, batch_size), steps, check_loss=False),
+    )
+
+
+def worker_pair(dataset: Dataset[Any], steps: int) -> tuple[Timed, Timed]:
+    """Return the loop by hand and a fit as in (a), with two persistent workers on both sides.
+
+    A fit ends its workers, so both sides start them in each run, and are timed from the end of the
+    first epoch to the end of the last.
+    """
+    workers = {"num_workers": 2, "persistent_workers": True}
+    timed_steps = steps - EPOCH
+    ends = EpochEnds()
+    options = {"callbacks": [ends], "check_loss": False}
+    fit = ours(Mlp(), loader(dataset, **workers), steps, **options)
+    model = Mlp()
+
+    def by_hand() -> float:
+        batches = loader(dataset, **workers)
+        first_epoch = hand_loop(model, batches, EPOCH)
+        others = hand_loop(model, batches, timed_steps)
+        first_epoch()
+        return others()
+
+    def by_trainer() -> float:
+        ends.times.clear()
+        fit()
+        return (ends.times[-1] - ends.times[0]) / timed_steps
+
+    return by_hand, by_trainer
+
+
+def loader_cases(steps: int) -> list[Case]:
+    """Return the rows on the MLP and DataLoaders."""
+    steps = whole_epochs(steps)
+    samples = mlp_samples(32)
+    hand_g, fit_g = loader_pair(TensorDataset(*samples), steps)
+    hand_h, fit_h = loader_pair(Samples(*samples), steps)
+    hand_i, fit_i = loader_pair(ListedSamples(*samples), steps)
+    hand_j, fit_j = worker_pair(Samples(*samples), steps)
+    hand_k, fit_k = loader_pair(Samples(*mlp_samples(256)), steps, batch_size=256)
+    return [
+        Case("(g) DataLoader over a TensorDataset", fit_g, hand_g, "at most 20", 20),
+        Case("(h) DataLoader, `__getitem__`", fit_h, hand_h, "at most 30", 30),
+        Case("(i) DataLoader, `__getitems__`", fit_i, hand_i, "at most 25", 25),
+        Case("(j) (h) with two persistent workers", fit_j, hand_j, "at most 30", 30),
+        Case(
+            "(k) (h) with batches of 256, over (h)",
+            fit_k,
+            hand_k,
+            "at most 10 over (h)",
+            10,
+            minus=(hand_h, fit_h),
+        ),
+    ]
+
+
+def extra_of(base: Timed, other: Timed) -> tuple[float, float]:
+    """Return the time of `base`, and the extra time of `other`: base, other, base are run."""
+    before, between, after = base(), other(), base()
+    alone = (before + after) / 2
+    return alone, between - alone
+
+
+def paired(
+    base: Timed, other: Timed, rounds: int, minus: tuple[Timed, Timed] | None = None
+) -> tuple[float, float]:
+    """Return the median time of `base`, and the median extra time of `other`.
+
+    `minus` is another base and other, whose extra time is subtracted in each round.
+    """
     bases, differences = [], []
     for _ in range(rounds):
-        before, between, after = base(), other(), base()
-        bases.append(before)
-        differences.append(between - (before + after) / 2)
+        alone, extra = extra_of(base, other)
+        bases.append(alone)
+        differences.append(extra - (extra_of(*minus)[1] if minus else 0))
     return statistics.median(bases), statistics.median(differences)
 
 
-def print_table(steps: int, rounds: int) -> None:
-    """Print the rows of the MLP and the GPT."""
-    hand = hand_loop(Mlp(), mlp_batches(), steps)
-    rows = cases(steps)
-    for run in (hand, *(row.timed for row in rows), *(row.over for row in rows if row.over)):
+def print_table(steps: int, rounds: int, letters: str) -> None:
+    """Print the rows of the MLP, and of the GPT if `letters` names none."""
+    wanted = set(letters or LIST_ROWS + LOADER_ROWS)
+    rows = list_cases(steps) if wanted & set(LIST_ROWS) else []
+    rows += loader_cases(steps) if wanted & set(LOADER_ROWS) else []
+    rows = [row for row in rows if row.letter in wanted]
+    for run in dict.fromkeys(
+        run for row in rows for run in (row.baseline, row.timed, *(row.minus or ()))
+    ):
         run()
     print("| workload | per step | target | met |\n|---|---|---|---|")
     for row in rows:
-        base = row.over or hand
-        alone, extra = paired(base, row.timed, rounds)
+        _, extra = paired(row.baseline, row.timed, rounds, row.minus)
         figure = extra * 1e6 / row.divisor
-        met = "yes" if row.bound is None or figure <= row.bound else "no"
+        met = "yes" if figure <= row.bound else "no"
         print(f"| {row.name} | {figure:+.1f} us | {row.target} us | {met} |", flush=True)
-    num = max(20, steps // 20)
-    base, fit = (
-        hand_loop(gpt(), gpt_batches(), num),
-        ours(gpt(), gpt_batches(), num, check_loss=False),
-    )
+    if not letters:
+        print_gpt(max(20, steps // 20), rounds)
+
+
+def print_gpt(steps: int, rounds: int) -> None:
+    """Print the row of the GPT."""
+    base = hand_loop(gpt(), gpt_batches(), steps)
+    fit = ours(gpt(), gpt_batches(), steps, check_loss=False)
     base(), fit()
     alone, extra = paired(base, fit, rounds)
     share = 100 * extra / alone
@@ -253,36 +404,72 @@ def print_start() -> None:
     print(f"import of Trainer on top of torch: {extra:+.2f} s (target 0.3)")
 
 
-def print_peers(steps: int, rounds: int) -> None:
-    """Print the rows of other trainers that are installed."""
+def print_peers(steps: int, rounds: int, letters: str) -> None:
+    """Print the rows of other trainers that are installed, and ours, on the data of (a) and (h)."""
     from peers import PEERS  # beside this file
 
-    hand = hand_loop(Mlp(), mlp_batches(), steps)
-    for name, (module, make) in PEERS.items():
-        if importlib.util.find_spec(module) is None:
-            print(f"| {name} | not installed | | |")
-            continue
-        run = make(Mlp(), mlp_batches(), steps)
+    found = {name: make for name, (module, make) in PEERS.items() if find_spec(module)}
+    makers: dict[str, Maker] = {"ours": partial(ours, check_loss=False), **found}
+    dataset = Samples(*mlp_samples(32))
+    print("\n| trainer | data | per step |\n|---|---|---|")
+    if not letters or "a" in letters:
+        print_trainers("(a) list of batches", makers, mlp_batches, steps, rounds)
+    if not letters or "h" in letters:
+        steps = whole_epochs(steps)
+        print_trainers("(h) DataLoader", makers, lambda: loader(dataset), steps, rounds)
+    for name in PEERS:
+        if name not in found:
+            print(f"| {name} | not installed | |")
+
+
+def print_trainers(
+    name: str,
+    makers: dict[str, Maker],
+    make_data: Callable[[], Data],
+    steps: int,
+    rounds: int,
+) -> None:
+    """Print the extra time of each trainer over the loop by hand; each round runs all in turn."""
+    hand = hand_loop(Mlp(), make_data(), steps)
+    runs = {trainer: make(Mlp(), make_data(), steps) for trainer, make in makers.items()}
+    for run in (hand, *runs.values()):
         run()
-        _, extra = paired(hand, run, rounds)
-        print(f"| {name} | {extra * 1e6:+.1f} us | | |", flush=True)
+    extras: dict[str, list[float]] = {trainer: [] for trainer in runs}
+    for _ in range(rounds):
+        for trainer, run in runs.items():
+            extras[trainer].append(extra_of(hand, run)[1])
+    for trainer, values in extras.items():
+        print(f"| {trainer} | {name} | {statistics.median(values) * 1e6:+.1f} us |", flush=True)
+
+
+def arguments_of() -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(description="Time per step over a hand-written loop.")
+    parser.add_argument("--steps", type=int, default=1000, help="steps a run")
+    parser.add_argument("--rounds", type=int, default=9, help="paired runs; medians are shown")
+    parser.add_argument(
+        "--rows", default="", metavar="LETTERS", help="only these rows, such as ghijk; default: all"
+    )
+    parser.add_argument("--peers", action="store_true", help="other trainers, if installed")
+    parser.add_argument("--memory", action="store_true", help="memory over 10,000 steps")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.rows) - set(LIST_ROWS + LOADER_ROWS):
+        known = LIST_ROWS + LOADER_ROWS
+        parser.error(f"--rows: {min(unknown)!r} is not a row; the rows are {known}")
+    return arguments
 
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description="Time per step over a hand-written loop.")
-    parser.add_argument("--steps", type=int, default=1000, help="steps a run")
-    parser.add_argument("--rounds", type=int, default=9, help="paired runs; medians are shown")
-    parser.add_argument("--peers", action="store_true", help="other trainers, if installed")
-    parser.add_argument("--memory", action="store_true", help="memory over 10,000 steps")
-    arguments = parser.parse_args()
+    arguments = arguments_of()
     torch.set_num_threads(1)
     logging.getLogger("modelzoo_trainer").addHandler(logging.NullHandler())
     print(f"torch {torch.__version__}, one thread, medians of {arguments.rounds} paired rounds\n")
-    print_table(arguments.steps, arguments.rounds)
+    print_table(arguments.steps, arguments.rounds, arguments.rows)
     if arguments.peers:
-        print_peers(arguments.steps, max(3, arguments.rounds // 3))
-    print_start()
+        print_peers(arguments.steps, max(3, arguments.rounds // 3), arguments.rows)
+    if not arguments.rows:
+        print_start()
     if arguments.memory:
         print_memory()
 

@@ -1,4 +1,9 @@
-"""The same training by other trainers, as plain as each of them allows; each is optional."""
+"""The same training by other trainers, as plain as each of them allows; each is optional.
+
+The data are a list of batches, or a shuffled DataLoader without workers over pairs of input and
+label; a trainer that makes its DataLoader itself gets the data set and the batch size. Time counts
+from the start of training, not from the call, except for Ignite, which starts at once.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +11,49 @@ import logging
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import cycle, islice
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
+Data = list[Any] | DataLoader[Any]
 Timed = Callable[[], float]  # seconds a step
 
 
-def _timed(run: Callable[[], object], steps: int) -> Timed:
-    def timed() -> float:
-        begin = time.perf_counter()
-        run()
-        return (time.perf_counter() - begin) / steps
+class Batches:
+    """A dataloader over a list; Lightning takes a plain list for several dataloaders."""
 
-    return timed
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
 
 
-def ignite(model: nn.Module, batches: list[Any], steps: int) -> Timed:
+def _epochs(data: Data, steps: int) -> tuple[Data, int]:
+    """Return what is trained on, and in how many epochs; a list is one epoch of `steps` batches."""
+    if isinstance(data, DataLoader):
+        return data, steps // len(data)
+    return list(islice(cycle(data), steps)), 1
+
+
+def _dataset(data: Data, steps: int) -> tuple[Any, int, int]:
+    """Return the data set of `_epochs`, the batch size, and the number of epochs."""
+    given, num_epochs = _epochs(data, steps)
+    if isinstance(given, DataLoader):
+        assert given.batch_size is not None  # it has no batch_sampler of its own
+        return given.dataset, given.batch_size, num_epochs
+    xs, ys = zip(*given, strict=True)
+    return TensorDataset(torch.cat(xs), torch.cat(ys)), len(ys[0]), num_epochs
+
+
+def ignite(model: nn.Module, data: Data, steps: int) -> Timed:
     """Ignite's Engine without handlers."""
     from ignite.engine import Engine
 
@@ -38,11 +66,17 @@ def ignite(model: nn.Module, batches: list[Any], steps: int) -> Timed:
         optimizer.zero_grad()
 
     engine = Engine(update)
-    data = list(islice(cycle(batches), steps))
-    return _timed(lambda: engine.run(data, max_epochs=1), steps)
+    given, num_epochs = _epochs(data, steps)
+
+    def run() -> float:
+        begin = time.perf_counter()
+        engine.run(given, max_epochs=num_epochs)
+        return (time.perf_counter() - begin) / steps
+
+    return run
 
 
-def lightning(model: nn.Module, batches: list[Any], steps: int) -> Timed:
+def lightning(model: nn.Module, data: Data, steps: int) -> Timed:
     """Lightning's Trainer with bar, logger, checkpoints and summary switched off."""
     import lightning.pytorch as pl
 
@@ -54,6 +88,12 @@ def lightning(model: nn.Module, batches: list[Any], steps: int) -> Timed:
             super().__init__()
             self.model = model
 
+        def on_train_start(self) -> None:
+            self.begin = time.perf_counter()
+
+        def on_train_end(self) -> None:
+            self.end = time.perf_counter()
+
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             loss: torch.Tensor = self.model(batch)
             return loss
@@ -61,53 +101,60 @@ def lightning(model: nn.Module, batches: list[Any], steps: int) -> Timed:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters())
 
-    data = list(islice(cycle(batches), steps))
+    given, num_epochs = _epochs(data, steps)
+    batches = Batches(given) if isinstance(given, list) else given
 
-    def run() -> None:
+    def run() -> float:
+        module = Module()
         pl.Trainer(
-            max_epochs=1,
+            max_epochs=num_epochs,
             accelerator="cpu",
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
-        ).fit(Module(), data)
+        ).fit(module, batches)
+        return (module.end - module.begin) / steps
 
-    return _timed(run, steps)
-
-
-def _dataset(batches: list[Any], steps: int) -> torch.utils.data.Dataset[Any]:
-    xs, ys = zip(*islice(cycle(batches), steps), strict=True)
-    return torch.utils.data.TensorDataset(torch.cat(xs), torch.cat(ys))
+    return run
 
 
-def pytorch_accelerated(model: nn.Module, batches: list[Any], steps: int) -> Timed:
+def pytorch_accelerated(model: nn.Module, data: Data, steps: int) -> Timed:
     """pytorch-accelerated's Trainer without callbacks; its loader collates every batch."""
     from pytorch_accelerated import Trainer
 
     def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(output, target)
 
+    class Stopwatch(Trainer):  # type: ignore[misc]  # untyped base
+        def training_run_start(self) -> None:
+            self.begin = time.perf_counter()
+
+        def training_run_end(self) -> None:
+            self.end = time.perf_counter()
+            super().training_run_end()
+
     net: Any = model.net
-    trainer = Trainer(
+    trainer = Stopwatch(
         model=net, loss_func=loss_of, optimizer=torch.optim.AdamW(net.parameters()), callbacks=()
     )
-    data = _dataset(batches, steps)
-    size = batches[0][0].shape[0]
-    return _timed(
-        lambda: trainer.train(
-            train_dataset=data,
-            num_epochs=1,
-            per_device_batch_size=size,
-            train_dataloader_kwargs={"num_workers": 0, "shuffle": False},
-        ),
-        steps,
-    )
+    dataset, batch_size, num_epochs = _dataset(data, steps)
+
+    def run() -> float:
+        trainer.train(
+            train_dataset=dataset,
+            num_epochs=num_epochs,
+            per_device_batch_size=batch_size,
+            train_dataloader_kwargs={"num_workers": 0, "shuffle": isinstance(data, DataLoader)},
+        )
+        return float(trainer.end - trainer.begin) / steps
+
+    return run
 
 
-def hugging_face(model: nn.Module, batches: list[Any], steps: int) -> Timed:
+def hugging_face(model: nn.Module, data: Data, steps: int) -> Timed:
     """Hugging Face's Trainer without reports and checkpoints; its loader collates every batch."""
-    from transformers import Trainer, TrainingArguments
+    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
     class Wrapped(nn.Module):
         def __init__(self) -> None:
@@ -117,27 +164,48 @@ def hugging_face(model: nn.Module, batches: list[Any], steps: int) -> Timed:
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"loss": self.model((x, y))}
 
-    data = _dataset(batches, steps)
-    rows = [{"x": data[i][0], "y": data[i][1]} for i in range(len(data))]  # type: ignore[arg-type]
+    class Stopwatch(TrainerCallback):
+        def on_train_begin(self, *arguments: Any, **options: Any) -> None:
+            self.begin = time.perf_counter()
+
+        def on_train_end(self, *arguments: Any, **options: Any) -> None:
+            self.end = time.perf_counter()
+
+    def collate(samples: list[Any]) -> dict[str, torch.Tensor]:
+        x, y = default_collate(samples)
+        return {"x": x, "y": y}
+
+    dataset, batch_size, num_epochs = _dataset(data, steps)
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(),
-        num_train_epochs=1,
-        per_device_train_batch_size=batches[0][0].shape[0],
+        num_train_epochs=num_epochs,
+        per_device_train_batch_size=batch_size,
         report_to=[],
         save_strategy="no",
         logging_strategy="no",
         disable_tqdm=True,
         use_cpu=True,
+        dataloader_pin_memory=False,
     )
 
-    def run() -> None:
-        Trainer(model=Wrapped(), args=arguments, train_dataset=rows).train()
+    def run() -> float:
+        stopwatch = Stopwatch()
+        trainer = Trainer(
+            model=Wrapped(),
+            args=arguments,
+            train_dataset=dataset,
+            data_collator=collate,
+            callbacks=[stopwatch],
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+        return float(stopwatch.end - stopwatch.begin) / steps
 
-    return _timed(run, steps)
+    return run
 
 
 # name -> module that must be installed, and what makes the run
-PEERS: dict[str, tuple[str, Callable[[nn.Module, list[Any], int], Timed]]] = {
+PEERS: dict[str, tuple[str, Callable[[nn.Module, Data, int], Timed]]] = {
     "Ignite": ("ignite", ignite),
     "pytorch-accelerated": ("pytorch_accelerated", pytorch_accelerated),
     "Lightning": ("lightning", lightning),
