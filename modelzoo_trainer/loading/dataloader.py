@@ -122,7 +122,7 @@ class PositionedLoader:
             feed = {"batch_sampler": self._feed}
         collate: Any = loader.collate_fn
         if self._observer is not None:
-            collate = Collation(collate, self._observer)
+            collate = Collation(collate, self._observer, reports=self._keeps_state)
         dataset = self._seeded or loader.dataset
         return with_options_of(loader, dataset, self._generator, collate, feed)
 
@@ -159,9 +159,8 @@ class PositionedLoader:
                 Indices(draw.items, seeds.samples, draw.position, epoch) for draw in kept
             )
         self._iterator = start_iterator(self._own)
-        if self._observer is None:
-            return self._received(self._iterator, epoch)
-        return self._observed(self._received(self._iterator, epoch), start.batch_idx)
+        items = self._received(self._iterator, epoch)
+        return self._reported(items, start.batch_idx) if self._keeps_state else items
 
     def _begin_rounds(self, start: EpochStart, observer: DatasetObserver) -> int:
         """Find the states that workers begin with; return the number of the first batch."""
@@ -180,6 +179,7 @@ class PositionedLoader:
             states = self._rounds.at_end()["states"]  # as they are
         self._rounds.begin(first, states)
         observer.states = states if start.restores else None
+        observer.is_due = True
         return first
 
     def _kept(self, found: Iterator[Draw], start: EpochStart) -> Iterator[Draw]:
@@ -242,19 +242,17 @@ class PositionedLoader:
             except Exception as error:
                 error.add_note(self._place(epoch))
                 raise
+            if self._notes is not None:
+                self._warn_of_change(self._notes)
             yield loading.popleft(), batch
 
-    def _observed(
+    def _reported(
         self, items: Iterator[tuple[Draw, Any]], begin: int
     ) -> Iterator[tuple[Draw, Any]]:
         for draw, loaded in items:
-            if self._notes is not None:
-                self._warn_of_change(self._notes)
-            if self._keeps_state:
-                self._rounds.add(draw.number + 1, loaded.worker, loaded.state)
-                if draw.number < begin:
-                    continue
-            yield draw, loaded.batch
+            self._rounds.add(draw.number + 1, loaded.worker, loaded.state)
+            if draw.number >= begin:
+                yield draw, loaded.batch
 
     def _warn_of_change(self, notes: Notes) -> None:
         self._notes = None

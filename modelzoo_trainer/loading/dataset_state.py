@@ -37,21 +37,27 @@ class Loaded(NamedTuple):
 
 
 class Collation:
-    """A user's collation that says, with each batch, what has become of the data set.
+    """A user's collation, after which the observer of the data set has a look.
 
     Args:
         collate: The user's.
         observer: Of the data set.
+        reports: Whether a batch is returned with what the observer knows of it, as `Loaded`.
     """
 
-    def __init__(self, collate: Callable[[Any], Any], observer: DatasetObserver) -> None:
+    def __init__(
+        self, collate: Callable[[Any], Any], observer: DatasetObserver, *, reports: bool
+    ) -> None:
         self.collate = collate
         self.observer = observer
+        self.reports = reports
 
-    def __call__(self, samples: Any) -> Loaded:
+    def __call__(self, samples: Any) -> Any:
         """Collate samples."""
         batch = self.collate(samples)
-        return self.observer.loaded(batch)
+        if self.observer.is_looking:
+            self.observer.end()
+        return self.observer.loaded(batch) if self.reports else batch
 
 
 class DatasetObserver:
@@ -73,16 +79,28 @@ class DatasetObserver:
         self.num_samples = 0
         """Of the batch at hand, of all processes, if they divide a stream."""
         self.worker = 0
+        self.is_due = True
+        """Whether `begin` is to be called: the next batch is the first of this process."""
+        self.is_looking = False
         self._owners = owners
         self._notes = notes
-        self._before: dict[str, tuple[int, bool]] | None = None
+        self._before: dict[str, tuple[int, bool]] = {}
 
     def begin(self) -> None:
         """Note which worker this is, and look at the data set before its first batch."""
+        self.is_due = False
         info = get_worker_info()
         self.worker = 0 if info is None else info.id
-        if self._notes is not None and self._before is None:
+        if self._notes is not None:
             self._before = snapshot(self._owners)
+            self.is_looking = True
+
+    def end(self) -> None:
+        """Look at the data set after its first batch, and note what has changed."""
+        self.is_looking = False
+        notes, self._notes = self._notes, None
+        if notes is not None and (names := changed(self._before, snapshot(self._owners))):
+            notes.write(", ".join(names))
 
     def restore(self) -> bool:
         """Give the data set the state of this worker, once; return whether there was one."""
@@ -94,10 +112,6 @@ class DatasetObserver:
 
     def loaded(self, batch: Any) -> Loaded:
         """Return a batch that has just been loaded, with the state of the data set."""
-        if self._notes is not None and self._before is not None:
-            if names := changed(self._before, snapshot(self._owners)):
-                self._notes.write(", ".join(names))
-            self._notes = self._before = None
         state = None if self.stateful is None else copy.deepcopy(self.stateful.state_dict())
         return Loaded(batch, self.worker, state, self.num_samples)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from torch.utils.data import DataLoader
 
 from modelzoo_trainer.loading.hidden_state import OF_SAMPLERS, HiddenState
-from modelzoo_trainer.loading.position import EpochStart
+from modelzoo_trainer.loading.position import EpochStart, set_epoch_of
 from modelzoo_trainer.loading.sample_order import Chance, replayed
 
 log = logging.getLogger("modelzoo_trainer.data")
@@ -58,6 +58,7 @@ class SamplerState:
         saved = (start.loader_state or {}) if start.restores else {}
         if "sampler" in saved:
             self._warn_of_missing(self._hidden.load(saved["sampler"]))
+            set_epoch_of(self._loader, start.epoch)  # which that may have undone
         self._state = self._hidden.save()
         self._checksum, self._checksums, self._first_kept = 0, {}, num_skipped
         order = saved.get("order")
@@ -82,6 +83,7 @@ class SamplerState:
         checksum = 0
         for draw in islice(copied_draws, _NUM_COMPARED):
             checksum = self._expected[draw.number + 1] = _added(checksum, draw.items)
+        self._hidden.load(self._state)  # of what the copy shares with the sampler
 
     def watch(self, number: int, items: Any) -> None:
         """Note a draw, and compare it with what is known of it."""

@@ -18,7 +18,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Batch
 from modelzoo_trainer.loading.batch_seeds import draws_nothing, mixed, seed_generators
 from modelzoo_trainer.loading.hidden_state import OF_DATA, OF_SAMPLERS, HiddenState
-from modelzoo_trainer.loading.position import EpochStart, LoaderState
+from modelzoo_trainer.loading.position import EpochStart, LoaderState, set_epoch_of
 from modelzoo_trainer.loading.sharding import ShardedBatch, ShardInfo, Split, size_of
 from modelzoo_trainer.loading.workers import shut_down, start_iterator
 
@@ -65,7 +65,7 @@ class Source:
         self.close()
         self.warn_of_loading(start.num_before + start.batch_idx)
         saved = (start.loader_state or {}) if start.restores else {}
-        self._begin_attributes(saved)
+        self._begin_attributes(saved, start.epoch)
         self._checksums.begin(saved)
         seed_generators(start.seeds.order)
         self._iterator = start_iterator(self.loader)
@@ -85,7 +85,7 @@ class Source:
                 num,
             )
 
-    def _begin_attributes(self, saved: LoaderState) -> None:
+    def _begin_attributes(self, saved: LoaderState, epoch: int) -> None:
         if not self._is_begun:
             self._is_begun = True
             self._hidden = hidden_state_of(self.loader)
@@ -93,6 +93,7 @@ class Source:
         if self._hidden is not None:
             if "attributes" in saved:
                 self._hidden.load(saved["attributes"])
+                set_epoch_of(self.loader, epoch)  # which that may have undone
             self._attributes = self._hidden.save()
 
     def _warn_of_attributes(self) -> None:

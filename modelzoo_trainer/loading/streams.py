@@ -32,7 +32,7 @@ from modelzoo_trainer.loading.dataset_state import (
     warn_of_change,
 )
 from modelzoo_trainer.loading.hidden_state import OF_DATA, HiddenState, has_state
-from modelzoo_trainer.loading.position import EpochStart, LoaderState
+from modelzoo_trainer.loading.position import EpochStart, LoaderState, set_epoch_of
 from modelzoo_trainer.loading.sharding import ShardedBatch, ShardInfo, Split
 from modelzoo_trainer.loading.source import Numbered, Source, log_skipped, place_of
 from modelzoo_trainer.loading.workers import shut_down, start_iterator
@@ -194,7 +194,7 @@ class StreamSource(Source):
             loader,
             self._stream,
             self._generator,
-            Collation(loader.collate_fn, self._observer),
+            Collation(loader.collate_fn, self._observer, reports=True),
             {"batch_size": size, "drop_last": loader.drop_last},
         )
         self._rounds = Rounds(loader.num_workers)
@@ -204,10 +204,14 @@ class StreamSource(Source):
 
     @override
     def begin(self, start: EpochStart) -> Numbered:
-        if start.restores or not self._own.persistent_workers:
+        saved: LoaderState = {}
+        if start.restores:
+            saved = start.loader_state or {}
+        elif self._is_ahead:
+            saved = {"rounds": self._rounds.at_end() | {"is_cut": True}}
+        if saved or start.restores or not self._own.persistent_workers:
             self.close()
-        saved = (start.loader_state or {}) if start.restores else {}
-        self._restore_attributes(saved)
+        self._restore_attributes(saved, start.epoch)
         self._checksums.begin(saved)
         first, states = self._begin_rounds(start, saved)
         num_skipped = 0
@@ -222,12 +226,19 @@ class StreamSource(Source):
         self._iterator = start_iterator(self._own)
         return self._received(self._iterator, start, first)
 
-    def _restore_attributes(self, saved: LoaderState) -> None:
+    @property
+    def _is_ahead(self) -> bool:
+        """Whether workers have loaded more of an epoch that was cut than was trained on."""
+        is_cut = self._num_received > 0 and not self._is_over
+        return is_cut and self._has_states and self._own.persistent_workers
+
+    def _restore_attributes(self, saved: LoaderState, epoch: int) -> None:
         """Restore what generators and attributes were when the epoch began, and keep it."""
         before = saved.get("attributes")
         if self._hidden is not None:
             if before is not None:
                 self._hidden.load(before)
+                set_epoch_of(self.loader, epoch)  # which that may have undone
             self._attributes = self._hidden.save()
         elif self._shuffles:
             if before is not None:

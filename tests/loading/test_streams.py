@@ -1,0 +1,334 @@
+"""Streams: batches that are seeded, states in workers, and parts of several processes."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from modelzoo_trainer import Checkpoint
+from modelzoo_trainer.data.sharded_stream import ShardedStream
+from modelzoo_trainer.loading.position import EpochSeeds, EpochStart
+from modelzoo_trainer.loading.sharding import WHOLE, Split
+from modelzoo_trainer.loading.sources import make_source, split_of
+from modelzoo_trainer.loading.streams import StreamSource, is_stream
+from tests.doubles import Crash, Interrupted
+
+NUM = 26
+
+
+class Numbers(IterableDataset):
+    """The numbers from 0 on."""
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(map(float, range(NUM)))
+
+
+class Random(IterableDataset):
+    """Random numbers of python's, numpy's and torch's generators, one after the other."""
+
+    def __iter__(self) -> Iterator[float]:
+        for _ in range(NUM):
+            yield random.random() + float(torch.rand(()))
+
+
+class FromAnywhere:
+    """A range of numbers that notes where it is begun."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.epochs: list[int] = []
+
+    def __iter__(self) -> Iterator[float]:
+        return self.iter_from(0)
+
+    def iter_from(self, index: int) -> Iterator[float]:
+        self.begun.append(index)
+        return iter(map(float, range(index, NUM)))
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+class Sharded(Numbers):
+    """Numbers of which each worker takes its part, as torch's documentation has it."""
+
+    def __iter__(self) -> Iterator[float]:
+        info = get_worker_info()
+        found = list(super().__iter__())
+        return iter(found if info is None else found[info.id :: info.num_workers])
+
+
+class Position(Numbers):
+    """Knows its position; each worker has a part."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.loaded: list[dict[str, int]] = []
+
+    def __iter__(self) -> Iterator[float]:
+        info = get_worker_info()
+        step, first = (1, 0) if info is None else (info.num_workers, info.id)
+        while self.position * step + first < NUM:
+            self.position += 1
+            yield float((self.position - 1) * step + first)
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.loaded.append(state)
+        self.position = state["position"]
+
+
+class Iterators(IterableDataset):
+    """One whose iterators have a state, as torchdata's loader has it."""
+
+    def __iter__(self) -> Counting:
+        return Counting()
+
+
+class Counting(Iterator[float]):
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __next__(self) -> float:
+        if self.position == NUM:
+            raise StopIteration
+        self.position += 1
+        return float(self.position - 1)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+def start_of(epoch: int = 0, batch_idx: int = 0, **more: Any) -> EpochStart:
+    seeds = EpochSeeds(order=5 + epoch, samples=9 + epoch, fetches=0)
+    return EpochStart(epoch=epoch, batch_idx=batch_idx, seeds=seeds, **more)
+
+
+def values(source: Any, start: EpochStart) -> list[Any]:
+    found = [batch.tolist() for _, batch in source.begin(start)]
+    source.close()
+    return found
+
+
+def source_of(dataset: Any, size: int | None = 4, **options: Any) -> Any:
+    loader = DataLoader(dataset, size, **options)
+    assert is_stream(loader)
+    return make_source(loader, WHOLE, lambda value: [value], "train_dataloader")
+
+
+# ---- seeds
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1}])
+def test_an_epoch_is_the_same_again_and_others_are_other_ones(options) -> None:
+    source = source_of(Random(), **options)
+    first, second = values(source, start_of()), values(source, start_of(epoch=1))
+    assert values(source, start_of()) == first != second
+
+
+def test_persistent_workers_are_seeded_in_each_epoch() -> None:
+    source = source_of(Random(), num_workers=2, persistent_workers=True)
+    whole = [[batch.tolist() for _, batch in source.begin(start_of(epoch))] for epoch in (0, 1)]
+    source.close()
+    resumed = source_of(Random(), num_workers=2, persistent_workers=True)
+    assert values(resumed, start_of(epoch=1, batch_idx=3, restores=True)) == whole[1][3:]
+
+
+# ---- states
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("make", [Position, Iterators])
+def test_a_state_is_taken_after_each_batch_and_restored_in_the_workers(make, num_workers) -> None:
+    if make is Iterators and num_workers:
+        num_workers = 1  # each worker yields all
+    source = source_of(make(), num_workers=num_workers)
+    items = source.begin(start_of())
+    whole = [batch.tolist() for _, batch in items]
+    source.close()
+    for position in range(1, len(whole)):
+        source = source_of(make(), num_workers=num_workers)
+        items = source.begin(start_of())
+        for _ in range(position):
+            next(items)
+        state = source.state(position)
+        source.close()
+        assert position - state["rounds"]["batch_idx"] < max(1, num_workers)
+        again = source_of(make(), num_workers=num_workers)
+        start = start_of(batch_idx=position, restores=True, loader_state=state)
+        assert values(again, start) == whole[position:]
+
+
+def test_a_state_of_other_workers_is_not_used_and_said(caplog) -> None:
+    state = {"rounds": {"batch_idx": 2, "states": [{"position": 4}] * 2}}
+    source = source_of(Position(), num_workers=0)
+    start = start_of(batch_idx=2, restores=True, loader_state=state)
+    assert values(source, start)[0] == [8.0, 9.0, 10.0, 11.0]
+    [said, more] = [record.getMessage() for record in caplog.records]
+    assert "in 2 workers, and this run has 1" in said
+    assert "2 batches are loaded and dropped" in more
+
+
+def test_the_state_of_an_earlier_version_is_restored() -> None:
+    state = {"batch_idx": 3, "state": {"position": 12}, "is_cut": False}
+    source = source_of(Position())
+    start = start_of(batch_idx=3, restores=True, loader_state=state)
+    assert values(source, start)[0] == [12.0, 13.0, 14.0, 15.0]
+    assert source.loader.dataset.loaded == [{"position": 12}]
+
+
+# ---- what is loaded again
+
+
+def test_other_batches_than_before_the_checkpoint_are_warned_of(caplog) -> None:
+    class Other(Numbers):
+        def __iter__(self):
+            return iter([float(random.SystemRandom().random()) for _ in range(NUM)])
+
+    source = source_of(Other())
+    items = source.begin(start_of())
+    next(items), next(items)
+    state = source.state(2)
+    again = source_of(Other())
+    values(again, start_of(batch_idx=2, restores=True, loader_state=state))
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert "2 batches are loaded and dropped" in said[0]
+    assert said[1].startswith("Exactness is not guaranteed: train_dataloader (DataLoader) does not")
+    assert len(said) == 2
+
+
+def test_an_error_says_which_batch_of_which_epoch_it_was() -> None:
+    class Broken(Numbers):
+        def __iter__(self):
+            yield from range(9)
+            raise OSError("the file is gone")
+
+    with pytest.raises(OSError, match="the file is gone") as caught:
+        values(source_of(Broken()), start_of(epoch=3))
+    assert caught.value.__notes__ == ["raised while train_dataloader loaded batch 2 of epoch 3"]
+
+
+def test_a_shuffled_stream_of_hugging_face_without_a_seed_goes_on(trainer_of, caplog) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def make() -> DataLoader[Any]:
+        table = datasets.Dataset.from_dict({"x": [float(i) for i in range(NUM)]})
+        stream = table.to_iterable_dataset(num_shards=2).shuffle(buffer_size=8)
+        return DataLoader(stream.with_format("torch"), 2, collate_fn=rows)
+
+    first, second = Seen(), Seen()
+    settings = {"model": Sums, "num_epochs": 2, "checkpoint": Checkpoint(steps=1)}
+    with pytest.raises(Interrupted):
+        trainer_of(first, Crash(18), **settings).fit(make())
+    trainer_of(second, **settings).fit(make())
+    seen = first.seen + second.seen
+    assert sorted(seen[:NUM]) == sorted(seen[NUM:]) == [float(i) for i in range(NUM)]
+    assert seen[:NUM] != seen[NUM:]
+    assert "Exactness" not in caplog.text
+
+
+def rows(samples: list[dict[str, Any]]) -> torch.Tensor:
+    return torch.stack([sample["x"] for sample in samples])
+
+
+class Sums(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+
+    def forward(self, batch):
+        return super().forward(batch.float()[:, None]).mean()
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        self.seen += batch.tolist()
+
+
+# ---- several processes
+
+
+def part(dataset: Any, size: int, split: Split, position: int = 0, **options: Any) -> list[Any]:
+    """Return (numbers, sizes, is it padding) of what one of several processes gets."""
+    loader = DataLoader(ShardedStream(dataset), size, **options)
+    if split.is_global:
+        loader.is_global_batch = True
+    assert split_of(loader, (split.index, split.count), "train_dataloader") == split
+    source = StreamSource(loader, split, "train_dataloader")
+    items = source.begin(start_of(batch_idx=position, offset=position * split.per_batch))
+    found = [
+        (number, part.batch.tolist(), part.info.sizes, part.info.is_padding)
+        for number, part in items
+    ]
+    source.close()
+    return found
+
+
+def whole(parts: list[list[Any]]) -> list[float]:
+    """Return the samples of all processes in the order of the stream."""
+    assert len({len(one) for one in parts}) == 1
+    found: list[float] = []
+    for group in zip(*parts, strict=True):
+        assert len({(number, sizes) for number, _, sizes, _ in group}) == 1
+        for (_, samples, _, is_padding), size in zip(group, group[0][2], strict=True):
+            assert len(samples) == max(1, size)
+            assert is_padding == (size == 0)
+            found += [] if is_padding else samples
+    return found
+
+
+ALL = [float(i) for i in range(NUM)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("count", "size"), [(2, 4), (3, 3), (4, 2), (3, 8)])
+def test_each_process_gets_its_part_of_a_sharded_stream(count, size, num_workers) -> None:
+    parts = [
+        part(Sharded(), size, Split(index, count), num_workers=num_workers)
+        for index in range(count)
+    ]
+    assert whole(parts) == ALL
+
+
+def test_a_process_that_gets_no_sample_of_the_last_batch_has_a_padding_batch() -> None:
+    parts = [part(Numbers(), 5, Split(index, 5)) for index in range(5)]
+    assert whole(parts) == ALL
+    assert [one[-1][3] for one in parts] == [True, True, True, True, False]
+
+
+def test_with_drop_last_a_smaller_batch_of_all_is_dropped() -> None:
+    parts = [part(Numbers(), 4, Split(index, 2), drop_last=True) for index in range(2)]
+    assert whole(parts) == ALL[:24]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_batch_of_all_is_divided(num_workers) -> None:
+    parts = [
+        part(Numbers(), 6, Split(index, 3, is_global=True), num_workers=num_workers)
+        for index in range(3)
+    ]
+    assert whole(parts) == ALL
+    assert len(parts[0][0][1]) == 2
+
+
+def test_a_sharded_stream_begins_at_a_position() -> None:
+    parts = [part(Numbers(), 2, Split(index, 3), position=2) for index in range(3)]
+    assert whole(parts) == ALL[12:]
+    assert parts[0][0][0] == 2
+    stream = FromAnywhere()
+    assert part(stream, 4, Split(1, 2), position=1)[0][1] == [12.0, 13.0, 14.0, 15.0]
+    assert (stream.begun, stream.epochs) == ([8], [0])
