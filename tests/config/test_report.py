@@ -156,6 +156,8 @@ What runs
   model_dir:     runs/a
   seed:          1
   start:         the newest checkpoint of model_dir, if there is one
+  resuming:      depends on the dataloader, which is not made here; if it cannot be exact, the run
+                 logs that before its first step
 
 Components
   model: Net (of mypkg.parts)

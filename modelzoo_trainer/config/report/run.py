@@ -6,6 +6,7 @@ import inspect
 from pathlib import Path
 from typing import Final
 
+from modelzoo_trainer.config.components import Component
 from modelzoo_trainer.config.plan import TrainerPlan
 from modelzoo_trainer.config.report.components import (
     LABEL,
@@ -18,6 +19,7 @@ from modelzoo_trainer.config.report.components import (
 from modelzoo_trainer.config.report.length import RunLength, length_lines
 from modelzoo_trainer.config.report.schedules import schedule_lines
 from modelzoo_trainer.core import Checkpoint
+from modelzoo_trainer.data.registry import PROCESSORS
 from modelzoo_trainer.errors import CheckpointError
 
 _MODES: Final = {
@@ -44,7 +46,9 @@ def run_lines(plan: TrainerPlan) -> list[str]:
         lines += row("model_dir", f"{show(plain(folder))}{mark}")
     seed = init.get("seed")
     lines += row("seed", "none (default)" if seed is None else str(seed))
-    return lines + (row("start", _start(plan, folder)) if plan.method is not None else [])
+    if plan.method is not None:
+        lines += row("start", _start(plan, folder))
+    return lines + (row("resuming", _resuming(plan)) if plan.method == "fit" else [])
 
 
 def _start(plan: TrainerPlan, model_dir: str | Path | None) -> str:
@@ -64,6 +68,19 @@ def _start(plan: TrainerPlan, model_dir: str | Path | None) -> str:
     if not checkpoint.autoload_last_checkpoint:
         return "the weights as they are made (autoload_last_checkpoint: false)"
     return f"the newest checkpoint of {folder}, if there is one"
+
+
+def _resuming(plan: TrainerPlan) -> str:
+    """Return whether a run that is resumed in the middle of an epoch is the same."""
+    loader = plan.call.get("train_dataloader")
+    target = loader.target if isinstance(loader, Component) else None
+    place = f"{getattr(target, '__module__', '')}:{getattr(target, '__qualname__', '')}"
+    if place in PROCESSORS.values():
+        return "exact, in the middle of an epoch too; workers and processes may be more or fewer"
+    return (
+        "depends on the dataloader, which is not made here; if it cannot be exact, the run logs "
+        "that before its first step"
+    )
 
 
 def _lack(checkpoint: Checkpoint, place: str | Path | None, shown: str) -> str | None:
