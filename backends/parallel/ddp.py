@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 from torch.nn import Module, Parameter
 from typing_extensions import override
 
@@ -29,6 +30,7 @@ class LossWeighting(Module):
         self.probe = Parameter(torch.zeros(2, dtype=dtype))
         self._known: dict[float, Tensor] = {}
         self._noted: Tensor | None = None
+        self._one: Tensor | None = None
 
     @staticmethod
     def fits(model: Module) -> bool:
@@ -36,8 +38,8 @@ class LossWeighting(Module):
         dtypes = {param.dtype for param in model.parameters() if param.is_floating_point()}
         return len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64}
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the model returns."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the model returns; nobody has hooks here, so that nothing looks for any."""
         return self.model(*args, **kwargs)
 
     def weigh(self, weight: Any, loss: Tensor | None) -> None:
@@ -45,16 +47,36 @@ class LossWeighting(Module):
 
         The weight is a number or (); the loss (), None = it is not wanted.
         """
-        with torch.no_grad():
-            self._noted = self._pair(weight, loss)
+        known = self._known.get(weight) if loss is None and type(weight) is float else None
+        if known is None:
+            with torch.no_grad():
+                known = self._pair(weight, loss)
+        self._noted = known
 
     def backward(self, loss: Tensor) -> None:
         """Add the loss's gradients, and before them, so that none waits, what was noted."""
         noted, self._noted = self._noted, None
         if noted is None:
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        else:
+            return
+        one = self._one
+        if one is None or not _is_like(loss, one):
+            is_plain = type(loss) is Tensor and loss.is_floating_point() and loss.numel() == 1
+            one = self._one = torch.ones_like(loss.detach()) if is_plain else None
+        if one is None:
             torch.autograd.backward([self.probe, loss], [noted, None])
+            return
+        # What that ends in. Before, it compares the shapes of each gradient in Python, which takes
+        # longer than the gradients of a small layer.
+        _engine_run_backward(
+            (self.probe, loss),
+            (noted, one),
+            False,
+            False,
+            (),
+            allow_unreachable=True,
+            accumulate_grad=True,
+        )
 
     def _pair(self, weight: Any, loss: Tensor | None) -> Tensor:
         if loss is None and not isinstance(weight, Tensor):
@@ -76,9 +98,17 @@ class LossWeighting(Module):
 
     def drop(self) -> None:
         """Begin another window."""
-        self._noted = None
-        if self.probe.grad is not None:  # as a part of a message it stays where it is
-            self.probe.grad.zero_()
+        self._noted = self.probe.grad = None
+
+
+def _is_like(loss: Tensor, one: Tensor) -> bool:
+    """Return whether a gradient fits a loss."""
+    return (
+        type(loss) is Tensor
+        and loss.dtype is one.dtype
+        and loss.shape == one.shape
+        and loss.device == one.device
+    )
 
 
 class ReducedWindow(LossWindow):
