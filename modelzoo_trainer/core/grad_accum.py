@@ -64,6 +64,7 @@ class GradientAccumulation(CoreCallback):
         self._first: Weight = 0
         self._sum: Weight = 0
         self._is_even = True
+        self._batch = 0
         self._backend: Backend | None = None
         self._data: DataLoaderCallback
         self._logging: Logging
@@ -76,6 +77,7 @@ class GradientAccumulation(CoreCallback):
 
     def activate(self) -> None:
         """Accumulate whatever `num` is, as batches come in parts; the hook table is made anew."""
+        self._reset()
         self.is_active = True
         self.idle_hooks = frozenset()
 
@@ -84,8 +86,9 @@ class GradientAccumulation(CoreCallback):
         if trainer.backend.comm.world_size > 1:
             self._backend, self._data = trainer.backend, trainer.data
             self._logging, self._schedule = trainer.logging, trainer.schedule
-            if not self.is_active:
-                self.activate()
+            if not self.is_active:  # each batch is a window
+                self.is_active = True
+                self.idle_hooks = frozenset({"on_train_batch_start", "on_train_batch_end"})
             trainer.rebuild_hooks()
 
     @override
@@ -149,9 +152,23 @@ class GradientAccumulation(CoreCallback):
         Cost: No host read.
         """
         weight = weight_of(outputs, batch)
-        if self._backend is not None:
-            self.weight = 0 if self._data.is_padding else weight
-            return self._share(self._backend, loss, outputs, self.weight)
+        backend = self._backend
+        if backend is None:
+            return self._share_alone(loss, weight)
+        data = self._data
+        self.weight = 0 if data.is_padding else weight
+        if not self._count:  # each batch is a window
+            if data.num_batches != self._batch:
+                self._batch = data.num_batches
+                self._reset()
+            if data.is_even and self._is_even and outputs.get("num_items") is None:
+                # All processes count the same: there is nothing to weigh.
+                backend.window.add(1.0, loss if self._is_logged else None)
+                return loss
+        return self._share(backend, loss, outputs, self.weight)
+
+    def _share_alone(self, loss: Tensor, weight: Weight) -> Tensor:
+        """Return the loss as this batch's share of the window of this process, the only one."""
         if isinstance(weight, Tensor):  # a quotient of whole numbers would be float32
             weight = weight.to(torch.promote_types(loss.dtype, torch.float32))
         self.weight = weight
@@ -183,10 +200,13 @@ class GradientAccumulation(CoreCallback):
             ratio = weight / (self._first * self._expected)
             self._is_even = False
         is_whole = type(ratio) is float and ratio == 1  # not a tensor, which would be read
-        # Of a run without a known end, any window may be the last and be logged.
-        is_logged = self._logging.is_log_window or self._schedule.total_steps is None
-        backend.window.add(ratio, loss if is_logged else None)
+        backend.window.add(ratio, loss if self._is_logged else None)
         return loss if is_whole else loss * ratio
+
+    @property
+    def _is_logged(self) -> bool:
+        # Of a run without a known end, any window may be the last and be logged.
+        return self._logging.is_log_window or self._schedule.total_steps is None
 
     def _in_units(self, backend: Backend, weight: Weight) -> Tensor:
         """Return a weight in a unit that all processes have: a power of two, so that it is exact.
@@ -208,7 +228,8 @@ class GradientAccumulation(CoreCallback):
     def on_before_optimizer_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
-        if not (self._is_even and self._count == self._expected):
+        is_full = not self._count or self._count == self._expected
+        if not (self._is_even and is_full):
             if self._backend is None:
                 factor = self._first * self._expected / _at_least_one(self._sum)
             else:

@@ -176,8 +176,10 @@ class EpochIterator:
         self.items: Iterator[tuple[Batch, bool, int]] = place(_marked(begun, limit))
         self.ends_batch = True
         self.num_parts = 1
-        if begun.is_sharded or micro_batch_size is not None:
-            self.items = self._unpacked(self.items, begun, micro_batch_size)
+        if micro_batch_size is not None:
+            self.items = self._split(self.items, begun, micro_batch_size)
+        elif begun.is_sharded:
+            self.items = self._own_parts(self.items)
         self.is_last = False
         self.num_yielded = begun.position
 
@@ -193,14 +195,25 @@ class EpochIterator:
         if self._close is not None:
             self._close()
 
-    def _unpacked(
-        self, items: Iterator[tuple[Any, bool, int]], begun: StartedEpoch, size: int | None
+    def _own_parts(
+        self, items: Iterator[tuple[ShardedBatch, bool, int]]
     ) -> Iterator[tuple[Batch, bool, int]]:
-        """Yield sharded batches' own part, and all batches in micro-batches if there is a size."""
+        """Yield this process's part of sharded batches."""
+        sizes: tuple[int, ...] | None = None
+        for (batch, info), is_last, idx in items:
+            self.is_padding = info.is_padding
+            if info.sizes is not sizes:  # those of full batches are mostly one object
+                sizes, self.is_even = info.sizes, info.is_even
+            yield batch, is_last, idx
+
+    def _split(
+        self, items: Iterator[tuple[Any, bool, int]], begun: StartedEpoch, size: int
+    ) -> Iterator[tuple[Batch, bool, int]]:
+        """Yield batches, or this process's part of them, in micro-batches."""
         num_skipped = begun.parts
         for given, is_last, idx in items:
             batch: ShardedBatch = given if begun.is_sharded else ShardedBatch.whole(given)
-            parts = [batch] if size is None else batch.micro_batches(size)
+            parts = batch.micro_batches(size)
             self.num_parts = len(parts)
             for number, (part, info) in enumerate(parts[num_skipped:], num_skipped + 1):
                 self.is_padding, self.is_even = info.is_padding, info.is_even

@@ -29,8 +29,14 @@ from modelzoo_trainer.loading.position import (
     ShardLayout,
     set_epoch_of,
 )
-from modelzoo_trainer.loading.sharding import drops_last, is_split_already, num_batches
-from modelzoo_trainer.loading.source import Source
+from modelzoo_trainer.loading.sharding import (
+    WHOLE,
+    drops_last,
+    even_part,
+    is_split_already,
+    num_batches,
+)
+from modelzoo_trainer.loading.source import SequenceSource, Source
 from modelzoo_trainer.loading.sources import (
     make_source,
     split_of,
@@ -162,6 +168,9 @@ class TrainData:
         first = position.layout.first
         length = self.length(first)
         check_position(position.batch_idx, length, self.limit, self.limited_by)
+        own = self._even_part(first)
+        if own is not None:
+            source = SequenceSource(own, WHOLE, self._name)
         is_own = self._split is None  # its batches are counted, not what all processes draw
         start = EpochStart(
             epoch=position.epoch,
@@ -171,7 +180,7 @@ class TrainData:
             num_before=self._num_before(position.epoch) if restores else 0,
             restores=restores,
             loader_state=position.loader,
-            offset=position.batch_idx if is_own else position.offset,
+            offset=position.batch_idx if is_own or own is not None else position.offset,
             length=length,
             limit=self.limit,
             needs_sizes=needs_sizes,
@@ -189,10 +198,15 @@ class TrainData:
             position=position.batch_idx,
             parts=position.parts,
             skipped=skipped,
-            is_sharded=self.shard[1] > 1,
+            is_sharded=self.shard[1] > 1 and own is None,
             last=last,
             close=self.close,
         )
+
+    def _even_part(self, first: int) -> list[Batch] | None:
+        if self._split is None or self._split.count == 1:
+            return None
+        return even_part(self.loader, self._split, first)
 
     def _source_of_epoch(self, position: Position, *, restores: bool) -> Source:
         if self.is_used and isinstance(self.loader, Iterator):

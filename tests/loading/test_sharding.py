@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
@@ -13,6 +14,7 @@ from modelzoo_trainer.loading.sample_order import Draw, draws
 from modelzoo_trainer.loading.sharding import (
     Split,
     drops_last,
+    even_part,
     is_split_already,
     num_batches,
     shard_draws,
@@ -226,3 +228,40 @@ def test_a_sampler_that_divides_the_samples_is_found() -> None:
     assert is_split_already(DataLoader(data, batch_sampler=BatchSampler(Own(8), 2, False)))
     assert not is_split_already(DataLoader(data, sampler=whole))
     assert not is_split_already(DataLoader(data, shuffle=True))
+
+
+def rows(*sizes: int) -> list[Any]:
+    """Return batches of these sizes, each with its number."""
+    return [torch.full((size,), number) for number, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize(("first", "numbers"), [(0, [1, 4]), (3, [4])])
+def test_the_part_of_a_list_of_equal_batches_is_every_nth(kind, first, numbers) -> None:
+    batches = rows(2, 2, 2, 2, 2, 2)
+    found = even_part(kind(batches), Split(1, 3), first)
+    assert [int(batch[0]) for batch in found] == numbers
+
+
+class Lazy(list[Any]):
+    """One whose batches are made when they are asked for."""
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        rows(2, 2, 2),  # one process has none of the last batch
+        rows(2, 2, 2, 1),
+        Lazy(rows(2, 2)),
+        DataLoader(list(range(8)), 2),
+        iter(rows(2, 2)),
+    ],
+    ids=["rest", "smaller", "lazy", "DataLoader", "iterator"],
+)
+def test_what_may_be_uneven_has_no_even_part(loader) -> None:
+    assert even_part(loader, Split(0, 2)) is None
+
+
+def test_draws_before_the_first_batch_are_no_part_of_what_is_divided() -> None:
+    assert even_part(rows(2, 2, 2, 2), Split(0, 2), first=1) is None
+    assert len(even_part(rows(2, 2, 2, 2, 2), Split(0, 2), first=1)) == 2
