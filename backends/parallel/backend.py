@@ -82,7 +82,7 @@ class ParallelBackend(Backend):
         )
         self.timeout_s = check_timeout(timeout)
         self._model: Module | None = None
-        self._weighting: LossWeighting | None = None
+        self._weighted: GradientWindow | None = None
         self._accumulating: Callable[[], AbstractContextManager[Any]] | None = None
         super().__init__(**options)
 
@@ -126,16 +126,17 @@ class ParallelBackend(Backend):
         self._checkpoint_activations(model)
         is_copied = not (self.has_shards or self.settings.find_unused_parameters)
         # The search for unused parameters begins at the outputs: it would not see the weights.
-        self._weighting = LossWeighting(model) if is_copied and LossWeighting.fits(model) else None
-        self.window = self._make_window()
+        weighting = LossWeighting(model) if is_copied and LossWeighting.fits(model) else None
         module = parallelize(
-            self._weighting or model,
+            weighting or model,
             self.settings,
             self.sizes,
             self.mesh,
             self.device,
             self._compile,
         )
+        self._weighted = None if weighting is None else GradientWindow(weighting)
+        self.window = self._weighted or self._make_window()
         self._model = model
         self._accumulating = partial(accumulating, module, model)
         return module
@@ -174,17 +175,15 @@ class ParallelBackend(Backend):
                     free_gathered(self._model)
 
     def _make_window(self) -> LossWindow:
-        if self._weighting is not None:
-            return GradientWindow(self._weighting)
         dtype = torch.float64 if self.caps.float64 else torch.float32
         return ReducedWindow(self.comm, self.device, dtype)
 
     @override
     def backward(self, loss: Tensor) -> None:
-        if self._weighting is None:
+        if self._weighted is None:
             super().backward(loss)
         else:
-            self._weighting.backward(loss)
+            self._weighted.backward(loss)
 
     @override
     def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:

@@ -24,7 +24,7 @@ def test_weights_arrive_beside_gradients_that_are_those_of_torch(shape) -> None:
         loss = model(inputs).mean().reshape(shape)
         [expected] = torch.autograd.grad(loss, [model.model.weight], retain_graph=True)
         window.add(weight, noted)
-        model.backward(loss)
+        window.backward(loss)
         assert torch.equal(model.model.weight.grad, expected)
         assert [float(value) for value in window.sums()] == [weight, 3.0 * (noted is not None)]
 
@@ -35,7 +35,7 @@ def test_a_window_sums_its_batches_and_begins_anew() -> None:
     for weights, total in (([1.0, 1.0, 0.25], 2.25), ([1.0], 1.0)):
         for weight in weights:
             window.add(weight)
-            model.backward(model(inputs).mean())
+            window.backward(model(inputs).mean())
         assert float(window.sums()[0]) == total
         window.reset()
         assert model.probe.grad is None
@@ -43,7 +43,7 @@ def test_a_window_sums_its_batches_and_begins_anew() -> None:
 
 def test_a_backward_pass_of_nothing_noted_leaves_the_window_alone() -> None:
     model, inputs = weighting()
-    model.backward(model(inputs).mean())
+    GradientWindow(model).backward(model(inputs).mean())
     assert model.probe.grad is None
     assert model.model.weight.grad is not None
 
@@ -64,9 +64,9 @@ def test_a_loss_that_cannot_be_differentiated_is_refused_as_by_torch(make, messa
         window.add(1.0)
         if make_loss is make:
             with pytest.raises(RuntimeError, match=message):
-                model.backward(make_loss(model(inputs)))
+                window.backward(make_loss(model(inputs)))
         else:
-            model.backward(make_loss(model(inputs)))
+            window.backward(make_loss(model(inputs)))
 
 
 def test_a_loss_of_another_type_has_a_gradient_of_its_type() -> None:
@@ -75,5 +75,5 @@ def test_a_loss_of_another_type_has_a_gradient_of_its_type() -> None:
     for dtype in (torch.float64, torch.float32, torch.float64):
         model.model.zero_grad()
         window.add(1.0)
-        model.backward(model(inputs).mean().to(dtype))
+        window.backward(model(inputs).mean().to(dtype))
         assert torch.equal(model.model.weight.grad, torch.ones_like(model.model.weight))
