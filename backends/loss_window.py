@@ -46,7 +46,6 @@ class LossWindow:
 def weighted_loss(loss: Tensor, weight: Any) -> Tensor:
     """Return a loss times its weight, (); 0 without weight, as the mean of nothing may be NaN."""
     product = loss.detach().reshape(()) * weight
-    nothing = torch.zeros_like(product)
     if isinstance(weight, Tensor):
-        return torch.where(weight == 0, nothing, product)
-    return product if weight else nothing
+        return torch.where(weight == 0, torch.zeros_like(product), product)
+    return product if weight else torch.zeros_like(product)

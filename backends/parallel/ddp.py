@@ -90,21 +90,29 @@ class GradientWindow(LossWindow):
 
     @override
     def add(self, weight: Any, loss: Tensor | None = None) -> None:
-        known = self._known.get(weight) if loss is None and type(weight) is float else None
-        if known is None:
+        noted = self._known.get(weight) if loss is None and type(weight) is float else None
+        if noted is None:
             with torch.no_grad():
-                known = self._pair(weight, loss)
-        self._noted = known
+                noted = self._pair(weight, loss)
+        self._noted = noted
 
     def _pair(self, weight: Any, loss: Tensor | None) -> Tensor:
         probe = self._probe
-        if loss is None and not isinstance(weight, Tensor):
+        if isinstance(weight, Tensor):
+            counted = weight.to(probe)
+            weighted = (
+                torch.zeros_like(counted)
+                if loss is None
+                else weighted_loss(loss.to(probe), counted)
+            )
+            return torch.stack((counted, weighted))
+        known = self._known.get(weight)
+        if known is None:
             self._known.clear()
-            known = self._known[float(weight)] = probe.new_tensor([weight, 0.0])
+            known = self._known[weight] = probe.new_tensor([weight, 0.0])
+        if loss is None:
             return known
-        counted = weight.to(probe) if isinstance(weight, Tensor) else probe.new_full((), weight)
-        weighted = counted.new_zeros(()) if loss is None else weighted_loss(loss.to(probe), counted)
-        return torch.stack((counted, weighted))
+        return torch.stack((known[0], weighted_loss(loss.to(probe), weight)))
 
     def backward(self, loss: Tensor) -> None:
         """Add a loss's gradients, and before them, so that none waits, what was added last."""
