@@ -43,7 +43,8 @@ class GradientAccumulation(CoreCallback):
 
     Of several processes the window is all of theirs. Gradients are averaged over them; where their
     weights are not known to be equal, losses are multiplied by $w_i / (c n)$ with a $c$ that all
-    have, and the average is divided by that of the weights. A model replicated in float32 or
+    have, and the average is divided by that of the weights. Where each batch is a window and all
+    processes have as many samples of it, nothing is computed. A model replicated in float32 or
     float64 sends its weights along with its gradients; otherwise that is a message of one number.
 
     Args:
