@@ -420,13 +420,16 @@ class PositionedSource(Source):
 
     def _sharded(self, items: Iterator[tuple[Draw, Batch]], *, needs_sizes: bool) -> Numbered:
         keeps_number: bool | None = True if self._keeps_number else None  # None = not known yet
+        info = ShardInfo((), is_padding=False)
         for draw, batch in items:
             sizes = draw.sizes
             if sizes is None or not keeps_number:
                 sizes = tuple(self._exchange(0 if draw.is_padding else size_of(batch)))
                 if keeps_number is None:
                     keeps_number = sizes == draw.sizes and not needs_sizes
-            yield draw.number, ShardedBatch(batch, ShardInfo(sizes, draw.is_padding))
+            if info.sizes is not sizes or info.is_padding != draw.is_padding:
+                info = ShardInfo(sizes, draw.is_padding)  # that of full batches is one object
+            yield draw.number, ShardedBatch(batch, info)
 
     @override
     def state(self, position: int | None) -> LoaderState | None:
