@@ -42,6 +42,7 @@ class AsynchronousBackend(Backend):
     caps = Caps(
         autocast_dtypes=frozenset({torch.bfloat16, torch.float16}),
         needs_scaler=frozenset({torch.float16}),
+        looks_ahead=True,
     )
 
     def __init__(self, *, look_ahead: bool = True, **options: Any) -> None:

@@ -43,6 +43,7 @@ class Caps:
         float64: Double precision exists.
         sharded_state: One process holds only a part of the state.
         collectives: More than one process takes part.
+        looks_ahead: Batches may be asked for before earlier ones are trained on.
         refused_dtypes: Types that `autocast` does not take, and that nothing may stand in for,
             each with the reason.
     """
@@ -55,6 +56,7 @@ class Caps:
     float64: bool = True
     sharded_state: bool = False
     collectives: bool = False
+    looks_ahead: bool = False
     refused_dtypes: Mapping[torch.dtype, str] = field(default_factory=dict)
 
 

@@ -100,6 +100,7 @@ class XlaBackend(Backend):
         lazy=True,
         static_shapes=True,
         float64=False,
+        looks_ahead=True,
         refused_dtypes={torch.float16: _NO_FLOAT16},
     )
 

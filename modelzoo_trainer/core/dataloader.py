@@ -14,7 +14,11 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, StateDict
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.batch_seeds import mixed, seed_generators
-from modelzoo_trainer.loading.dataset_info import warn_of_changes, warn_of_new_layout
+from modelzoo_trainer.loading.dataset_info import (
+    warn_of_changes,
+    warn_of_new_layout,
+    warn_of_other_workers,
+)
 from modelzoo_trainer.loading.epochs import EpochIterator
 from modelzoo_trainer.loading.position import (
     EpochSeeds,
@@ -213,6 +217,7 @@ class DataLoaderCallback(CoreCallback):
         facts = data.facts()
         if self._restores:
             warn_of_changes(self._facts, facts)
+            warn_of_other_workers(self._facts, facts)
         self._facts = facts
         self._restores = False
         return EpochIterator(
@@ -337,6 +342,8 @@ class DataLoaderCallback(CoreCallback):
     def _state_of_loader(self) -> LoaderState | None:
         if self._data is None or self._batches is None:
             return self._loader_state
+        if not self._data.keeps_state:
+            return None
         return self._data.state(None if self.is_last else self.batch_idx)
 
     def _position(self) -> Position:
@@ -357,7 +364,7 @@ class DataLoaderCallback(CoreCallback):
     def _open_window(self, step: int) -> None:
         self._window_step = step
         self._window = self._position()
-        if self._data is not None:
+        if self._data is not None and self._data.keeps_state:
             self._data.forget_before(self.batch_idx)
 
     @override

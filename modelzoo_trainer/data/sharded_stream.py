@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -21,8 +20,10 @@ class ShardedStream(IterableDataset[Any]):
 
     Args:
         samples: An IterableDataset, or another iterable that can be iterated again. It must not
-            shard itself. If it has `set_epoch(epoch)`, that is called before each epoch; if it has
-            `iter_from(index)`, that is called instead of `iter` to begin after `index` samples.
+            shard itself, and its order must not depend on global generators if another number of
+            processes is to have the same. If it has `set_epoch(epoch)`, that is called before each
+            epoch; if it has `iter_from(index)`, that is called in place of `iter` to begin after
+            `index` samples, which are read and dropped otherwise.
 
     Cost:
         Each process and each worker reads all samples, and drops those of others. Where reading one
@@ -36,9 +37,3 @@ class ShardedStream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.samples)
-
-    def iter_from(self, index: int) -> Iterator[Any]:
-        """Return an iterator over the samples of an epoch from one on."""
-        if hasattr(self.samples, "iter_from"):
-            return iter(self.samples.iter_from(index))
-        return islice(iter(self.samples), index, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -49,31 +49,28 @@ def spread(base: int, number: int) -> int:
     return (base + _GAMMA * number) & _SEEDS
 
 
+# What `random.seed` does with a number, without looking at its type.
+_PYTHON: Final[Any] = random.seed.__self__  # type: ignore[attr-defined]
+_seed_python: Final = super(random.Random, _PYTHON).seed
+_seed_numpy: Final = np.random.seed
+_seed_torch: Final = torch.default_generator.manual_seed
+
+
 def seed_generators(seed: int) -> None:
     """Seed python's, numpy's legacy (low 32 bits) and torch's default generator, in some 6 us."""
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(seed)
+    _seed_python(seed)
+    _PYTHON.gauss_next = None
+    _seed_numpy(seed & 0xFFFFFFFF)
+    _seed_torch(seed)
 
 
 _PLAIN: Final = frozenset({Tensor, list, tuple, range, TensorDataset})
 _PLAIN_COLLATION: Final = (default_collate, default_convert, already_a_batch)
 
 
-class Indices(NamedTuple):
-    """The indices of a batch, and what decides its random numbers.
-
-    Args:
-        items: What the sampler returned: a list of indices, or one if samples are not batched.
-        seed: Of the epoch.
-        position: Samples of the epoch before these, of all processes.
-        epoch: The number of the epoch.
-    """
-
-    items: Any
-    seed: int
-    position: int
-    epoch: int
+Indices = tuple[Any, int, int, int]
+"""What a loader asks a `SeededDataset` for: indices (one, if samples are not batched), the seed of
+the epoch, how many samples of it come before these, of all processes, and its number."""
 
 
 class DatasetWrapper:
@@ -99,36 +96,37 @@ class SeededDataset(DatasetWrapper, Dataset[Any]):
         self.epoch: int | None = None
         self.observer = observer
         self._seeds_each = getattr(dataset, "seed_each_sample", False) is True
+        self._loads_batches = bool(getattr(dataset, "__getitems__", None))
 
     def __getitem__(self, batch: Indices) -> Any:
         """Return one sample, or whatever else the data set has for an index of its sampler."""
-        self._begin(batch)
-        return self.dataset[batch.items]
+        item, seed, position, epoch = batch
+        self._begin(epoch)
+        seed_generators(spread(seed, position))
+        return self.dataset[item]
 
     def __getitems__(self, batch: Indices) -> Any:
         """Return the samples of a batch."""
-        self._begin(batch)
-        dataset = self.dataset
-        if getattr(dataset, "__getitems__", None):
-            return dataset.__getitems__(batch.items)
+        items, seed, position, epoch = batch
+        dataset, observer = self.dataset, self.observer
+        if epoch != self.epoch or (observer is not None and observer.is_due):
+            self._begin(epoch)
+        seed_generators((seed + _GAMMA * position) & _SEEDS)
+        if self._loads_batches:
+            return dataset.__getitems__(items)
         if self._seeds_each:
-            return [self._sample(batch, number) for number in range(len(batch.items))]
-        return [dataset[item] for item in batch.items]
+            return [self[item, seed, number, epoch] for number, item in enumerate(items, position)]
+        return [dataset[item] for item in items]
 
-    def _sample(self, batch: Indices, number: int) -> Any:
-        seed_generators(spread(batch.seed, batch.position + number))
-        return self.dataset[batch.items[number]]
-
-    def _begin(self, batch: Indices) -> None:
+    def _begin(self, epoch: int) -> None:
         observer = self.observer
         if observer is not None and observer.is_due:
             observer.begin()
             observer.restore()
-        if batch.epoch != self.epoch:
-            self.epoch = batch.epoch
+        if epoch != self.epoch:
+            self.epoch = epoch
             if hasattr(self.dataset, "set_epoch"):
-                self.dataset.set_epoch(batch.epoch)
-        seed_generators(spread(batch.seed, batch.position))
+                self.dataset.set_epoch(epoch)
 
 
 def draws_nothing(dataset: Any) -> bool:

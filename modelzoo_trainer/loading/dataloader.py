@@ -13,10 +13,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Batch
 from modelzoo_trainer.data.processor import BatchDataset
 from modelzoo_trainer.loading.batch_seeds import (
-    Indices,
     SeededDataset,
     collates_plainly,
     draws_nothing,
@@ -42,8 +40,15 @@ from modelzoo_trainer.loading.sharding import (
     shard_draws,
     size_of,
 )
-from modelzoo_trainer.loading.source import Exchange, Numbered, Source, log_skipped, place_of
-from modelzoo_trainer.loading.workers import shut_down, start_iterator
+from modelzoo_trainer.loading.source import (
+    Exchange,
+    Marked,
+    Numbered,
+    Source,
+    log_skipped,
+    place_of,
+)
+from modelzoo_trainer.loading.workers import WorkerIterator, shut_down, start_iterator
 
 log = logging.getLogger("modelzoo_trainer.data")
 
@@ -68,8 +73,9 @@ class PositionedLoader:
     and sampler it uses. A batch is loaded with python's, numpy's and torch's generators seeded by
     epoch and position (`SeededDataset`), unless it is known to draw nothing.
 
-    `seeds_host` says whether loading, or the sampler, seeds the generators of the process that does
-    it, `last` which number the last batch of the epoch has, from when its indices are known on.
+    `seeds_host` says whether loading, or the sampler, seeds the generators of this process, and
+    `seeds_ahead` whether that is before earlier batches are trained on; `last` is the number of the
+    last batch of the epoch, from when its indices are known on.
 
     Args:
         loader: One for which `can_be_positioned` holds.
@@ -95,7 +101,7 @@ class PositionedLoader:
         self._notes: Notes | None = None
         self._observer: DatasetObserver | None = None
         self._seeded: SeededDataset | None = None
-        draws = not (draws_nothing(dataset) and collates_plainly(loader.collate_fn))
+        self.draws = draws = not (draws_nothing(dataset) and collates_plainly(loader.collate_fn))
         if self._keeps_state:
             self._observer = DatasetObserver({}, stateful=dataset)
         elif draws:
@@ -105,12 +111,16 @@ class PositionedLoader:
         if draws or self._keeps_state or hasattr(dataset, "set_epoch"):
             self._seeded = SeededDataset(dataset, self._observer)
         self._sampler = None if is_sliced(loader) else SamplerState(loader, name)
-        self.seeds_host = self._sampler is not None or self._seeded is not None
+        loads_here = self._seeded is not None and not loader.num_workers
+        self.seeds_host = loads_here or self._sampler is not None
+        self.seeds_ahead = self._sampler is not None and loader.num_workers > 0
         self.last: int | None = None
+        self.draw: Draw
+        self.keeps_state = self._keeps_state or self._sampler is not None
         self._feed = _Feed()
         self._generator = torch.Generator()
         self._own = self._make(loader)
-        self._iterator: Iterator[Any] | None = None
+        self._iterator: WorkerIterator | None = None
         self._loading: deque[Draw] = deque()
         self._num_drawn = 0
         self._num_draws_before = 0
@@ -126,8 +136,11 @@ class PositionedLoader:
         dataset = self._seeded or loader.dataset
         return with_options_of(loader, dataset, self._generator, collate, feed)
 
-    def begin(self, start: EpochStart) -> Iterator[tuple[Draw, Any]]:
-        """Return an iterator over this process's part of an epoch: what was drawn, and the batches.
+    def begin(self, start: EpochStart) -> Marked:
+        """Return an iterator over this process's part of an epoch.
+
+        It yields the batches, whether each is the last one, and their numbers; `draw` is what was
+        drawn for the batch at hand.
 
         What is skipped is not loaded.
         """
@@ -147,20 +160,14 @@ class PositionedLoader:
             self._given, split, (first, offset), seed=seeds.order, epoch=epoch, watch=watch
         )
         self._loading, self.last, self._num_drawn = deque(), None, first
-        kept = self._find_last(self._kept(found, start), start)
         own = self._given.generator
         own_seed = None if own is None else mixed(own.initial_seed(), epoch)
         self._generator.manual_seed(seeds.order if own_seed is None else own_seed)
-        if self._seeded is None:
-            self._feed.items = (draw.items for draw in kept)
-        else:
+        if self._seeded is not None:
             self._seeded.epoch = epoch  # set_epoch of the data set was called in this process
-            self._feed.items = (
-                Indices(draw.items, seeds.samples, draw.position, epoch) for draw in kept
-            )
+        self._feed.items = self._fed(found, start)
         self._iterator = start_iterator(self._own)
-        items = self._received(self._iterator, epoch)
-        return self._reported(items, start.batch_idx) if self._keeps_state else items
+        return self._received(self._iterator, epoch, start.batch_idx)
 
     def _begin_rounds(self, start: EpochStart, observer: DatasetObserver) -> int:
         """Find the states that workers begin with; return the number of the first batch."""
@@ -182,41 +189,44 @@ class PositionedLoader:
         observer.is_due = True
         return first
 
-    def _kept(self, found: Iterator[Draw], start: EpochStart) -> Iterator[Draw]:
-        """Yield what is to be loaded, up to the limit; nothing is drawn beyond that."""
-        for draw in found:
-            self._num_drawn = draw.number + 1
-            if draw.number in start.skipped:
-                log_skipped(start.epoch, draw.number, draw.items)
-            else:
-                yield draw
-            if self._num_drawn == start.limit:
-                return
+    def _fed(self, found: Iterator[Draw], start: EpochStart) -> Iterator[Any]:
+        """Yield what is to be loaded, and note which draw is the last one.
 
-    def _find_last(self, kept: Iterator[Draw], start: EpochStart) -> Iterator[Draw]:
-        """Yield the draws, and note which is the last one: where it may be, by asking for another.
-
-        Elsewhere a sampler is asked when a batch is due, as torch's loader does.
+        Where that may be known, another one is asked for; elsewhere a sampler is asked when a batch
+        is due, as torch's loader does. Nothing is drawn beyond the limit.
         """
         ends = [end for end in (start.length, start.limit) if end is not None]
         last = last_index(start.batch_idx, min(ends), start.skipped) if ends else None
-        loading = self._loading
+        note, epoch, seed = self._loading.append, start.epoch, start.seeds.samples
+        is_seeded = self._seeded is not None
+        kept = found
+        if start.skipped or start.limit is not None:
+            kept = self._kept(found, start)
         draw = next(kept, None)
         while draw is not None:
-            if last is not None and draw.number < last:
-                loading.append(draw)
-                yield draw
-                draw = next(kept, None)
-                continue
-            following = next(kept, None)
-            if following is None:
-                self.last = draw.number
+            number, items, position, _, _ = draw
+            self._num_drawn = number + 1
+            may_be_last = last is None or number >= last
+            following = next(kept, None) if may_be_last else None
+            if may_be_last and following is None:
+                self.last = number
                 self._check_length(start)
-            loading.append(draw)
-            yield draw
-            draw = following
+            note(draw)
+            yield (items, seed, position, epoch) if is_seeded else items
+            draw = following if may_be_last else next(kept, None)
         if self.last is None:
             self._check_length(start)
+
+    def _kept(self, found: Iterator[Draw], start: EpochStart) -> Iterator[Draw]:
+        """Yield the draws up to the limit that are not skipped."""
+        for draw in found:
+            self._num_drawn = draw.number + 1
+            if draw.number not in start.skipped:
+                yield draw
+            else:
+                log_skipped(start.epoch, draw.number, draw.items)
+            if draw.number + 1 == start.limit:
+                return
 
     def _check_length(self, start: EpochStart) -> None:
         ends_early = start.limit is not None and self._num_drawn >= start.limit
@@ -232,11 +242,12 @@ class PositionedLoader:
             start.length,
         )
 
-    def _received(self, iterator: Iterator[Any], epoch: int) -> Iterator[tuple[Draw, Any]]:
-        loading = self._loading
+    def _received(self, iterator: WorkerIterator, epoch: int, begin: int) -> Marked:
+        loading, keeps_state = self._loading, self._keeps_state
+        fetch = iterator.next_function()
         while True:
             try:
-                batch = next(iterator)
+                batch = fetch()
             except StopIteration:
                 return
             except Exception as error:
@@ -244,15 +255,14 @@ class PositionedLoader:
                 raise
             if self._notes is not None:
                 self._warn_of_change(self._notes)
-            yield loading.popleft(), batch
-
-    def _reported(
-        self, items: Iterator[tuple[Draw, Any]], begin: int
-    ) -> Iterator[tuple[Draw, Any]]:
-        for draw, loaded in items:
-            self._rounds.add(draw.number + 1, loaded.worker, loaded.state)
-            if draw.number >= begin:
-                yield draw, loaded.batch
+            self.draw = loading.popleft()
+            number = self.draw.number
+            if keeps_state:
+                batch, worker, state, _ = batch
+                self._rounds.add(number + 1, worker, state)
+                if number < begin:
+                    continue
+            yield batch, number == self.last, number
 
     def _warn_of_change(self, notes: Notes) -> None:
         self._notes = None
@@ -379,6 +389,9 @@ class PositionedSource(Source):
         super().__init__(loader, name)
         self._positioned = PositionedLoader(loader, split, name)
         self.seeds_host = self._positioned.seeds_host
+        self.seeds_ahead = self._positioned.seeds_ahead
+        self.draws = self._positioned.draws
+        self.keeps_state = self._positioned.keeps_state
         self._split = split
         self._exchange = exchange
         puts_together = collates_plainly(loader.collate_fn) and (
@@ -387,12 +400,8 @@ class PositionedSource(Source):
         )
         self._keeps_number = puts_together and loader.batch_sampler is not None
 
-    def last(self) -> int | None:
-        """Return the number of the last batch of the epoch, from when its indices are known on."""
-        return self._positioned.last
-
     @override
-    def begin(self, start: EpochStart) -> Numbered:
+    def begin_marked(self, start: EpochStart) -> Marked:
         if self.loader.num_workers and not self.loader.in_order:
             self._warn_of_order(start.batch_idx)
         if start.restores and "state" in (start.loader_state or ()):
@@ -400,7 +409,11 @@ class PositionedSource(Source):
         items = self._positioned.begin(start)
         if self._split.count > 1:
             return self._sharded(items, needs_sizes=start.needs_sizes)
-        return ((draw.number, batch) for draw, batch in items)
+        return items
+
+    @override
+    def begin(self, start: EpochStart) -> Numbered:
+        return ((number, batch) for batch, _, number in self.begin_marked(start))
 
     def _warn_of_order(self, num: int) -> None:
         if num:
@@ -418,10 +431,11 @@ class PositionedSource(Source):
             )
         self._is_begun = True
 
-    def _sharded(self, items: Iterator[tuple[Draw, Batch]], *, needs_sizes: bool) -> Numbered:
+    def _sharded(self, items: Marked, *, needs_sizes: bool) -> Marked:
         keeps_number: bool | None = True if self._keeps_number else None  # None = not known yet
         info = ShardInfo((), is_padding=False)
-        for draw, batch in items:
+        for batch, is_last, number in items:
+            draw = self._positioned.draw
             sizes = draw.sizes
             if sizes is None or not keeps_number:
                 sizes = tuple(self._exchange(0 if draw.is_padding else size_of(batch)))
@@ -429,7 +443,7 @@ class PositionedSource(Source):
                     keeps_number = sizes == draw.sizes and not needs_sizes
             if info.sizes is not sizes or info.is_padding != draw.is_padding:
                 info = ShardInfo(sizes, draw.is_padding)  # that of full batches is one object
-            yield draw.number, ShardedBatch(batch, info)
+            yield ShardedBatch(batch, info), is_last, number
 
     @override
     def state(self, position: int | None) -> LoaderState | None:

@@ -55,6 +55,22 @@ def warn_of_changes(before: Mapping[str, Any], now: Mapping[str, int]) -> None:
         )
 
 
+def warn_of_other_workers(before: Mapping[str, Any], now: Mapping[str, int]) -> None:
+    """Warn if batches were loaded in this process when the checkpoint was made, or are now.
+
+    The samples are the same, but loading them seeds the generators of the process that does it.
+    """
+    was, num = before.get("num_workers"), now.get("num_workers")
+    if was is not None and num is not None and (was == 0) != (num == 0):
+        log.warning(
+            "Exactness is not guaranteed: num_workers was %d when the checkpoint was made, and is "
+            "%d. The samples are the same, but what callbacks or the model draw from random, "
+            "numpy.random or torch in this process will differ.",
+            was,
+            num,
+        )
+
+
 def warn_of_new_layout(
     before: Position,
     now: Position,

@@ -121,8 +121,8 @@ class StartedEpoch:
         parts: Micro-batches of the first batch that are skipped as well.
         skipped: Numbers of other batches that are skipped.
         is_sharded: Whether the batches are `ShardedBatch`es: there are several processes.
-        last: Returns the number of the last batch, from when it is known on, which is before that
-            batch is yielded; None = `length` says which it is.
+        marked: The batches, whether each is the last one, and their numbers, in place of `items`
+            and `length`; None = the last one is not known by the loader.
         close: Ends what was started for the epoch.
     """
 
@@ -132,7 +132,7 @@ class StartedEpoch:
     parts: int = 0
     skipped: Collection[int] = ()
     is_sharded: bool = False
-    last: Callable[[], int | None] | None = None
+    marked: Iterator[tuple[Batch, bool, int]] | None = None
     close: Callable[[], None] | None = None
 
 
@@ -223,8 +223,8 @@ class EpochIterator:
 
 
 def _marked(begun: StartedEpoch, limit: int | None) -> Iterator[tuple[Batch, bool, int]]:
-    if begun.last is not None:
-        return _known(begun.items, begun.last)
+    if begun.marked is not None:
+        return begun.marked
     ends = [end for end in (begun.length, limit) if end is not None]
     if not ends:
         return _one_ahead(begun.items)
@@ -240,13 +240,6 @@ def last_index(start: int, end: int, skipped: Collection[int]) -> int | None:
     """Return the last number in [start, end) that is not skipped, or None."""
     numbers = range(end - 1, start - 1, -1)
     return next((number for number in numbers if number not in skipped), None)
-
-
-def _known(
-    items: Iterator[tuple[int, Batch]], last: Callable[[], int | None]
-) -> Iterator[tuple[Batch, bool, int]]:
-    for idx, batch in items:
-        yield batch, idx == last(), idx
 
 
 def _counted(begun: StartedEpoch, last: int) -> Iterator[tuple[Batch, bool, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from modelzoo_trainer.checkpointing.restoring import whole_number
 from modelzoo_trainer.devices import Backend, Stream, step_seed
@@ -49,8 +49,7 @@ class ShardLayout:
         return mine == others
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """A position between two batches, or between two micro-batches of one.
 
     Args:
@@ -134,7 +133,7 @@ class Position:
             layout = replace(layout, first=0)
             num_epochs, idx = divmod(idx, end(0) or idx + 1)
             epoch += num_epochs
-        return replace(self, epoch=epoch, batch_idx=idx, parts=0, loader=loader, layout=layout)
+        return self._replace(epoch=epoch, batch_idx=idx, parts=0, loader=loader, layout=layout)
 
     def in_layout(self, layout: ShardLayout) -> Position:
         """Return the position in batches of another number of processes, between two of them.
@@ -147,8 +146,7 @@ class Position:
         if before.size and layout.size:
             offset = offset * before.size // layout.size
         batch_idx, first = divmod(offset, layout.per_batch)
-        return replace(
-            self,
+        return self._replace(
             batch_idx=batch_idx,
             parts=0,
             loader=_common_to_all(self.loader),

@@ -24,6 +24,8 @@ from modelzoo_trainer.loading.batch_seeds import mixed, seed_generators
 
 Order = Sequence[Any] | NDArray[Any]
 
+_CHUNK: Final = 4096  # indices that are Python objects at a time
+
 
 class Draw(NamedTuple):
     """Indices that a process loads together.
@@ -134,10 +136,13 @@ def _batched(batches: Any, chance: Chance, start: int) -> Iterator[Draw]:
     order = _order_of(batches.sampler, chance)
     size = batches.batch_size
     end = len(order) - (len(order) % size if batches.drop_last else 0)
-    for number, position in enumerate(range(start * size, end, size), start):
-        part = order[position : position + size]
-        items = part.tolist() if isinstance(part, np.ndarray) else list(part)
-        yield Draw(number, items, position)
+    number, chunk = start, size * max(1, _CHUNK // size)
+    for begin in range(start * size, end, chunk):
+        part = order[begin : min(begin + chunk, end)]
+        indices = part.tolist() if isinstance(part, np.ndarray) else list(part)
+        for first in range(0, len(indices), size):
+            yield Draw(number, indices[first : first + size], begin + first)
+            number += 1
 
 
 def replayed(

@@ -26,6 +26,7 @@ log = logging.getLogger("modelzoo_trainer.data")
 _log_of_positions = logging.getLogger("modelzoo_trainer.data.positioned")
 
 Numbered = Iterator[tuple[int, Any]]  # a Batch, or with several processes a ShardedBatch
+Marked = Iterator[tuple[Any, bool, int]]  # and whether it is the last, and its number
 Exchange = Callable[[int], list[int]]
 
 _MOST_SHOWN: Final = 64  # indices in a message
@@ -39,7 +40,10 @@ class Source:
     it was when the epoch began, and restored before that.
 
     `seeds_host` says whether the generators of this process are seeded while batches are fetched,
-    `reads_to_end` whether an epoch is over when the loader says so, whatever its length.
+    `seeds_ahead` whether that is before earlier batches are trained on, `draws` whether samples of
+    torch's loader may draw from generators of the process that loads them,
+    `reads_to_end` whether an epoch is over when the loader says so, whatever its length, and
+    `keeps_state` whether `state` has anything to return.
 
     Args:
         loader: The iterable.
@@ -47,7 +51,10 @@ class Source:
     """
 
     seeds_host = True
+    seeds_ahead = True
+    draws = False
     reads_to_end = False
+    keeps_state = True
 
     def __init__(self, loader: Iterable[Batch], name: str = "train_dataloader") -> None:
         self.loader = loader
@@ -72,6 +79,10 @@ class Source:
         for _ in islice(self._iterator, start.num_before):
             pass
         return self._fetched(self._iterator, start, 0)
+
+    def begin_marked(self, start: EpochStart) -> Marked | None:
+        """Likewise of one that knows which batch is the last before it is fetched; else None."""
+        return None
 
     def warn_of_loading(self, num: int) -> None:
         """Warn that batches are loaded and dropped, if there are any."""
@@ -243,6 +254,7 @@ class SequenceSource(Source):
     """The batches of a list or a tuple: of several processes each takes every n-th."""
 
     seeds_host = False
+    keeps_state = False
     loader: list[Batch] | tuple[Batch, ...]
 
     def __init__(

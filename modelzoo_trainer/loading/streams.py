@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator
 from itertools import count, islice
 from typing import Any, Final
@@ -15,7 +16,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch
 from modelzoo_trainer.data.sharded_stream import ShardedStream
-from modelzoo_trainer.loading.batch_seeds import DatasetWrapper, mixed, seed_generators
+from modelzoo_trainer.loading.batch_seeds import DatasetWrapper, mixed, seed_generators, spread
 from modelzoo_trainer.loading.dataloader import (
     is_plain,
     warn_of_earlier_state,
@@ -124,7 +125,7 @@ class SeededStream(DatasetWrapper, IterableDataset[Any]):
     def _seeded(self, given: Iterator[Any], seed: int, first: int) -> Iterator[Any]:
         """Yield samples, with generators seeded before each batch."""
         for number in count(first):
-            seed_generators(mixed(seed, number))
+            seed_generators(spread(seed, number))
             num = 0
             for sample in islice(given, self._size):
                 num += 1
@@ -132,14 +133,25 @@ class SeededStream(DatasetWrapper, IterableDataset[Any]):
             if num < self._size:
                 return
 
+    def _begun(self, dataset: ShardedStream, seed: int, position: int) -> tuple[Iterator[Any], int]:
+        """Return an iterator that begins at a position if it can, and where it begins."""
+        skip = getattr(dataset.samples, "iter_from", None) if position else None
+        read = 0 if skip is None else position
+        seed_generators(spread(seed, read))
+        return iter(dataset) if skip is None else iter(skip(position)), read
+
     def _divided(self, dataset: ShardedStream, seed: int, position: int) -> Iterator[Any]:
         """Yield this process's part of every n-th batch of all processes, for n workers."""
         worker, num_workers = self.observer.worker, self._num_workers
         whole = self._split.per_batch * self._size
-        seed_generators(mixed(seed, position))
-        given = dataset.iter_from(position) if position else iter(dataset)
+        given, read = self._begun(dataset, seed, position)
+        while read < position:  # with the generators as they were then
+            num = min(whole, position - read)
+            seed_generators(spread(seed, read))
+            deque(islice(given, num), maxlen=0)
+            read += num
         for number in count():
-            seed_generators(mixed(seed, position))
+            seed_generators(spread(seed, position))
             group = list(islice(given, whole))
             is_full = len(group) == whole
             if not group or (self._drops_last and not is_full):
@@ -173,6 +185,7 @@ class StreamSource(Source):
         super().__init__(loader, name)
         dataset: Any = loader.dataset
         has_workers = loader.num_workers > 0
+        self.seeds_host, self.draws = not has_workers, True
         self._split = split
         self._is_divided = isinstance(dataset, ShardedStream)
         self._shuffles = shuffle_generators(dataset)

@@ -12,7 +12,6 @@ from modelzoo_trainer.callback import Batch, Loader
 from modelzoo_trainer.data.batches import batch_size_of
 from modelzoo_trainer.devices import Backend
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.loading.dataloader import PositionedSource
 from modelzoo_trainer.loading.dataset_info import check_position, facts_of, size_of_draws
 from modelzoo_trainer.loading.epochs import (
     StartedEpoch,
@@ -73,7 +72,10 @@ class TrainData:
         """What the generators of this process are seeded from after a fetch; None = they are left
         as they are."""
         self.shard = backend.comm.data_shard
+        self.keeps_state = False
+        """Whether there is anything of the loader's own in a checkpoint."""
         self._exchange = backend.comm.gather_from_shards
+        self._looks_ahead = backend.caps.looks_ahead
         self._name = name
         self._given = given
         self._source: Source | None = None
@@ -139,7 +141,10 @@ class TrainData:
 
     def facts(self) -> dict[str, int]:
         """Return the sizes of the data, of all processes together."""
-        return facts_of(self.loader, self.num_batches(), self.layout().per_batch)
+        found = facts_of(self.loader, self.num_batches(), self.layout().per_batch)
+        if self._source is not None and self._source.draws:
+            found["num_workers"] = self.loader.num_workers  # type: ignore[attr-defined]  # a loader's
+        return found
 
     def begin(
         self,
@@ -185,12 +190,13 @@ class TrainData:
             limit=self.limit,
             needs_sizes=needs_sizes,
         )
-        items = source.begin(start)
-        self.host_seed = seeds.fetches if source.seeds_host else None
-        last = source.last if isinstance(source, PositionedSource) else None
+        marked = None if is_own else source.begin_marked(start)
+        items = iter(()) if marked is not None else source.begin(start)
         if is_own:
             items = until_all_end(items, source, start, self.shard[1], self._exchange)
-            last = None
+        is_ahead = source.seeds_ahead or self._looks_ahead or needs_sizes
+        self.host_seed = seeds.fetches if source.seeds_host and is_ahead else None
+        self.keeps_state = source.keeps_state
         self.is_used = True
         return StartedEpoch(
             items=items,
@@ -199,7 +205,7 @@ class TrainData:
             parts=position.parts,
             skipped=skipped,
             is_sharded=self.shard[1] > 1 and own is None,
-            last=last,
+            marked=marked,
             close=self.close,
         )
 

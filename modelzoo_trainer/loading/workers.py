@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch.multiprocessing
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import signal_handling as torch_signals
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from modelzoo_trainer.exit_codes import STOP_SIGNALS
 from modelzoo_trainer.loading.batch_seeds import DatasetWrapper
@@ -32,8 +33,8 @@ class _Reports:
     """
 
     def __init__(self) -> None:
-        self._num_waiting = 0
-        self._kept: list[RuntimeError] = []
+        self.num_waiting = 0
+        self.kept: list[RuntimeError] = []
         self._handler: Callable[[int, FrameType | None], Any] | None = None
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
@@ -43,9 +44,9 @@ class _Reports:
         try:
             self._handler(signum, frame)
         except RuntimeError as error:
-            if self._num_waiting:
+            if self.num_waiting:
                 raise
-            self._kept.append(error.with_traceback(None))
+            self.kept.append(error.with_traceback(None))
 
     def replace_torchs(self) -> None:
         """Take the place of torch's handler; only the main thread can."""
@@ -59,27 +60,22 @@ class _Reports:
 
     def __enter__(self) -> None:
         """Let the handler raise."""
-        self._num_waiting += _is_main_thread()  # where handlers run
+        self.num_waiting += _is_main_thread()  # where handlers run
 
     def __exit__(self, *exc_info: object) -> None:
         """Have the handler keep what it has to raise."""
-        self._num_waiting -= _is_main_thread()
-
-    def give(self) -> None:
-        """Raise what was kept, if anything was."""
-        if self._kept:
-            raise self._kept.pop(0)
+        self.num_waiting -= _is_main_thread()
 
     def forget(self, workers: Iterable[Any]) -> str | None:
         """Drop what was kept about some workers, and return it."""
         names = [f"(pid {worker.pid})" for worker in workers]  # as torch's messages have them
-        told = [error for error in self._kept if any(name in str(error) for name in names)]
-        self._kept = [error for error in self._kept if error not in told]
+        told = [error for error in self.kept if any(name in str(error) for name in names)]
+        self.kept = [error for error in self.kept if error not in told]
         return str(told[0]) if told else None
 
 
 def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
+    return threading.get_ident() == threading.main_thread().ident
 
 
 REPORTS: Final = _Reports()
@@ -170,6 +166,11 @@ class WorkerIterator(Iterator[Any]):
         self.workers = workers
         self._starts_later = starts_later
 
+    def next_function(self) -> Callable[[], Any]:
+        """Return what `next` calls; of a loader without workers torch's own, as nothing waits."""
+        is_torchs = type(self.given) is _SingleProcessDataLoaderIter
+        return self.given.__next__ if is_torchs else self.__next__
+
     def __next__(self) -> Any:
         if self._starts_later is None:
             return _waiting(next, self.given)
@@ -180,9 +181,14 @@ class WorkerIterator(Iterator[Any]):
 
 def _waiting(function: Callable[[Any], Any], argument: Any) -> Any:
     """Call a function that waits for data: a worker that has died, or dies now, is an error."""
-    with REPORTS:
-        REPORTS.give()
+    reports, is_main = REPORTS, _is_main_thread()
+    reports.num_waiting += is_main
+    try:
+        if reports.kept:
+            raise reports.kept.pop(0)
         return function(argument)
+    finally:
+        reports.num_waiting -= is_main
 
 
 def shut_down(iterator: Any) -> None:

@@ -221,7 +221,7 @@ def taken(loader: DataLoader[Any], start: int) -> list[Any]:
     items = PositionedLoader(loader).begin(
         EpochStart(epoch=1, batch_idx=start, offset=start, seeds=seeds)
     )
-    return [(draw.number, plain(batch)) for draw, batch in items]
+    return [(number, plain(batch)) for batch, _, number in items]
 
 
 def plain(batch: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def one_process(cases: list[dict[str, Any]], factor: int) -> list[list[list[floa
     for case in cases:
         loader = number_loader(0, 1, **(case | {"size": case["size"] * factor}))
         items = PositionedLoader(loader).begin(EpochStart(epoch=0, batch_idx=0, seeds=seeds))
-        found.append([batch.tolist() for _, batch in items])
+        found.append([batch.tolist() for batch, _, _ in items])
     return found
 
 

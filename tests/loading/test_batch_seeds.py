@@ -11,7 +11,6 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, defa
 
 from modelzoo_trainer.data.processor import BatchDataset, already_a_batch
 from modelzoo_trainer.loading.batch_seeds import (
-    Indices,
     SeededDataset,
     collates_plainly,
     draws_nothing,
@@ -47,40 +46,40 @@ class Each(Drawing):
 
 def test_a_batch_is_the_same_whatever_was_drawn_before() -> None:
     data = SeededDataset(Drawing())
-    first = data.__getitems__(Indices([1, 2, 3], 7, 20, 0))
+    first = data.__getitems__(([1, 2, 3], 7, 20, 0))
     random.random(), np.random.rand(), torch.rand(())
-    assert data.__getitems__(Indices([1, 2, 3], 7, 20, 0)) == first
-    assert data.__getitems__(Indices([1, 2, 3], 7, 21, 0)) != first
-    assert data.__getitems__(Indices([1, 2, 3], 8, 20, 0)) != first
+    assert data.__getitems__(([1, 2, 3], 7, 20, 0)) == first
+    assert data.__getitems__(([1, 2, 3], 7, 21, 0)) != first
+    assert data.__getitems__(([1, 2, 3], 8, 20, 0)) != first
     drawn = [number for _, *numbers in first for number in numbers]
     assert len(set(drawn)) == len(drawn)
 
 
 def test_one_sample_that_is_no_batch_is_seeded_by_its_position() -> None:
     data = SeededDataset(Drawing())
-    first = data[Indices(3, 7, 20, 0)]
-    assert data[Indices(3, 7, 20, 0)] == first != data[Indices(3, 7, 21, 0)]
+    first = data[(3, 7, 20, 0)]
+    assert data[(3, 7, 20, 0)] == first != data[(3, 7, 21, 0)]
 
 
 def test_a_data_set_may_ask_for_seeds_of_each_sample() -> None:
     data = SeededDataset(Each())
-    first = data.__getitems__(Indices([1, 2, 3], 7, 20, 0))
-    assert data.__getitems__(Indices([3], 7, 22, 0)) == first[2:]
-    assert data.__getitems__(Indices([3, 3], 7, 22, 0))[0] == first[2]
-    assert data.__getitems__(Indices([3, 3], 7, 22, 0))[1] != first[2]
+    first = data.__getitems__(([1, 2, 3], 7, 20, 0))
+    assert data.__getitems__(([3], 7, 22, 0)) == first[2:]
+    assert data.__getitems__(([3, 3], 7, 22, 0))[0] == first[2]
+    assert data.__getitems__(([3, 3], 7, 22, 0))[1] != first[2]
 
 
 def test_an_index_need_not_be_a_number() -> None:
     data = SeededDataset({"a": Drawing(), "b": 2})
-    assert data.__getitems__(Indices(["b"], 7, 3, 0)) == [2]
-    assert data[Indices("b", 7, 3, 0)] == 2
+    assert data.__getitems__((["b"], 7, 3, 0)) == [2]
+    assert data[("b", 7, 3, 0)] == 2
 
 
 def test_a_data_set_of_whole_batches_is_seeded_once_a_batch() -> None:
     data = SeededDataset(Batches())
-    first = data.__getitems__(Indices([4, 5], 7, 0, 0))
+    first = data.__getitems__(([4, 5], 7, 0, 0))
     random.random()
-    assert data.__getitems__(Indices([4, 5], 7, 0, 0)) == first
+    assert data.__getitems__(([4, 5], 7, 0, 0)) == first
     assert first[0][1] != first[1][1]
 
 
@@ -93,7 +92,7 @@ def test_set_epoch_of_a_data_set_is_called_once_an_epoch() -> None:
 
     data = SeededDataset(Told())
     for epoch in (3, 3, 4):
-        data.__getitems__(Indices([1], 7, 0, epoch))
+        data.__getitems__(([1], 7, 0, epoch))
     assert epochs == [3, 4]
 
 

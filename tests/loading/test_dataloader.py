@@ -56,7 +56,7 @@ def begun(
     items = positioned.begin(
         EpochStart(epoch=epoch, batch_idx=start, offset=start, seeds=found, **more)
     )
-    return ((draw.number, batch) for draw, batch in items)
+    return ((number, batch) for batch, _, number in items)
 
 
 def taken(loader: DataLoader[Any], epoch: int = 0, start: int = 0, **more: Any) -> list[Any]:

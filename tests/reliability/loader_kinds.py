@@ -23,6 +23,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from modelzoo_trainer.data import ShardedStream as TrainerShardedStream
 from tests.reliability.toy_task import Samples
 
 NUM: Final = 22  # divided by two workers, no batch has a single sample
@@ -677,6 +678,20 @@ add("stream_counts_epochs", ALL_WAYS, warned=["persistent"])(
 )
 add("stream_state_dict", ALL_WAYS, limited=ALL_WAYS)(
     lambda **workers: stream(StatefulStream(), workers)
+)
+
+
+class OrderedAtRandom(Stream):
+    """Its order is drawn from python's generator when it is begun."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        order = random.sample(range(NUM), NUM)
+        for idx in order:
+            yield augmented(self.inputs[idx]), self.targets[idx]
+
+
+add("sharded_stream", ALL_WAYS, limited=["2"])(
+    lambda **workers: stream(TrainerShardedStream(OrderedAtRandom()), workers)
 )
 
 
