@@ -210,12 +210,14 @@ class PositionedLoader:
             following = next(kept, None) if may_be_last else None
             if may_be_last and following is None:
                 self.last = number
-                self._check_length(start)
+                self._check_length(start, is_over=True)
+            elif following is not None and following.number == start.length:
+                self._check_length(start, is_over=False)
             note(draw)
             yield (items, seed, position, epoch) if is_seeded else items
             draw = following if may_be_last else next(kept, None)
         if self.last is None:
-            self._check_length(start)
+            self._check_length(start, is_over=True)
 
     def _kept(self, found: Iterator[Draw], start: EpochStart) -> Iterator[Draw]:
         """Yield the draws up to the limit that are not skipped."""
@@ -228,18 +230,18 @@ class PositionedLoader:
             if draw.number + 1 == start.limit:
                 return
 
-    def _check_length(self, start: EpochStart) -> None:
-        ends_early = start.limit is not None and self._num_drawn >= start.limit
-        if start.length is None or ends_early or self._num_drawn == start.length:
+    def _check_length(self, start: EpochStart, *, is_over: bool) -> None:
+        """Warn if the epoch has another number of batches than the loader's length says."""
+        num, length = self._num_drawn, start.length
+        if length is None or (is_over and (num >= length or num == start.limit)):
             return
         log.warning(
-            "%s yields %d batches in epoch %d, but its length is %d, which the number of steps "
-            "and the schedules follow from. All of them are trained on. Correct __len__ of its "
-            "batch sampler or sampler.",
+            "%s yields %s batches in epoch %d, but its length is %d, from which the number of "
+            "steps of the run was computed. Correct __len__ of its sampler or batch sampler.",
             self._name,
-            self._num_drawn,
+            num if is_over else f"more than {length}",
             start.epoch,
-            start.length,
+            length,
         )
 
     def _received(self, iterator: WorkerIterator, epoch: int, begin: int) -> Marked:
