@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 
 class ShardedStream(IterableDataset[Any]):
@@ -36,4 +37,7 @@ class ShardedStream(IterableDataset[Any]):
             self.set_epoch = samples.set_epoch
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.samples)
+        info = get_worker_info()
+        if info is None:  # or the trainer divides it
+            return iter(self.samples)
+        return islice(iter(self.samples), info.id, None, info.num_workers)

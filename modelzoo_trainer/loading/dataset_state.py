@@ -90,7 +90,8 @@ class DatasetObserver:
         """Note which worker this is, and look at the data set before its first batch."""
         self.is_due = False
         info = get_worker_info()
-        self.worker = 0 if info is None else info.id
+        if info is not None:  # a `ShardedStream` hides it in later epochs
+            self.worker = info.id
         if self._notes is not None:
             self._before = snapshot(self._owners)
             self.is_looking = True

@@ -325,6 +325,21 @@ def test_a_batch_of_all_is_divided(num_workers) -> None:
     assert len(parts[0][0][1]) == 2
 
 
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_a_plain_loader_over_a_sharded_stream_has_each_sample_once(num_workers) -> None:
+    loader = DataLoader(ShardedStream(Numbers()), 4, num_workers=num_workers)
+    assert sorted(sample for batch in loader for sample in batch.tolist()) == ALL
+
+
+def test_a_sharded_stream_is_divided_in_persistent_workers_in_each_epoch() -> None:
+    loader = DataLoader(ShardedStream(Numbers()), 4, num_workers=2, persistent_workers=True)
+    source = make_source(loader, WHOLE, lambda value: [value], "train_dataloader")
+    for epoch in range(3):
+        found = [sample for _, batch in source.begin(start_of(epoch)) for sample in batch.tolist()]
+        assert found == ALL
+    source.close()
+
+
 def test_a_sharded_stream_begins_at_a_position() -> None:
     parts = [part(Numbers(), 2, Split(index, 3), position=2) for index in range(3)]
     assert whole(parts) == ALL[12:]
