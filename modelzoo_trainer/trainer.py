@@ -463,7 +463,7 @@ class Trainer(AdvisedMethods):
             loader = resolve_loader(val_dataloader, "val_dataloader")
             size = self.val_micro_batch_size
             batches = EpochIterator(
-                validation_data(loader, self.backend, self.global_step, size),
+                validation_data(loader, self.backend, self.global_step, size, loop.eval_steps),
                 self.backend.batches,
                 limit=loop.eval_steps,
                 micro_batch_size=size,

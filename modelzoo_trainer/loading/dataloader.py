@@ -167,7 +167,7 @@ class PositionedLoader:
             self._seeded.epoch = epoch  # set_epoch of the data set was called in this process
         self._feed.items = self._fed(found, start)
         self._iterator = start_iterator(self._own)
-        return self._received(self._iterator, epoch, start.batch_idx)
+        return self._received(self._iterator, start)
 
     def _begin_rounds(self, start: EpochStart, observer: DatasetObserver) -> int:
         """Find the states that workers begin with; return the number of the first batch."""
@@ -244,7 +244,7 @@ class PositionedLoader:
             length,
         )
 
-    def _received(self, iterator: WorkerIterator, epoch: int, begin: int) -> Marked:
+    def _received(self, iterator: WorkerIterator, start: EpochStart) -> Marked:
         loading, keeps_state = self._loading, self._keeps_state
         fetch = iterator.next_function()
         while True:
@@ -253,7 +253,7 @@ class PositionedLoader:
             except StopIteration:
                 return
             except Exception as error:
-                error.add_note(self._place(epoch))
+                error.add_note(self._place(start.epoch))
                 raise
             if self._notes is not None:
                 self._warn_of_change(self._notes)
@@ -261,8 +261,9 @@ class PositionedLoader:
             number = self.draw.number
             if keeps_state:
                 batch, worker, state, _ = batch
-                self._rounds.add(number + 1, worker, state)
-                if number < begin:
+                if start.needs_state:
+                    self._rounds.add(number + 1, worker, state)
+                if number < start.batch_idx:
                     continue
             yield batch, number == self.last, number
 

@@ -225,6 +225,7 @@ class EpochStart:
         length: Batches of the epoch, as far as the loader says; None = it does not.
         limit: Number of the batch before which the epoch ends; None = none.
         needs_sizes: Whether each process's number of samples must be known exactly.
+        needs_state: Whether a checkpoint may be made in the epoch.
     """
 
     epoch: int
@@ -238,6 +239,7 @@ class EpochStart:
     length: int | None = None
     limit: int | None = None
     needs_sizes: bool = False
+    needs_state: bool = True
 
 
 def set_epoch_of(loader: Any, epoch: int) -> None:

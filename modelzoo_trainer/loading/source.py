@@ -144,8 +144,9 @@ class Source:
                 error.add_note(place_of(self.name, start.epoch, number))
                 raise
             self.latest = (batch,)
-            self.note(number + 1)
-            if self._checksums.add(number + 1, batch):
+            if start.needs_state:
+                self.note(number + 1)
+            if start.needs_state and self._checksums.add(number + 1, batch):
                 self.warn_of_other_batches()
             if number < start.batch_idx:
                 continue

@@ -40,6 +40,7 @@ from modelzoo_trainer.loading.workers import shut_down, start_iterator
 
 log = logging.getLogger("modelzoo_trainer.data")
 
+_MOST_BITS: Final = 64  # of a seed that a person has chosen
 _HUGGING_FACE: Final = "datasets.iterable_dataset"
 
 
@@ -224,6 +225,13 @@ class StreamSource(Source):
             saved = {"rounds": self._rounds.at_end() | {"is_cut": True}}
         if saved or start.restores or not self._own.persistent_workers:
             self.close()
+        if not self._is_begun and any(map(has_no_seed, self._shuffles)):
+            log.warning(
+                "Exactness is not guaranteed: the stream of %s is shuffled without a seed, in "
+                "another order in each run. Pass shuffle(seed=...).",
+                self.name,
+            )
+        self._is_begun = True
         self._restore_attributes(saved, start.epoch)
         self._checksums.begin(saved)
         first, states = self._begin_rounds(start, saved)
@@ -253,13 +261,6 @@ class StreamSource(Source):
                 self._hidden.load(before)
                 set_epoch_of(self.loader, epoch)  # which that may have undone
             self._attributes = self._hidden.save()
-        elif self._shuffles:
-            if before is not None:
-                for name, generator in self._shuffles.items():
-                    generator.bit_generator.state = before[name]
-            self._attributes = {
-                name: generator.bit_generator.state for name, generator in self._shuffles.items()
-            }
 
     def _begin_rounds(self, start: EpochStart, saved: LoaderState) -> tuple[int, list[Any] | None]:
         """Return with which batch workers begin, and their states."""
@@ -303,7 +304,8 @@ class StreamSource(Source):
             self._num_received = number + 1
             if self._notes is not None:
                 self._warn_of_change(self._notes)
-            self._note(number + 1, loaded)
+            if start.needs_state:
+                self._note(number + 1, loaded)
             if number < start.batch_idx:
                 continue
             if number in start.skipped:
@@ -359,21 +361,27 @@ class StreamSource(Source):
         shut_down(iterator)
 
 
-def shuffle_generators(dataset: Any) -> dict[str, np.random.Generator]:
+def shuffle_generators(dataset: Any) -> list[np.random.Generator]:
     """Return the generators of a Hugging Face stream that is shuffled through a buffer.
 
     The state of such a stream lacks the buffer (see `datasets.IterableDataset.state_dict`), so that
-    its samples have to be read again; without a seed its generator is another one in each process.
+    its samples have to be read again.
     """
     if type(dataset).__module__ != _HUGGING_FACE:
-        return {}
-    found: dict[str, np.random.Generator] = {}
+        return []
+    found: list[np.random.Generator] = []
     waiting = [dataset._ex_iterable]
     while waiting:
         part = waiting.pop()
         generator = getattr(part, "generator", None)
         if isinstance(generator, np.random.Generator):
-            found[str(len(found))] = generator
+            found.append(generator)
         inner = [getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())]
         waiting += [each for each in inner if each is not None]
     return found
+
+
+def has_no_seed(generator: np.random.Generator) -> bool:
+    """Return whether numpy has seeded a generator by itself: with 128 bits, as nobody does."""
+    entropy = getattr(generator.bit_generator.seed_seq, "entropy", None)
+    return isinstance(entropy, int) and entropy.bit_length() > _MOST_BITS

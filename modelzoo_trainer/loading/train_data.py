@@ -189,6 +189,7 @@ class TrainData:
             length=length,
             limit=self.limit,
             needs_sizes=needs_sizes,
+            needs_state=self._name == _TRAINING,
         )
         marked = None if is_own else source.begin_marked(start)
         items = iter(()) if marked is not None else source.begin(start)
@@ -276,7 +277,11 @@ class TrainData:
 
 
 def validation_data(
-    loader: Iterable[Batch], backend: Backend, number: int, micro_batch_size: int | None
+    loader: Iterable[Batch],
+    backend: Backend,
+    number: int,
+    micro_batch_size: int | None,
+    limit: int | None,
 ) -> Iterable[Batch] | StartedEpoch:
     """Return what a validation iterates over: the loader, or this process's part of its data.
 
@@ -285,13 +290,14 @@ def validation_data(
         backend: Says which part of the data this process reads.
         number: Decides the order of a part, if it is random; equal on all processes.
         micro_batch_size: Samples of a micro-batch; None = batches are not split.
+        limit: Batches after which it ends; None = none.
 
     Raises:
         ConfigError: If the processes cannot divide it.
     """
     if backend.comm.data_shard[1] == 1:
         return loader
-    data = TrainData(loader, None, backend, "val_dataloader")
+    data = TrainData(loader, limit, backend, "val_dataloader")
     seeds = EpochSeeds.of(backend, number).of_validation()
     position = Position(epoch=number, layout=data.layout())
     return data.begin(position, seeds, needs_sizes=micro_batch_size is not None)

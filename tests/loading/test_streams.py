@@ -11,13 +11,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from modelzoo_trainer import Checkpoint
 from modelzoo_trainer.data.sharded_stream import ShardedStream
 from modelzoo_trainer.loading.position import EpochSeeds, EpochStart
 from modelzoo_trainer.loading.sharding import WHOLE, Split
 from modelzoo_trainer.loading.sources import make_source, split_of
 from modelzoo_trainer.loading.streams import StreamSource, is_stream
-from tests.doubles import Crash, Interrupted
 
 NUM = 26
 
@@ -220,43 +218,16 @@ def test_an_error_says_which_batch_of_which_epoch_it_was() -> None:
     assert caught.value.__notes__ == ["raised while train_dataloader loaded batch 2 of epoch 3"]
 
 
-def test_a_shuffled_stream_of_hugging_face_without_a_seed_goes_on(trainer_of, caplog) -> None:
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_stream_of_hugging_face_shuffled_without_a_seed_is_warned_of(caplog, seed) -> None:
     datasets = pytest.importorskip("datasets")
-
-    def make() -> DataLoader[Any]:
-        table = datasets.Dataset.from_dict({"x": [float(i) for i in range(NUM)]})
-        stream = table.to_iterable_dataset(num_shards=2).shuffle(buffer_size=8)
-        return DataLoader(stream.with_format("torch"), 2, collate_fn=rows)
-
-    first, second = Seen(), Seen()
-    settings = {"model": Sums, "num_epochs": 2, "checkpoint": Checkpoint(steps=1)}
-    with pytest.raises(Interrupted):
-        trainer_of(first, Crash(18), **settings).fit(make())
-    trainer_of(second, **settings).fit(make())
-    seen = first.seen + second.seen
-    assert sorted(seen[:NUM]) == sorted(seen[NUM:]) == [float(i) for i in range(NUM)]
-    assert seen[:NUM] != seen[NUM:]
-    assert "Exactness" not in caplog.text
-
-
-def rows(samples: list[dict[str, Any]]) -> torch.Tensor:
-    return torch.stack([sample["x"] for sample in samples])
-
-
-class Sums(torch.nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(1, 1)
-
-    def forward(self, batch):
-        return super().forward(batch.float()[:, None]).mean()
-
-
-class Seen:
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-
-    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
-        self.seen += batch.tolist()
+    table = datasets.Dataset.from_dict({"x": [float(i) for i in range(NUM)]})
+    stream = table.to_iterable_dataset(num_shards=2).shuffle(seed=seed, buffer_size=8)
+    source = source_of(stream.with_format("torch"), 2)
+    for epoch in range(2):
+        assert len([batch for _, batch in source.begin(start_of(epoch))]) == 13
+    said = [text for text in caplog.messages if "Exactness is not guaranteed" in text]
+    assert ["without a seed" in text for text in said] == [True] * (seed is None)
 
 
 # ---- several processes

@@ -239,6 +239,7 @@ def test_every_sampler_goes_on(runs, kind, workers, step) -> None:
         lambda: DataLoader(DATA, **options),
         step,
         lambda: DataLoader(DATA, **options, num_workers=workers),
+        draws=not workers,
     )
 
 

@@ -763,6 +763,11 @@ add("datasets_stream_shuffled", ALL_WAYS, limited=["2"])(
         hugging_face_stream().shuffle(seed=51, buffer_size=8).with_format("torch"), workers
     )
 )
+add("datasets_stream_without_seed", ["0", "2"], expected=WARNED)(
+    lambda **workers: stream(
+        hugging_face_stream().shuffle(buffer_size=8).with_format("torch"), workers
+    )
+)
 add("datasets_stream_augmented", ["0", "2"])(
     lambda **workers: stream(hugging_face_stream().map(augment_row).with_format("torch"), workers)
 )

@@ -57,6 +57,9 @@ class Spoil(Callback):
         is_bad = (trainer.data.epoch, batch_idx) in self.batches
         model.spoil.fill_(float("inf") if is_bad else 0.0)
 
+    def on_rollback(self, trainer, ckpt_path):
+        trainer.model.spoil.fill_(0.0)  # a validation may come before the next batch
+
 
 class Drop(Callback):
     """Leaves an entry of a checkpoint out when it is loaded."""
