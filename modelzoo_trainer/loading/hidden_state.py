@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import copy
+import logging
 import pickle
 import random
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from datetime import date, timedelta
+from enum import Enum
+from io import IOBase
+from numbers import Number
+from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -17,11 +23,15 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils.data import DataLoader, Dataset
 
-_SCALARS: Final = (bool, int, float, str, bytes, type(None), np.generic)
+_SCALARS: Final = (bool, int, float, str, bytes, type(None), np.number, np.bool_)
+_OPAQUE: Final = (Enum, PurePath, date, timedelta, Number, np.generic, np.random.SeedSequence)
+"""What is compared and not saved."""
 _GENERATORS: Final = (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
 _CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 _CODE: Final = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
-_LEFT_OUT: Final = (Module, DataLoader, *_CODE)
+_LEFT_OUT: Final = (Module, DataLoader, IOBase, logging.Logger, logging.Handler, *_CODE)
+_OURS: Final = frozenset({"modelzoo_trainer", "backends"})
+_NOT_SAVED: Final = (Iterator, Enum, PurePath, date, timedelta, np.random.SeedSequence)
 _TAG: Final = "hidden_state"
 
 
@@ -43,6 +53,13 @@ OF_SAMPLERS: Final = Limits(1 << 26, 10_000, enters_data=False)
 OF_DATA: Final = Limits(1 << 16, 4_000, enters_data=True)
 
 
+class _Alias(str):
+    """The path by which an object was found before."""
+
+
+_NOTHING: Final = object()
+
+
 class Found(NamedTuple):
     """A value that may change.
 
@@ -59,8 +76,9 @@ class Found(NamedTuple):
 
 def has_state(owner: Any) -> bool:
     """Return whether an object has a state of its own that can be saved and restored."""
-    return callable(getattr(owner, "state_dict", None)) and callable(
-        getattr(owner, "load_state_dict", None)
+    kind = type(owner)  # an object may answer to any name
+    return callable(getattr(kind, "state_dict", None)) and callable(
+        getattr(kind, "load_state_dict", None)
     )
 
 
@@ -83,22 +101,29 @@ class HiddenState:
         self._owners = owners
         self._limits = limits
         self._known = known
+        self.unsaved: list[str] = []
+        """Paths that have changed and could not be saved, as far as `save` has seen."""
         self._first = {
-            found.path: (_digest(found.value), _encoded(found.value))
+            found.path: (_digest(found.value), _encoded(found.value) if found.put else None)
             for found in self._search()
-            if found.put is not None
         }
 
     def _search(self) -> Iterator[Found]:
         return found_in(self._owners, self._limits, self._known)
 
     def save(self) -> dict[str, Any]:
-        """Return copies of what can be saved."""
-        return {
-            found.path: _encoded(found.value)
-            for found in self._search()
-            if found.put is not None and (_is_state(found.value) or self._is_new(found))
-        }
+        """Return copies of what can be saved: nothing, if objects are not where they were."""
+        saved, unsaved = {}, []
+        is_moved = False
+        for found in self._search():
+            is_new = self._is_new(found)
+            if found.put is not None and (is_new or _is_state(found.value)):
+                saved[found.path] = _encoded(found.value)
+            if is_new and saved.get(found.path, _NOTHING) is _NOTHING:
+                unsaved.append(found.path)
+                is_moved = is_moved or isinstance(found.value, _Alias)
+        self.unsaved = unsaved
+        return {} if is_moved else {path: one for path, one in saved.items() if one is not _NOTHING}
 
     def _is_new(self, found: Found) -> bool:
         return _digest(found.value) != self._first.get(found.path, (None,))[0]
@@ -115,7 +140,9 @@ class HiddenState:
             if found.path in left:
                 found.put(_decoded(left.pop(found.path), found.value))
             elif found.path in self._first and self._is_new(found):
-                found.put(_decoded(self._first[found.path][1], found.value))
+                first = self._first[found.path][1]
+                if first is not _NOTHING:
+                    found.put(_decoded(first, found.value))
         return list(left)
 
     def iterators(self) -> list[str]:
@@ -176,19 +203,23 @@ def found_in(
         known: Objects that are not looked at.
         left_out: Gets the others that are not: modules, loaders, perhaps data sets.
     """
-    seen = {id(owner) for owner in known}
+    seen = {id(owner): "" for owner in known}
     waiting = deque(Found(name, owner, _keep) for name, owner in owners.items())
-    for _ in range(limits.num_values):
+    num_owners = len(waiting)
+    for number in range(limits.num_values):
         if not waiting:
             return
         place = waiting.popleft()
         value = place.value
-        is_scalar = isinstance(value, _SCALARS)
+        is_scalar = isinstance(value, (*_SCALARS, *_OPAQUE))
         if id(value) in seen and not is_scalar:
+            if seen[id(value)]:
+                yield Found(f"{place.path} is", _Alias(seen[id(value)]), None)
             continue
-        seen.add(id(value))
-        if _is_leaf(value, limits):
-            yield place
+        seen[id(value)] = place.path
+        is_own_iterator = number < num_owners and isinstance(value, Iterator)
+        if _is_leaf(value, limits) and not is_own_iterator:
+            yield place._replace(put=None) if isinstance(value, _NOT_SAVED) else place
         elif not _is_left_out(value, limits):
             waiting.extend(_parts(place, limits))
         elif left_out is not None:
@@ -197,7 +228,8 @@ def found_in(
 
 def _is_left_out(value: Any, limits: Limits) -> bool:
     is_data = isinstance(value, Dataset) and not limits.enters_data
-    return is_data or isinstance(value, _LEFT_OUT)
+    is_ours = type(value).__module__.partition(".")[0] in _OURS
+    return is_data or is_ours or isinstance(value, _LEFT_OUT)
 
 
 def _parts(place: Found, limits: Limits) -> Iterator[Found]:
@@ -222,7 +254,7 @@ def _is_leaf(value: Any, limits: Limits) -> bool:
         return value.dtype.kind in "biufc" and value.nbytes <= limits.num_bytes
     if isinstance(value, _CONTAINERS):
         return len(value) <= limits.num_bytes // 8 and _holds_scalars(value)
-    return isinstance(value, (*_SCALARS, *_GENERATORS, Iterator)) or has_state(value)
+    return isinstance(value, (*_SCALARS, *_OPAQUE, *_GENERATORS, Iterator)) or has_state(value)
 
 
 def _holds_scalars(container: Any) -> bool:
@@ -250,9 +282,17 @@ def _attributes(path: str, owner: Any) -> Iterator[Found]:
         slots = kind.__dict__.get("__slots__", ())
         names += [slots] if isinstance(slots, str) else slots
     for name in names:
-        if not name.startswith("__") and (value := getattr(owner, name, _TAG)) is not _TAG:
+        value = _attribute(owner, name)
+        if not name.startswith("__") and value is not _NOTHING:
             place = f"{path}.{name}" if path else name
             yield Found(place, value, _putter(_setter_of(owner), name))
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    try:
+        return getattr(owner, name, _NOTHING)
+    except Exception:  # noqa: BLE001  # whatever a user's property raises
+        return _NOTHING
 
 
 def _setter_of(owner: Any) -> Callable[[Any, Any], None]:
@@ -298,52 +338,63 @@ def _plain(value: Any) -> Any:
 
 
 def _encoded(value: Any) -> Any:
-    """Return a copy in terms of what a checkpoint can hold."""
-    match value:
-        case random.Random():
-            version, numbers, gauss = value.getstate()
-            state: Any = [version, np.array(numbers, dtype=np.int64), gauss]
-        case np.random.RandomState():
-            state = copy.deepcopy(value.get_state(legacy=False))
-        case np.random.Generator():
-            state = copy.deepcopy(value.bit_generator.state)
-        case torch.Generator():
-            state = value.get_state()
-        case set() | frozenset() | deque():
-            state = list(value)
-        case list() if len(value) > 64 and all(type(item) is int for item in value):
-            state = _as_array(value)
-        case _ if has_state(value):
-            state = copy.deepcopy(value.state_dict())
-        case _:
-            return copy.deepcopy(value)
-    return {_TAG: state}
-
-
-def _as_array(numbers: list[int]) -> Any:
+    """Return a copy in terms of what a checkpoint can hold; `_NOTHING` if there is none."""
     try:
-        return np.array(numbers, dtype=np.int64)
-    except OverflowError:
-        return list(numbers)
+        return _copied(value)
+    except Exception:  # noqa: BLE001  # whatever a user's class raises
+        return _NOTHING
+
+
+def _copied(value: Any) -> Any:
+    for kinds, copied in _COPY:
+        if isinstance(value, kinds):
+            return copied(value)
+    for kinds, state_of in _STATE_OF:
+        if isinstance(value, kinds):
+            return {_TAG: state_of(value), "kind": _kind(value)}
+    if has_state(value):
+        return {_TAG: copy.deepcopy(value.state_dict()), "kind": _kind(value)}
+    return _NOTHING
+
+
+def _kind(value: Any) -> str:
+    return "torch.Generator" if isinstance(value, torch.Generator) else type(value).__name__
+
+
+def _python_state(generator: random.Random) -> Any:
+    version, numbers, gauss = generator.getstate()
+    return [version, np.array(numbers, dtype=np.int64), gauss]
+
+
+def _as_array(numbers: list[Any]) -> Any:
+    """Return a long list of integers as an array, others as a new list."""
+    if len(numbers) > _LONG and all(type(item) is int for item in numbers):
+        try:
+            return np.array(numbers, dtype=np.int64)
+        except OverflowError:
+            pass
+    return list(numbers)
 
 
 def _decoded(saved: Any, present: Any) -> Any:
     """Return what `_encoded` was given; what has a place of its own is restored there."""
-    is_tagged = isinstance(saved, dict) and _TAG in saved
+    is_tagged = isinstance(saved, dict) and saved.keys() == {_TAG, "kind"}
     state = copy.deepcopy(saved[_TAG] if is_tagged else saved)
+    if is_tagged and _kind(present) != saved["kind"] and saved["kind"] in _MAKE:
+        present = _MAKE[saved["kind"]]()
     for kinds, restore in _RESTORE:
         if isinstance(present, kinds):
             restore(present, state)
             return present
-    if isinstance(present, frozenset):
-        return frozenset(state)
+    if isinstance(present, (frozenset, tuple)):
+        return type(present)(state)
     if isinstance(present, np.ndarray) and present.flags.writeable and _fits(state, present):
         present[...] = state
         return present
     if isinstance(present, Tensor) and _fits(state, present):
         present.detach().copy_(torch.as_tensor(state))
         return present
-    if has_state(present):
+    if is_tagged and has_state(present):
         present.load_state_dict(state)
         return present
     return state
@@ -371,6 +422,36 @@ def _refill(target: Any, state: Any) -> None:
     (target.extend if isinstance(target, deque) else target.update)(state)
 
 
+_LONG: Final = 64
+_MAKE: Final[dict[str, Callable[[], Any]]] = {
+    "Random": random.Random,
+    "RandomState": np.random.RandomState,
+    "Generator": lambda: np.random.default_rng(),
+    "torch.Generator": torch.Generator,
+    "list": list,
+    "dict": dict,
+    "set": set,
+    "frozenset": frozenset,
+    "tuple": tuple,
+    "deque": deque,
+}
+_COPY: Final[tuple[tuple[Any, Callable[[Any], Any]], ...]] = (
+    (Tensor, lambda value: value.detach().clone()),
+    (np.ndarray, np.copy),
+    ((np.number, np.bool_), lambda value: value.item()),
+    (str, str),
+    (bytes, bytes),
+    ((bool, int, float, type(None)), lambda value: value),
+)
+_STATE_OF: Final[tuple[tuple[Any, Callable[[Any], Any]], ...]] = (
+    (random.Random, _python_state),
+    (np.random.RandomState, lambda value: copy.deepcopy(value.get_state(legacy=False))),
+    (np.random.Generator, lambda value: copy.deepcopy(value.bit_generator.state)),
+    (torch.Generator, lambda value: value.get_state()),
+    (list, _as_array),
+    (dict, dict),
+    ((set, frozenset, deque, tuple), list),
+)
 _RESTORE: Final[tuple[tuple[Any, Callable[[Any, Any], None]], ...]] = (
     (random.Random, _restore_python),
     (np.random.RandomState, lambda generator, state: generator.set_state(state)),

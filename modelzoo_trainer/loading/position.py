@@ -170,7 +170,7 @@ def _common_to_all(loader: LoaderState | None) -> LoaderState | None:
 def has_loader_state(state: Mapping[str, Any]) -> bool:
     """Return whether a process's loader has left a state that another process cannot use."""
     loaders = [state[key] or {} for key in state if key.startswith("loader")]
-    return any(name in loader for loader in loaders for name in _OF_ONE_PROCESS)
+    return any(loader.get(name) for loader in loaders for name in _OF_ONE_PROCESS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

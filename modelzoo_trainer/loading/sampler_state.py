@@ -7,7 +7,7 @@ import zlib
 from itertools import islice
 from typing import Any, Final
 
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from modelzoo_trainer.loading.hidden_state import OF_SAMPLERS, HiddenState
 from modelzoo_trainer.loading.position import EpochStart, set_epoch_of
@@ -38,10 +38,11 @@ class SamplerState:
         self._owners = {key: owner for key, owner in owners.items() if owner is not None}
         self._loader = loader
         self._sampler: Any = loader.sampler if batches is None else batches
+        self._users = inner if type(batches) is BatchSampler else self._sampler
         self._name = name
         self._hidden = HiddenState(self._owners, OF_SAMPLERS, (loader.dataset,))
         self._state: dict[str, Any] = {}
-        self._is_checked = False
+        self._is_checked = self._is_unsaved = False
         self._checksum = 0
         self._first_kept = 0
         self._checksums: dict[int, int] = {}
@@ -60,6 +61,7 @@ class SamplerState:
             self._warn_of_missing(self._hidden.load(saved["sampler"]))
             set_epoch_of(self._loader, start.epoch)  # which that may have undone
         self._state = self._hidden.save()
+        self._warn_of_unsaved()
         self._checksum, self._checksums, self._first_kept = 0, {}, num_skipped
         order = saved.get("order")
         self._saved = None if order is None else (order["num_draws"], order["checksum"])
@@ -92,7 +94,7 @@ class SamplerState:
             self._checksums[number + 1] = checksum
         if self._expected and self._expected.pop(number + 1, checksum) != checksum:
             self._expected.clear()
-            self._warn("begins with other indices each time it is iterated from the same state")
+            self._warn("yields other indices each time it is iterated, from the same attributes")
         if self._saved is not None and self._saved[0] == number + 1:
             is_equal, self._saved = self._saved[1] == checksum, None
             if not is_equal:
@@ -105,9 +107,16 @@ class SamplerState:
             "generator with a seed that is an attribute of the sampler, or give it "
             "set_epoch(epoch), or state_dict() and load_state_dict().",
             self._name,
-            type(self._sampler).__name__,
+            type(self._users).__name__,
             what,
         )
+
+    def _warn_of_unsaved(self) -> None:
+        if self._hidden.unsaved and not self._is_unsaved:
+            self._is_unsaved = True
+            self._warn(
+                f"changes attributes that cannot be saved ({', '.join(self._hidden.unsaved)})"
+            )
 
     def _warn_of_missing(self, names: list[str]) -> None:
         if names:
@@ -122,7 +131,7 @@ class SamplerState:
     def state(self, num_draws: int | None) -> dict[str, Any]:
         """Return what a checkpoint needs after so many draws of the epoch; None = after all."""
         state = self._hidden.save() if num_draws is None else self._state
-        found: dict[str, Any] = {"sampler": state} if state else {}
+        found: dict[str, Any] = {"sampler": state}
         if num_draws in self._checksums:
             found["order"] = {"num_draws": num_draws, "checksum": self._checksums[num_draws]}
         return found

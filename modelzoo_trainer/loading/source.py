@@ -65,7 +65,7 @@ class Source:
         self._checksums = Checksums()
         self._hidden: HiddenState | None = None
         self._attributes: dict[str, Any] = {}
-        self._is_begun = False
+        self._is_begun = self._is_unsaved = False
 
     def begin(self, start: EpochStart) -> Numbered:
         """Return an iterator over the numbers and batches of an epoch."""
@@ -100,14 +100,30 @@ class Source:
         if not self._is_begun:
             self._is_begun = True
             self._hidden = hidden_state_of(self.loader)
-            self._warn_of_attributes()
+            self.warn_of_iterators()
+            self._warn_of_persistent_workers()
         if self._hidden is not None:
             if "attributes" in saved:
                 self._hidden.load(saved["attributes"])
                 set_epoch_of(self.loader, epoch)  # which that may have undone
             self._attributes = self._hidden.save()
+            self.warn_of_unsaved(self._hidden)
 
-    def _warn_of_attributes(self) -> None:
+    def warn_of_unsaved(self, hidden: HiddenState) -> None:
+        """Warn once of attributes that have changed and cannot be saved."""
+        if hidden.unsaved and not self._is_unsaved:
+            self._is_unsaved = True
+            log.warning(
+                "Exactness is not guaranteed: %s (%s) changes attributes that cannot be saved "
+                "(%s). If batches depend on them, a resumed run will not reproduce the original "
+                "one.",
+                self.name,
+                type(self.loader).__name__,
+                ", ".join(hidden.unsaved),
+            )
+
+    def warn_of_iterators(self) -> None:
+        """Warn of iterators that are kept from epoch to epoch."""
         loader = self.loader
         found = [] if self._hidden is None else self._hidden.iterators()
         if found:
@@ -119,6 +135,9 @@ class Source:
                 type(loader).__name__,
                 ", ".join(found),
             )
+
+    def _warn_of_persistent_workers(self) -> None:
+        loader = self.loader
         if getattr(loader, "persistent_workers", False) and not draws_nothing(
             getattr(loader, "dataset", None)
         ):
@@ -173,11 +192,8 @@ class Source:
     def state(self, position: int | None) -> LoaderState | None:
         """Return what a checkpoint needs after `position` batches; None = after a whole epoch."""
         found: LoaderState = self._checksums.state(position)
-        attributes = self._attributes
-        if position is None and self._hidden is not None:
-            attributes = self._hidden.save()
-        if attributes:
-            found["attributes"] = attributes
+        if self._hidden is not None:
+            found["attributes"] = self._hidden.save() if position is None else self._attributes
         return found or None
 
     def forget_before(self, position: int) -> None:

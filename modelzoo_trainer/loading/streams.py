@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any, Final
 
 import numpy as np
@@ -40,6 +40,7 @@ from modelzoo_trainer.loading.workers import shut_down, start_iterator
 
 log = logging.getLogger("modelzoo_trainer.data")
 
+_NOTHING: Final = object()
 _MOST_BITS: Final = 64  # of a seed that a person has chosen
 _HUGGING_FACE: Final = "datasets.iterable_dataset"
 
@@ -74,8 +75,10 @@ class SeededStream(DatasetWrapper, IterableDataset[Any]):
     ) -> None:
         self.dataset = loader.dataset
         self.observer = observer
-        self.was_cut = False
-        """Whether the states to restore are from an epoch that was not read to its end."""
+        self.ended: str | None = None
+        """Whether the states to restore are from the end of an epoch: "over", or "cut" before."""
+        self._has_drawn = False
+        self._seeds = 0, 0
         self._keeps_state = keeps_state
         self._size = loader.batch_size or 1
         """Samples of a batch; for all processes, if their batches are slices of the loader's."""
@@ -107,26 +110,47 @@ class SeededStream(DatasetWrapper, IterableDataset[Any]):
             # The data set must read all samples here, though others shard themselves by worker.
             torch_workers.worker._worker_info = None
             return self._divided(dataset, samples, num_skipped)
-        seed_generators(mixed(order, observer.worker))
-        return self._seeded(self._restored(dataset), mixed(samples, observer.worker), first)
+        seed = mixed(samples, observer.worker)
+        self._seeds = mixed(order, observer.worker), spread(seed, first)
+        seed_generators(self._seeds[0])
+        return self._seeded(self._restored(dataset), seed, first)
 
     def _restored(self, dataset: Any) -> Iterator[Any]:
         """Return an iterator over the data set, after giving it its state, if it has one."""
         observer = self.observer
+        ended, self.ended = self.ended, None  # persistent workers begin other epochs later
         if self._keeps_state and has_state(dataset):
             observer.stateful = dataset
-            if observer.restore() and self.was_cut:
-                iter(dataset)  # of the epoch that was cut
+            if observer.restore() and ended is not None:
+                return self._after_end(dataset, ended)
         given: Iterator[Any] = iter(dataset)
         if self._keeps_state and observer.stateful is not dataset and has_state(given):
             observer.stateful = given
             observer.restore()
         return given
 
+    def _after_end(self, dataset: Any, ended: str) -> Iterator[Any]:
+        """Return an iterator over the epoch after the one with whose last state it was restored.
+
+        After its last whole batch a data set may not know yet that an epoch is over.
+        """
+        given: Iterator[Any] = iter(dataset)
+        if ended == "over":
+            seed_generators(self._seeds[1])
+            first = next(given, _NOTHING)
+            if first is not _NOTHING:
+                self._has_drawn = True
+                return chain((first,), given)
+            seed_generators(self._seeds[0])
+        return iter(dataset)
+
     def _seeded(self, given: Iterator[Any], seed: int, first: int) -> Iterator[Any]:
         """Yield samples, with generators seeded before each batch."""
+        has_drawn, self._has_drawn = self._has_drawn, False
         for number in count(first):
-            seed_generators(spread(seed, number))
+            if not has_drawn:
+                seed_generators(spread(seed, number))
+            has_drawn = False
             num = 0
             for sample in islice(given, self._size):
                 num += 1
@@ -214,7 +238,7 @@ class StreamSource(Source):
         self._rounds = Rounds(loader.num_workers)
         self._has_states = False
         self._num_received = 0
-        self._is_over = False
+        self._is_over = self._follows_cut = False
 
     @override
     def begin(self, start: EpochStart) -> Numbered:
@@ -231,6 +255,8 @@ class StreamSource(Source):
                 "another order in each run. Pass shuffle(seed=...).",
                 self.name,
             )
+        if not self._is_begun:
+            self.warn_of_iterators()
         self._is_begun = True
         self._restore_attributes(saved, start.epoch)
         self._checksums.begin(saved)
@@ -261,6 +287,7 @@ class StreamSource(Source):
                 self._hidden.load(before)
                 set_epoch_of(self.loader, epoch)  # which that may have undone
             self._attributes = self._hidden.save()
+            self.warn_of_unsaved(self._hidden)
 
     def _begin_rounds(self, start: EpochStart, saved: LoaderState) -> tuple[int, list[Any] | None]:
         """Return with which batch workers begin, and their states."""
@@ -270,10 +297,14 @@ class StreamSource(Source):
         if states is not None and len(states) != num:
             warn_of_num_workers(self.name, len(states), num)
             first, states = 0, None
-        self._stream.was_cut = states is not None and found.get("is_cut", False)
+        is_end = states is not None and "is_cut" in found and not first
+        self._stream.ended = ("cut" if found["is_cut"] else "over") if is_end else None
         kept = states
-        if not start.restores and (self._own.persistent_workers or not self.loader.num_workers):
+        if not start.restores and self._keeps_workers and has_state(self.loader.dataset):
             kept = self._rounds.at_end()["states"]  # as they are
+            self._follows_cut = not self._is_over
+        elif is_end:
+            self._follows_cut = found["is_cut"]
         self._rounds.begin(first, kept)
         self._is_over = False
         return first, states
@@ -333,6 +364,11 @@ class StreamSource(Source):
         if names := notes.read():
             warn_of_change(self.loader.dataset, names, self.name)
 
+    @property
+    def _keeps_workers(self) -> bool:
+        """Whether a data set goes on from epoch to epoch: other workers begin with new copies."""
+        return not self.loader.num_workers or self.loader.persistent_workers
+
     @override
     def state(self, position: int | None) -> LoaderState | None:
         found: LoaderState = self._checksums.state(position)
@@ -341,12 +377,12 @@ class StreamSource(Source):
                 if self._is_over:  # other processes go on: the last batch is their padding batch
                     position = min(position, self._num_received - 1)
                 found["rounds"] = self._rounds.at(position)
-            elif not self.loader.num_workers or self.loader.persistent_workers:
+                if not found["rounds"]["batch_idx"]:  # the states of the end of the epoch before
+                    found["rounds"]["is_cut"] = self._follows_cut
+            elif has_state(self.loader.dataset) and self._keeps_workers:
                 found["rounds"] = self._rounds.at_end() | {"is_cut": not self._is_over}
-        if position is None and self._hidden is not None:
-            found["attributes"] = self._hidden.save()
-        elif self._attributes:
-            found["attributes"] = self._attributes
+        if self._hidden is not None:
+            found["attributes"] = self._hidden.save() if position is None else self._attributes
         return found or None
 
     @override

@@ -676,6 +676,58 @@ add("stream_generator", ALL_WAYS, warned=["persistent"], limited=["0"])(
 add("stream_counts_epochs", ALL_WAYS, warned=["persistent"])(
     lambda **workers: stream(CountingStream(), workers)
 )
+
+
+class EvenStream(StatefulStream):
+    """Has whole batches alone, also in each of two workers: its end is seen after the last one."""
+
+    def indices(self) -> Sequence[int]:
+        return range(16)
+
+
+class Positions(Iterator[tuple[Tensor, Tensor]]):
+    """An iterator with a state."""
+
+    def __init__(self, data: Stream) -> None:
+        self.data = data
+        self.part = data.part()
+        self.position = 0
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        if self.position == len(self.part):
+            raise StopIteration
+        idx = self.part[self.position]
+        self.position += 1
+        return augmented(self.data.inputs[idx]), self.data.targets[idx]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+
+
+class IteratorStream(ShardedStream):
+    """Its iterators have a state."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return Positions(self)
+
+
+class EvenIteratorStream(IteratorStream):
+    """Likewise, with whole batches alone."""
+
+    def indices(self) -> Sequence[int]:
+        return range(16)
+
+
+add("stream_even_state_dict", ALL_WAYS)(lambda **workers: stream(EvenStream(), workers))
+add("stream_iterator_state_dict", ALL_WAYS, limited=["0", "2"])(
+    lambda **workers: stream(IteratorStream(), workers)
+)
+add("stream_even_iterator_state_dict", ALL_WAYS)(
+    lambda **workers: stream(EvenIteratorStream(), workers)
+)
 add("stream_state_dict", ALL_WAYS, limited=ALL_WAYS)(
     lambda **workers: stream(StatefulStream(), workers)
 )
