@@ -143,4 +143,8 @@ class SamplerState:
 
 
 def _added(checksum: int, items: Any) -> int:
+    if isinstance(items, (list, tuple)):  # the text of a tensor is long, or abbreviated
+        items = [item.tolist() if hasattr(item, "tolist") else item for item in items]
+    elif hasattr(items, "tolist"):
+        items = items.tolist()
     return zlib.crc32(repr(items).encode(), checksum)

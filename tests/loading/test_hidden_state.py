@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import OrderedDict, deque
+from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -186,3 +189,98 @@ def test_a_saved_state_can_be_written_to_a_checkpoint(tmp_path) -> None:
     HiddenState({"sampler": other}, OF_SAMPLERS).load(loaded)
     assert other.plain() == owner.plain()
     assert other.change() == owner.change()
+
+
+class Phase(Enum):
+    FIRST = 1
+    SECOND = 2
+
+
+class Attributes(dict):
+    """Answers to any name, and raises KeyError for those that it does not have."""
+
+    __getattr__ = dict.__getitem__
+
+
+class Raising:
+    def __init__(self) -> None:
+        self.__dict__["value"] = 1
+
+    @property
+    def value(self):
+        raise RuntimeError("not now")
+
+
+def odd_owner(tmp_path) -> Any:
+    owner = Owner()
+    owner.file = open(tmp_path / "file", "w")  # noqa: SIM115  # closed with the owner
+    owner.given = (number for number in range(3))
+    owner.log = logging.getLogger("test")
+    owner.settings = Attributes(lr=1)
+    owner.raising = Raising()
+    owner.weight = torch.ones(2, requires_grad=True) * 2
+    owner.date = np.datetime64("2026-01-01")
+    owner.name = np.str_("a")
+    owner.table = {"hidden_state": 1}
+    return owner
+
+
+def test_odd_attributes_are_left_as_they_are(tmp_path) -> None:
+    owner = odd_owner(tmp_path)
+    hidden = HiddenState({"sampler": owner}, OF_SAMPLERS)
+    owner.number += 1
+    owner.table["hidden_state"] = 2
+    saved = hidden.save()
+    checkpointing.save(tmp_path / "checkpoint_1", {"loader": saved}, step=1)
+    owner.number, owner.table["hidden_state"] = 9, 9
+    hidden.load(checkpointing.load(tmp_path / "checkpoint_1")["loader"])
+    assert (owner.number, owner.table) == (2, {"hidden_state": 2})
+    owner.file.close()
+
+
+def test_what_changes_and_cannot_be_saved_is_named_and_nothing_is_damaged() -> None:
+    owner = Owner()
+    owner.phase = Phase.FIRST
+    owner.path = Path("a")
+    hidden = HiddenState({"sampler": owner}, OF_SAMPLERS)
+    owner.phase, owner.path = Phase.SECOND, Path("b")
+    saved = hidden.save()
+    assert sorted(hidden.unsaved) == ["sampler.path", "sampler.phase"]
+    HiddenState({"sampler": Owner()}, OF_SAMPLERS).load(saved)
+    assert (Phase.FIRST.value, Phase.SECOND.value) == (1, 2)
+
+
+def test_another_object_in_an_attribute_is_not_written_into_the_one_that_was_there() -> None:
+    def made() -> Owner:
+        owner = Owner()
+        owner.parts = [Inner(), Inner()]
+        owner.parts[1].count = 7
+        owner.part = owner.parts[0]
+        return owner
+
+    owner, other = made(), made()
+    hidden = HiddenState({"sampler": owner}, OF_SAMPLERS)
+    owner.part = owner.parts[1]
+    HiddenState({"sampler": other}, OF_SAMPLERS).load(hidden.save())
+    assert hidden.unsaved
+    assert [part.count for part in other.parts] == [0, 7]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: random.Random(9),
+        lambda: np.random.RandomState(9),
+        lambda: np.random.default_rng(9),
+        lambda: torch.Generator().manual_seed(9),
+        lambda: list(range(100)),
+        lambda: {1, 2},
+        lambda: deque([1]),
+    ],
+)
+def test_what_was_none_is_made_again(made) -> None:
+    owner, other = Owner(), Owner()
+    hidden = HiddenState({"sampler": owner}, OF_SAMPLERS)
+    owner.nothing = made()
+    HiddenState({"sampler": other}, OF_SAMPLERS).load(hidden.save())
+    assert type(other.nothing) is type(owner.nothing)
