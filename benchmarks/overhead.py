@@ -40,7 +40,7 @@ EPOCH = 100  # batches
 LIST_ROWS, LOADER_ROWS = "abcdef", "ghijk"
 Timed = Callable[[], float]  # seconds a step
 Data = list[Any] | DataLoader[Any]
-Maker = Callable[[nn.Module, Data, int], Timed]  # of a run of so many steps
+Maker = Callable[[nn.Module, Data, int], Timed]  # of a run with that number of steps
 
 
 class Mlp(nn.Module):

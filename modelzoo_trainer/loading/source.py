@@ -237,10 +237,11 @@ class Checksums:
     def add(self, num: int, batch: Batch) -> bool:
         """Add the `num`-th batch of the epoch; return whether it is not the one that was saved."""
         checksum = self._known[num] = checksum_of(batch)
-        expected, is_due = self._expected, self._expected is not None and self._expected[0] == num
-        if is_due:
-            self._expected = None
-        return is_due and expected != (num, checksum)
+        return (
+            self._expected is not None
+            and self._expected[0] == num
+            and self._expected[1] != checksum
+        )
 
     def state(self, position: int | None) -> LoaderState:
         """Return what a checkpoint needs after `position` batches."""
