@@ -179,7 +179,7 @@ def hand_loop(model: nn.Module, batches: Data, steps: int, averages: bool = Fals
 
 
 def ours(model: nn.Module, batches: Data, steps: int, **options: Any) -> Timed:
-    """Return a fit of so many steps."""
+    """Return a fit of that number of steps."""
     log_steps = options.pop("log_steps", 10)
     trainer = Trainer(
         model=model,

@@ -42,8 +42,8 @@ from modelzoo_trainer.loading.sharding import (
 )
 from modelzoo_trainer.loading.source import (
     Exchange,
-    Marked,
-    Numbered,
+    MarkedBatches,
+    NumberedBatches,
     Source,
     log_skipped,
     place_of,
@@ -136,7 +136,7 @@ class PositionedLoader:
         dataset = self._seeded or loader.dataset
         return with_options_of(loader, dataset, self._generator, collate, feed)
 
-    def begin(self, start: EpochStart) -> Marked:
+    def begin(self, start: EpochStart) -> MarkedBatches:
         """Return an iterator over this process's part of an epoch.
 
         It yields the batches, whether each is the last one, and their numbers; `draw` is what was
@@ -244,7 +244,7 @@ class PositionedLoader:
             length,
         )
 
-    def _received(self, iterator: WorkerIterator, start: EpochStart) -> Marked:
+    def _received(self, iterator: WorkerIterator, start: EpochStart) -> MarkedBatches:
         loading, keeps_state = self._loading, self._keeps_state
         fetch = iterator.next_function()
         while True:
@@ -404,7 +404,7 @@ class PositionedSource(Source):
         self._keeps_number = puts_together and loader.batch_sampler is not None
 
     @override
-    def begin_marked(self, start: EpochStart) -> Marked:
+    def begin_marked(self, start: EpochStart) -> MarkedBatches:
         if self.loader.num_workers and not self.loader.in_order:
             self._warn_of_order(start.batch_idx)
         if start.restores and "state" in (start.loader_state or ()):
@@ -415,7 +415,7 @@ class PositionedSource(Source):
         return items
 
     @override
-    def begin(self, start: EpochStart) -> Numbered:
+    def begin(self, start: EpochStart) -> NumberedBatches:
         return ((number, batch) for batch, _, number in self.begin_marked(start))
 
     def _warn_of_order(self, num: int) -> None:
@@ -434,7 +434,7 @@ class PositionedSource(Source):
             )
         self._is_begun = True
 
-    def _sharded(self, items: Marked, *, needs_sizes: bool) -> Marked:
+    def _sharded(self, items: MarkedBatches, *, needs_sizes: bool) -> MarkedBatches:
         keeps_number: bool | None = True if self._keeps_number else None  # None = not known yet
         info = ShardInfo((), is_padding=False)
         for batch, is_last, number in items:

@@ -24,14 +24,14 @@ from torch.nn import Module
 from torch.utils.data import DataLoader, Dataset
 
 _SCALARS: Final = (bool, int, float, str, bytes, type(None), np.number, np.bool_)
-_OPAQUE: Final = (Enum, PurePath, date, timedelta, Number, np.generic, np.random.SeedSequence)
+_FIXED: Final = (Enum, PurePath, date, timedelta, np.random.SeedSequence)
 """What is compared and not saved."""
+_ATOMS: Final = (*_SCALARS, *_FIXED, Number, np.generic)
 _GENERATORS: Final = (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
 _CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 _CODE: Final = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
 _LEFT_OUT: Final = (Module, DataLoader, IOBase, logging.Logger, logging.Handler, *_CODE)
 _OURS: Final = frozenset({"modelzoo_trainer", "backends"})
-_NOT_SAVED: Final = (Iterator, Enum, PurePath, date, timedelta, np.random.SeedSequence)
 _TAG: Final = "hidden_state"
 
 
@@ -101,8 +101,8 @@ class HiddenState:
         self._owners = owners
         self._limits = limits
         self._known = known
-        self.unsaved: list[str] = []
-        """Paths that have changed and could not be saved, as far as `save` has seen."""
+        self._unsaved: list[str] = []
+        self._is_told = False
         self._first = {
             found.path: (_digest(found.value), _encoded(found.value) if found.put else None)
             for found in self._search()
@@ -122,7 +122,7 @@ class HiddenState:
             if is_new and saved.get(found.path, _NOTHING) is _NOTHING:
                 unsaved.append(found.path)
                 is_moved = is_moved or isinstance(found.value, _Alias)
-        self.unsaved = unsaved
+        self._unsaved = unsaved
         return {} if is_moved else {path: one for path, one in saved.items() if one is not _NOTHING}
 
     def _is_new(self, found: Found) -> bool:
@@ -144,6 +144,13 @@ class HiddenState:
                 if first is not _NOTHING:
                     found.put(_decoded(first, found.value))
         return list(left)
+
+    def newly_unsaved(self) -> list[str]:
+        """Return the names of what `save` could not save, the first time that there are any."""
+        if self._is_told or not self._unsaved:
+            return []
+        self._is_told = True
+        return self._unsaved
 
     def iterators(self) -> list[str]:
         """Return the names of iterators: where they are cannot be saved."""
@@ -211,15 +218,15 @@ def found_in(
             return
         place = waiting.popleft()
         value = place.value
-        is_scalar = isinstance(value, (*_SCALARS, *_OPAQUE))
-        if id(value) in seen and not is_scalar:
+        is_atom = isinstance(value, _ATOMS)
+        if id(value) in seen and not is_atom:
             if seen[id(value)]:
                 yield Found(f"{place.path} is", _Alias(seen[id(value)]), None)
             continue
         seen[id(value)] = place.path
         is_own_iterator = number < num_owners and isinstance(value, Iterator)
         if _is_leaf(value, limits) and not is_own_iterator:
-            yield place._replace(put=None) if isinstance(value, _NOT_SAVED) else place
+            yield place._replace(put=None) if isinstance(value, (Iterator, *_FIXED)) else place
         elif not _is_left_out(value, limits):
             waiting.extend(_parts(place, limits))
         elif left_out is not None:
@@ -254,7 +261,7 @@ def _is_leaf(value: Any, limits: Limits) -> bool:
         return value.dtype.kind in "biufc" and value.nbytes <= limits.num_bytes
     if isinstance(value, _CONTAINERS):
         return len(value) <= limits.num_bytes // 8 and _holds_scalars(value)
-    return isinstance(value, (*_SCALARS, *_OPAQUE, *_GENERATORS, Iterator)) or has_state(value)
+    return isinstance(value, (*_ATOMS, *_GENERATORS, Iterator)) or has_state(value)
 
 
 def _holds_scalars(container: Any) -> bool:

@@ -46,7 +46,7 @@ class Draw(NamedTuple):
     is_padding: bool = False
 
 
-class Chance(NamedTuple):
+class OrderSeed(NamedTuple):
     """What decides an order.
 
     Args:
@@ -94,14 +94,14 @@ def draws(
         watch: Gets the number and the items of each draw of a sampler that is iterated, also of
             those that are skipped.
     """
-    chance = Chance(seed, epoch, loader.generator is None)
+    order_seed = OrderSeed(seed, epoch, loader.generator is None)
     batches = loader.batch_sampler
     if not is_sliced(loader):
         sampler = loader.sampler if batches is None else batches
-        return replayed(sampler, chance, start, is_batch=batches is not None, watch=watch)
+        return replayed(sampler, order_seed, start, is_batch=batches is not None, watch=watch)
     if batches is None:
-        return _singles(loader.sampler, chance, start)
-    return _batched(batches, chance, start)
+        return _singles(loader.sampler, order_seed, start)
+    return _batched(batches, order_seed, start)
 
 
 def order_of(loader: DataLoader[Any], *, seed: int, epoch: int) -> Order:
@@ -113,7 +113,7 @@ def order_of(loader: DataLoader[Any], *, seed: int, epoch: int) -> Order:
         epoch: The number of the epoch.
     """
     sampler: Any = loader.batch_sampler.sampler  # type: ignore[union-attr]  # torch's own
-    return _order_of(sampler, Chance(seed, epoch, loader.generator is None))
+    return _order_of(sampler, OrderSeed(seed, epoch, loader.generator is None))
 
 
 def is_sliced(loader: DataLoader[Any]) -> bool:
@@ -124,16 +124,16 @@ def is_sliced(loader: DataLoader[Any]) -> bool:
     return type(batches) is BatchSampler and type(batches.sampler) in _ORDERS
 
 
-def _singles(sampler: Any, chance: Chance, start: int) -> Iterator[Draw]:
-    order = _order_of(sampler, chance)
+def _singles(sampler: Any, order_seed: OrderSeed, start: int) -> Iterator[Draw]:
+    order = _order_of(sampler, order_seed)
     for number in range(start, len(order)):
         item = order[number]
         plain = item.item() if isinstance(item, np.generic) else item
         yield Draw(number, plain, number)
 
 
-def _batched(batches: Any, chance: Chance, start: int) -> Iterator[Draw]:
-    order = _order_of(batches.sampler, chance)
+def _batched(batches: Any, order_seed: OrderSeed, start: int) -> Iterator[Draw]:
+    order = _order_of(batches.sampler, order_seed)
     size = batches.batch_size
     end = len(order) - (len(order) % size if batches.drop_last else 0)
     number, chunk = start, size * max(1, _CHUNK // size)
@@ -146,17 +146,22 @@ def _batched(batches: Any, chance: Chance, start: int) -> Iterator[Draw]:
 
 
 def replayed(
-    sampler: Any, chance: Chance, start: int = 0, *, is_batch: bool, watch: Watch | None = None
+    sampler: Any,
+    order_seed: OrderSeed,
+    start: int = 0,
+    *,
+    is_batch: bool,
+    watch: Watch | None = None,
 ) -> Iterator[Draw]:
     """Iterate a sampler from its beginning, and yield what it gives from `start` on."""
     position = 0
-    seed_generators(chance.seed)
-    if chance.skips:
+    seed_generators(order_seed.seed)
+    if order_seed.skips:
         _draw(torch.default_generator)
     given = iter(sampler)
     for number in count():
         if number:  # so that it does not matter what others have drawn in the meantime
-            seed_generators(mixed(chance.seed, number))
+            seed_generators(mixed(order_seed.seed, number))
         try:
             items = next(given)
         except StopIteration:
@@ -171,12 +176,12 @@ def replayed(
 # ---- orders as a whole
 
 
-def _order_of(sampler: Any, chance: Chance) -> Order:
-    return _ORDERS[type(sampler)](sampler, chance)
+def _order_of(sampler: Any, order_seed: OrderSeed) -> Order:
+    return _ORDERS[type(sampler)](sampler, order_seed)
 
 
-def _random(sampler: RandomSampler, chance: Chance) -> Order:
-    generator = chance.generator(sampler.generator)
+def _random(sampler: RandomSampler, order_seed: OrderSeed) -> Order:
+    generator = order_seed.generator(sampler.generator)
     if sampler.generator is None:
         generator.manual_seed(_draw(generator))
     length, num = len(sampler.data_source), sampler.num_samples
@@ -188,18 +193,18 @@ def _random(sampler: RandomSampler, chance: Chance) -> Order:
     return torch.cat(rounds).numpy()[:num] if len(rounds) > 1 else rounds[0].numpy()[:num]
 
 
-def _subset(sampler: SubsetRandomSampler, chance: Chance) -> Order:
+def _subset(sampler: SubsetRandomSampler, order_seed: OrderSeed) -> Order:
     indices = sampler.indices
-    order = torch.randperm(len(indices), generator=chance.generator(sampler.generator))
+    order = torch.randperm(len(indices), generator=order_seed.generator(sampler.generator))
     return [indices[place] for place in order.tolist()]
 
 
-def _weighted(sampler: WeightedRandomSampler, chance: Chance) -> Order:
+def _weighted(sampler: WeightedRandomSampler, order_seed: OrderSeed) -> Order:
     return torch.multinomial(
         sampler.weights,
         sampler.num_samples,
         sampler.replacement,
-        generator=chance.generator(sampler.generator),
+        generator=order_seed.generator(sampler.generator),
     ).numpy()
 
 
@@ -208,10 +213,10 @@ def _draw(generator: torch.Generator) -> int:
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
-_ORDERS: Final[dict[type, Callable[[Any, Chance], Order]]] = {
-    SequentialSampler: lambda sampler, chance: range(len(sampler.data_source)),
-    SeededSampler: lambda sampler, chance: sampler.order(chance.epoch),
-    DistributedSampler: lambda sampler, chance: list(sampler),
+_ORDERS: Final[dict[type, Callable[[Any, OrderSeed], Order]]] = {
+    SequentialSampler: lambda sampler, order_seed: range(len(sampler.data_source)),
+    SeededSampler: lambda sampler, order_seed: sampler.order(order_seed.epoch),
+    DistributedSampler: lambda sampler, order_seed: list(sampler),
     RandomSampler: _random,
     SubsetRandomSampler: _subset,
     WeightedRandomSampler: _weighted,

@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from modelzoo_trainer.loading.hidden_state import OF_SAMPLERS, HiddenState
 from modelzoo_trainer.loading.position import EpochStart, set_epoch_of
-from modelzoo_trainer.loading.sample_order import Chance, replayed
+from modelzoo_trainer.loading.sample_order import OrderSeed, replayed
 
 log = logging.getLogger("modelzoo_trainer.data")
 
@@ -42,7 +42,7 @@ class SamplerState:
         self._name = name
         self._hidden = HiddenState(self._owners, OF_SAMPLERS, (loader.dataset,))
         self._state: dict[str, Any] = {}
-        self._is_checked = self._is_unsaved = False
+        self._is_checked = False
         self._checksum = 0
         self._first_kept = 0
         self._checksums: dict[int, int] = {}
@@ -61,7 +61,8 @@ class SamplerState:
             self._warn_of_missing(self._hidden.load(saved["sampler"]))
             set_epoch_of(self._loader, start.epoch)  # which that may have undone
         self._state = self._hidden.save()
-        self._warn_of_unsaved()
+        if names := self._hidden.newly_unsaved():
+            self._warn(f"changes attributes that cannot be saved ({', '.join(names)})")
         self._checksum, self._checksums, self._first_kept = 0, {}, num_skipped
         order = saved.get("order")
         self._saved = None if order is None else (order["num_draws"], order["checksum"])
@@ -75,13 +76,13 @@ class SamplerState:
             self._warn(f"keeps an iterator ({', '.join(found)}), whose position cannot be saved")
             return
         loader = self._loader
-        chance = Chance(start.seeds.order, start.epoch, loader.generator is None)
+        order_seed = OrderSeed(start.seeds.order, start.epoch, loader.generator is None)
         try:
             copied = self._hidden.copied(self._sampler)
         except Exception as error:  # noqa: BLE001  # whatever a part that cannot be copied raises
             log.debug("The sampler %s cannot be copied: %r", type(self._sampler).__name__, error)
             return
-        copied_draws = replayed(copied, chance, is_batch=loader.batch_sampler is not None)
+        copied_draws = replayed(copied, order_seed, is_batch=loader.batch_sampler is not None)
         checksum = 0
         for draw in islice(copied_draws, _NUM_COMPARED):
             checksum = self._expected[draw.number + 1] = _added(checksum, draw.items)
@@ -111,13 +112,6 @@ class SamplerState:
             what,
         )
 
-    def _warn_of_unsaved(self) -> None:
-        if self._hidden.unsaved and not self._is_unsaved:
-            self._is_unsaved = True
-            self._warn(
-                f"changes attributes that cannot be saved ({', '.join(self._hidden.unsaved)})"
-            )
-
     def _warn_of_missing(self, names: list[str]) -> None:
         if names:
             log.warning(
@@ -129,7 +123,7 @@ class SamplerState:
             )
 
     def state(self, num_draws: int | None) -> dict[str, Any]:
-        """Return what a checkpoint needs after so many draws of the epoch; None = after all."""
+        """Return what a checkpoint needs after that number of draws; None = after a whole epoch."""
         state = self._hidden.save() if num_draws is None else self._state
         found: dict[str, Any] = {"sampler": state}
         if num_draws in self._checksums:
@@ -137,7 +131,7 @@ class SamplerState:
         return found
 
     def forget_before(self, num_draws: int) -> None:
-        """Drop the checksums from before so many draws."""
+        """Drop the checksums of fewer draws."""
         for number in [number for number in self._checksums if number < num_draws]:
             del self._checksums[number]
 

@@ -25,8 +25,8 @@ from modelzoo_trainer.loading.workers import shut_down, start_iterator
 log = logging.getLogger("modelzoo_trainer.data")
 _log_of_positions = logging.getLogger("modelzoo_trainer.data.positioned")
 
-Numbered = Iterator[tuple[int, Any]]  # a Batch, or with several processes a ShardedBatch
-Marked = Iterator[tuple[Any, bool, int]]  # and whether it is the last, and its number
+NumberedBatches = Iterator[tuple[int, Any]]  # a Batch, or with several processes a ShardedBatch
+MarkedBatches = Iterator[tuple[Any, bool, int]]  # and whether it is the last, and its number
 Exchange = Callable[[int], list[int]]
 
 _MOST_SHOWN: Final = 64  # indices in a message
@@ -65,14 +65,19 @@ class Source:
         self._checksums = Checksums()
         self._hidden: HiddenState | None = None
         self._attributes: dict[str, Any] = {}
-        self._is_begun = self._is_unsaved = False
+        self._is_begun = False
 
-    def begin(self, start: EpochStart) -> Numbered:
+    def begin(self, start: EpochStart) -> NumberedBatches:
         """Return an iterator over the numbers and batches of an epoch."""
         self.close()
         self.warn_of_loading(start.num_before + start.batch_idx)
         saved = (start.loader_state or {}) if start.restores else {}
-        self._begin_attributes(saved, start.epoch)
+        if not self._is_begun:
+            self._is_begun = True
+            self._hidden = hidden_state_of(self.loader)
+            self.warn_of_iterators()
+            self._warn_of_persistent_workers()
+        self.begin_attributes(saved, start.epoch)
         self._checksums.begin(saved)
         seed_generators(start.seeds.order)
         self._iterator = start_iterator(self.loader)
@@ -80,7 +85,7 @@ class Source:
             pass
         return self._fetched(self._iterator, start, 0)
 
-    def begin_marked(self, start: EpochStart) -> Marked | None:
+    def begin_marked(self, start: EpochStart) -> MarkedBatches | None:
         """Likewise of one that knows which batch is the last before it is fetched; else None."""
         return None
 
@@ -96,30 +101,23 @@ class Source:
                 num,
             )
 
-    def _begin_attributes(self, saved: LoaderState, epoch: int) -> None:
-        if not self._is_begun:
-            self._is_begun = True
-            self._hidden = hidden_state_of(self.loader)
-            self.warn_of_iterators()
-            self._warn_of_persistent_workers()
-        if self._hidden is not None:
-            if "attributes" in saved:
-                self._hidden.load(saved["attributes"])
-                set_epoch_of(self.loader, epoch)  # which that may have undone
-            self._attributes = self._hidden.save()
-            self.warn_of_unsaved(self._hidden)
-
-    def warn_of_unsaved(self, hidden: HiddenState) -> None:
-        """Warn once of attributes that have changed and cannot be saved."""
-        if hidden.unsaved and not self._is_unsaved:
-            self._is_unsaved = True
+    def begin_attributes(self, saved: LoaderState, epoch: int) -> None:
+        """Restore what attributes were when the epoch began, and keep it."""
+        hidden = self._hidden
+        if hidden is None:
+            return
+        if "attributes" in saved:
+            hidden.load(saved["attributes"])
+            set_epoch_of(self.loader, epoch)  # which that may have undone
+        self._attributes = hidden.save()
+        if names := hidden.newly_unsaved():
             log.warning(
                 "Exactness is not guaranteed: %s (%s) changes attributes that cannot be saved "
                 "(%s). If batches depend on them, a resumed run will not reproduce the original "
                 "one.",
                 self.name,
                 type(self.loader).__name__,
-                ", ".join(hidden.unsaved),
+                ", ".join(names),
             )
 
     def warn_of_iterators(self) -> None:
@@ -150,7 +148,7 @@ class Source:
                 type(loader).__name__,
             )
 
-    def _fetched(self, iterator: Iterator[Batch], start: EpochStart, first: int) -> Numbered:
+    def _fetched(self, iterator: Iterator[Batch], start: EpochStart, first: int) -> NumberedBatches:
         self.latest = None
         for number in count(first):
             seed_generators(mixed(start.seeds.fetches, number))
@@ -282,12 +280,12 @@ class SequenceSource(Source):
         self._split = split
 
     @override
-    def begin(self, start: EpochStart) -> Numbered:
+    def begin(self, start: EpochStart) -> NumberedBatches:
         if self._split.count == 1 and not start.batch_idx and not start.skipped:
             return enumerate(self.loader)
         return self._divided(start)
 
-    def _divided(self, start: EpochStart) -> Numbered:
+    def _divided(self, start: EpochStart) -> NumberedBatches:
         index, num = self._split.index, self._split.per_batch
         places = range(start.offset, len(self.loader), num)
         for number, place in enumerate(places, start.batch_idx):
@@ -328,7 +326,7 @@ class StatefulSource(Source):
         self._first: Any = None
 
     @override
-    def begin(self, start: EpochStart) -> Numbered:
+    def begin(self, start: EpochStart) -> NumberedBatches:
         saved = start.loader_state
         has_state = saved is not None and "state" in saved
         self._states.clear()

@@ -25,7 +25,7 @@ from modelzoo_trainer.loading.sharding import (
 )
 from modelzoo_trainer.loading.source import (
     Exchange,
-    Numbered,
+    NumberedBatches,
     SequenceSource,
     Source,
     StatefulSource,
@@ -102,8 +102,8 @@ def make_source(loader: Any, split: Split | None, exchange: Exchange, name: str)
 
 
 def until_all_end(
-    items: Numbered, source: Source, start: EpochStart, num_shards: int, exchange: Exchange
-) -> Numbered:
+    items: NumberedBatches, source: Source, start: EpochStart, num_shards: int, exchange: Exchange
+) -> NumberedBatches:
     """Yield a source's batches until those of all processes have ended.
 
     One that ends before the others yields its last batch again and again, as a padding batch. The

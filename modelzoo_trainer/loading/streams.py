@@ -33,9 +33,9 @@ from modelzoo_trainer.loading.dataset_state import (
     warn_of_change,
 )
 from modelzoo_trainer.loading.hidden_state import OF_DATA, HiddenState, has_state
-from modelzoo_trainer.loading.position import EpochStart, LoaderState, set_epoch_of
+from modelzoo_trainer.loading.position import EpochStart, LoaderState
 from modelzoo_trainer.loading.sharding import ShardedBatch, ShardInfo, Split
-from modelzoo_trainer.loading.source import Numbered, Source, log_skipped, place_of
+from modelzoo_trainer.loading.source import NumberedBatches, Source, log_skipped, place_of
 from modelzoo_trainer.loading.workers import shut_down, start_iterator
 
 log = logging.getLogger("modelzoo_trainer.data")
@@ -241,7 +241,7 @@ class StreamSource(Source):
         self._is_over = self._follows_cut = False
 
     @override
-    def begin(self, start: EpochStart) -> Numbered:
+    def begin(self, start: EpochStart) -> NumberedBatches:
         saved: LoaderState = {}
         if start.restores:
             saved = start.loader_state or {}
@@ -258,7 +258,7 @@ class StreamSource(Source):
         if not self._is_begun:
             self.warn_of_iterators()
         self._is_begun = True
-        self._restore_attributes(saved, start.epoch)
+        self.begin_attributes(saved, start.epoch)
         self._checksums.begin(saved)
         first, states = self._begin_rounds(start, saved)
         num_skipped = 0
@@ -278,16 +278,6 @@ class StreamSource(Source):
         """Whether workers have loaded more of an epoch that was cut than was trained on."""
         is_cut = self._num_received > 0 and not self._is_over
         return is_cut and self._has_states and self._own.persistent_workers
-
-    def _restore_attributes(self, saved: LoaderState, epoch: int) -> None:
-        """Restore what generators and attributes were when the epoch began, and keep it."""
-        before = saved.get("attributes")
-        if self._hidden is not None:
-            if before is not None:
-                self._hidden.load(before)
-                set_epoch_of(self.loader, epoch)  # which that may have undone
-            self._attributes = self._hidden.save()
-            self.warn_of_unsaved(self._hidden)
 
     def _begin_rounds(self, start: EpochStart, saved: LoaderState) -> tuple[int, list[Any] | None]:
         """Return with which batch workers begin, and their states."""
@@ -320,7 +310,9 @@ class StreamSource(Source):
         warn_of_earlier_state(self.name)
         return {"batch_idx": 0, "states": None}
 
-    def _received(self, iterator: Iterator[Loaded], start: EpochStart, first: int) -> Numbered:
+    def _received(
+        self, iterator: Iterator[Loaded], start: EpochStart, first: int
+    ) -> NumberedBatches:
         self.latest = None
         for number in count(first):
             try:

@@ -245,7 +245,8 @@ def test_what_changes_and_cannot_be_saved_is_named_and_nothing_is_damaged() -> N
     hidden = HiddenState({"sampler": owner}, OF_SAMPLERS)
     owner.phase, owner.path = Phase.SECOND, Path("b")
     saved = hidden.save()
-    assert sorted(hidden.unsaved) == ["sampler.path", "sampler.phase"]
+    assert sorted(hidden.newly_unsaved()) == ["sampler.path", "sampler.phase"]
+    assert not hidden.newly_unsaved()  # it is warned of once
     HiddenState({"sampler": Owner()}, OF_SAMPLERS).load(saved)
     assert (Phase.FIRST.value, Phase.SECOND.value) == (1, 2)
 
@@ -262,7 +263,7 @@ def test_another_object_in_an_attribute_is_not_written_into_the_one_that_was_the
     hidden = HiddenState({"sampler": owner}, OF_SAMPLERS)
     owner.part = owner.parts[1]
     HiddenState({"sampler": other}, OF_SAMPLERS).load(hidden.save())
-    assert hidden.unsaved
+    assert hidden.newly_unsaved()
     assert [part.count for part in other.parts] == [0, 7]
 
 
