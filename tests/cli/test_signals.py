@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from modelzoo_trainer.cli.signals import Phase, StopRequests
-from modelzoo_trainer.exit_codes import exit_code
+from modelzoo_trainer.exit_codes import STOP_SIGNALS, exit_code
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """\
@@ -29,6 +30,15 @@ with StopRequests() as requests:
     del swallow
     print("outlived it")
 """
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Restore what a run that a signal has ended leaves ignored, for the tests that follow."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(
@@ -112,14 +122,8 @@ os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_a_late_signal_does_not_change_the_code_of_a_process_that_ends() -> None:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with StopRequests() as requests:
-            requests.received = "SIGTERM"
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-        assert signal.getsignal(signal.SIGINT) not in (before[signal.SIGINT], signal.SIG_IGN)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if hasattr(signal, "SIGUSR1"):
-            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    before = signal.getsignal(signal.SIGINT)
+    with StopRequests() as requests:
+        requests.received = "SIGTERM"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) not in (before, signal.SIG_IGN)

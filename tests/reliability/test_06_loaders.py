@@ -133,7 +133,7 @@ def check(nursery: Nursery, place: Path, count, kind: str, numbers: list[int]) -
     is_warned_of = all(run.is_warned_of for run in runs)
     attempts = [attempt for chain in found.values() for attempt in chain.attempts]
     count(
-        kinds=1,
+        kinds=int(len(numbers) == 1),  # each is counted once
         chains=len(found),
         kills=sum(attempt.code == -signal.SIGKILL for attempt in attempts),
         batches_compared=sum(len(attempt.batches) for attempt in attempts),
