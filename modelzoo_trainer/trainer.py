@@ -909,7 +909,7 @@ class Trainer(AdvisedMethods):
             return self.val_iterator.is_last
         step = self.logging.step if self.logging.in_batch else self.global_step
         ends = step >= self.schedule.stage_end
-        is_last = self.data.is_last and self.data.epoch + 1 >= self.schedule.end_epoch
+        is_last = self.data.is_last and self.data.epoch + 1 >= self.schedule.stage_end_epoch
         return self.should_run_optimizer_step and (ends or is_last)
 
     @property
