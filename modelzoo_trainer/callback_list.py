@@ -296,7 +296,7 @@ def core_callbacks(parts: Mapping[str, Any]) -> OrderedDict[str, CoreCallback]:
         precision=own["precision"],
         run_lock=RunLock(),
         artifact_dir=ArtifactDir(),
-        model=ModelCallback(model),
+        model=ModelCallback(model, parts.get("call_model")),
         dataloader=DataLoaderCallback(),
         optimizer=OptimizerCallback(parts["optimizer"], model_is_built=isinstance(model, Module)),
         schedulers=SchedulersCallback(parts["schedulers"]),

@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Loader, Metrics, Outputs, ValidationCallback
 from modelzoo_trainer.callback_list import CallbackList, core_callbacks
+from modelzoo_trainer.constraints import Call
 from modelzoo_trainer.core import (
     AutoRestart,
     Checkpoint,
@@ -38,7 +39,8 @@ from modelzoo_trainer.core import (
 from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.core.dataloader import NOTHING
 from modelzoo_trainer.core.grad_accum import Weight, weight_of
-from modelzoo_trainer.core.model import ModelFactory, note_call, require_loss, to_outputs
+from modelzoo_trainer.core.model import ModelFactory, require_loss, set_loss, to_outputs
+from modelzoo_trainer.core.model_call import ModelCalls
 from modelzoo_trainer.core.optimizer import OptimizerFactory
 from modelzoo_trainer.core.trainer_arguments import check_arguments
 from modelzoo_trainer.devices import Backend, Stream
@@ -89,6 +91,8 @@ class Trainer(AdvisedMethods):
         backend: A `backends.Backend`, or options for that of `device`.
         model_dir: Where everything is written.
         model: A module, or a callable that returns one.
+        call_model: "batch" = `model(batch)`, "kwargs" = `model(**batch)`, "args" =
+            `model(*batch)`; None = as the signature of the model's forward says at the first batch.
         optimizer: An optimizer, a callable `model -> optimizer`, or None to validate only.
         schedulers: One or several schedulers, or callables `optimizer -> scheduler`.
         precision: None = full precision.
@@ -118,6 +122,9 @@ class Trainer(AdvisedMethods):
     summary_dir: Path
     model: Module
     compiled_model: Module
+    model_call: str | None = None
+    """How the model is called, such as "model(**batch)"; None = no batch has come yet. Set by
+    ModelCalls."""
     optimizer: Optimizer
     schedulers: list[Any]
     interrupted: str | None = None
@@ -155,6 +162,7 @@ class Trainer(AdvisedMethods):
         backend: Backend | Mapping[str, Any] | None = None,
         model_dir: str | Path = "model_dir",
         model: Module | ModelFactory | None = None,
+        call_model: Call | None = None,
         optimizer: Optimizer | OptimizerFactory | None = None,
         schedulers: Any = None,
         precision: Precision | None = None,
@@ -173,6 +181,7 @@ class Trainer(AdvisedMethods):
                 "device": device,
                 "backend": backend,
                 "model": model,
+                "call_model": call_model,
                 "optimizer": optimizer,
                 "schedulers": schedulers,
                 "precision": precision,
@@ -215,6 +224,7 @@ class Trainer(AdvisedMethods):
         core: dict[str, Any] = self.callbacks.core
         self.reproducibility: Reproducibility = core["reproducibility"]
         self.precision: Precision = core["precision"]
+        self.model_calls: ModelCalls = core["model"].calls
         self.data: DataLoaderCallback = core["dataloader"]
         self.loop: LoopCallback = core["loop"]
         self.logging: Logging = core["logging"]
@@ -371,20 +381,9 @@ class Trainer(AdvisedMethods):
         args: list[Any] = [batch]
         kwargs: dict[str, Any] = {}
         self.hooks.on_before_forward(self, self.model, batch, args, kwargs)
-        try:
-            raw = self.compiled_model(*args, **kwargs)
-        except Exception as error:
-            note_call(self, error, args, kwargs)
-            raise
+        raw = self.model_calls(self, batch, args, kwargs)
         outputs = to_outputs(raw)
-        loss = self.compute_loss(outputs, batch)
-        if loss is not None:
-            outputs["loss"] = loss
-        elif outputs.get("loss") is not None:
-            raise ValueError(
-                f"{type(self).__name__}.compute_loss returned None in place of the model's loss. "
-                f"Return what the loss is to be, changed or not."
-            )
+        set_loss(outputs, self.compute_loss(outputs, batch), type(self))
         self.hooks.on_after_forward(self, self.model, outputs, batch)
         return outputs
 
