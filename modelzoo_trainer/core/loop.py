@@ -173,6 +173,32 @@ class TrainingLoop(LoopCallback):
         self.val_loop = ValidationLoop(eval_steps=eval_steps)
 
 
+def require_training_loop(loop: LoopCallback) -> TrainingLoop:
+    """Return a trainer's loop, if it is one for training.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    if not isinstance(loop, TrainingLoop):
+        raise ConfigError(
+            f"fit needs a TrainingLoop, and the trainer has a {type(loop).__name__}. "
+            f"Pass Trainer(loop=TrainingLoop(...))."
+        )
+    return loop
+
+
+def validation_loop_of(own: LoopCallback, given: ValidationLoop | None) -> ValidationLoop:
+    """Return the loop of a validation: the given one, or the trainer's own.
+
+    Raises:
+        ConfigError: If it is not one for validations.
+    """
+    loop = given or (own.val_loop if isinstance(own, TrainingLoop) else own)
+    if not isinstance(loop, ValidationLoop):
+        raise ConfigError(f"validate needs a ValidationLoop, and got a {type(loop).__name__}.")
+    return loop
+
+
 log = logging.getLogger("modelzoo_trainer.schedule")
 
 
