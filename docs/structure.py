@@ -67,6 +67,7 @@ WRITERS: Final = {
     "backend": "core/backend.py",
     "model": "core/model.py",
     "compiled_model": "core/model.py",
+    "model_call": "core/model_call.py",
     "optimizer": "core/optimizer.py",
     "schedulers": "core/schedulers.py",
     "artifact_dir": "core/artifact_dir.py",

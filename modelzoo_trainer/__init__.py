@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         ConfigError,
         HookError,
         ModelZooError,
+        PredictionError,
         RollBack,
         StopTraining,
         TrainingSpike,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from modelzoo_trainer.hooks.standalone import Hooks
     from modelzoo_trainer.interceptors import Advised, event
     from modelzoo_trainer.loggers.logger import Logger
+    from modelzoo_trainer.predictions import Predictions
     from modelzoo_trainer.summaries import summarize_scalar, summarize_tensor
     from modelzoo_trainer.trainer import Trainer
 
@@ -67,12 +69,14 @@ _HOMES = {
         "ConfigError",
         "HookError",
         "ModelZooError",
+        "PredictionError",
         "RollBack",
         "StopTraining",
         "TrainingSpike",
     ),
     "loggers.logger": ("Logger",),
     "hooks.standalone": ("Hooks",),
+    "predictions": ("Predictions",),
     "summaries": ("summarize_scalar", "summarize_tensor"),
     "trainer": ("Trainer",),
 }
@@ -95,6 +99,8 @@ __all__ = [
     "MixedPrecision",
     "ModelZooError",
     "Precision",
+    "PredictionError",
+    "Predictions",
     "RollBack",
     "StopTraining",
     "Trainer",

@@ -331,7 +331,14 @@ class Callback:
     def on_enter_validate(
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Callback
     ) -> None:
-        """Called first in the validation of one dataloader."""
+        """Called first in the validation of one dataloader, in a test and in a prediction.
+
+        Args:
+            trainer: The trainer.
+            stack: What is entered on it ends with the validation, whatever happens.
+            val_dataloader: The dataloader.
+            loop: Its `hook` names the hooks that are called: "predict" in a prediction.
+        """
 
     @hook(Phase.RUN)
     def on_validate_start(
@@ -378,6 +385,40 @@ class Callback:
             loop_idx: The train stage that the validation follows; None outside `fit`.
             is_last: Whether it is the last one of the run.
         """
+
+    # ---- prediction: `on_enter_validate` and `on_validate_exception` are called there as well
+
+    @hook(Phase.RUN)
+    def on_predict_start(
+        self, trainer: Trainer, model: Module, dataloader: Loader, loop: Callback
+    ) -> None:
+        """Called before the first batch of a prediction."""
+
+    @hook(Phase.RUN)
+    def on_predict_end(self, trainer: Trainer, model: Module, loop: Callback) -> None:
+        """Called after the last batch of a prediction; not after an exception."""
+
+    @hook(Phase.BATCH)
+    def on_predict_batch_start(
+        self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
+    ) -> None:
+        """Called before the step of a batch of a prediction, on the host."""
+
+    @hook(Phase.BATCH)
+    def on_predict_batch_end(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
+    ) -> None:
+        """Called after the step of a batch of a prediction, on the host."""
+
+    @hook(Phase.STEP)
+    def on_predict_step_start(self, trainer: Trainer, model: Module, batch: Batch) -> None:
+        """Called first inside the traced step of a prediction."""
+
+    @hook(Phase.STEP)
+    def on_predict_step_end(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
+    ) -> None:
+        """Called last inside the traced step of a prediction."""
 
     # ---- checkpoints
 

@@ -25,6 +25,7 @@ from modelzoo_trainer.core.loss_accum import LossAccumulation
 from modelzoo_trainer.core.model import ModelCallback
 from modelzoo_trainer.core.optimizer import OptimizerCallback
 from modelzoo_trainer.core.precision import Precision
+from modelzoo_trainer.core.predicting import Predicting
 from modelzoo_trainer.core.reproducibility import Reproducibility
 from modelzoo_trainer.core.run_lock import RunLock
 from modelzoo_trainer.core.schedulers import SchedulersCallback
@@ -236,6 +237,17 @@ class CallbackList(Mapping[str, Any]):
         return [type(default).__name__] if is_active else []
 
 
+class CallbackHandle:
+    """What removes an added callback from its trainer again."""
+
+    def __init__(self, remove: Callable[[], None]) -> None:
+        self._remove = remove
+
+    def remove(self) -> None:
+        """Remove the callback. Idempotent."""
+        self._remove()
+
+
 def _make_default_check(check_loss: bool) -> Any:
     """Return a `CheckLoss`, or None if it is not wanted.
 
@@ -296,7 +308,7 @@ def core_callbacks(parts: Mapping[str, Any]) -> OrderedDict[str, CoreCallback]:
         precision=own["precision"],
         run_lock=RunLock(),
         artifact_dir=ArtifactDir(),
-        model=ModelCallback(model),
+        model=ModelCallback(model, parts.get("call_model")),
         dataloader=DataLoaderCallback(),
         optimizer=OptimizerCallback(parts["optimizer"], model_is_built=isinstance(model, Module)),
         schedulers=SchedulersCallback(parts["schedulers"]),
@@ -310,6 +322,7 @@ def core_callbacks(parts: Mapping[str, Any]) -> OrderedDict[str, CoreCallback]:
         early_exit=EarlyExit(),
         interrupt=Interrupt(),  # after what it asks: a signal must not be forgotten there
         checkpoint=own["checkpoint"],
+        predicting=Predicting(),
     )
 
 

@@ -61,6 +61,8 @@ NonNegativeSteps = Annotated[int, Ge(0), _FINITE, _OR_FLOAT]
 Flag = Annotated[bool, "true or false"]
 """A `bool` that is checked in Python as well."""
 Name = Annotated[str, MinLen(1)]
+Call = Literal["batch", "kwargs", "args"]
+"""How a model is called with a batch."""
 Names = Annotated[list[str], MinLen(1), Predicate(all), "a list of names"]
 
 

@@ -6,6 +6,7 @@ ModelZooError
 |-- CheckpointError (RuntimeError)       a checkpoint cannot be written or read
 |   |-- CheckpointMismatch               it is intact, but belongs to something else
 |   `-- DiskError                        the disk refused it, in this process or another
+|-- PredictionError (RuntimeError)       predictions cannot be written or read
 |-- StopTraining                         raised by anybody: the run stops gracefully
 |-- RollBack                             raised by a callback: the run continues from its checkpoint
 `-- TrainingSpike (RuntimeError)         the loss has jumped; the next run leaves its batches out
@@ -39,6 +40,10 @@ class CheckpointMismatch(CheckpointError):
 
 class DiskError(CheckpointError):
     """A disk has refused a checkpoint, in this process or in another one."""
+
+
+class PredictionError(ModelZooError, RuntimeError):
+    """Predictions cannot be written or read."""
 
 
 def is_refusal_of_disk(error: BaseException) -> bool:

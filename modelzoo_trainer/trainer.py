@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Loader, Metrics, Outputs, ValidationCallback
-from modelzoo_trainer.callback_list import CallbackList, core_callbacks
+from modelzoo_trainer.callback_list import CallbackHandle, CallbackList, core_callbacks
+from modelzoo_trainer.constraints import Call
 from modelzoo_trainer.core import (
     AutoRestart,
     Checkpoint,
@@ -30,6 +31,7 @@ from modelzoo_trainer.core import (
     LoopCallback,
     LossAccumulation,
     Precision,
+    Predicting,
     Reproducibility,
     RunSchedule,
     TrainingLoop,
@@ -38,8 +40,11 @@ from modelzoo_trainer.core import (
 from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.core.dataloader import NOTHING
 from modelzoo_trainer.core.grad_accum import Weight, weight_of
-from modelzoo_trainer.core.model import ModelFactory, note_call, require_loss, to_outputs
+from modelzoo_trainer.core.loop import require_training_loop, validation_loop_of
+from modelzoo_trainer.core.model import ModelFactory, require_loss, set_loss, to_outputs
+from modelzoo_trainer.core.model_call import ModelCalls
 from modelzoo_trainer.core.optimizer import OptimizerFactory
+from modelzoo_trainer.core.predicting import named_outputs
 from modelzoo_trainer.core.trainer_arguments import check_arguments
 from modelzoo_trainer.devices import Backend, Stream
 from modelzoo_trainer.errors import CheckpointError, ConfigError, RollBack, StopTraining
@@ -58,10 +63,11 @@ from modelzoo_trainer.interceptors import (
     is_pair,
     parted,
 )
-from modelzoo_trainer.loading.epochs import EpochIterator, as_loaders, resolve_loader
+from modelzoo_trainer.loading.epochs import EpochIterator, as_loaders, one_loader, resolve_loader
 from modelzoo_trainer.loading.train_data import validation_data
 from modelzoo_trainer.loggers.logger import Logger
 from modelzoo_trainer.metrics import MetricLog
+from modelzoo_trainer.predictions import Predictions
 from modelzoo_trainer.run_context import end_run, run_context, stop_scope
 
 CkptPath = str | Path | EllipsisType | None
@@ -78,7 +84,7 @@ _SET_BY: Final = {
     "global_step": "the loop in setup",
 }
 _ALIVE: weakref.WeakSet[Trainer] = weakref.WeakSet()
-_RUNS: Final = frozenset({"__init__", "fit", "validate", "validate_all"})
+_RUNS: Final = frozenset({"__init__", "fit", "validate", "validate_all", "test", "predict"})
 
 
 class Trainer(AdvisedMethods):
@@ -89,6 +95,8 @@ class Trainer(AdvisedMethods):
         backend: A `backends.Backend`, or options for that of `device`.
         model_dir: Where everything is written.
         model: A module, or a callable that returns one.
+        call_model: "batch" = `model(batch)`, "kwargs" = `model(**batch)`, "args" =
+            `model(*batch)`; None = as the signature of the model's forward says at the first batch.
         optimizer: An optimizer, a callable `model -> optimizer`, or None to validate only.
         schedulers: One or several schedulers, or callables `optimizer -> scheduler`.
         precision: None = full precision.
@@ -118,6 +126,9 @@ class Trainer(AdvisedMethods):
     summary_dir: Path
     model: Module
     compiled_model: Module
+    model_call: str | None = None
+    """How the model is called, such as "model(**batch)"; None = no batch has come yet. Set by
+    ModelCalls."""
     optimizer: Optimizer
     schedulers: list[Any]
     interrupted: str | None = None
@@ -155,6 +166,7 @@ class Trainer(AdvisedMethods):
         backend: Backend | Mapping[str, Any] | None = None,
         model_dir: str | Path = "model_dir",
         model: Module | ModelFactory | None = None,
+        call_model: Call | None = None,
         optimizer: Optimizer | OptimizerFactory | None = None,
         schedulers: Any = None,
         precision: Precision | None = None,
@@ -173,6 +185,7 @@ class Trainer(AdvisedMethods):
                 "device": device,
                 "backend": backend,
                 "model": model,
+                "call_model": call_model,
                 "optimizer": optimizer,
                 "schedulers": schedulers,
                 "precision": precision,
@@ -215,9 +228,11 @@ class Trainer(AdvisedMethods):
         core: dict[str, Any] = self.callbacks.core
         self.reproducibility: Reproducibility = core["reproducibility"]
         self.precision: Precision = core["precision"]
+        self.model_calls: ModelCalls = core["model"].calls
         self.data: DataLoaderCallback = core["dataloader"]
         self.loop: LoopCallback = core["loop"]
         self.logging: Logging = core["logging"]
+        self.predicting: Predicting = core["predicting"]
         self.grad_accum: GradientAccumulation = core["grad_accum"]
         self.loss_accum: LossAccumulation = core["loss_accum"]
         self.schedule: RunSchedule = core["run_schedule"]
@@ -258,7 +273,7 @@ class Trainer(AdvisedMethods):
                 cannot be used.
             CheckpointError: If the checkpoint cannot be used.
         """
-        loop = self._training_loop()
+        loop = require_training_loop(self.loop)
         with run_context(self, "fit") as stack:
             stack.callback(setattr, self, "is_fitting", False)
             self.is_fitting = True
@@ -371,20 +386,12 @@ class Trainer(AdvisedMethods):
         args: list[Any] = [batch]
         kwargs: dict[str, Any] = {}
         self.hooks.on_before_forward(self, self.model, batch, args, kwargs)
-        try:
-            raw = self.compiled_model(*args, **kwargs)
-        except Exception as error:
-            note_call(self, error, args, kwargs)
-            raise
-        outputs = to_outputs(raw)
-        loss = self.compute_loss(outputs, batch)
-        if loss is not None:
-            outputs["loss"] = loss
-        elif outputs.get("loss") is not None:
-            raise ValueError(
-                f"{type(self).__name__}.compute_loss returned None in place of the model's loss. "
-                f"Return what the loss is to be, changed or not."
-            )
+        raw = self.model_calls(self, batch, args, kwargs)
+        if self.predicting.is_active:
+            outputs = named_outputs(self.compute_predictions(named_outputs(raw), batch))
+        else:
+            outputs = to_outputs(raw)
+            set_loss(outputs, self.compute_loss(outputs, batch), type(self))
         self.hooks.on_after_forward(self, self.model, outputs, batch)
         return outputs
 
@@ -397,6 +404,17 @@ class Trainer(AdvisedMethods):
             batch: What it was called with.
         """
         return outputs.get("loss")
+
+    def compute_predictions(self, outputs: Outputs, batch: Batch) -> Any:
+        """Return what `predict` returns of a batch: a tensor or several, with a row per sample.
+
+        As it is, all outputs; override it to choose some, or to keep `argmax` in place of logits.
+
+        Args:
+            outputs: What the model has returned, as a mapping; a tensor alone is `output`.
+            batch: What it was called with.
+        """
+        return outputs
 
     @event("backward")
     def backward(self, outputs: Outputs, batch: Batch) -> None:
@@ -454,37 +472,108 @@ class Trainer(AdvisedMethods):
             ConfigError: If the dataloader cannot be used or has no batch.
             CheckpointError: If the checkpoint cannot be used.
         """
-        loop = self._validation_loop(loop)
+        loop, scope = (
+            validation_loop_of(self.loop, loop),
+            self.get_val_dataloader_scope(val_dataloader),
+        )
+        self._validate(val_dataloader, ckpt_path, loop, scope)
+
+    @event("test")
+    def test(
+        self, dataloader: Loader, ckpt_path: CkptPath = ..., eval_steps: int | None = None
+    ) -> None:
+        """Validate over a test set; metrics are named `test/loss` and so on.
+
+        Args:
+            dataloader: An iterable of batches, or a callable that returns one.
+            ckpt_path: As in `fit`.
+            eval_steps: Batches, > 0; None = all, whatever the trainer's loop says of validations.
+
+        Raises:
+            ConfigError: If the dataloader cannot be used or has no batch.
+            CheckpointError: If the checkpoint cannot be used.
+        """
+        loader = one_loader(dataloader, "dataloader")
+        self._validate(loader, ckpt_path, ValidationLoop(eval_steps), "test", "dataloader")
+
+    @event("predict")
+    def predict(
+        self,
+        dataloader: Loader,
+        ckpt_path: CkptPath = ...,
+        output_dir: str | Path | None = None,
+        eval_steps: int | None = None,
+        max_in_memory: int = 2**30,
+    ) -> Predictions:
+        """Return the model's outputs for a data set, in its order, of all processes together.
+
+        The model runs as in a validation; a loss is neither needed nor computed. Kept is each
+        tensor of its output that has a dimension, see `compute_predictions`.
+
+        Args:
+            dataloader: An iterable of batches, or a callable that returns one; without shuffling.
+            ckpt_path: As in `fit`; None = the model's weights as they are.
+            output_dir: Write all outputs there, in files (`Predictions.load`); None = only if they
+                are too large for memory, to `predictions` in `model_dir`. Those of an earlier
+                prediction are replaced.
+            eval_steps: Batches, > 0; None = all.
+            max_in_memory: Most bytes that are returned in memory, on each process.
+
+        Returns:
+            A mapping of names to tensors with a row for each sample; equal on all processes. A
+            model that returns a tensor has it as `output`, of (loss, logits) there is `logits`.
+
+        Raises:
+            ConfigError: If the dataloader cannot be used or has no batch, or the model returns
+                nothing but a loss.
+            CheckpointError: If the checkpoint cannot be used.
+            PredictionError: If files cannot be written.
+        """
+        loader, loop = one_loader(dataloader, "dataloader"), ValidationLoop(eval_steps, "predict")
+        with self.predicting.collecting(self, output_dir, max_in_memory) as finish:
+            self._validate(loader, ckpt_path, loop, "predict", "dataloader")
+            with run_context(self, "validate"):
+                found = finish()
+        return found
+
+    def _validate(
+        self,
+        val_dataloader: Loader,
+        ckpt_path: CkptPath,
+        loop: ValidationLoop,
+        scope: str,
+        name: str = "val_dataloader",
+    ) -> None:
         with run_context(self, "validate") as stack:
-            stack.enter_context(self.name_scope(self.get_val_dataloader_scope(val_dataloader)))
+            stack.enter_context(self.name_scope(scope))
             self.hooks.on_enter_validate(self, stack, val_dataloader, loop)
             self.load_checkpoint(ckpt_path)
             self.call(loop.on_start_hook, self.model, val_dataloader, loop)
-            loader = resolve_loader(val_dataloader, "val_dataloader")
-            size = self.val_micro_batch_size
+            loader = resolve_loader(val_dataloader, name)
+            size, limit = self.val_micro_batch_size, loop.eval_steps
             batches = EpochIterator(
-                validation_data(loader, self.backend, self.global_step, size, loop.eval_steps),
+                validation_data(loader, self.backend, self.global_step, size, limit, name),
                 self.backend.batches,
-                limit=loop.eval_steps,
+                limit=limit,
                 micro_batch_size=size,
             )
             stack.callback(batches.close)
             stack.callback(setattr, self, "val_iterator", self.val_iterator)
             self.val_iterator = batches
             self.val_is_complete = False
-            self._validate_batches(batches, loop)
+            self._validate_batches(batches, loop, name)
             self.val_is_complete = batches.is_last
             self.logging.gate_validation(self, 0, is_last=True)
             self.call(loop.on_end_hook, self.model, loop)
             self.drain()
 
-    def _validate_batches(self, batches: EpochIterator, loop: ValidationLoop) -> None:
+    def _validate_batches(self, batches: EpochIterator, loop: ValidationLoop, name: str) -> None:
         while not batches.is_last and not self.early_exit.check(self):
             batch_idx = batches.num_yielded
             batch = next(batches, None)
             if batches.num_yielded == 0:
                 raise ConfigError(
-                    "val_dataloader yields no batch. Check the data and the split; if it can be "
+                    f"{name} yields no batch. Check the data and the split; if it can be "
                     "iterated only once, pass a callable that makes it anew."
                 )
             self.logging.gate_validation(self, batch_idx, is_last=batches.is_last)
@@ -521,7 +610,7 @@ class Trainer(AdvisedMethods):
         """
         paths = self.backend.comm.broadcast_object(self.checkpoint.expand(ckpt_paths))
         loaders = self.number_val_dataloaders(as_loaders(val_dataloaders, "val_dataloaders"))
-        self._validate_all(loaders, paths, self._validation_loop(loop), None, True)
+        self._validate_all(loaders, paths, validation_loop_of(self.loop, loop), None, True)
 
     def _validate_all(
         self,
@@ -636,23 +725,6 @@ class Trainer(AdvisedMethods):
         self.data.skip_batches(found.batches)
         self.hooks.on_train_ready(self)
         self._end_owed_epoch()
-
-    # ---- which loop
-
-    def _training_loop(self) -> TrainingLoop:
-        if not isinstance(self.loop, TrainingLoop):
-            raise ConfigError(
-                f"fit needs a TrainingLoop, and the trainer has a {type(self.loop).__name__}. "
-                f"Pass Trainer(loop=TrainingLoop(...))."
-            )
-        return self.loop
-
-    def _validation_loop(self, loop: ValidationLoop | None) -> ValidationLoop:
-        if loop is None:
-            loop = self.loop.val_loop if isinstance(self.loop, TrainingLoop) else self.loop  # type: ignore[assignment]  # checked below
-        if not isinstance(loop, ValidationLoop):
-            raise ConfigError(f"validate needs a ValidationLoop, and got a {type(loop).__name__}.")
-        return loop
 
     # ---- callbacks
 
@@ -909,7 +981,7 @@ class Trainer(AdvisedMethods):
             return self.val_iterator.is_last
         step = self.logging.step if self.logging.in_batch else self.global_step
         ends = step >= self.schedule.stage_end
-        is_last = self.data.is_last and self.data.epoch + 1 >= self.schedule.end_epoch
+        is_last = self.data.is_last and self.data.epoch + 1 >= self.schedule.stage_end_epoch
         return self.should_run_optimizer_step and (ends or is_last)
 
     @property
@@ -949,17 +1021,6 @@ class Trainer(AdvisedMethods):
     def __del__(self) -> None:
         if "hooks" in self.__dict__:
             self.close()
-
-
-class CallbackHandle:
-    """What removes an added callback from its trainer again."""
-
-    def __init__(self, remove: Callable[[], None]) -> None:
-        self._remove = remove
-
-    def remove(self) -> None:
-        """Remove the callback. Idempotent."""
-        self._remove()
 
 
 def _close_all() -> None:

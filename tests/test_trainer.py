@@ -516,6 +516,13 @@ class Keyword(torch.nn.Module):
         return self.layer(inputs.float()).mean()
 
 
+class Inputs(Keyword):
+    """Takes one argument, whose name is no key of a batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.float()).mean()
+
+
 DICT_BATCHES = [{"inputs": torch.ones(2, 3), "targets": torch.ones(2, 1)}]
 
 
@@ -526,7 +533,7 @@ DICT_BATCHES = [{"inputs": torch.ones(2, 3), "targets": torch.ones(2, 1)}]
          "this batch is a tuple of Tensor (4, 3), Tensor (4, 1)."),
         (lambda: torch.nn.Sequential(torch.nn.Linear(3, 1)), [[*tiny_batches(1)[0]]], TypeError,
          "this batch is a list of Tensor (4, 3), Tensor (4, 1)."),
-        (Keyword, DICT_BATCHES, AttributeError,
+        (Inputs, DICT_BATCHES, AttributeError,
          "this batch is a dict with the keys 'inputs', 'targets'."),
     ],
 )  # fmt: skip
@@ -538,6 +545,7 @@ def test_a_model_that_takes_no_whole_batch_gets_a_note_of_what_the_batch_is(
         getattr(trainer_of(model=model), method)(batches)
     [note] = [note for note in caught.value.__notes__ if "whole batch" in note]
     assert told in note
+    assert ("'kwargs'" if kind is AttributeError else "'args'") in note
 
 
 def test_a_model_that_fails_later_or_was_given_arguments_gets_no_note_of_the_batch(

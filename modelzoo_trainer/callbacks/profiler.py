@@ -338,8 +338,9 @@ class DurationProfiler(TrainingProfiler):
     def _log(self, trainer: Trainer) -> None:
         schedule, step = trainer.schedule, trainer.global_step
         metrics: dict[str, float] = {}
-        if not math.isinf(schedule.stage_end):
-            metrics["loop_time_remaining"] = self._training_s(trainer, schedule.stage_end)
+        stage_end = schedule.likely_stage_end
+        if not math.isinf(stage_end):
+            metrics["loop_time_remaining"] = self._training_s(trainer, max(stage_end, step))
         num_stages = schedule.num_stages_left(step)
         if num_stages is not None:
             num_validations = num_stages if schedule.validates else 0

@@ -72,14 +72,14 @@ class StepBasedEvaluation(Callback):
         stack.callback(setattr, loop, "eval_frequency", frequency)
         loop.eval_frequency = self.every_n_steps
 
-    def _checked(self, frequency: int | float | None) -> int | None:
+    def _checked(self, frequency: int | float | str | None) -> int | None:
         """Return after how many steps the loop validates on its own; None = at the end at most."""
         if not frequency or (isinstance(frequency, float) and frequency == 1.0):
             return None
-        if isinstance(frequency, float) or frequency % self.every_n_steps:
+        if not isinstance(frequency, int) or frequency % self.every_n_steps:
             raise ConfigError(
                 f"StepBasedEvaluation.every_n_steps is {self.every_n_steps}, and "
-                f"loop.eval_frequency is {frequency}: it must be a multiple of that, or 1.0 (at "
+                f"loop.eval_frequency is {frequency!r}: it must be a multiple of that, or 1.0 (at "
                 f"the end only), or None (null)."
             )
         return frequency

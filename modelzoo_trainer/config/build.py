@@ -25,6 +25,7 @@ from modelzoo_trainer.config.positions import (
 from modelzoo_trainer.config.secrets import HIDDEN, hiding, stands_for_secret, without_secrets
 from modelzoo_trainer.config.sections import (
     INIT_KEYS,
+    OPTIONAL_CALL,
     OPTIONAL_PATH,
     OPTIONAL_TEXT,
     SEED,
@@ -177,7 +178,8 @@ class _Checking:
             found["device"] = device
         if options:
             found["backend"] = options
-        for key, annotation in (("model_dir", OPTIONAL_PATH), ("seed", SEED)):
+        plain = (("model_dir", OPTIONAL_PATH), ("seed", SEED), ("call_model", OPTIONAL_CALL))
+        for key, annotation in plain:
             if key in given:
                 found[key] = check_plain(given[key], annotation, problems)
         if "sparsity" in given:

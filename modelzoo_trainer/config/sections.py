@@ -27,7 +27,7 @@ from modelzoo_trainer.config.positions import (
     is_null,
     option_in,
 )
-from modelzoo_trainer.constraints import Seed
+from modelzoo_trainer.constraints import Call, Seed
 from modelzoo_trainer.errors import ConfigError
 
 INIT_KEYS: Final = (
@@ -35,6 +35,7 @@ INIT_KEYS: Final = (
     "backend",
     "model_dir",
     "model",
+    "call_model",
     "optimizer",
     "schedulers",
     "precision",
@@ -52,6 +53,7 @@ OPTIONAL_TEXT: Final = str | None
 OPTIONAL_PATH: Final = Path | None
 _OLDER_NAMES: Final = {"LlamaModel": "llama"}
 SEED: Final = Seed | None
+OPTIONAL_CALL: Final = Call | None
 
 
 def check_model(place: Place, names: Names, problems: Problems) -> Component | None:

@@ -15,6 +15,7 @@ from modelzoo_trainer.core.loss_accum import LossAccumulation
 from modelzoo_trainer.core.model import ModelCallback
 from modelzoo_trainer.core.optimizer import OptimizerCallback
 from modelzoo_trainer.core.precision import MixedPrecision, Precision
+from modelzoo_trainer.core.predicting import Predicting
 from modelzoo_trainer.core.reproducibility import Reproducibility
 from modelzoo_trainer.core.run_lock import RunLock
 from modelzoo_trainer.core.schedulers import SchedulersCallback
@@ -37,6 +38,7 @@ __all__ = [
     "ModelCallback",
     "OptimizerCallback",
     "Precision",
+    "Predicting",
     "Reproducibility",
     "RunLock",
     "RunSchedule",

@@ -249,6 +249,11 @@ class DataLoaderCallback(CoreCallback):
         """Whether all processes have as many samples at hand; the same on all of them."""
         return self._batches is None or self._batches.is_even
 
+    @property
+    def is_between_epochs(self) -> bool:
+        """Whether no batch of the epoch at hand has been consumed yet."""
+        return not self.batch_idx and not self._parts
+
     def num_batches_per_epoch(self) -> int | None:
         """Return how many batches an epoch has, of all processes, as far as the loader tells."""
         num = None if self._data is None else self._data.num_batches()

@@ -180,6 +180,12 @@ class Interrupt(CoreCallback):
         if time.monotonic() >= self._next_look:
             self._look(trainer)
 
+    @override
+    def on_predict_batch_start(
+        self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
+    ) -> None:
+        self.on_validate_batch_start(trainer, model, batch, batch_idx)
+
     def _look(self, trainer: Trainer) -> None:
         now = time.monotonic()
         self._next_look = now + _INTERVAL_S

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from annotated_types import Predicate
 from torch.nn import Module
@@ -78,8 +78,14 @@ Frequency = Annotated[
 ]
 
 
-def _frequency(given: float) -> int | float:
+EPOCH: Final = "epoch"
+"""The `eval_frequency` of a validation at the end of each epoch."""
+
+
+def _frequency(given: float | Literal["epoch"]) -> int | float | Literal["epoch"]:
     """Return a number of steps as an int, and a fraction of the run as a float."""
+    if given == EPOCH:
+        return EPOCH
     try:
         return operator.index(given)  # type: ignore[arg-type]  # asked, as numpy has integers too
     except TypeError:
@@ -121,9 +127,9 @@ class TrainingLoop(LoopCallback):
         num_epochs: Train this many epochs, those before a restart counted. With none of the
             three: one.
         steps_per_epoch: End an epoch after this many steps; None = with the data.
-        eval_frequency: Validate on every n-th step (int), or after each such fraction of the
-            run (float in (0, 1]; 1.0 = once, at the end); None or 0 = never. Always also at
-            the end.
+        eval_frequency: Validate on every n-th step (int), after each such fraction of the
+            run (float in (0, 1]; 1.0 = once, at the end), or at the end of each epoch ("epoch");
+            None or 0 = never. Always also at the end.
         eval_steps: Batches of a validation; None = all.
         grad_accum_steps: Batches per step.
         max_time: End a fit, in order and to be resumed, at the first step boundary after this
@@ -143,7 +149,7 @@ class TrainingLoop(LoopCallback):
         max_steps: PositiveInt | None = None,
         num_epochs: PositiveInt | None = None,
         steps_per_epoch: PositiveInt | None = None,
-        eval_frequency: NonNegativeInt | Frequency | None = 1.0,
+        eval_frequency: NonNegativeInt | Frequency | Literal["epoch"] | None = 1.0,
         eval_steps: PositiveInt | None = None,
         grad_accum_steps: PositiveInt = 1,
         max_time: Time | Seconds | None = None,
@@ -165,6 +171,32 @@ class TrainingLoop(LoopCallback):
         self.max_time = max_time
         self.max_time_s = _seconds(max_time) if isinstance(max_time, str) else max_time
         self.val_loop = ValidationLoop(eval_steps=eval_steps)
+
+
+def require_training_loop(loop: LoopCallback) -> TrainingLoop:
+    """Return a trainer's loop, if it is one for training.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    if not isinstance(loop, TrainingLoop):
+        raise ConfigError(
+            f"fit needs a TrainingLoop, and the trainer has a {type(loop).__name__}. "
+            f"Pass Trainer(loop=TrainingLoop(...))."
+        )
+    return loop
+
+
+def validation_loop_of(own: LoopCallback, given: ValidationLoop | None) -> ValidationLoop:
+    """Return the loop of a validation: the given one, or the trainer's own.
+
+    Raises:
+        ConfigError: If it is not one for validations.
+    """
+    loop = given or (own.val_loop if isinstance(own, TrainingLoop) else own)
+    if not isinstance(loop, ValidationLoop):
+        raise ConfigError(f"validate needs a ValidationLoop, and got a {type(loop).__name__}.")
+    return loop
 
 
 log = logging.getLogger("modelzoo_trainer.schedule")
@@ -198,7 +230,10 @@ class RunSchedule(CoreCallback):
         self.total_steps: int | None = None
         self.batches_per_epoch: int | None = None
         self.stage_end: float = math.inf
+        self.stage_end_epoch: float = math.inf
         self._every: int | None = None
+        self._is_by_epoch = False
+        self._steps_per_epoch: int | None = None
         self._origin: tuple[int, int] | None = None
         self.loop_idx = 0
         """Number of stages of this fit that are over, those before a restart counted."""
@@ -223,7 +258,7 @@ class RunSchedule(CoreCallback):
         stack.callback(self._leave)
 
     def _leave(self) -> None:
-        self.stage_end = math.inf
+        self.stage_end = self.stage_end_epoch = math.inf
         self._origin = None
         self.loop_idx = self.num_validated = 0
         self._validated = None
@@ -242,7 +277,7 @@ class RunSchedule(CoreCallback):
         self.batches_per_epoch = (
             None if loop.steps_per_epoch is None else loop.steps_per_epoch * loop.grad_accum_steps
         )
-        steps_per_epoch = self._steps_per_epoch(trainer, loop)
+        steps_per_epoch = self._steps_per_epoch = self._length_of_epoch(trainer, loop)
         self.end_epoch = math.inf
         self.end_step = math.inf
         if loop.num_steps is not None:
@@ -257,6 +292,7 @@ class RunSchedule(CoreCallback):
                 self.end_step = min(self.end_step, by_epochs)
         self.total_steps = None if math.isinf(self.end_step) else int(self.end_step)
         self._every = self._stage_length(loop, origin_step)
+        self._is_by_epoch = loop.eval_frequency == EPOCH
         self._num_steps = loop.num_steps
         self._is_begun = True
         if not self.has_steps_left(trainer):
@@ -305,7 +341,7 @@ class RunSchedule(CoreCallback):
                 end,
             )
 
-    def _steps_per_epoch(self, trainer: Trainer, loop: TrainingLoop) -> int | None:
+    def _length_of_epoch(self, trainer: Trainer, loop: TrainingLoop) -> int | None:
         num = trainer.data.num_batches_per_epoch()
         if num == 0 and loop.num_epochs is not None:
             raise ConfigError(trainer.data.explain_empty())
@@ -316,10 +352,12 @@ class RunSchedule(CoreCallback):
 
     def _stage_length(self, loop: TrainingLoop, origin_step: int) -> int | None:
         frequency = loop.eval_frequency
-        if not frequency or (isinstance(frequency, float) and frequency == 1.0):
+        if not frequency or frequency == EPOCH:
             return None
         if not isinstance(frequency, float):
             return frequency
+        if frequency == 1.0:
+            return None
         if math.isinf(self.end_step):
             raise ConfigError(
                 f"loop.eval_frequency is {frequency}, a fraction of a run whose length is not "
@@ -339,6 +377,14 @@ class RunSchedule(CoreCallback):
     def validates(self) -> bool:
         """Whether validations follow the train stages."""
         return self.loop is not None and bool(self.loop.eval_frequency)
+
+    @property
+    def likely_stage_end(self) -> float:
+        """The step at which the train stage at hand ends, as far as lengths of epochs are known."""
+        if not self._is_by_epoch or self._steps_per_epoch is None or self._origin is None:
+            return self.stage_end
+        step, epoch = self._origin
+        return min(self.stage_end, step + (self.stage_end_epoch - epoch) * self._steps_per_epoch)
 
     def has_steps_left(self, trainer: Trainer) -> bool:
         """Return whether another train stage follows."""
@@ -361,15 +407,20 @@ class RunSchedule(CoreCallback):
         """
         if math.isinf(self.end_step):
             return None
-        if self._every is None:
+        every, begin = self._every, 0
+        if self._is_by_epoch:
+            every, begin = self._steps_per_epoch, self.origin_step
+        if every is None:
             return 1
-        return math.ceil(self.end_step / self._every) - (step - 1) // self._every
+        return math.ceil((self.end_step - begin) / every) - (step - begin - 1) // every
 
     def owes_validation(self, trainer: Trainer) -> bool:
         """Return whether a stage ended here whose validation has not been done."""
         step = trainer.global_step
         if not self.validates or step == self._validated or trainer.early_exit.should_exit:
             return False
+        if self._is_by_epoch and trainer.data.is_between_epochs:
+            return True
         is_over = step >= self.end_step or trainer.data.epoch >= self.end_epoch
         return (
             is_over or self._has_ended_here or (self._every is not None and step % self._every == 0)
@@ -387,6 +438,8 @@ class RunSchedule(CoreCallback):
         while self.has_steps_left(trainer):
             yield Stage(trains=True)
             if self.validates and not trainer.early_exit.should_exit:
+                if self._is_by_epoch and trainer.global_step == self._validated:
+                    continue  # all of the epoch was skipped
                 yield from self._validation(trainer)
 
     def _validation(self, trainer: Trainer) -> Iterator[Stage]:
@@ -426,6 +479,9 @@ class RunSchedule(CoreCallback):
 
     def _begin_stage(self, trainer: Trainer) -> None:
         """Fix where the stage at hand will end: here, if its validation is due."""
+        self.stage_end_epoch = self.end_epoch
+        if self._is_by_epoch:
+            self.stage_end_epoch = min(self.end_epoch, trainer.data.epoch + 1)
         if self.owes_validation(trainer):
             self.stage_end = trainer.global_step
             return
@@ -440,7 +496,7 @@ class RunSchedule(CoreCallback):
             trainer.early_exit.stop_if_requested(trainer)
         return (
             trainer.global_step < self.stage_end
-            and trainer.data.epoch < self.end_epoch
+            and trainer.data.epoch < self.stage_end_epoch
             and not trainer.early_exit.should_exit
         )
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.nn import Module
@@ -15,6 +15,8 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import CoreCallback, Loader, Outputs, StateDict
 from modelzoo_trainer.checkpointing.state_json import bare_names, uncompiled
+from modelzoo_trainer.constraints import Call
+from modelzoo_trainer.core.model_call import ModelCalls
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 from modelzoo_trainer.interceptors import Advised, event
 from modelzoo_trainer.models.freezing import in_evaluation_mode, set_training_mode
@@ -26,29 +28,28 @@ log = logging.getLogger("modelzoo_trainer.model")
 
 ModelFactory = Callable[[], Module]
 
-# What a module raises that was not called with what it takes; not what torch computes with.
-_OF_ANOTHER_TYPE: Final = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-
 
 class ModelCallback(CoreCallback, Advised):
-    """Owns `trainer.model` and `trainer.compiled_model`.
+    """Owns `trainer.model` and `trainer.compiled_model`, and how the model is called.
 
     Args:
         model: A module, or a callable without arguments that returns one.
+        call_model: "batch", "kwargs" or "args"; None = as its signature says, see `ModelCalls`.
 
     State: `model`, the module's state dict under the names of the module that is not compiled.
 
     Raises:
-        ConfigError: If it is neither.
+        ConfigError: If it is neither, or there is no such call.
     """
 
-    def __init__(self, model: Module | ModelFactory | None) -> None:
+    def __init__(self, model: Module | ModelFactory | None, call_model: Call | None = None) -> None:
         if not isinstance(model, Module) and not callable(model):
             given = "nothing" if model is None else repr(model)
             raise ConfigError(
                 f"model got {given}. Pass a torch.nn.Module, or a callable that returns one."
             )
         self.model: Module | ModelFactory = model
+        self.calls = ModelCalls(call_model)
 
     def change(self, change: Callable[[Module], Module]) -> None:
         """Have something done to the model when it is made; called in `pre_setup`.
@@ -75,6 +76,17 @@ class ModelCallback(CoreCallback, Advised):
         trainer.compiled_model = trainer.backend.prepare_model(model)
 
     @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        self.calls.begin_training()
+
+    @override
     def on_train_start(
         self,
         trainer: Trainer,
@@ -89,6 +101,7 @@ class ModelCallback(CoreCallback, Advised):
     def on_enter_validate(
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
+        self.calls.begin_validation()
         stack.enter_context(in_evaluation_mode(trainer.model))
         trainer.backend.comm.broadcast_buffers(trainer.model)
 
@@ -184,39 +197,19 @@ def to_outputs(raw: Any) -> Outputs:
     )
 
 
-def note_call(
-    trainer: Trainer, error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> None:
-    """Note on what a model has raised for its first batch that this was its one argument."""
-    of_train, of_val = trainer.data, trainer.val_iterator
-    num = of_train.num_batches if of_val is None else of_val.num_yielded
-    if num > 1 or len(args) != 1 or kwargs or not isinstance(error, _OF_ANOTHER_TYPE):
-        return
-    [batch] = args
-    kind = type(batch).__name__
-    if isinstance(batch, Mapping):
-        what = f"{kind} with the keys {_first(map(repr, batch))}"
-        call = "self.model(**batch)"
-    elif isinstance(batch, (tuple, list)):
-        what = f"{kind} of {_first(map(_in_words, batch))}"
-        call = "self.model(batch[0])"
-    else:
-        return
-    error.add_note(
-        f"the model is called with the whole batch as its one argument; this batch is a {what}. "
-        f"If it takes something else, pass a module whose forward takes the batch and calls it "
-        f"with that: {call}."
-    )
+def set_loss(outputs: Outputs, loss: Tensor | None, owner: type) -> None:
+    """Put what `compute_loss` of a trainer's class has returned among the outputs.
 
-
-def _first(texts: Iterable[str], most: int = 8) -> str:
-    found = list(texts)
-    return ", ".join(found[:most]) + (", ..." if len(found) > most else "")
-
-
-def _in_words(value: Any) -> str:
-    kind = type(value).__name__
-    return f"{kind} {tuple(value.shape)}" if isinstance(value, Tensor) else kind
+    Raises:
+        ValueError: If it returned None although the model has a loss.
+    """
+    if loss is not None:
+        outputs["loss"] = loss
+    elif outputs.get("loss") is not None:
+        raise ValueError(
+            f"{owner.__name__}.compute_loss returned None in place of the model's loss. Return "
+            f"what the loss is to be, changed or not."
+        )
 
 
 def require_loss(model: Module, outputs: Outputs) -> None:

@@ -83,6 +83,22 @@ def as_loaders(loaders: Loader | None, name: str) -> list[Loader]:
     return found
 
 
+def one_loader(loader: Loader, name: str) -> Iterable[Batch]:
+    """Return the iterable of an argument that takes one dataloader alone.
+
+    Raises:
+        ConfigError: If there are several, or it cannot be used.
+    """
+    if isinstance(loader, (list, tuple)):
+        found = as_loaders(loader, name)
+        if found and found[0] is not loader:
+            raise ConfigError(
+                f"{name} got a {type(loader).__name__} of {len(found)} dataloaders, and takes one. "
+                f"Call the method once for each."
+            )
+    return resolve_loader(loader, name)
+
+
 def _is_loader(item: Any) -> bool:
     if isinstance(item, (Tensor, tuple, list, Mapping, str)):
         return False

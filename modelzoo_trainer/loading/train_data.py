@@ -282,6 +282,7 @@ def validation_data(
     number: int,
     micro_batch_size: int | None,
     limit: int | None,
+    name: str = "val_dataloader",
 ) -> Iterable[Batch] | StartedEpoch:
     """Return what a validation iterates over: the loader, or this process's part of its data.
 
@@ -291,13 +292,14 @@ def validation_data(
         number: Decides the order of a part, if it is random; equal on all processes.
         micro_batch_size: Samples of a micro-batch; None = batches are not split.
         limit: Batches after which it ends; None = none.
+        name: The argument's name, for messages.
 
     Raises:
         ConfigError: If the processes cannot divide it.
     """
     if backend.comm.data_shard[1] == 1:
         return loader
-    data = TrainData(loader, limit, backend, "val_dataloader")
+    data = TrainData(loader, limit, backend, name)
     seeds = EpochSeeds.of(backend, number).of_validation()
     position = Position(epoch=number, layout=data.layout())
     return data.begin(position, seeds, needs_sizes=micro_batch_size is not None)

@@ -186,6 +186,7 @@ def test_the_number_of_steps_of_passes_depends_on_the_data(told, loop, line):
         ("eval_frequency: 0.25", "after each 25% of the steps, and at the end"),
         ("eval_frequency: 0.125", "after each 12.5% of the steps, and at the end"),
         ("eval_frequency: 50", "every 50 steps, and the end"),
+        ("eval_frequency: epoch", "at the end of each epoch, and of the run"),
     ],
 )
 def test_validations_of_a_run_of_unknown_length_are_told_as_they_are_given(told, loop, text):

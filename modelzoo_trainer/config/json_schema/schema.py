@@ -15,7 +15,13 @@ from modelzoo_trainer.config.json_schema.components import (
     reference,
 )
 from modelzoo_trainer.config.names import Names, NameTable
-from modelzoo_trainer.config.sections import INIT_KEYS, OPTIONAL_PATH, OPTIONAL_TEXT, SEED
+from modelzoo_trainer.config.sections import (
+    INIT_KEYS,
+    OPTIONAL_CALL,
+    OPTIONAL_PATH,
+    OPTIONAL_TEXT,
+    SEED,
+)
 
 _MODEL_KEYS: Final = ("name", "model_name")
 _TEXTS: Final = {
@@ -35,6 +41,8 @@ _TEXTS: Final = {
     "backend_type": "What to run on, as in `device`.",
     "model_dir": "The folder of the run.",
     "model": "The model: its name with its arguments, or {package.module.ClassName: {arguments}}.",
+    "call_model": "How the model is called: batch = model(batch), kwargs = model(**batch), args = "
+    "model(*batch); null: as the signature of its forward says at the first batch.",
     "optimizer": "What trains the model; not needed to validate.",
     "schedulers": "What changes settings of the optimizer from step to step.",
     "sparsity": "Which weights stay zero: a fraction, a mapping with `algorithm`, or several.",
@@ -120,6 +128,7 @@ class _Format:
             "callbacks": _list_of("callback"),
             "loggers": _list_of("logger"),
             "seed": self._plain(SEED),
+            "call_model": self._plain(OPTIONAL_CALL),
         }
         for key, target in self._names.sections.items():
             parts[key] = self._definitions.of_call(target, is_optional=True)

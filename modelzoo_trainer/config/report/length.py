@@ -19,6 +19,7 @@ from modelzoo_trainer.config.plan import TrainerPlan
 from modelzoo_trainer.config.report.components import row, show
 from modelzoo_trainer.config.report.hooks import listens, micro_batch_sizes
 from modelzoo_trainer.core import Checkpoint, Logging, TrainingLoop
+from modelzoo_trainer.core.loop import EPOCH
 
 _FEW = 5  # positions that are listed without a gap
 
@@ -125,7 +126,7 @@ class RunLength:
         if self.evaluates_every is not None:
             return Positions(every=self.evaluates_every)
         frequency = self.loop.eval_frequency
-        if not frequency:
+        if not frequency or frequency == EPOCH:
             return None
         if not isinstance(frequency, float):
             return Positions(every=frequency)
@@ -305,8 +306,10 @@ def _validations(plan: TrainerPlan, length: RunLength) -> str:
     if not plan.call.get("val_dataloader") and not _by_callbacks(plan):
         return "none (no val_dataloader)"
     where = length.validations
-    if where is None:
-        assert frequency  # of a run whose length is not known
+    if frequency == EPOCH and length.evaluates_every is None:
+        when = "at the end of each epoch, and of the run"
+    elif where is None:
+        assert isinstance(frequency, float)  # of a run whose length is not known
         when = f"after each {frequency * 100:g}% of the steps, and at the end"
     else:
         when = where.describe(_counted(length))

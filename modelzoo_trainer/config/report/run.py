@@ -44,6 +44,8 @@ def run_lines(plan: TrainerPlan) -> list[str]:
         folder, mark = (None if parameter is None else parameter.default), " (default)"
     if folder is not None:
         lines += row("model_dir", f"{show(plain(folder))}{mark}")
+    if init.get("call_model"):
+        lines += row("call_model", init["call_model"])
     seed = init.get("seed")
     lines += row("seed", "none (default)" if seed is None else str(seed))
     if plan.method is not None:

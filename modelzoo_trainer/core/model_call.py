@@ -1,0 +1,253 @@
+"""How the model is called with a batch: with the whole of it, by keywords, or by positions."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import Tensor
+from torch.nn import Module
+
+from modelzoo_trainer.callback import Batch
+from modelzoo_trainer.constraints import Call
+from modelzoo_trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.model")
+
+TEXTS: Final[Mapping[Call, str]] = {
+    "batch": "model(batch)",
+    "kwargs": "model(**batch)",
+    "args": "model(*batch)",
+}
+_MAPPINGS: Final = re.compile(r"\b(?:dict|\w*Dict|\w*Mapping|\w*Batch|\w*BatchEncoding)\b")
+_OF_UNIONS: Final = frozenset({"None", "NoneType", "Optional", "Union"})
+# What a module raises that was not called with what it takes; not what torch computes with.
+_OF_ANOTHER_TYPE: Final = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+
+
+class ModelCalls:
+    """Decides at the first batch of a dataloader how the model is called with its batches.
+
+    A call that works with the whole batch as the one argument is never replaced by another, unless
+    the parameters of the model's forward have the very names of the batch's keys; see `call_for`.
+
+    Args:
+        given: What the user has chosen; None = decided by the signature of the model's forward.
+
+    Raises:
+        ConfigError: If there is no such call.
+    """
+
+    def __init__(self, given: Call | None = None) -> None:
+        if given is not None and given not in TEXTS:
+            raise ConfigError(
+                f"call_model is {given!r}; it must be "
+                f"{', '.join(f'{name!r} for {text}' for name, text in TEXTS.items())}, or None to "
+                f"decide by the signature of the model's forward."
+            )
+        self.given = given
+        self._train = self._val = given
+        self._logged: set[Call] = set()
+
+    def begin_training(self) -> None:
+        """Decide anew at the next batch of training."""
+        self._train = self.given
+
+    def begin_validation(self) -> None:
+        """Decide anew at the next batch of a validation: its loader may be of another kind."""
+        self._val = self.given
+
+    def __call__(
+        self, trainer: Trainer, batch: Batch, args: list[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the model and return its output.
+
+        Args:
+            trainer: Whose model.
+            batch: As the dataloader gave it.
+            args: The batch alone, or what `on_before_forward` has made of it; a batch that is left
+                as the one argument is unpacked if that was decided.
+            kwargs: Empty, likewise.
+
+        Raises:
+            ConfigError: If the batch cannot be unpacked in the way that was chosen.
+        """
+        call = self._train if trainer.val_iterator is None else self._val
+        if call is None or trainer.model_call is None:
+            call = self._decide(trainer, batch)
+        if call != "batch":
+            if len(args) == 1 and not kwargs and type(args[0]) is type(batch):
+                args, kwargs = _unpacked(call, args[0])
+            else:  # a callback has changed the arguments
+                call = "batch"
+        try:
+            return trainer.compiled_model(*args, **kwargs)
+        except Exception as error:
+            if call != "batch" or (len(args) == 1 and not kwargs):
+                _note_call(trainer, error, call, batch)
+            raise
+
+    def _decide(self, trainer: Trainer, batch: Batch) -> Call:
+        call = self.given or call_for(signature_of(trainer.model), batch)
+        text, is_training = TEXTS[call], trainer.val_iterator is None
+        if is_training:
+            self._train = call
+        else:
+            self._val = call
+        if is_training or not trainer.is_fitting or trainer.model_call is None:
+            trainer.model_call = text
+        if call != "batch" and call not in self._logged:
+            self._logged.add(call)
+            why = "call_model" if self.given else f"the signature of {_name(trainer.model)}.forward"
+            log.info("The model is called as %s, as %s says.", text, why)
+        return call
+
+
+def signature_of(model: Module) -> inspect.Signature | None:
+    """Return the signature of a model's forward, of a compiled one its own; None = not known."""
+    model = getattr(model, "_orig_mod", model)
+    try:
+        return inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        return None
+
+
+def call_for(signature: inspect.Signature | None, batch: Batch) -> Call:
+    """Return how a forward of this signature is called with a batch.
+
+    * `kwargs`, if the batch is a mapping whose keys forward takes as arguments, and forward cannot
+      be called with one argument. Also if it can, but all keys, two at least, are names of its
+      parameters, that of the first one among them: then that one is not for the whole batch. One
+      key alone suffices if the parameter is annotated as a tensor and there are others.
+    * `args`, if the batch is a tuple or list of as many items, two at least, as forward requires.
+    * `batch` otherwise.
+    """
+    if signature is None:
+        return "batch"
+    if isinstance(batch, Mapping):
+        return "kwargs" if _asks_for_keywords(signature, batch) else "batch"
+    if isinstance(batch, (tuple, list)) and _asks_for_positions(signature, batch):
+        return "args"
+    return "batch"
+
+
+def _asks_for_keywords(signature: inspect.Signature, batch: Mapping[Any, Any]) -> bool:
+    if not batch or not all(isinstance(key, str) for key in batch):
+        return False
+    if not _binds(signature, **dict.fromkeys(batch)):
+        return False
+    if not _binds(signature, None):
+        return True
+    params = list(signature.parameters.values())
+    named = {p.name for p in params if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    first = params[0]
+    if first.name not in batch or not batch.keys() <= named:
+        return False
+    if len(batch) == 1:
+        return len(named) > 1 and _is_tensor(first.annotation)
+    return not _MAPPINGS.search(_text(first.annotation))
+
+
+def _asks_for_positions(signature: inspect.Signature, batch: Sequence[Any]) -> bool:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    params = signature.parameters.values()
+    num_required = sum(p.default is p.empty and p.kind in kinds for p in params)
+    return len(batch) == num_required > 1 and _binds(signature, *batch)
+
+
+def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _text(annotation: Any) -> str:
+    if annotation is inspect.Parameter.empty:
+        return ""
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def _is_tensor(annotation: Any) -> bool:
+    """Return whether an annotation is that of a tensor, or of one or None."""
+    words = {word.rpartition(".")[2] for word in re.findall(r"[\w.]+", _text(annotation))}
+    kinds = words - _OF_UNIONS
+    return bool(kinds) and all(kind.endswith("Tensor") for kind in kinds)
+
+
+def _unpacked(call: Call, batch: Batch) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments that a batch stands for."""
+    if call == "args" and not isinstance(batch, Mapping):
+        return list(batch) if isinstance(batch, (tuple, list)) else [batch], {}
+    if (
+        call == "kwargs"
+        and isinstance(batch, Mapping)
+        and all(isinstance(key, str) for key in batch)
+    ):
+        return [], dict(batch)
+    fits = "a tuple or list" if call == "args" else "a mapping with names of parameters as keys"
+    raise ConfigError(
+        f"the model is called as {TEXTS[call]}, and this batch is {_described(batch)}. Have each "
+        f"batch be {fits}, or choose another call_model."
+    )
+
+
+# ---- notes on what a model has raised
+
+
+def _note_call(trainer: Trainer, error: Exception, call: Call, batch: Batch) -> None:
+    """Note on what a model has raised for its first batch how it was called, and with what."""
+    of_train, of_val = trainer.data, trainer.val_iterator
+    num = of_train.num_batches if of_val is None else of_val.num_yielded
+    if num > 1 or not isinstance(error, _OF_ANOTHER_TYPE):
+        return
+    if isinstance(batch, (Mapping, tuple, list)):
+        how = f"as {TEXTS[call]}" if call != "batch" else "with the whole batch as its one argument"
+        error.add_note(
+            f"the model is called {how}; this batch is {_described(batch)}. {_advice(batch, call)}"
+        )
+
+
+def _advice(batch: Batch, call: Call) -> str:
+    own = "pass a module whose forward takes the batch and calls it with that"
+    if call != "batch":
+        return (
+            f"If it takes the whole batch as one argument, set call_model='batch'; if it takes "
+            f"something else, {own}."
+        )
+    other: Call = "kwargs" if isinstance(batch, Mapping) else "args"
+    inner = "self.model(**batch)" if other == "kwargs" else "self.model(batch[0])"
+    return (
+        f"If it takes something else, set call_model={other!r} for {TEXTS[other]}, or {own}: "
+        f"{inner}."
+    )
+
+
+def _described(batch: Batch) -> str:
+    kind = type(batch).__name__
+    if isinstance(batch, Mapping):
+        return f"a {kind} with the keys {_first(map(repr, batch))}"
+    if isinstance(batch, (tuple, list)):
+        return f"a {kind} of {_first(map(_in_words, batch))}"
+    return f"a {_in_words(batch)}"
+
+
+def _first(texts: Iterable[str], most: int = 8) -> str:
+    found = list(texts)
+    return ", ".join(found[:most]) + (", ..." if len(found) > most else "")
+
+
+def _in_words(value: Any) -> str:
+    kind = type(value).__name__
+    return f"{kind} {tuple(value.shape)}" if isinstance(value, Tensor) else kind
+
+
+def _name(model: Module) -> str:
+    return type(getattr(model, "_orig_mod", model)).__name__

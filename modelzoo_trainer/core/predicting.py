@@ -1,0 +1,355 @@
+"""Predictions: the model's outputs, collected from all batches and processes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.utils.data import DataLoader, RandomSampler
+from typing_extensions import override
+
+from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs
+from modelzoo_trainer.core.artifact_dir import folder_of
+from modelzoo_trainer.core.prediction_store import (
+    Number,
+    Place,
+    PredictionStore,
+    Rows,
+    prepare_folder,
+    remove_earlier,
+    write_index,
+)
+from modelzoo_trainer.data.static_shapes import PadLastBatch
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.loading.sharding import drops_last, is_split_already
+from modelzoo_trainer.loading.sources import split_of
+from modelzoo_trainer.predictions import Part, Predictions
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.devices import Comm
+    from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.predict")
+
+FOLDER: Final = "predictions"
+"""Where predictions are written in `model_dir` unless `output_dir` says otherwise."""
+_MESSAGE_BYTES: Final = 2**25  # of the predictions that a process sends to the others at once
+
+
+class Predicting(CoreCallback):
+    """Collects what the model returns for the batches of `trainer.predict`.
+
+    Rows are read as metrics are, without waiting for the device. Several processes keep those of
+    their own batches, and put them in the order of the data when all batches are over: in
+    memory of all of them, or in files of each with one index.
+    """
+
+    def __init__(self) -> None:
+        self.is_active = False
+        """Whether `trainer.predict` is under way."""
+        self._store: PredictionStore | None = None
+        self._number: Number = (0, 0)
+        self._weight: str | None = None
+        self._path: Path | None = None
+
+    @contextmanager
+    def collecting(
+        self, trainer: Trainer, output_dir: str | Path | None, max_in_memory: int
+    ) -> Iterator[Callable[[], Predictions]]:
+        """Collect outputs inside; yield what returns them once all batches are over.
+
+        Args:
+            trainer: The trainer.
+            output_dir: Where all of them are written; None = only those that are too large.
+            max_in_memory: Most bytes, of all processes, that are not written.
+
+        Raises:
+            ConfigError: If a setting does not fit. Collective, like all of it.
+        """
+        if self.is_active:
+            raise ConfigError("predict was called within predict. Call it when that has ended.")
+        if type(max_in_memory) is not int or max_in_memory < 0:
+            raise ConfigError(f"max_in_memory is {max_in_memory!r}; it must be a number of bytes.")
+        if not trainer.backend.caps.holds_values:
+            raise ConfigError(f"device {trainer.backend.name!r} has no values to predict.")
+        comm = trainer.backend.comm
+        given = None if output_dir is None else folder_of("output_dir", output_dir).absolute()
+        folder = given or trainer.model_dir / FOLDER
+        problem = prepare_folder(folder, makes=given is not None) if comm.is_main else None
+        problem = comm.broadcast_object(problem)
+        if problem is not None:
+            raise ConfigError(problem)
+        limit = 0 if given is not None else max(max_in_memory // comm.data_shard[1], 1)
+        rank = None if comm.world_size == 1 else comm.rank
+        store = self._store = PredictionStore(folder, limit, rank)
+        self._number, self._path, self.is_active = (0, 0), None, True
+        try:
+            yield partial(self._finish, trainer, store)
+        finally:
+            self.is_active, self._store = False, None
+            store.discard()
+
+    # ---- batches
+
+    @override
+    def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
+        self._path = ckpt_path
+
+    @override
+    def on_predict_start(
+        self, trainer: Trainer, model: Module, dataloader: Loader, loop: Any
+    ) -> None:
+        if not self.is_active:
+            return
+        weights = "the model's weights as they are" if self._path is None else str(self._path)
+        log.info("Predicting with %s.", weights)
+        self._weight = _weight_of(dataloader)
+        _check_order(dataloader, trainer.backend.comm)
+
+    @override
+    def on_predict_batch_end(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
+    ) -> None:
+        store, batches = self._store, trainer.val_iterator
+        if store is None or batches is None:
+            return
+        number = self._number
+        self._number = (number[0] + 1, 0) if batches.ends_batch else (number[0], number[1] + 1)
+        if trainer.is_padding or not _is_first_of_shard(trainer.backend.comm):
+            return
+        found = dict(flat(outputs))
+        if not found:
+            raise ConfigError(
+                f"{type(model).__name__} returned nothing to predict (it has: "
+                f"{', '.join(outputs) or 'nothing'}): no tensor with a row for each sample. Return "
+                f"the logits beside the loss, or override compute_predictions."
+            )
+        marks = [] if self._weight is None else [batch[self._weight]]
+        add = partial(_add, store, number, list(found))
+        trainer.read([*found.values(), *marks], add)
+
+    # ---- all of them
+
+    def _finish(self, trainer: Trainer, store: PredictionStore) -> Predictions:
+        """Return the predictions of all processes, in order. Collective.
+
+        Raises:
+            ConfigError: If processes have other outputs than others.
+            PredictionError: If the disk refuses.
+        """
+        comm = trainer.backend.comm
+        is_complete = trainer.val_is_complete
+        if not is_complete:
+            log.warning("The prediction was stopped: it has %d batches.", self._number[0])
+        facts = comm.gather_object((store.is_written, store.names))
+        names = _same_names([found for _, found in facts])
+        if any(is_written for is_written, _ in facts):
+            return _in_files(store, names, comm, is_complete=is_complete)
+        gathered = _gathered(store, comm)
+        parts = {name: _joined([rows[name] for rows in gathered]) for name in names}
+        return Predictions(parts, is_complete=is_complete)
+
+
+def named_outputs(raw: Any) -> Outputs:
+    """Return a model's output as a mapping; unlike `to_outputs` for predictions.
+
+    A tensor is `output`, whatever its size, unless it has no dimension: then it is the loss. A pair
+    whose first is such a loss, or None, is (loss, logits); other tuples and lists are `output_0`,
+    `output_1` and so on.
+
+    Raises:
+        ConfigError: If it is none of these.
+    """
+    if isinstance(raw, Mapping):
+        return dict(raw)
+    if isinstance(raw, Tensor):
+        return {"output" if raw.dim() else "loss": raw}
+    if isinstance(raw, (tuple, list)):
+        if len(raw) == 2 and (raw[0] is None or (isinstance(raw[0], Tensor) and not raw[0].dim())):
+            return {"loss": raw[0], "logits": raw[1]}
+        return {f"output_{number}": value for number, value in enumerate(raw)}
+    raise ConfigError(
+        f"the model returned a {type(raw).__name__} to predict. Return a tensor, several, or a "
+        f"mapping of them."
+    )
+
+
+def flat(outputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors with dimensions of nested outputs; those inside as `hidden_states.0`."""
+    if isinstance(outputs, Tensor):
+        if outputs.dim() and outputs.layout is torch.strided:
+            yield name, outputs.detach()
+        return
+    inner: Collection[tuple[Any, Any]] = ()
+    if isinstance(outputs, Mapping):
+        inner = outputs.items()
+    elif isinstance(outputs, (tuple, list)):
+        inner = list(enumerate(outputs))
+    for key, value in inner:
+        yield from flat(value, f"{name}.{key}" if name else str(key))
+
+
+def _add(store: PredictionStore, number: Number, names: list[str], values: list[Tensor]) -> None:
+    """Add the rows of a batch, those left out that its weights mark as added."""
+    rows: Rows = dict(zip(names, values, strict=False))
+    if len(values) > len(names):
+        is_sample = values[-1] != 0
+        rows = {
+            name: tensor[is_sample] if len(tensor) == len(is_sample) else tensor
+            for name, tensor in rows.items()
+        }
+    store.add(number, rows)
+
+
+def _is_first_of_shard(comm: Comm) -> bool:
+    """Return whether this process is the first of those that have the same data."""
+    return comm.rank % (comm.world_size // comm.data_shard[1]) == 0
+
+
+def _weight_of(loader: Loader) -> str | None:
+    """Return the entry of a batch that says which rows are samples; None = all are.
+
+    Raises:
+        ConfigError: If some may not be, and are not marked.
+    """
+    collate = getattr(loader, "collate_fn", None)
+    if not isinstance(collate, PadLastBatch):
+        return None
+    if collate.weight is None:
+        raise ConfigError(
+            "dataloader pads its last batch (PadLastBatch), and nothing says which rows are "
+            "samples. Give it weight, such as PadLastBatch(..., weight='weight'): predictions "
+            "of other rows are dropped."
+        )
+    return collate.weight
+
+
+def _check_order(loader: Loader, comm: Comm) -> None:
+    """Warn of a loader whose order is not that of the data, and of samples left out.
+
+    Raises:
+        ConfigError: If it would give samples several times.
+    """
+    if not isinstance(loader, DataLoader):
+        is_own = comm.data_shard[1] > 1 and split_of(loader, comm.data_shard, "dataloader") is None
+    elif comm.data_shard[1] > 1 and is_split_already(loader):
+        raise ConfigError(
+            "dataloader has a sampler that divides the data among the processes, and may repeat "
+            "samples to do so. Leave it out: the trainer divides the data, and returns the "
+            "predictions in their order."
+        )
+    else:
+        is_own = False
+        if isinstance(loader.sampler, RandomSampler):
+            log.warning(
+                "dataloader shuffles: the predictions are in the order that it draws, not in that "
+                "of the data. Leave shuffle out."
+            )
+        if drops_last(loader):
+            log.warning("dataloader has drop_last: the last samples may have no prediction.")
+    if is_own:
+        log.warning(
+            "dataloader (%s) gives each process other batches: the predictions are batch by batch "
+            "in the order of the processes.",
+            type(loader).__name__,
+        )
+
+
+def _same_names(found: list[Any]) -> list[str]:
+    """Return the names of the outputs of all processes, each list of names or None."""
+    names = [tuple(one) for one in found if one is not None]
+    if any(set(one) != set(names[0]) for one in names):
+        raise ConfigError(
+            f"the model's outputs differ between processes: "
+            f"{'; '.join(sorted({', '.join(one) for one in names}))}. Return the same on all."
+        )
+    return list(names[0]) if names else []
+
+
+# ---- in memory
+
+
+def _gathered(store: PredictionStore, comm: Comm) -> list[Rows]:
+    """Return the rows of all processes, in the order of the data, in messages of bounded size."""
+    if comm.world_size == 1:
+        return [rows for _, rows in store.held]
+    found: list[tuple[Number, int, Rows]] = []
+    chunks = list(_chunks(store))
+    num = max(comm.gather_object(len(chunks)))
+    for chunk in [*chunks, *[[]] * (num - len(chunks))]:
+        for rank, part in enumerate(comm.gather_object(chunk)):
+            found += [(tuple(number), rank, rows) for number, rows in part]
+    found.sort(key=lambda item: _order(item[0], item[1]))
+    return [rows for _, _, rows in found]
+
+
+def _order(number: Number, rank: int) -> tuple[int, int, int]:
+    """Return where a batch is: micro-batches follow one another within that of a process."""
+    return number[0], rank, number[1]
+
+
+def _chunks(store: PredictionStore) -> Iterator[list[tuple[Number, Rows]]]:
+    """Yield what is in memory in lists of about as many bytes as a message may have."""
+    chunk: list[tuple[Number, Rows]] = []
+    size = 0
+    while store.held:
+        chunk.append(store.held.popleft())
+        size += sum(tensor.nbytes for tensor in chunk[-1][1].values())
+        if size >= _MESSAGE_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _joined(column: list[Tensor]) -> list[Part]:
+    """Return an output of all batches, in one piece if their shapes and types allow it."""
+    if len({(tensor.shape[1:], tensor.dtype) for tensor in column}) == 1:
+        return [Part.of(torch.cat(column))]
+    return [Part.of(tensor) for tensor in column]
+
+
+# ---- in files
+
+
+def _in_files(
+    store: PredictionStore, names: list[str], comm: Comm, *, is_complete: bool
+) -> Predictions:
+    """Write what is not written yet, and the index of all processes' files."""
+    store.write_rest()
+    own = [(number, {name: tuple(place) for name, place in places.items()}) for
+           number, places in store.written]  # fmt: skip
+    files = [store.name_of(number) for number in range(store.num_files)]
+    gathered = comm.gather_object((files, own))
+    if comm.is_main:
+        remove_earlier(store.folder)
+    comm.barrier("earlier predictions removed")
+    store.commit_files()
+    comm.barrier("predictions renamed")
+    if comm.is_main:
+        all_files, outputs = _index(gathered, names)
+        write_index(store.folder, all_files, outputs, is_complete=is_complete)
+    comm.barrier("predictions written")
+    log.info("Predictions are in %s.", store.folder)
+    return Predictions.load(store.folder)
+
+
+def _index(gathered: list[Any], names: list[str]) -> tuple[list[str], dict[str, list[Place]]]:
+    """Return the files of all processes, and where the rows of each output are, in order."""
+    files: list[str] = []
+    batches: list[tuple[tuple[int, int, int], dict[str, Place]]] = []
+    for rank, (own_files, written) in enumerate(gathered):
+        first = len(files)
+        files += own_files
+        for number, places in written:
+            moved = {name: Place(first + file, *rest) for name, (file, *rest) in places.items()}
+            batches.append((_order(tuple(number), rank), moved))
+    batches.sort(key=lambda batch: batch[0])
+    return files, {name: [places[name] for _, places in batches] for name in names}

@@ -1,0 +1,298 @@
+"""How a model is called: by the signature of its forward, or as the user has chosen."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from modelzoo_trainer import Callback, ConfigError
+from modelzoo_trainer.core.model_call import call_for, signature_of
+from tests.doubles import TinyModel, differing, tiny_batches, weights_of
+
+
+class Named(NamedTuple):
+    x: Any
+    y: Any
+
+
+def one(batch): ...
+def one_default(x=None): ...
+def tensor(x: Tensor): ...
+def two(x, y): ...
+def two_tensors(x: Tensor, y: Tensor): ...
+def second_default(x, y=None): ...
+def second_default_tensor(x: Tensor, y: Tensor | None = None): ...
+def of_a_mapping(x: Mapping[str, Tensor], y=None): ...
+def of_a_dict(x: dict[str, Tensor] | Tensor, y=None): ...
+def all_default(x=None, y=None, z=None): ...
+def all_default_tensors(x: Optional[torch.LongTensor] = None, y: torch.Tensor | None = None): ...  # noqa: UP045
+def of_pairs(x: tuple[Tensor, Tensor] | None = None, y=None): ...
+def variadic(*args): ...
+def all_variadic(*args, **kwargs): ...
+def keywords(**kwargs): ...
+def one_and_keywords(x, **kwargs): ...
+def three(x, y, z=None): ...
+def keyword_only(*, x, y=None): ...
+def batch_and_flag(batch, flag=False): ...
+
+
+@functools.wraps(two)
+def wrapped(*args, **kwargs): ...
+
+
+X, XY, XYZ = {"x": 1}, {"x": 1, "y": 2}, {"x": 1, "y": 2, "z": 3}
+PAIR = (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("forward", "batch", "call"),
+    [
+        # what may work with the whole batch today stays
+        (one, XY, "batch"),
+        (one, {"batch": 1}, "batch"),
+        (one, PAIR, "batch"),
+        (one_default, X, "batch"),
+        (one_default, [1], "batch"),
+        (tensor, X, "batch"),
+        (tensor, [1], "batch"),
+        (second_default, PAIR, "batch"),
+        (second_default_tensor, PAIR, "batch"),
+        (second_default, X, "batch"),
+        (second_default, XYZ, "batch"),
+        (second_default, {"y": 1, "z": 1}, "batch"),
+        (of_a_mapping, XY, "batch"),
+        (of_a_dict, XY, "batch"),
+        (of_pairs, X, "batch"),
+        (batch_and_flag, {"x": 1, "flag": True}, "batch"),
+        (variadic, PAIR, "batch"),
+        (all_variadic, XY, "batch"),
+        (one_and_keywords, XY, "batch"),
+        (two, torch.ones(2), "batch"),
+        (two, "xy", "batch"),
+        # what cannot
+        (two, XY, "kwargs"),
+        (wrapped, XY, "kwargs"),
+        (two_tensors, OrderedDict(XY), "kwargs"),
+        (keywords, X, "kwargs"),
+        (keyword_only, XY, "kwargs"),
+        (three, XY, "kwargs"),
+        (two, PAIR, "args"),
+        (two, [1, 2], "args"),
+        (two, Named(1, 2), "args"),
+        (wrapped, PAIR, "args"),
+        # and what does not fit
+        (two, X, "batch"),
+        (two, XYZ, "batch"),
+        (two, {1: 1, 2: 2}, "batch"),
+        (two, {}, "batch"),
+        (two, (1, 2, 3), "batch"),
+        (three, (1, 2, 3), "batch"),
+        (keyword_only, PAIR, "batch"),
+        # keys that are the parameters: not a batch for the first one
+        (second_default, XY, "kwargs"),
+        (all_default, XY, "kwargs"),
+        (all_default_tensors, XY, "kwargs"),
+        (all_default_tensors, X, "kwargs"),
+        (second_default_tensor, X, "kwargs"),
+    ],
+)
+@pytest.mark.parametrize("as_text", [True, False])
+def test_the_signature_decides(forward, batch, call, as_text) -> None:
+    signature = inspect.signature(forward, eval_str=not as_text)
+    assert call_for(signature, batch) == call
+
+
+def test_a_signature_that_is_not_known_leaves_the_batch_whole() -> None:
+    model = nn.Module()
+    model.forward = min  # type: ignore[method-assign]  # has no signature
+    assert signature_of(model) is None or call_for(signature_of(model), PAIR) == "batch"
+    assert call_for(None, XY) == "batch"
+
+
+def test_of_a_compiled_model_the_signature_is_that_of_what_was_compiled() -> None:
+    compiled = torch.compile(Pair(), backend="eager")
+    assert list(signature_of(compiled).parameters) == ["inputs", "targets"]
+
+
+class Pair(TinyModel):
+    """A `TinyModel` that takes inputs and targets apart."""
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Any:
+        return super().forward((inputs, targets))
+
+
+class AllOptional(TinyModel):
+    """Likewise, with nothing required, as models of Hugging Face."""
+
+    def forward(self, inputs: Tensor | None = None, targets: Tensor | None = None) -> Any:
+        return super().forward((inputs, targets))
+
+
+class Whole(TinyModel):
+    """A `TinyModel` that takes a mapping."""
+
+    def forward(self, batch: Any) -> Any:
+        return super().forward((batch["inputs"], batch["targets"]))
+
+
+PAIRS = tiny_batches(4)
+DICTS = [{"inputs": inputs, "targets": targets} for inputs, targets in PAIRS]
+
+
+@pytest.mark.parametrize(
+    ("model", "batches", "text"),
+    [
+        (TinyModel, PAIRS, "model(batch)"),
+        (Pair, PAIRS, "model(*batch)"),
+        (Pair, DICTS, "model(**batch)"),
+        (AllOptional, DICTS, "model(**batch)"),
+        (Whole, DICTS, "model(batch)"),
+    ],
+)
+def test_the_weights_are_those_of_the_whole_batch_whatever_the_call(
+    trainer_of, tmp_path, caplog, model, batches, text
+) -> None:
+    first = trainer_of(model_dir=tmp_path / "first")
+    first.fit(PAIRS, PAIRS)
+    second = trainer_of(model=model)
+    assert second.model_call is None
+    second.fit(batches, batches)
+    assert second.model_call == text
+    assert differing(weights_of(first), weights_of(second)) == []
+    told = [record for record in caplog.records if text in record.getMessage()]
+    assert len(told) == (text != "model(batch)")
+
+
+@pytest.mark.parametrize(
+    ("call", "model", "batches"),
+    [
+        ("args", AllOptional, PAIRS),
+        ("args", AllOptional, [list(pair) for pair in PAIRS]),
+        ("kwargs", AllOptional, DICTS),
+        ("batch", TinyModel, PAIRS),
+        ("batch", Whole, DICTS),
+    ],
+)
+def test_the_users_choice_comes_first(trainer_of, tmp_path, call, model, batches) -> None:
+    first = trainer_of(model_dir=tmp_path / "first")
+    first.fit(PAIRS)
+    second = trainer_of(model=model, call_model=call)
+    second.fit(batches)
+    assert differing(weights_of(first), weights_of(second)) == []
+
+
+def test_a_single_tensor_is_one_positional_argument(trainer_of) -> None:
+    class Alone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            assert x.shape == (3,)
+            return (self.weight * scale * x).mean()
+
+    trainer = trainer_of(model=Alone, call_model="args")
+    trainer.fit([torch.ones(3)])
+    assert trainer.global_step == 1
+
+
+def test_an_unknown_choice_is_refused(trainer_of) -> None:
+    with pytest.raises(ConfigError, match=r"^call_model is 'dict'.*'batch'.*'kwargs'.*'args'"):
+        trainer_of(call_model="dict")
+
+
+@pytest.mark.parametrize(
+    ("call", "batch", "told"),
+    [
+        ("kwargs", PAIRS[0], r"model\(\*\*batch\).* a tuple of Tensor \(4, 3\), Tensor \(4, 1\)"),
+        ("kwargs", PAIRS[0][0], r"model\(\*\*batch\).* a Tensor \(4, 3\)"),
+        ("kwargs", {1: PAIRS[0][0]}, r"model\(\*\*batch\).* a dict with the keys 1\."),
+        ("args", DICTS[0], r"model\(\*batch\).* a dict with the keys 'inputs', 'targets'"),
+    ],
+)
+def test_a_batch_that_does_not_fit_the_choice_is_refused(trainer_of, call, batch, told) -> None:
+    with pytest.raises(ConfigError, match=told):
+        trainer_of(model=Pair, call_model=call).fit([batch])
+
+
+def test_each_dataloader_is_decided_on_its_own(trainer_of) -> None:
+    trainer = trainer_of(model=Pair, num_epochs=1, eval_frequency=2)
+    trainer.validate(PAIRS)
+    assert trainer.model_call == "model(*batch)"
+    trainer.fit(DICTS, [lambda: PAIRS, lambda: DICTS])
+    assert trainer.model_call == "model(**batch)"
+    trainer.fit(PAIRS, DICTS)
+    assert (trainer.global_step, trainer.model_call) == (8, "model(*batch)")
+
+
+def test_hooks_see_the_batch_as_the_one_argument(trainer_of) -> None:
+    seen = []
+
+    class Watch(Callback):
+        def on_before_forward(self, trainer, model, batch, args, kwargs):
+            seen.append((args == [batch], kwargs))
+
+    trainer_of(Watch(), model=Pair).fit(DICTS)
+    assert seen == [(True, {})] * 4
+
+
+@pytest.mark.parametrize("given", [None, "args", "kwargs"])
+def test_a_hook_may_change_the_batch_or_the_call(trainer_of, tmp_path, given) -> None:
+    class Doubled(Callback):
+        """Doubles inputs: within the batch, or of the call."""
+
+        def __init__(self, *, unpacks: bool) -> None:
+            self.unpacks = unpacks
+
+        def on_before_forward(self, trainer, model, batch, args, kwargs):
+            pair = list(batch.values()) if isinstance(batch, dict) else list(batch)
+            pair[0] = 2 * pair[0]
+            if self.unpacks:
+                args[:] = pair
+            else:
+                args[0] = dict(zip(batch, pair, strict=True)) if isinstance(batch, dict) else (
+                    tuple(pair)
+                )  # fmt: skip
+
+    batches = DICTS if given == "kwargs" else PAIRS
+    model = AllOptional if given else Pair
+    found = []
+    for number, unpacks in enumerate((True, False)):
+        trainer = trainer_of(
+            Doubled(unpacks=unpacks),
+            model=model,
+            call_model=given,
+            model_dir=tmp_path / f"{number}",
+        )
+        trainer.fit(batches)
+        found.append(weights_of(trainer))
+    assert differing(*found) == []
+
+
+def test_a_model_that_raises_gets_a_note_of_how_it_was_called(trainer_of) -> None:
+    class Refusing(Pair):
+        def forward(self, inputs: Tensor, targets: Tensor) -> Any:
+            raise TypeError("no")
+
+    with pytest.raises(TypeError) as caught:
+        trainer_of(model=Refusing).fit(DICTS)
+    [note] = [note for note in caught.value.__notes__ if "model(**batch)" in note]
+    assert "'inputs', 'targets'" in note
+    assert "call_model='batch'" in note
+
+
+def test_micro_batches_are_unpacked(trainer_of, tmp_path) -> None:
+    found = []
+    for name, model, batches in (("whole", TinyModel, PAIRS), ("apart", Pair, DICTS)):
+        trainer = trainer_of(model=model, model_dir=tmp_path / name)
+        trainer.split_train_batches(2)
+        trainer.fit(batches)
+        found.append(weights_of(trainer))
+    assert differing(*found) == []
