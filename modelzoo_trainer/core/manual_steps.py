@@ -221,7 +221,7 @@ def check_manual(trainer: Trainer, loop: Any) -> None:
     Raises:
         ConfigError: If there is something.
     """
-    names = ", ".join(trainer.optimizers)
+    names, size = ", ".join(trainer.optimizers), trainer.data.micro_batch_size
     if getattr(type(trainer).training_step, "__module__", "") == _HOME:
         raise ConfigError(
             f"several optimizers ({names}) are stepped by a training_step of your own, and "
@@ -231,6 +231,7 @@ def check_manual(trainer: Trainer, loop: Any) -> None:
         )
     for why, fails in (
         (f"grad_accum_steps is {loop.grad_accum_steps}; use 1", loop.grad_accum_steps > 1),
+        (f"micro_batch_size is {size}; use None (null)", size is not None),
         ("sparsity is given; leave it out", bool(trainer.callbacks["sparsity"].params)),
         (
             "backend.parallel divides the model among processes; replicate it",

@@ -238,17 +238,6 @@ class OptimizerCallback(CoreCallback, Advised):
             check_parameters(trainer)
 
     @override
-    def on_fit_start(
-        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
-    ) -> None:
-        size = trainer.data.micro_batch_size
-        if trainer.manual is not None and size is not None:
-            raise ConfigError(
-                f"micro_batch_size is {size}, which does not work with several optimizers "
-                f"({', '.join(trainer.optimizers)}). Set it to None (null)."
-            )
-
-    @override
     def on_enter_train(
         self,
         trainer: Trainer,
