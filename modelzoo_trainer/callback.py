@@ -68,6 +68,9 @@ class Callback:
     needs_trainer: bool = False
     """Whether it would do nothing in a loop of one's own: `Hooks` refuses it."""
 
+    needs_one_optimizer: bool = False
+    """Whether a fit with several optimizers is refused: it would do nothing, or something wrong."""
+
     _hooks_checked: ClassVar[bool] = True
     _entered: ClassVar[dict[int, list[GlobalHandle]]] = {}
 

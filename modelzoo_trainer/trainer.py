@@ -30,6 +30,7 @@ from modelzoo_trainer.core import (
     Logging,
     LoopCallback,
     LossAccumulation,
+    OptimizerCallback,
     Precision,
     Predicting,
     Reproducibility,
@@ -41,9 +42,10 @@ from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.core.dataloader import NOTHING
 from modelzoo_trainer.core.grad_accum import Weight, weight_of
 from modelzoo_trainer.core.loop import require_training_loop, validation_loop_of
+from modelzoo_trainer.core.manual_steps import ManualSteps
 from modelzoo_trainer.core.model import ModelFactory, require_loss, set_loss, to_outputs
 from modelzoo_trainer.core.model_call import ModelCalls
-from modelzoo_trainer.core.optimizer import OptimizerFactory
+from modelzoo_trainer.core.optimizer import OptimizerFactory, SeveralGiven
 from modelzoo_trainer.core.predicting import named_outputs
 from modelzoo_trainer.core.trainer_arguments import check_arguments
 from modelzoo_trainer.devices import Backend, Stream
@@ -97,8 +99,11 @@ class Trainer(AdvisedMethods):
         model: A module, or a callable that returns one.
         call_model: "batch" = `model(batch)`, "kwargs" = `model(**batch)`, "args" =
             `model(*batch)`; None = as the signature of the model's forward says at the first batch.
-        optimizer: An optimizer, a callable `model -> optimizer`, or None to validate only.
-        schedulers: One or several schedulers, or callables `optimizer -> scheduler`.
+        optimizer: An optimizer, a callable `model -> optimizer`, or None to validate only. A
+            mapping of names to such, or a callable that returns one, for several optimizers: a
+            subclass steps them in its `training_step`.
+        schedulers: One or several schedulers, or callables `optimizer -> scheduler`; of several
+            optimizers a mapping of their names to such.
         precision: None = full precision.
         sparsity: Which weights stay zero: a fraction, a mapping as in a configuration file, a list
             of such, or a callable that returns one of these; None = none.
@@ -131,6 +136,9 @@ class Trainer(AdvisedMethods):
     ModelCalls."""
     optimizer: Optimizer
     schedulers: list[Any]
+    manual: ManualSteps | None = None
+    """What runs `training_step` where there are several optimizers; None = there is one, or none.
+    Set by OptimizerCallback."""
     interrupted: str | None = None
     """What ended the last fit before its time: a signal's name such as "SIGINT", "stop file",
     "max_time"; None = nothing. Set by EarlyExit."""
@@ -167,7 +175,7 @@ class Trainer(AdvisedMethods):
         model_dir: str | Path = "model_dir",
         model: Module | ModelFactory | None = None,
         call_model: Call | None = None,
-        optimizer: Optimizer | OptimizerFactory | None = None,
+        optimizer: Optimizer | OptimizerFactory | SeveralGiven | None = None,
         schedulers: Any = None,
         precision: Precision | None = None,
         sparsity: object = None,
@@ -230,6 +238,7 @@ class Trainer(AdvisedMethods):
         self.precision: Precision = core["precision"]
         self.model_calls: ModelCalls = core["model"].calls
         self.data: DataLoaderCallback = core["dataloader"]
+        self.optimizer_owner: OptimizerCallback = core["optimizer"]
         self.loop: LoopCallback = core["loop"]
         self.logging: Logging = core["logging"]
         self.predicting: Predicting = core["predicting"]
@@ -336,7 +345,8 @@ class Trainer(AdvisedMethods):
             return
         batch_idx = data.batch_idx - data.ends_batch
         self.hooks.on_train_batch_start(self, self.model, batch, batch_idx)
-        outputs = self.training_step(batch)
+        manual = self.manual
+        outputs = self.training_step(batch) if manual is None else manual.run(self, batch)
         self.hooks.on_train_batch_end(self, self.model, outputs, batch, batch_idx)
         if self.grad_accum.should_run_optimizer_step:
             self.hooks.on_step_boundary(self)
@@ -357,7 +367,13 @@ class Trainer(AdvisedMethods):
 
     @event("step")
     def training_step(self, batch: Batch) -> Outputs:
-        """Run one batch forward and backward, and the optimizer when its window is complete."""
+        """Run one batch forward and backward, and the optimizer when its window is complete.
+
+        With several optimizers a subclass overrides it: it computes losses, calls
+        `self.manual_backward(loss)` and `self.optimizer_step(name)`, and returns the loss that is
+        logged and checked, or a mapping with it as "loss". It runs in autocast, and gradients are
+        dropped after it.
+        """
         with self.backend.step(self.data.num_batches):
             self.hooks.on_train_step_start(self, self.model, batch)
             if self.grad_accum.should_run_optimizer_step:
@@ -430,19 +446,48 @@ class Trainer(AdvisedMethods):
             raise
         self.hooks.on_after_backward(self, self.model, outputs)
 
+    def manual_backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss, in a `training_step` with several optimizers.
+
+        Raises:
+            ConfigError: If there is one optimizer, or no such step is under way.
+        """
+        self._manual_steps("manual_backward").backward(self, loss)
+
     @event("optimizer-step")
-    def optimizer_step(self) -> None:
-        """Clip the gradients and update the parameters."""
-        self.hooks.on_before_optimizer_step(self, self.model, self.optimizer)
-        self.precision.optimizer_step(self.optimizer)
-        self.hooks.on_after_optimizer_step(self, self.model, self.optimizer)
+    def optimizer_step(self, name: str | None = None) -> None:
+        """Clip the gradients and update the parameters.
+
+        Args:
+            name: Which of several optimizers; its schedulers are stepped, too.
+        """
+        if name is not None:
+            self._manual_steps("optimizer_step(name)").step(self, name)
+            return
+        optimizer = self.optimizer
+        self.hooks.on_before_optimizer_step(self, self.model, optimizer)
+        self.precision.optimizer_step(optimizer)
+        self.hooks.on_after_optimizer_step(self, self.model, optimizer)
 
     @event("optimizer-zero-grad")
-    def optimizer_zero_grad(self) -> None:
-        """Drop the gradients."""
-        self.hooks.on_before_optimizer_zero_grad(self, self.model, self.optimizer)
-        self.backend.zero_grad(self.optimizer)
-        self.hooks.on_after_optimizer_zero_grad(self, self.model, self.optimizer)
+    def optimizer_zero_grad(self, name: str | None = None) -> None:
+        """Drop the gradients.
+
+        Args:
+            name: Which of several optimizers.
+        """
+        if name is None:
+            optimizer = self.optimizer
+        else:
+            optimizer = self._manual_steps("optimizer_zero_grad(name)").named(name)
+        self.hooks.on_before_optimizer_zero_grad(self, self.model, optimizer)
+        self.backend.zero_grad(optimizer)
+        self.hooks.on_after_optimizer_zero_grad(self, self.model, optimizer)
+
+    def _manual_steps(self, what: str) -> ManualSteps:
+        if self.manual is None:
+            raise ConfigError(f"{what} is for several optimizers, and the trainer has one.")
+        return self.manual
 
     @event("schedulers-step")
     def schedulers_step(self) -> None:
@@ -939,9 +984,14 @@ class Trainer(AdvisedMethods):
     # ---- where the run is
 
     @property
+    def optimizers(self) -> Mapping[str, Optimizer]:
+        """The optimizers by name; one alone is called "optimizer"."""
+        return self.optimizer_owner.optimizers
+
+    @property
     def has_optimizer(self) -> bool:
         """Whether the trainer can train; one without an optimizer can only validate."""
-        return "optimizer" in self.__dict__
+        return bool(self.optimizers)
 
     @property
     def should_run_optimizer_step(self) -> bool:
@@ -997,6 +1047,11 @@ class Trainer(AdvisedMethods):
     if not TYPE_CHECKING:  # else a checker would accept any attribute name
 
         def __getattr__(self, name: str) -> Any:
+            if name == "optimizer" and self.manual is not None:
+                raise AttributeError(
+                    f"trainer.optimizer: there are several ({', '.join(self.optimizers)}). Use "
+                    f"trainer.optimizers[name], or the optimizer that a hook is given."
+                )
             if name in _SET_BY:
                 raise AttributeError(f"trainer.{name} is not set yet: {_SET_BY[name]} sets it.")
             raise AttributeError(f"Trainer has no attribute {name!r}.")

@@ -78,6 +78,8 @@ class WatchesTensors(Callback, ABC):
     instead. A module that has several names goes by its first.
     """
 
+    needs_one_optimizer = True  # it begins with `forward`
+
     watches_validation = True
     """Whether batches of validations are watched."""
 

@@ -135,6 +135,11 @@ class CheckLoss(Callback):
     ) -> None:
         self._forget()
         if self.judges_steps:
+            if trainer.manual is not None:
+                raise ConfigError(
+                    "CheckLoss: a policy, gradients and spikes are about the one loss of a step, "
+                    "and the trainer has several optimizers. Use CheckLoss() with its defaults."
+                )
             if trainer.get_callback(StepGuard) is not None:
                 raise ConfigError(
                     "callbacks has two CheckLoss with a policy, gradients or spikes of their own. "
@@ -173,6 +178,8 @@ class CheckLoss(Callback):
         loss = _loss_in(outputs)
         if loss is None:
             return
+        if trainer.manual is not None:
+            loss = trainer.manual.checked_loss(loss)
         is_at_hand = trainer.backend.reads_at_once and loss.ndim == 0
         if is_at_hand and math.isfinite(value := loss.item()):
             self._last_train = (value, trainer.global_step)

@@ -14,10 +14,13 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Callback, Loader, Outputs
+from modelzoo_trainer.core.manual_steps import metric_suffix
+from modelzoo_trainer.core.precision import parameters_of
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
+_Found = tuple[str, list[int], Sequence[Tensor]]  # suffix of the names, places of gradients, norms
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.")
 
 
@@ -26,7 +29,9 @@ class ComputeNorm(Callback):
 
     `model_wise_params_norm` is that before the update, `model_wise_grad_norm` that of the
     gradients before clipping, and `per_layer_grad_norm/layer_<i>` that of the gradients of the
-    parameters with `layers.<i>.` (or `h.<i>.`, `blocks.<i>.`) in their names.
+    parameters with `layers.<i>.` (or `h.<i>.`, `blocks.<i>.`) in their names. With several
+    optimizers these are of its own parameters for each, at its first step with a batch, and
+    `/<name>` follows the names.
 
     Metrics:
         model_wise_params_norm: 2-norm of all trainable parameters before the update.
@@ -41,8 +46,7 @@ class ComputeNorm(Callback):
     def __init__(self) -> None:
         self._params: list[Tensor] = []
         self._layers: dict[int, int] = {}
-        self._norms: Sequence[Tensor] = ()
-        self._places: list[int] = []
+        self._found: list[_Found] = []
 
     @override
     def on_train_start(
@@ -55,6 +59,7 @@ class ComputeNorm(Callback):
     ) -> None:
         named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
         self._params = [param for _, param in named]
+        self._found = []
         found = [_LAYER.search(name) for name, _ in named]
         self._layers = {idx: int(match[1]) for idx, match in enumerate(found) if match}
 
@@ -63,32 +68,48 @@ class ComputeNorm(Callback):
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
         # One norm a tensor here; they are put together when they are on the host.
+        suffix = metric_suffix(trainer, optimizer)
+        if suffix is None:
+            return
+        own = range(len(self._params)) if not suffix else self._places_of(optimizer)
         grads: list[Tensor] = []
-        self._places = places = []
-        for idx, param in enumerate(self._params):
-            grad = param.grad
+        places: list[int] = []
+        for idx in own:
+            grad = self._params[idx].grad
             if grad is not None:
                 places.append(idx)
                 grads.append(grad.coalesce().values() if grad.is_sparse else grad)
-        self._norms = trainer.backend.norms.tensor_norms([*self._params, *grads])
+        params = self._params if not suffix else [self._params[idx] for idx in own]
+        norms = trainer.backend.norms.tensor_norms([*params, *grads])
+        others = [one for one in self._found if suffix and one[0] != suffix]
+        self._found = [*others, (suffix, places, norms)]
+
+    def _places_of(self, optimizer: Optimizer) -> list[int]:
+        own = {id(param) for param in parameters_of(optimizer)}
+        return [idx for idx, param in enumerate(self._params) if id(param) in own]
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
     ) -> None:
-        norms, self._norms = self._norms, ()
-        if norms and trainer.backend.reads_at_once:
-            self._log(trainer, self._places, [norm.item() for norm in norms])
-        elif norms:
-            trainer.read(norms, partial(self._log, trainer, self._places))
+        found, self._found = self._found, []
+        for suffix, places, norms in found:
+            if not norms:
+                continue
+            if trainer.backend.reads_at_once:
+                self._log(trainer, suffix, places, [norm.item() for norm in norms])
+            else:
+                trainer.read(norms, partial(self._log, trainer, suffix, places))
 
-    def _log(self, trainer: Trainer, places: list[int], norms: list[float]) -> None:
+    def _log(self, trainer: Trainer, suffix: str, places: list[int], norms: list[float]) -> None:
         num = len(norms) - len(places)
         metrics = {"model_wise_params_norm": math.hypot(*norms[:num])}
         if places:
             metrics["model_wise_grad_norm"] = math.hypot(*norms[num:])
         if self._layers:
             metrics.update(self._by_layer(places, norms[num:]))
+        if suffix:
+            metrics = {f"{name}{suffix}": value for name, value in metrics.items()}
         trainer.log_metrics_dict(metrics)
 
     def _by_layer(self, places: list[int], norms: list[float]) -> dict[str, float]:

@@ -92,6 +92,8 @@ class ComputeNormGNS(ComputeNorm):
         fewer where T is small. A compiled model is not compiled there.
     """
 
+    needs_one_optimizer = True
+
     @checked()
     def __init__(self, per_example_grad_norms: Kind | Kinds) -> None:
         super().__init__()

@@ -16,6 +16,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Batch, Callback, Loader, Metrics
 from modelzoo_trainer.callbacks.activation_hooks import named_tensors
 from modelzoo_trainer.closures import is_recorded, snapshot
+from modelzoo_trainer.core.manual_steps import metric_suffix
 from modelzoo_trainer.core.sparsity import Sparsity
 from modelzoo_trainer.errors import ConfigError, suggest
 
@@ -156,6 +157,7 @@ class LogInputSummaries(Callback):
     Cost: On log steps, a copy of the batch to the host.
     """
 
+    needs_one_optimizer = True  # it logs what `forward` gets
     log_step_hooks = frozenset({"on_before_forward"})
 
     @override
@@ -175,7 +177,8 @@ class LogInputSummaries(Callback):
 class LogOptimizerParamGroup(Callback):
     """Logs values of each parameter group as `<key>/<group>`, on log steps.
 
-    They are those that the step was taken with: a scheduler acts afterwards.
+    They are those that the step was taken with: a scheduler acts afterwards. Of several optimizers
+    the names are `<key>/<name>/<group>`, and the step is the first one with a batch.
 
     Args:
         keys: A key of the groups, such as "lr", or several.
@@ -196,14 +199,15 @@ class LogOptimizerParamGroup(Callback):
     def setup(self, trainer: Trainer) -> None:
         if not trainer.has_optimizer:
             return
-        groups = trainer.optimizer.param_groups
+        optimizers = trainer.optimizers.values()
+        groups = [group for one in optimizers for group in one.param_groups]
         for key in self._keys:
             values = [group[key] for group in groups if key in group]
             if not values:
                 known = {name for group in groups for name in group if name != "params"}
                 raise ConfigError(
                     f"keys: {key!r} is in no parameter group of "
-                    f"{type(trainer.optimizer).__name__}. {suggest(key, known)}"
+                    f"{', '.join(type(one).__name__ for one in optimizers)}. {suggest(key, known)}"
                 )
             for value in values:
                 if not _is_number(value):
@@ -216,6 +220,9 @@ class LogOptimizerParamGroup(Callback):
     def on_after_optimizer_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
+        suffix = metric_suffix(trainer, optimizer)
+        if suffix is None:
+            return
         metrics: Metrics = {}
         for key in self._keys:
             for idx, group in enumerate(optimizer.param_groups):
@@ -223,7 +230,7 @@ class LogOptimizerParamGroup(Callback):
                 if value is not None:
                     # A scheduler fills a tensor in place before it is read.
                     kept = value.detach().clone() if isinstance(value, Tensor) else value
-                    metrics[f"{key}/{idx}"] = kept
+                    metrics[f"{key}{suffix}/{idx}"] = kept
         trainer.log_metrics_dict(metrics)
 
 

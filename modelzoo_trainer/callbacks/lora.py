@@ -149,9 +149,10 @@ class Lora(Callback):
     def setup(self, trainer: Trainer) -> None:
         if not trainer.has_optimizer:
             return
-        for group in trainer.optimizer.param_groups:  # of an optimizer over all parameters
+        groups = [group for one in trainer.optimizers.values() for group in one.param_groups]
+        for group in groups:  # of an optimizer over all parameters
             group["params"] = [param for param in group["params"] if param.requires_grad]
-        if not any(group["params"] for group in trainer.optimizer.param_groups):
+        if not any(group["params"] for group in groups):
             raise ConfigError("Lora: the optimizer has none of the adapters, so it trains nothing.")
 
     # ---- validation

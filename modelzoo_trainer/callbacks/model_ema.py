@@ -14,7 +14,14 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Loader, StateDict, ValidationCallback
+from modelzoo_trainer.callback import (
+    Batch,
+    Callback,
+    Loader,
+    Outputs,
+    StateDict,
+    ValidationCallback,
+)
 from modelzoo_trainer.callbacks.step_based_evaluation import StepBasedEvaluation
 from modelzoo_trainer.callbacks.step_guard import StepGuard
 from modelzoo_trainer.checkpointing.restoring import whole_number
@@ -245,13 +252,27 @@ _DTYPES: Final = {
 }
 
 
+class _AtStepEnd(Callback):
+    """Updates the average after a batch with several optimizers."""
+
+    def __init__(self, update: Callable[[], None]) -> None:
+        self._update = update
+
+    @override
+    def on_train_step_end(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
+    ) -> None:
+        self._update()
+
+
 class ModelEma(ValidationCallback):
     """Keeps an exponential moving average of the weights, and validates it as well.
 
     After each optimizer step the average becomes `decay * average + (1 - decay) * weights`; it
     begins as the weights before the first step. Steps that are skipped, by `CheckLoss` or by a
-    loss scaler, do not count. Frozen parameters and buffers that are not floating-point numbers are
-    as the model has them.
+    loss scaler, do not count. With several optimizers the average is updated once after each batch,
+    unless a loss scaler has skipped one of its steps. Frozen parameters and buffers that are not
+    floating-point numbers are as the model has them.
 
     `swap()` gives the model the averaged weights for the length of a `with` block, wherever a
     callback or a script needs them; `ExtraCheckpoint` writes them with `averaged`.
@@ -373,6 +394,18 @@ class ModelEma(ValidationCallback):
     # ---- the step
 
     @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        if trainer.manual is not None:
+            stack.callback(trainer.add_callback(_AtStepEnd(self._take_in)).remove)
+
+    @override
     def on_fit_start(
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
@@ -400,7 +433,8 @@ class ModelEma(ValidationCallback):
             self._begin(trainer)
         if self._guard is not None:
             self._check = self._guard.check
-        self._overflows = trainer.precision.overflows(optimizer)
+        overflows = trainer.precision.overflows(optimizer)
+        self._overflows = overflows if trainer.manual is None else [*self._overflows, *overflows]
 
     @override
     def on_after_optimizer_step(
@@ -413,6 +447,10 @@ class ModelEma(ValidationCallback):
     def on_before_optimizer_zero_grad(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
+        if trainer.manual is None:
+            self._take_in()
+
+    def _take_in(self) -> None:
         # Not before: buffers of a step that is skipped have been put back by now.
         self.average.update(self._keep(), counts_on_device=self._counts_on_device)
 

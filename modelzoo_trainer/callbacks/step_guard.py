@@ -130,6 +130,7 @@ class StepLosses(Callback):
     """
 
     needs_trainer = True
+    needs_one_optimizer = True
 
     def __init__(self) -> None:
         self.drop_batches()

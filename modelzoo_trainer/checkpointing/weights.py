@@ -1,4 +1,4 @@
-"""Files of weights that are no checkpoints: safetensors, read alone or in shards, and written."""
+"""Files of weights that are no checkpoints: read alone or in shards; written as safetensors."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ from modelzoo_trainer.checkpointing.sharded import load_sharded
 from modelzoo_trainer.checkpointing.state_json import Encoder, decode
 from modelzoo_trainer.checkpointing.tensor_file import bytes_of, checked_tensors
 from modelzoo_trainer.checkpointing.tensor_header import DTYPES, LENGTH_BYTES, METADATA
+from modelzoo_trainer.checkpointing.torch_file import CONVERT, SUFFIXES, read_torch_file
 from modelzoo_trainer.checkpointing.transaction import write_file
 from modelzoo_trainer.errors import CheckpointError
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
-_SHARD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")
+_OF_TORCH: Final = "pytorch_model.bin"  # Hugging Face's name for what torch.save has written
+_INDEX_OF_TORCH: Final = "pytorch_model.bin.index.json"
+_SHARD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.(safetensors|bin)")
 _MAX_INDEX_BYTES: Final = 1 << 28
 _OF_CHECKPOINTS: Final = (MANIFEST, STATE, SHARDS)
-_PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-_CONVERT: Final = (
-    "Convert it where you trust it: safetensors.torch.save_model(model, 'model.safetensors')."
-)
+_PICKLES: Final = (".pkl", ".pickle")
 
 
 def holds_weights(path: Path) -> bool:
     """Return whether a path is meant for `read_weights`, and is no checkpoint.
 
-    A folder is if it has weights in it, if only as a pickle that `read_weights` refuses. A
-    checkpoint that was never committed is still none.
+    A folder is if it has weights in it, if only in files that `read_weights` refuses. A checkpoint
+    that was never committed is still none.
     """
     if not path.is_dir():
         return path.exists()
     if _is_checkpoint(path):
         return False
     return any(
-        entry.name in (SINGLE, INDEX) or entry.suffix.lower() in _PICKLES
+        entry.name in (SINGLE, INDEX) or entry.suffix.lower() in (*SUFFIXES, *_PICKLES)
         for entry in path.iterdir()
     )
 
@@ -65,31 +65,40 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file, or of a folder in the layout of Hugging Face.
+    """Return the tensors of a file of weights, or of a folder in the layout of Hugging Face.
 
-    Nothing is unpickled and nothing of the files stays mapped. Names that a file lists as other
-    names of a tensor (tied weights, as `safetensors.torch.save_model` writes them) are in it.
+    Of a safetensors file nothing is unpickled. Names that one lists as other names of a tensor
+    (tied weights, as `safetensors.torch.save_model` writes them) are in it. A `.pt`, `.pth`,
+    `.bin` or `.ckpt` file is read by `torch_file.read_torch_file`, with `weights_only=True`.
+    Nothing of the files stays mapped.
 
     Args:
         path: The file; or a folder with model.safetensors, or with model.safetensors.index.json
-            and the files that it names, which must lie beside it.
+            and the files that it names, which must lie beside it; else with pytorch_model.bin or
+            its index.
 
     Raises:
-        CheckpointError: If it is not there, not a safetensors file, damaged, a pickle, or an
-            index that leads outside or does not fit its files.
+        CheckpointError: If it is not there, damaged, no file of weights, one that torch cannot
+            read safely, or an index that leads outside or does not fit its files.
 
-    Cost: Reads each file once; there is no digest, so a changed bit goes unnoticed.
+    Cost: Reads each safetensors file once; there is no digest, so a changed bit goes unnoticed.
     """
     if path.is_dir():
         return _read_folder(path)
     if path.suffix.lower() in _PICKLES:
         raise CheckpointError(
-            f"{str(path)!r} is a pickle, which may run code when it is read. {_CONVERT}"
+            f"{str(path)!r} is a pickle, which may run code when it is read. {CONVERT}"
         )
     if not path.is_file():
         raise CheckpointError(f"{str(path)!r} is neither a file nor a folder.")
     if path.name.endswith(".index.json"):
         return _read_shards(path)
+    return _read_one(path)
+
+
+def _read_one(path: Path) -> dict[str, Tensor]:
+    if path.suffix.lower() in SUFFIXES:
+        return read_torch_file(_file_of(path))
     return _read_file(path)
 
 
@@ -104,19 +113,23 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
         return _read_file(folder / SINGLE)
     if (folder / INDEX).is_file():
         return _read_shards(folder / INDEX)
+    if (folder / _OF_TORCH).is_file():
+        return _read_one(folder / _OF_TORCH)
+    if (folder / _INDEX_OF_TORCH).is_file():
+        return _read_shards(folder / _INDEX_OF_TORCH)
     raise CheckpointError(_what_is_there(folder))
 
 
 def _what_is_there(folder: Path) -> str:
     names = sorted(path.name for path in folder.iterdir())
+    files = [name for name in names if name.lower().endswith((SUFFIX, *SUFFIXES))]
+    hint = f" Give one of its files: {', '.join(files[:5])}." if files else ""
     pickles = [name for name in names if name.lower().endswith(_PICKLES)]
-    if pickles:
+    if pickles and not files:
         return (
             f"{str(folder)!r} has only {pickles[0]!r}, a pickle, which may run code when it is "
-            f"read. {_CONVERT}"
+            f"read. {CONVERT}"
         )
-    files = [name for name in names if name.endswith(SUFFIX)]
-    hint = f" Give one of its files: {', '.join(files[:5])}." if files else ""
     return f"{str(folder)!r} has neither {SINGLE} nor {INDEX}.{hint}"
 
 
@@ -144,7 +157,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     places = _places(index)
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(places.values())):
-        for name, tensor in _read_file(index.parent / shard).items():
+        for name, tensor in _read_one(index.parent / shard).items():
             if places.get(name, shard) == shard:
                 tensors.setdefault(name, tensor)
     missing = [name for name, shard in places.items() if name not in tensors]
@@ -165,8 +178,8 @@ def _places(index: Path) -> dict[str, str]:
         outside = [shard for shard in _values(places) if not _SHARD.fullmatch(shard)]
         if outside:
             raise CheckpointError(
-                f"{str(index)!r} names the file {outside[0]!r}; they must be .safetensors files "
-                f"beside it."
+                f"{str(index)!r} names the file {outside[0]!r}; they must be .safetensors "
+                f"files, or .bin files, beside it."
             )
         return dict(places)
 

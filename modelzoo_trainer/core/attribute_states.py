@@ -85,7 +85,9 @@ class AttributeStates(CoreCallback):
         for name, part in _saved_of(found, trainer).items():
             if name in states:
                 _load(trainer, name, part, states[name])
-            elif "optimizer" in state_dict and not is_frozen(part):  # not of weights alone
+            elif not {"optimizer", "optimizers"}.isdisjoint(state_dict) and not is_frozen(
+                part
+            ):  # not of weights alone
                 log.warning("The checkpoint has no state of trainer.%s; it begins anew.", name)
 
     def _warn_of_left_out(self, name: str) -> None:
@@ -129,7 +131,7 @@ class AttributeStates(CoreCallback):
     ) -> None:
         if not self._num_left:
             return
-        known: WeakSet[Optimizer] = WeakSet([trainer.optimizer])
+        known: WeakSet[Optimizer] = WeakSet(trainer.optimizers.values())
 
         def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if optimizer not in known and trainer.data.is_pending:
@@ -161,7 +163,7 @@ def parts_beside(trainer: Trainer) -> dict[str, Any]:
     The trainer has been set up.
     """
     known = [trainer.compiled_model, *trainer.model.modules(), *trainer.schedulers]
-    known += [*trainer.all_callbacks, *([trainer.optimizer] if trainer.has_optimizer else ())]
+    known += [*trainer.all_callbacks, *trainer.optimizers.values()]
     seen = set(map(id, known))
     modules = {"model": trainer.model} | _modules_of(trainer, seen)
     found: dict[str, Any] = {name: part for name, part in modules.items() if name != "model"}
@@ -276,8 +278,10 @@ def _judge(trainer: Trainer, optimizer: Optimizer) -> None:
         return
     if any(optimizer is part for _, one in trainer.stateful_callbacks() for part in values_of(one)):
         return
-    outer, params = trainer.optimizer, parameters_of(optimizer)
-    if {id(param) for param in parameters_of(outer)}.issuperset(map(id, params)):
+    params = parameters_of(optimizer)
+    for outer in trainer.optimizers.values():
+        if not {id(param) for param in parameters_of(outer)}.issuperset(map(id, params)):
+            continue
         is_plain = getattr(outer.state_dict, "__func__", None) is Optimizer.state_dict
         saves_more = not is_plain or getattr(outer, "_optimizer_state_dict_post_hooks", None)
         if not saves_more and not optimizer.state.keys() <= outer.state.keys():

@@ -244,9 +244,9 @@ def check_states(trainer: Trainer) -> None:
 
 
 def least_bytes(trainer: Trainer) -> int:
-    """Return what a checkpoint takes at least, with the state that the optimizer will have."""
+    """Return what a checkpoint takes at least, with the state that optimizers will have."""
     size = checkpointing.state_bytes(dict(trainer.model.state_dict()))
-    if trainer.has_optimizer:
-        size += checkpointing.state_bytes(trainer.optimizer.state_dict())
-        size += bytes_to_come(trainer.optimizer)
+    for optimizer in trainer.optimizers.values():
+        size += checkpointing.state_bytes(optimizer.state_dict())
+        size += bytes_to_come(optimizer)
     return size

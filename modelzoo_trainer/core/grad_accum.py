@@ -84,7 +84,7 @@ class GradientAccumulation(CoreCallback):
 
     @override
     def setup(self, trainer: Trainer) -> None:
-        if trainer.backend.comm.world_size > 1:
+        if trainer.backend.comm.world_size > 1 and trainer.manual is None:
             self._backend, self._data = trainer.backend, trainer.data
             self._logging, self._schedule = trainer.logging, trainer.schedule
             if not self.is_active:  # each batch is a window
@@ -124,8 +124,8 @@ class GradientAccumulation(CoreCallback):
 
     def drop(self, trainer: Trainer) -> None:
         """Forget a window that is not complete, and its gradients."""
-        if trainer.has_optimizer:
-            trainer.backend.zero_grad(trainer.optimizer)
+        for optimizer in trainer.optimizers.values():
+            trainer.backend.zero_grad(optimizer)
         self._reset()
         self.should_run_optimizer_step = True
 

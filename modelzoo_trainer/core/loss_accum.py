@@ -139,7 +139,10 @@ class LossAccumulation(CoreCallback):
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
     ) -> None:
         if not trainer.grad_accum.is_active:
-            trainer.log_metrics_dict({"loss": outputs["loss"].detach()})
+            own = outputs["loss"].detach()
+            manual = trainer.manual
+            loss = own if manual is None else manual.mean_loss(trainer, own)
+            trainer.log_metrics_dict({"loss": loss})
             return
         if not self._is_alone:
             if trainer.should_run_optimizer_step:

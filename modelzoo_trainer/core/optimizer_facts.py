@@ -106,13 +106,16 @@ def _differ(first: Any, second: Any) -> bool:
     return bool(first != second)
 
 
-def check_names(now: Names, before: Names) -> None:
-    """Raise a `CheckpointMismatch` if the parameters are others, or in another order."""
+def check_names(now: Names, before: Names, whose: str = "optimizer") -> None:
+    """Raise a `CheckpointMismatch` if the parameters are others, or in another order.
+
+    `whose` is what messages call the optimizer.
+    """
     for group, (own, old) in enumerate(zip(now, before, strict=False)):
         for idx, (name, expected) in enumerate(zip(own, old, strict=False)):
             if name != expected:
                 raise CheckpointMismatch(
-                    f"optimizer.param_groups[{group}]: parameter {idx} is {name!r}, and in the "
+                    f"{whose}.param_groups[{group}]: parameter {idx} is {name!r}, and in the "
                     f"checkpoint {expected!r}, whose state would become that of another. Give the "
                     f"optimizer the parameters in the checkpoint's order, {_ADVICE}."
                 )

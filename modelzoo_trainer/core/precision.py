@@ -69,6 +69,12 @@ class Precision(CoreCallback):
         check.judge(self._backend, norm)
         self._backend.optimizer_step(optimizer, check.bad.logical_not() if check.masks else None)
 
+    def defer_scale(self) -> None:
+        """Change a loss scale in `update_scale` alone: several optimizers step with one."""
+
+    def update_scale(self) -> None:
+        """Change a loss scale by what the steps since the last time have found."""
+
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """Return all parameters of an optimizer."""
@@ -143,6 +149,8 @@ class MixedPrecision(Precision):
         self.max_gradient_value = max_gradient_value
         self.log_loss_scale = log_loss_scale
         self.scaler: torch.amp.GradScaler | None = None
+        self._defers_scale = False
+        self._owes_scale = False
 
     @property
     def notes(self) -> list[str]:
@@ -252,7 +260,20 @@ class MixedPrecision(Precision):
             overflows = [found.reshape(()) > 0 for found in self.overflows(optimizer)]
             bad = torch.stack([check.bad, *overflows]).any()
             self._backend.optimizer_step(optimizer, bad.logical_not())
-        scaler.update()
+        self._owes_scale = True
+        if not self._defers_scale:
+            self.update_scale()
+
+    @override
+    def defer_scale(self) -> None:
+        self._defers_scale = True
+
+    @override
+    def update_scale(self) -> None:
+        if self.scaler is None or not self._owes_scale:
+            return
+        self._owes_scale = False
+        self.scaler.update()
         if self.min_loss_scale is not None or self.max_loss_scale is not None:
             self._scale().clamp_(self.min_loss_scale or 0.0, self.max_loss_scale or math.inf)
 

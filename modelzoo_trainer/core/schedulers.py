@@ -18,7 +18,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import CoreCallback, StateDict
 from modelzoo_trainer.checkpointing.restoring import check_kinds, kinds
 from modelzoo_trainer.core.optimizer_facts import is_plain
-from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
+from modelzoo_trainer.errors import CheckpointMismatch, ConfigError, suggest
 from modelzoo_trainer.interceptors import Advised, event
 from modelzoo_trainer.optim import Scheduler, check_conflicts
 
@@ -112,12 +112,12 @@ class Beginning:
 
     Args:
         schedulers: All of a run; those that are not torch's kind are left alone.
-        optimizer: Theirs.
+        optimizers: Theirs.
     """
 
-    def __init__(self, schedulers: Sequence[Any], optimizer: Optimizer) -> None:
+    def __init__(self, schedulers: Sequence[Any], optimizers: Iterable[Optimizer]) -> None:
         self._schedulers = [one for one in schedulers if isinstance(one, LRScheduler)]
-        self._optimizer = optimizer
+        self._optimizers = list(optimizers)
         self.is_known = all(
             is_of_torch(one) and _steps_of(one.state_dict()) == 0 for one in self._schedulers
         )
@@ -126,8 +126,11 @@ class Beginning:
             keys = scheduled_keys(self._schedulers) | {"initial_lr", *_IN_GROUPS}
             self._groups = [
                 {key: copy.deepcopy(group[key]) for key in keys & group.keys()}
-                for group in optimizer.param_groups
+                for group in self._all_groups()
             ]
+
+    def _all_groups(self) -> list[dict[str, Any]]:
+        return [group for one in self._optimizers for group in one.param_groups]
 
     def go_to(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Take as many steps as the schedulers of a checkpoint had taken.
@@ -137,7 +140,7 @@ class Beginning:
         Raises:
             CheckpointMismatch: If the schedule ends before.
         """
-        for group, values in zip(self._optimizer.param_groups, self._groups, strict=False):
+        for group, values in zip(self._all_groups(), self._groups, strict=False):
             for key, value in values.items():
                 _assign(group, key, value)
         for scheduler, state in zip(self._schedulers, self._states, strict=True):
@@ -201,7 +204,8 @@ class SchedulersCallback(CoreCallback, Advised):
 
     Args:
         schedulers: One or several of: a scheduler of torch's or ours, or a callable
-            `optimizer -> scheduler`.
+            `optimizer -> scheduler`. Of several optimizers: a mapping of their names to such;
+            each scheduler is stepped after its optimizer.
 
     A run that is resumed with other settings of a schedule goes on with these: at each step the
     value is what it would be had they held from the start. With torch's schedulers that is said
@@ -216,22 +220,9 @@ class SchedulersCallback(CoreCallback, Advised):
     """
 
     def __init__(self, schedulers: Any = None) -> None:
-        is_one = hasattr(schedulers, "step") or isinstance(schedulers, (str, Mapping))
-        several = isinstance(schedulers, Iterable) and not is_one
-        given = [] if schedulers is None else list(schedulers) if several else [schedulers]
-        for idx, scheduler in enumerate(given):
-            if isinstance(scheduler, type) and hasattr(scheduler, "step"):
-                name = scheduler.__name__
-                raise ConfigError(
-                    f"schedulers[{idx}] is the class {name}. Pass a callable that makes one: "
-                    f"lambda optimizer: {name}(optimizer, ...)."
-                )
-            if not hasattr(scheduler, "step") and not callable(scheduler):
-                raise ConfigError(
-                    f"schedulers[{idx}] is {scheduler!r}. Pass a scheduler with a step method, or "
-                    f"a callable optimizer -> scheduler."
-                )
-        self._schedulers = given
+        self._by_name = isinstance(schedulers, Mapping)
+        given = schedulers if isinstance(schedulers, Mapping) else {None: schedulers}
+        self._schedulers = {name: _checked(name, one) for name, one in given.items()}
         self._given: list[Settings | None] = []
         self._held: list[Settings | None] = []
         self._beginning: Beginning | None = None
@@ -247,22 +238,53 @@ class SchedulersCallback(CoreCallback, Advised):
         trainer.schedulers = []
         if not trainer.has_optimizer:
             return
-        for idx, scheduler in enumerate(self._schedulers):
-            made = self.create_scheduler(trainer.optimizer, scheduler)
-            if isinstance(made, Scheduler) and made.optimizer is None:
-                made.bind(trainer.optimizer)
-            _check_made(idx, made, trainer.optimizer)
-            if isinstance(made, ReduceLROnPlateau):
-                raise ConfigError(
-                    f"schedulers[{idx}]: {type(made).__name__} needs a metric at each step, and "
-                    f"schedulers are stepped without one. Use a schedule of the step, or step it "
-                    f"in a callback of yours."
-                )
-            trainer.schedulers.append(made)
-        check_conflicts([made for made in trainer.schedulers if isinstance(made, Scheduler)])
+        for name, optimizer in self._optimizers(trainer):
+            made = [
+                self._make(_label(name, idx), optimizer, scheduler)
+                for idx, scheduler in enumerate(self._schedulers.get(name, ()))
+            ]
+            check_conflicts([one for one in made if isinstance(one, Scheduler)])
+            trainer.schedulers += made
+            if trainer.manual is not None and name is not None:
+                trainer.manual.schedulers[name] = made
         self._given = [settings_of(made) for made in trainer.schedulers]
         self._held = list(self._given)
-        self._beginning = Beginning(trainer.schedulers, trainer.optimizer)
+        self._beginning = Beginning(trainer.schedulers, trainer.optimizers.values())
+
+    def _optimizers(self, trainer: Trainer) -> list[tuple[str | None, Optimizer]]:
+        """Return the optimizers with the names that schedulers go by, in order of the state."""
+        known = trainer.optimizers
+        if trainer.manual is None:
+            if self._by_name:
+                raise ConfigError(
+                    f"schedulers is a mapping ({', '.join(map(repr, self._schedulers))}), which is "
+                    f"for several optimizers; the trainer has one. Pass one or several schedulers."
+                )
+            return [(None, trainer.optimizer)]
+        if not self._by_name and self._schedulers[None]:
+            raise ConfigError(
+                f"there are several optimizers ({', '.join(known)}): schedulers must be a mapping "
+                f"of their names to one or several schedulers."
+            )
+        for name in self._schedulers.keys() - {None}:
+            if name not in known:
+                raise ConfigError(
+                    f"schedulers: there is no optimizer {name!r}. {suggest(str(name), known)}"
+                )
+        return [(name, known[name]) for name in sorted(known)]
+
+    def _make(self, label: str, optimizer: Optimizer, scheduler: Any) -> Any:
+        made = self.create_scheduler(optimizer, scheduler)
+        if isinstance(made, Scheduler) and made.optimizer is None:
+            made.bind(optimizer)
+        _check_made(label, made, optimizer)
+        if isinstance(made, ReduceLROnPlateau):
+            raise ConfigError(
+                f"{label}: {type(made).__name__} needs a metric at each step, and "
+                f"schedulers are stepped without one. Use a schedule of the step, or step it "
+                f"in a callback of yours."
+            )
+        return made
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
@@ -331,17 +353,46 @@ class SchedulersCallback(CoreCallback, Advised):
             )
 
 
-def _check_made(idx: int, made: Any, optimizer: Optimizer) -> None:
+def _label(name: str | None, idx: int) -> str:
+    """Return what messages call a scheduler."""
+    return f"schedulers[{idx}]" if name is None else f"schedulers[{name!r}][{idx}]"
+
+
+def _checked(name: str | None, schedulers: Any) -> list[Any]:
+    """Return the schedulers of one optimizer as they were given, checked.
+
+    Raises:
+        ConfigError: If one is neither a scheduler nor a callable, or a class.
+    """
+    is_one = hasattr(schedulers, "step") or isinstance(schedulers, (str, Mapping))
+    several = isinstance(schedulers, Iterable) and not is_one
+    given = [] if schedulers is None else list(schedulers) if several else [schedulers]
+    for idx, scheduler in enumerate(given):
+        if isinstance(scheduler, type) and hasattr(scheduler, "step"):
+            kind = scheduler.__name__
+            raise ConfigError(
+                f"{_label(name, idx)} is the class {kind}. Pass a callable that makes one: "
+                f"lambda optimizer: {kind}(optimizer, ...)."
+            )
+        if not hasattr(scheduler, "step") and not callable(scheduler):
+            raise ConfigError(
+                f"{_label(name, idx)} is {scheduler!r}. Pass a scheduler with a step method, or "
+                f"a callable optimizer -> scheduler."
+            )
+    return given
+
+
+def _check_made(label: str, made: Any, optimizer: Optimizer) -> None:
     """Refuse what cannot be stepped, and a scheduler of an optimizer that is not stepped."""
     if isinstance(made, (type, Optimizer)) or not hasattr(made, "step"):
         raise ConfigError(
-            f"schedulers[{idx}]: the callable returned {made!r}, which is not a scheduler. Return "
+            f"{label}: the callable returned {made!r}, which is not a scheduler. Return "
             f"one: lambda optimizer: StepLR(optimizer, step_size=100)."
         )
     missing = [name for name in ("state_dict", "load_state_dict") if not hasattr(made, name)]
     if missing:
         raise ConfigError(
-            f"schedulers[{idx}]: {type(made).__name__} has no {' and no '.join(missing)}, and a "
+            f"{label}: {type(made).__name__} has no {' and no '.join(missing)}, and a "
             f"checkpoint must have its state. Define what is missing; state_dict may return {{}}."
         )
     own = getattr(made, "optimizer", None)
@@ -350,7 +401,7 @@ def _check_made(idx: int, made: Any, optimizer: Optimizer) -> None:
     groups = {id(group) for group in optimizer.param_groups}  # wrappers share those of others
     if groups.isdisjoint(id(group) for group in own.param_groups):
         raise ConfigError(
-            f"schedulers[{idx}]: {type(made).__name__} was made for another optimizer than the "
+            f"{label}: {type(made).__name__} was made for another optimizer than the "
             f"trainer's, which it does not change. Pass schedulers=lambda optimizer: "
             f"{type(made).__name__}(optimizer, ...)."
         )

@@ -141,7 +141,8 @@ class Sparsity(CoreCallback):
                 pruned = torch.where(is_finite, pruned, one.pruned)
             one.pruned.copy_(pruned)
         prune_weights(due)
-        prune_state(due, trainer.optimizer)
+        for optimizer in trainer.optimizers.values():
+            prune_state(due, optimizer)
 
     def _tell_of_all(self, due: list[SparseParam], step: int) -> None:
         """Warn, once, of a schedule that leaves no weight."""
@@ -161,8 +162,8 @@ class Sparsity(CoreCallback):
 
     def _apply(self, trainer: Trainer) -> None:
         prune_weights(self.params)
-        if trainer.has_optimizer:
-            prune_state(self.params, trainer.optimizer)
+        for optimizer in trainer.optimizers.values():
+            prune_state(self.params, optimizer)
 
     # ---- facts
 

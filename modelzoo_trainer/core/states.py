@@ -11,6 +11,7 @@ from torch import Tensor
 
 from modelzoo_trainer.checkpointing.state_json import uncompiled
 from modelzoo_trainer.core.attribute_states import like_of_attributes
+from modelzoo_trainer.core.precision import parameters_of
 from modelzoo_trainer.devices import Backend
 
 if TYPE_CHECKING:
@@ -70,7 +71,11 @@ def _load_into(callback: Any, name: str, state: Any) -> None:
         raise
 
 
-_OF_ALL: Final = ("model", "optimizer")  # the same on all processes, or their parts of it
+_OF_ALL: Final = (
+    "model",
+    "optimizer",
+    "optimizers",
+)  # the same on all processes, or their parts of it
 
 
 def part_of(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, Any]:
@@ -118,9 +123,13 @@ def like_of(trainer: Trainer) -> dict[str, Any]:
     if not trainer.backend.caps.sharded_state:
         return {}
     like: dict[str, Any] = {"model": trainer.model.state_dict()}
-    if trainer.has_optimizer:
-        groups = trainer.optimizer.param_groups
-        params = [param for group in groups for param in group["params"]]
-        like["optimizer"] = {"state": dict(enumerate(params))}
+    states = {
+        name: {"state": dict(enumerate(parameters_of(optimizer)))}
+        for name, optimizer in trainer.optimizers.items()
+    }
+    if trainer.manual is not None:
+        like["optimizers"] = states
+    elif states:
+        (like["optimizer"],) = states.values()
     like["attributes"] = like_of_attributes(trainer)
     return like

@@ -133,7 +133,7 @@ def _steps(
     trainer.fit(_Copies(batch, _NUM_STEPS * loop.grad_accum_steps), ckpt_path=None)
     world_size = backend.comm.world_size
     states = [trainer.model.state_dict()]
-    states += [trainer.optimizer.state_dict()["state"]]
+    states += [one.state_dict()["state"] for one in trainer.optimizers.values()]
     total, here = checkpoint_sizes(states, world_size)
     num_params, num_here = sizes_of(trainer.model.parameters())
     axes = getattr(backend, "sizes", None)

@@ -106,7 +106,7 @@ def test_what_is_read_does_not_change_with_the_file(tmp_path):
     assert torch.equal(found["w"], torch.ones(1000))
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "x.pt", "x.pth", "x.ckpt"])
+@pytest.mark.parametrize("name", ["x.pkl", "x.pickle"])
 def test_a_pickle_is_refused_and_never_run(tmp_path, name):
     (tmp_path / name).write_bytes(pickle.dumps(Payload()))
     with pytest.raises(CheckpointError, match=r"is a pickle, which may run code .*save_model"):
@@ -122,8 +122,8 @@ def test_a_pickle_under_another_name_is_refused_and_never_run(tmp_path):
 
 
 def test_a_folder_with_a_pickle_only_says_what_to_do(tmp_path):
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"only 'pytorch_model\.bin', a pickle.*Convert it"):
+    (tmp_path / "model.pkl").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"only 'model\.pkl', a pickle.*Convert it"):
         read_weights(tmp_path)
 
 
@@ -135,7 +135,7 @@ def test_a_folder_with_other_files_names_them(tmp_path):
 
 @pytest.mark.parametrize("place", ["../x.safetensors", "/x.safetensors", "a/b.safetensors", "b"])
 def test_an_index_that_leads_elsewhere_is_refused(tmp_path, place):
-    with pytest.raises(CheckpointError, match=r"must be \.safetensors files beside it"):
+    with pytest.raises(CheckpointError, match=r"must be \.safetensors files"):
         read_weights(sharded(tmp_path / "big", b=place))
 
 

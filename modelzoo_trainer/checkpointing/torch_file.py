@@ -1,0 +1,153 @@
+"""Weights in files of `torch.save`: read with `weights_only=True`, on a torch where that is safe.
+
+CVE-2026-24747 is a memory corruption in the unpickler that `weights_only=True` uses: a crafted file
+can run code in spite of it. All releases before 2.10.0 are affected, 2.10.0 has the fix (advisory
+GHSA-63cw-57p8-fm3p of pytorch/pytorch, CVE record of 2026-01-27, pytorch/pytorch issue 163105).
+On an affected torch such files are refused. There is no unsafe fall-back.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from modelzoo_trainer.errors import CheckpointError
+
+log = logging.getLogger("modelzoo_trainer.checkpoint")
+
+SUFFIXES: Final = (".pt", ".pth", ".bin", ".ckpt")
+FIXED_IN: Final = "2.10.0"
+"""The first release of torch without CVE-2026-24747."""
+CONVERT: Final = (
+    "Convert it where you trust it: safetensors.torch.save_model(model, 'model.safetensors')."
+)
+_WRAPPED: Final = ("model", "state_dict", "model_state_dict")  # where trainers keep the weights
+_MOST: Final = 5  # names in a message
+_OBJECT: Final = re.compile(r"GLOBAL (\w[\w.]*)")  # in what torch's unpickler raises
+
+
+def read_torch_file(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file that `torch.save` has written.
+
+    The file holds a model's `state_dict()`, alone or as `model`, `state_dict` or
+    `model_state_dict` of a mapping. What is returned is a copy in host memory.
+
+    Args:
+        path: The file.
+
+    Raises:
+        CheckpointError: If torch is older than 2.10.0, or the file is damaged, holds other objects
+            than tensors and plain values, or no weights.
+
+    Cost: Reads the file twice: to check its CRC-32 sums, and to copy it. Files from before
+        torch 1.6 have no sums; a changed bit goes unnoticed in them.
+    """
+    _require_fixed(path)
+    is_zip = _check_archive(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except Exception as error:  # noqa: BLE001  # of a dozen types; torch advises to trust the file
+        raise _refused(path, error) from None
+    return _copied(_weights_in(content, path))
+
+
+def _refused(path: Path, error: Exception) -> CheckpointError:
+    found = _OBJECT.search(str(error))
+    if found is not None:
+        return CheckpointError(
+            f"{str(path)!r} holds {found[1]}, which weights_only=True does not load: it may run "
+            f"code. It must hold a state_dict, tensors by name. {CONVERT}"
+        )
+    return CheckpointError(
+        f"{str(path)!r} is damaged, or was not written by torch.save ({type(error).__name__})."
+    )
+
+
+def _require_fixed(path: Path) -> None:
+    if torch.__version__ < FIXED_IN:
+        raise CheckpointError(
+            f"{str(path)!r} is a pickle, which may run code when torch {torch.__version__} reads "
+            f"it, also with weights_only=True (CVE-2026-24747). Use torch {FIXED_IN} or newer, or "
+            f"a safetensors file. {CONVERT}"
+        )
+
+
+def _check_archive(path: Path) -> bool:
+    """Return whether a file is a zip archive, as torch writes them since 1.6; it is intact then."""
+    try:
+        if not zipfile.is_zipfile(path):
+            return False
+        with zipfile.ZipFile(path) as archive:
+            is_packed = any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist())
+            damaged = None if is_packed else archive.testzip()
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read: {error}.") from None
+    if is_packed:
+        raise CheckpointError(
+            f"{str(path)!r} is a compressed archive; torch.save compresses nothing. Was it "
+            f"written by torch.save?"
+        )
+    if damaged is not None:
+        raise CheckpointError(
+            f"{str(path)!r} is damaged: the CRC-32 of {damaged!r} is wrong. Fetch it again; or, if "
+            f"it was written with torch.serialization.set_crc32_options(False), save it anew."
+        )
+    return True
+
+
+def _weights_in(content: Any, path: Path) -> dict[str, Tensor]:
+    """Return the state of a model, wherever in the content it is."""
+    if _holds_tensors(content):
+        return _checked(content, path)
+    keys = list(content) if isinstance(content, Mapping) else []
+    found = [key for key in _WRAPPED if key in keys and _holds_tensors(content[key])]
+    if len(found) == 1:
+        others = ", ".join(map(str, [key for key in keys if key != found[0]][:_MOST]))
+        log.info("%s: loading %r; not loaded: %s.", path, found[0], others or "nothing")
+        return _checked(content[found[0]], path)
+    kind = type(content).__name__
+    what = f"{kind} with {', '.join(map(repr, keys[:_MOST]))}" if keys else kind
+    raise CheckpointError(
+        f"{str(path)!r} holds a {what}, and not the weights of one model. Save model.state_dict(), "
+        f"alone or as one of {', '.join(map(repr, _WRAPPED))}."
+    )
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Return whether it is a model's state: a mapping with tensors at its top."""
+    return isinstance(value, Mapping) and any(isinstance(one, Tensor) for one in value.values())
+
+
+def _checked(state: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
+    for name, value in state.items():
+        is_plain = type(value) in (Tensor, Parameter) and value.layout is torch.strided
+        if not isinstance(name, str) or not is_plain or value.is_meta or value.is_quantized:
+            kind = str(value.layout) if isinstance(value, Tensor) else type(value).__name__
+            raise CheckpointError(
+                f"{str(path)!r}: {name!r} is {kind}; only dense tensors by name can be loaded."
+            )
+    return dict(state)
+
+
+def _copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors that do not hang on the file; those that share memory still do."""
+    storages: dict[tuple[int, int], torch.UntypedStorage] = {}
+    copies: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        storage = tensor.untyped_storage()
+        key = storage.data_ptr(), storage.nbytes()
+        if key not in storages:
+            storages[key] = storage.clone()  # type: ignore[no-untyped-call]  # torch's
+        own = storages[key]
+        copies[name] = torch.empty(0, dtype=tensor.dtype).set_(
+            own, tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
+    return copies

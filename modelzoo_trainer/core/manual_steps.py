@@ -1,0 +1,248 @@
+"""Several optimizers: stepped by a `training_step` of the user's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from modelzoo_trainer.callback import Batch, Outputs
+from modelzoo_trainer.core.model import to_outputs
+from modelzoo_trainer.core.precision import parameters_of
+from modelzoo_trainer.data.batches import batch_size_of
+from modelzoo_trainer.errors import ConfigError, suggest
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+_HOME: Final = "modelzoo_trainer.trainer"  # of a training_step that is not overridden
+
+
+class ManualSteps:
+    """Runs a user's `training_step` as a training step, and what it asks for within it.
+
+    The whole of it is in the types of the precision, but for backward passes and optimizer steps.
+    Gradients do not outlive it. A loss scale changes once, after it. With several processes each
+    optimizer steps with the mean gradient of all samples.
+
+    `optimizers`: by name.
+    """
+
+    def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
+        self.optimizers = dict(optimizers)
+        self.schedulers: dict[str, list[Any]] = {name: [] for name in optimizers}
+        """Those of each optimizer, stepped after it. Set by SchedulersCallback."""
+        self._batch: Batch = None
+        self._weight = 0
+        self._autocast: AbstractContextManager[Any] | None = None
+        self._is_running = False
+        self._start()
+
+    def _start(self) -> None:
+        self._num_steps = dict.fromkeys(self.optimizers, 0)
+        self._num_backward = 0
+        self._others: Tensor | None = None
+
+    # ---- which optimizer
+
+    def named(self, name: str) -> Optimizer:
+        """Return an optimizer.
+
+        Raises:
+            ConfigError: If there is none of this name.
+        """
+        if name not in self.optimizers:
+            raise ConfigError(f"there is no optimizer {name!r}. {suggest(name, self.optimizers)}")
+        return self.optimizers[name]
+
+    def first_step_of(self, optimizer: Optimizer) -> str | None:
+        """Return an optimizer's name; None if it has taken a step in this batch already."""
+        name = next(name for name, own in self.optimizers.items() if own is optimizer)
+        return None if self._num_steps[name] else name
+
+    # ---- the step
+
+    def run(self, trainer: Trainer, batch: Batch) -> Outputs:
+        """Run the user's `training_step` of one batch, with the hooks of a step around it.
+
+        Raises:
+            ConfigError: If it returns no loss, or leaves gradients that no optimizer used.
+        """
+        self._start()
+        self._batch = batch
+        self._weight = 0 if trainer.is_padding else batch_size_of(batch)
+        with trainer.backend.step(trainer.data.num_batches):
+            trainer.hooks.on_train_step_start(trainer, trainer.model, batch)
+            with self._running(trainer):
+                returned = trainer.training_step(batch)
+            outputs = _checked(trainer, returned)
+            self._finish(trainer)
+            trainer.hooks.on_train_step_end(trainer, trainer.model, outputs, batch)
+        return outputs
+
+    @contextmanager
+    def _running(self, trainer: Trainer) -> Iterator[None]:
+        autocast = trainer.precision.autocast
+        self._is_running = True
+        try:
+            if autocast is None:
+                yield
+                return
+            self._autocast = copy.copy(autocast)  # `forward` enters the other one
+            with self._autocast:
+                yield
+        finally:
+            self._autocast = self._batch = None
+            self._is_running = False
+
+    @contextmanager
+    def _outside_autocast(self) -> Iterator[None]:
+        """Compute in the types of the tensors; afterwards what autocast has kept is made anew."""
+        autocast, self._autocast = self._autocast, None
+        if autocast is None:
+            yield
+            return
+        autocast.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            autocast.__enter__()
+            self._autocast = autocast
+
+    def _finish(self, trainer: Trainer) -> None:
+        if self._num_backward and not any(self._num_steps.values()):
+            raise ConfigError(
+                f"{type(trainer).__name__}.training_step called manual_backward and stepped no "
+                f"optimizer with self.optimizer_step(name). Gradients are dropped after each "
+                f"batch: use larger batches instead of accumulating them."
+            )
+        trainer.precision.update_scale()
+        for optimizer in self.optimizers.values():
+            trainer.backend.zero_grad(optimizer)
+
+    # ---- what a training_step asks for
+
+    def backward(self, trainer: Trainer, loss: Tensor) -> None:
+        """Add the gradients of a loss, with the hooks of a backward pass."""
+        self._require_running("manual_backward")
+        self._num_backward += 1
+        with self._outside_autocast():
+            trainer.backward({"loss": loss}, self._batch)
+        zero = loss.detach().reshape(()) * 0  # NaN if the loss is not finite
+        self._others = zero if self._others is None else self._others + zero
+
+    def checked_loss(self, loss: Tensor) -> Tensor:
+        """Return a loss; NaN if any loss of the batch was not finite."""
+        return loss if self._others is None else loss.detach() + self._others
+
+    def step(self, trainer: Trainer, name: str) -> None:
+        """Update the parameters of one optimizer, then the settings that its schedulers write.
+
+        Collective.
+        """
+        self._require_running("optimizer_step")
+        optimizer, model, hooks = self.named(name), trainer.model, trainer.hooks
+        with self._outside_autocast():
+            if trainer.backend.comm.world_size > 1:
+                self._average(trainer, optimizer)
+            hooks.on_before_optimizer_step(trainer, model, optimizer)
+            trainer.precision.optimizer_step(optimizer)
+            hooks.on_after_optimizer_step(trainer, model, optimizer)
+            self._num_steps[name] += 1
+            for scheduler in self.schedulers[name]:
+                hooks.on_before_scheduler_step(trainer, model, optimizer, scheduler)
+                scheduler.step()
+                hooks.on_after_scheduler_step(trainer, model, optimizer, scheduler)
+
+    def _require_running(self, method: str) -> None:
+        if not self._is_running:
+            raise ConfigError(f"{method} is for training_step; it was called outside of one.")
+
+    def _average(self, trainer: Trainer, optimizer: Optimizer) -> None:
+        """Give each gradient its mean over the samples of all processes. Collective.
+
+        Which parameters have a gradient is the same on all processes.
+        """
+        grads = [param.grad for param in parameters_of(optimizer) if param.grad is not None]
+        if not grads:
+            return
+        wide = torch.promote_types(grads[0].dtype, torch.float32)
+        flat = torch.cat([grad.reshape(-1).to(wide) for grad in grads] + [grads[0].new_ones(1)])
+        sums = trainer.backend.comm.reduce(flat * self._weight)
+        means = sums[:-1] / sums[-1].clamp_min(1)
+        places = torch.split(means, [grad.numel() for grad in grads])
+        for grad, mean in zip(grads, places, strict=True):
+            grad.copy_(mean.reshape(grad.shape))
+
+    def mean_loss(self, trainer: Trainer, loss: Tensor) -> Tensor:
+        """Return the mean of the batch's loss over the samples of all processes. Collective."""
+        comm = trainer.backend.comm
+        value = loss.detach().reshape(())
+        if comm.world_size == 1:
+            return value
+        value = value.to(torch.promote_types(value.dtype, torch.float32))
+        pair = torch.stack((value * self._weight, torch.full_like(value, self._weight)))
+        total, weight = comm.reduce(pair).unbind()
+        return total / weight.clamp_min(1)
+
+
+def _checked(trainer: Trainer, returned: Any) -> Outputs:
+    """Return what a `training_step` has returned as a mapping with a loss."""
+    outputs = {} if returned is None else to_outputs(returned)
+    loss = outputs.get("loss")
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise ConfigError(
+            f"{type(trainer).__name__}.training_step returned {type(returned).__name__}. Return "
+            f"the loss that is logged and checked, a tensor with one element, or a mapping with it "
+            f"as 'loss'."
+        )
+    return outputs
+
+
+def metric_suffix(trainer: Trainer, optimizer: Optimizer) -> str | None:
+    """Return what the names of an optimizer's metrics have: "/<name>" of several, else "".
+
+    None if it has logged in this batch already: it takes several steps with one.
+    """
+    if trainer.manual is None:
+        return ""
+    name = trainer.manual.first_step_of(optimizer)
+    return None if name is None else f"/{name}"
+
+
+def check_manual(trainer: Trainer, loop: Any) -> None:
+    """Refuse what does not work with several optimizers.
+
+    Raises:
+        ConfigError: If there is something.
+    """
+    names, size = ", ".join(trainer.optimizers), trainer.data.micro_batch_size
+    if getattr(type(trainer).training_step, "__module__", "") == _HOME:
+        raise ConfigError(
+            f"several optimizers ({names}) are stepped by a training_step of your own, and "
+            f"{type(trainer).__name__} has none. Subclass Trainer and override "
+            f"training_step(self, batch): compute a loss, self.manual_backward(loss), "
+            f"self.optimizer_step(name)."
+        )
+    for why, fails in (
+        (f"grad_accum_steps is {loop.grad_accum_steps}; use 1", loop.grad_accum_steps > 1),
+        (f"micro_batch_size is {size}; use None (null)", size is not None),
+        ("sparsity is given; leave it out", bool(trainer.callbacks["sparsity"].params)),
+        (
+            "backend.parallel divides the model among processes; replicate it",
+            trainer.backend.caps.sharded_state,
+        ),
+    ):
+        if fails:
+            raise ConfigError(f"this does not work with several optimizers ({names}): {why}.")
+    for callback in trainer.all_callbacks:
+        if getattr(callback, "needs_one_optimizer", False):
+            raise ConfigError(
+                f"{type(callback).__name__} works with one optimizer, and the trainer has several "
+                f"({names}). Leave it out."
+            )
