@@ -197,6 +197,8 @@ class RunSchedule(CoreCallback):
         self.end_epoch: float = math.inf
         self.total_steps: int | None = None
         self.batches_per_epoch: int | None = None
+        self.steps_per_epoch: int | None = None
+        """Of the fit at hand; None = not known."""
         self.stage_end: float = math.inf
         self._every: int | None = None
         self._origin: tuple[int, int] | None = None
@@ -242,7 +244,7 @@ class RunSchedule(CoreCallback):
         self.batches_per_epoch = (
             None if loop.steps_per_epoch is None else loop.steps_per_epoch * loop.grad_accum_steps
         )
-        steps_per_epoch = self._steps_per_epoch(trainer, loop)
+        steps_per_epoch = self.steps_per_epoch = self._steps_per_epoch(trainer, loop)
         self.end_epoch = math.inf
         self.end_step = math.inf
         if loop.num_steps is not None:
@@ -339,6 +341,11 @@ class RunSchedule(CoreCallback):
     def validates(self) -> bool:
         """Whether validations follow the train stages."""
         return self.loop is not None and bool(self.loop.eval_frequency)
+
+    @property
+    def validates_every(self) -> int | None:
+        """Steps between two validations of the fit; None = there is only one, at the end."""
+        return self._every
 
     def has_steps_left(self, trainer: Trainer) -> bool:
         """Return whether another train stage follows."""
