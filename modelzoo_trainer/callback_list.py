@@ -30,6 +30,7 @@ from modelzoo_trainer.core.reproducibility import Reproducibility
 from modelzoo_trainer.core.run_lock import RunLock
 from modelzoo_trainer.core.schedulers import SchedulersCallback
 from modelzoo_trainer.core.sparsity import Sparsity
+from modelzoo_trainer.core.summary import Summary
 from modelzoo_trainer.devices import LIMIT_BATCHES, from_environment
 from modelzoo_trainer.errors import ConfigError, HookError, StopTraining
 from modelzoo_trainer.hooks.global_callbacks import global_callbacks
@@ -59,6 +60,7 @@ class CallbackList(Mapping[str, Any]):
         callbacks: The user's; loggers among them join the others.
         loggers: Called after the user's.
         check_loss: Whether to add `CheckLoss()` where no other callback acts on a bad loss.
+        shows_progress: Whether to add `ProgressLogger()` where no other callback shows a run.
         on_stop: Called with a `StopTraining` that a hook has raised.
     """
 
@@ -69,6 +71,7 @@ class CallbackList(Mapping[str, Any]):
         loggers: Any,
         *,
         check_loss: bool,
+        shows_progress: bool,
         on_stop: Callable[[StopTraining], None],
     ) -> None:
         self.core = dict(core)
@@ -80,9 +83,12 @@ class CallbackList(Mapping[str, Any]):
             installed.insert(0, self._default_check)
         own += [callback for callback in installed if not any(callback is cb for cb in own)]
         self.user = [callback for callback in own if not isinstance(callback, Logger)]
-        self.loggers: list[Logger] = [callback for callback in own if isinstance(callback, Logger)]
+        self._loggers = [callback for callback in own if isinstance(callback, Logger)]
         for other in checked_callbacks(loggers, "loggers"):
             self._append(other)
+        self._default_console = self._take_default_console()
+        if self._default_console is None and shows_progress:
+            self._default_console = _make_default_console()
         self._model_hooks: list[ModelHooks] = []
         self.rebuild()
 
@@ -147,6 +153,7 @@ class CallbackList(Mapping[str, Any]):
     def rebuild(self) -> None:
         """Make the hook tables anew: core, user's, loggers, global, the model's own."""
         user = self._without_second_check()
+        self.loggers: list[Logger] = [*self._loggers, *self._console_if_alone()]
         core = list(self.core.values())
         self._by_name = {**self.core, **named([*user, *self.loggers])}
         everybody = [*core, *user, *self.loggers, *global_callbacks()]
@@ -177,10 +184,30 @@ class CallbackList(Mapping[str, Any]):
         is_given = any(map(does_its_job, (*others, *global_callbacks())))
         return others if is_given else self.user
 
+    def _take_default_console(self) -> Logger | None:
+        """Take the `ProgressLogger` that a file has by default out of the given loggers."""
+        defaults = [one for one in self._loggers if getattr(one, "is_default", False)]
+        self._loggers = [one for one in self._loggers if one not in defaults]
+        return defaults[0] if defaults else None
+
+    def _console_if_alone(self) -> list[Logger]:
+        """Return the default `ProgressLogger`, in a list, only if nothing else shows a run."""
+        if self._default_console is None:
+            return []
+        others = [*self.user, *self._loggers, *global_callbacks()]
+        if not others:
+            return [self._default_console]
+        from modelzoo_trainer.callbacks import PrintProgress, ProgressBar
+        from modelzoo_trainer.loggers import ProgressLogger
+
+        own = (PrintProgress, ProgressBar, ProgressLogger)
+        is_given = any(isinstance(callback, own) for callback in others)
+        return [] if is_given else [self._default_console]
+
     # ---- changes, each followed by `rebuild`
 
     def _append(self, callback: Any) -> bool:
-        group: list[Any] = self.loggers if isinstance(callback, Logger) else self.user
+        group: list[Any] = self._loggers if isinstance(callback, Logger) else self.user
         if any(callback is known for known in group):
             return False
         group.append(callback)
@@ -201,7 +228,9 @@ class CallbackList(Mapping[str, Any]):
     def remove_object(self, callback: Any) -> None:
         """Remove a callback or logger. Idempotent."""
         self.user = [known for known in self.user if known is not callback]
-        self.loggers = [known for known in self.loggers if known is not callback]
+        self._loggers = [known for known in self._loggers if known is not callback]
+        if callback is self._default_console:
+            self._default_console = None
 
     def include_model_hooks(self, model: Module) -> bool:
         """Have the hooks called that the model itself defines: last, if it is no callback."""
@@ -267,6 +296,15 @@ def _make_default_check(check_loss: bool) -> Any:
     return CheckLoss()
 
 
+def _make_default_console() -> Logger:
+    # All loggers are imported with it.
+    from modelzoo_trainer.loggers import ProgressLogger
+
+    console = ProgressLogger()
+    console.is_default = True
+    return console
+
+
 def _limit_of_environment() -> list[Any]:
     """Return the callback that limits epochs if the environment asks for it, in a list."""
     if not from_environment(LIMIT_BATCHES):
@@ -323,6 +361,7 @@ def core_callbacks(parts: Mapping[str, Any]) -> OrderedDict[str, CoreCallback]:
         interrupt=Interrupt(),  # after what it asks: a signal must not be forgotten there
         checkpoint=own["checkpoint"],
         predicting=Predicting(),
+        summary=Summary(),  # after what it reports: its result is built before they leave
     )
 
 

@@ -35,6 +35,7 @@ from modelzoo_trainer.core import (
     Predicting,
     Reproducibility,
     RunSchedule,
+    Summary,
     TrainingLoop,
     ValidationLoop,
 )
@@ -47,7 +48,7 @@ from modelzoo_trainer.core.model import ModelFactory, require_loss, set_loss, to
 from modelzoo_trainer.core.model_call import ModelCalls
 from modelzoo_trainer.core.optimizer import OptimizerFactory, SeveralGiven
 from modelzoo_trainer.core.predicting import named_outputs
-from modelzoo_trainer.core.trainer_arguments import check_arguments
+from modelzoo_trainer.core.trainer_arguments import Progress, check_arguments, check_progress
 from modelzoo_trainer.devices import Backend, Stream
 from modelzoo_trainer.errors import CheckpointError, ConfigError, RollBack, StopTraining
 from modelzoo_trainer.hooks.global_callbacks import global_pairs, watch_global_callbacks
@@ -70,6 +71,7 @@ from modelzoo_trainer.loading.train_data import validation_data
 from modelzoo_trainer.loggers.logger import Logger
 from modelzoo_trainer.metrics import MetricLog
 from modelzoo_trainer.predictions import Predictions
+from modelzoo_trainer.results import RunResult, describe_trainer
 from modelzoo_trainer.run_context import end_run, run_context, stop_scope
 
 CkptPath = str | Path | EllipsisType | None
@@ -118,6 +120,10 @@ class Trainer(AdvisedMethods):
         check_loss: Add `CheckLoss()` after `callbacks`, unless there is a `CheckLoss`, a
             `TerminateOnNaN` or a `SpikeDetection` with `finite_only`. False = a NaN or infinite
             loss does not stop the run.
+        progress: What the console shows of a run: "bar", "lines" (one in 10 seconds at most), or
+            "none" (warnings and errors alone); None = a bar on a terminal and in a notebook, lines
+            elsewhere. A `ProgressLogger()` draws it; it is added after `loggers`, unless there is
+            a `ProgressLogger`, a `ProgressBar` or a `PrintProgress`.
 
     Raises:
         ConfigError: If something does not fit.
@@ -187,7 +193,9 @@ class Trainer(AdvisedMethods):
         seed: int | None = None,
         autorestart: AutoRestart | None = None,
         check_loss: bool = True,
+        progress: Progress | None = None,
     ) -> None:
+        self.progress = check_progress(progress)
         core = core_callbacks(
             {
                 "device": device,
@@ -209,7 +217,12 @@ class Trainer(AdvisedMethods):
         pairs, others = parted(callbacks)
         self.early_exit: EarlyExit = core["early_exit"]  # type: ignore[assignment]  # by name
         self.callbacks = CallbackList(
-            core, others, loggers, check_loss=check_loss, on_stop=self.early_exit.request_stop
+            core,
+            others,
+            loggers,
+            check_loss=check_loss,
+            shows_progress=progress != "none",
+            on_stop=self.early_exit.request_stop,
         )
         self._bind_core()
         self.metric_log = MetricLog(self, self.logging)
@@ -248,16 +261,17 @@ class Trainer(AdvisedMethods):
         self.checkpoint: Checkpoint = core["checkpoint"]
         self.interruptions: Interrupt = core["interrupt"]
         self.autorestart: AutoRestart = core["autorestart"]
+        self.summary: Summary = core["summary"]
 
     # ---- fit
 
-    @event("fit", "train")
+    @event("fit", "train", passes_result=False)
     def fit(
         self,
         train_dataloader: Loader,
         val_dataloader: Loader | Sequence[Loader] | None = None,
         ckpt_path: CkptPath = ...,
-    ) -> None:
+    ) -> RunResult:
         """Train, and validate as the loop says.
 
         A signal ends the run in order: end hooks are called and the final checkpoint is written.
@@ -274,6 +288,10 @@ class Trainer(AdvisedMethods):
                 `[lambda: first, lambda: second]` for several lists of batches.
             ckpt_path: Start from this checkpoint; left out = from the newest one of `model_dir`
                 if this trainer has not trained yet; None = from the weights as they are.
+
+        Returns:
+            The last metrics, the best ones, and what ended the run; also in `trainer.result`,
+            where it is after an exception, too.
 
         Raises:
             KeyboardInterrupt: After Ctrl-C, when the run has ended in order.
@@ -307,6 +325,7 @@ class Trainer(AdvisedMethods):
             self.hooks.on_fit_end(self, loop)
             self.drain()
             self.hooks.on_fit_committed(self, loop)
+        return self._last_result
 
     def _train(self, train_dataloader: Loader, loop: TrainingLoop) -> None:
         loop_idx = self.schedule.loop_idx
@@ -499,13 +518,13 @@ class Trainer(AdvisedMethods):
 
     # ---- validate
 
-    @event("validate", "evaluate")
+    @event("validate", "evaluate", passes_result=False)
     def validate(
         self,
         val_dataloader: Loader | None = None,
         ckpt_path: CkptPath = ...,
         loop: ValidationLoop | None = None,
-    ) -> None:
+    ) -> RunResult:
         """Validate over one dataloader.
 
         Args:
@@ -513,20 +532,22 @@ class Trainer(AdvisedMethods):
             ckpt_path: As in `fit`.
             loop: None = the trainer's own.
 
+        Returns:
+            The metrics of this validation, without the prefix of the dataloader.
+
         Raises:
             ConfigError: If the dataloader cannot be used or has no batch.
             CheckpointError: If the checkpoint cannot be used.
         """
-        loop, scope = (
-            validation_loop_of(self.loop, loop),
-            self.get_val_dataloader_scope(val_dataloader),
-        )
+        loop = validation_loop_of(self.loop, loop)
+        scope = self.get_val_dataloader_scope(val_dataloader)
         self._validate(val_dataloader, ckpt_path, loop, scope)
+        return self._last_result
 
-    @event("test")
+    @event("test", passes_result=False)
     def test(
         self, dataloader: Loader, ckpt_path: CkptPath = ..., eval_steps: int | None = None
-    ) -> None:
+    ) -> RunResult:
         """Validate over a test set; metrics are named `test/loss` and so on.
 
         Args:
@@ -534,12 +555,16 @@ class Trainer(AdvisedMethods):
             ckpt_path: As in `fit`.
             eval_steps: Batches, > 0; None = all, whatever the trainer's loop says of validations.
 
+        Returns:
+            The metrics, without the prefix `test/`.
+
         Raises:
             ConfigError: If the dataloader cannot be used or has no batch.
             CheckpointError: If the checkpoint cannot be used.
         """
         loader = one_loader(dataloader, "dataloader")
         self._validate(loader, ckpt_path, ValidationLoop(eval_steps), "test", "dataloader")
+        return self._last_result
 
     @event("predict")
     def predict(
@@ -635,19 +660,22 @@ class Trainer(AdvisedMethods):
             self.call(loop.on_step_end_hook, self.model, outputs, batch)
         return outputs
 
-    @event("validate-all")
+    @event("validate-all", passes_result=False)
     def validate_all(
         self,
         val_dataloaders: Loader | Sequence[Loader] | None = None,
         ckpt_paths: CkptPath | Sequence[str | Path] = ...,
         loop: ValidationLoop | None = None,
-    ) -> None:
+    ) -> RunResult:
         """Validate several checkpoints over several dataloaders, then run validations of one's own.
 
         Args:
             val_dataloaders: One or several, as in `fit`.
             ckpt_paths: One or several paths or globs; otherwise as in `fit`.
             loop: None = the trainer's own.
+
+        Returns:
+            The metrics, those of several checkpoints in `per_checkpoint`.
 
         Raises:
             ConfigError: If a dataloader cannot be used, or a glob matches nothing.
@@ -656,6 +684,7 @@ class Trainer(AdvisedMethods):
         paths = self.backend.comm.broadcast_object(self.checkpoint.expand(ckpt_paths))
         loaders = self.number_val_dataloaders(as_loaders(val_dataloaders, "val_dataloaders"))
         self._validate_all(loaders, paths, validation_loop_of(self.loop, loop), None, True)
+        return self._last_result
 
     def _validate_all(
         self,
@@ -987,6 +1016,19 @@ class Trainer(AdvisedMethods):
     def optimizers(self) -> Mapping[str, Optimizer]:
         """The optimizers by name; one alone is called "optimizer"."""
         return self.optimizer_owner.optimizers
+
+    @property
+    def result(self) -> RunResult | None:
+        """What the last `fit`, `validate` or `validate_all` has come to, also if it failed."""
+        return self.summary.result
+
+    @property
+    def _last_result(self) -> RunResult:
+        assert self.summary.result is not None  # of the call that has just ended
+        return self.summary.result
+
+    def __repr__(self) -> str:
+        return describe_trainer(self)
 
     @property
     def has_optimizer(self) -> bool:

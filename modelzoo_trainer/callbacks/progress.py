@@ -12,7 +12,13 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Callback, Loader, Metrics, Outputs
-from modelzoo_trainer.console_bar import BAR_INTERVAL_S, Bar, is_terminal, number
+from modelzoo_trainer.console.bar import (
+    BAR_INTERVAL_S,
+    Bar,
+    is_notebook,
+    is_terminal,
+    number,
+)
 from modelzoo_trainer.loading.epochs import known_length
 
 if TYPE_CHECKING:
@@ -189,4 +195,4 @@ class ProgressBar(Callback):
 
 
 def _is_shown(trainer: Trainer) -> bool:
-    return trainer.backend.comm.is_main and is_terminal()
+    return trainer.backend.comm.is_main and (is_terminal() or is_notebook())

@@ -147,6 +147,7 @@ def save_state(
     else:
         part = part_of(state, trainer)
         checkpointing.save_sharded(path, part, step=step, facts=facts, process_group=group)
+    trainer.summary.note_checkpoint(path)
 
 
 def try_to_write(write: Callable[[], object], what: str) -> bool:

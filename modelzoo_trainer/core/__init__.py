@@ -20,6 +20,7 @@ from modelzoo_trainer.core.reproducibility import Reproducibility
 from modelzoo_trainer.core.run_lock import RunLock
 from modelzoo_trainer.core.schedulers import SchedulersCallback
 from modelzoo_trainer.core.sparsity import Sparsity
+from modelzoo_trainer.core.summary import Summary
 
 __all__ = [
     "ArtifactDir",
@@ -44,6 +45,7 @@ __all__ = [
     "RunSchedule",
     "SchedulersCallback",
     "Sparsity",
+    "Summary",
     "TrainingLoop",
     "ValidationLoop",
 ]

@@ -383,6 +383,11 @@ class Checkpoint(CoreCallback, Advised):
         intact = [path for path in paths if path not in self._damaged]
         checkpointing.mend_latest(self.root(trainer), intact[-1].name if intact else None)
 
+    @property
+    def begun_with(self) -> tuple[Path | None, int | None]:
+        """The checkpoint that was loaded last, and its step; None = none, or weights alone."""
+        return self._begun
+
     def _begins_here(self, trainer: Trainer) -> bool:
         """Return whether the state at hand is that of a checkpoint of the folder."""
         path, step = self._begun

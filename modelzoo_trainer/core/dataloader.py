@@ -259,6 +259,10 @@ class DataLoaderCallback(CoreCallback):
         num = None if self._data is None else self._data.num_batches()
         return num if num is None or self._max_batches is None else min(num, self._max_batches)
 
+    def samples_per_batch(self) -> int | None:
+        """Return how many samples a batch of all processes has, as far as the loader tells."""
+        return None if self._data is None else self._data.samples_per_batch()
+
     def end_epochs_after(self, num_batches: int, limited_by: str) -> None:
         """End each epoch of the current fit after `num_batches` batches at the latest.
 

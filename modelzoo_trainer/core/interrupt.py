@@ -125,10 +125,13 @@ class Interrupt(CoreCallback):
             return None  # of several processes the next fit hears it
         return self._received
 
+    def stopped_by(self, trainer: Trainer) -> str | None:
+        """Return what has interrupted the fit, or came too late for that; None = nothing."""
+        return trainer.interrupted or self._late_signal(trainer)
+
     def will_raise(self, trainer: Trainer) -> bool:
         """Return whether the program ends with this fit, so that its command is to be run again."""
-        name = trainer.interrupted or self._late_signal(trainer)
-        return trainer.raise_on_interrupt and name in _RAISED
+        return trainer.raise_on_interrupt and self.stopped_by(trainer) in _RAISED
 
     @contextmanager
     def ending(self, trainer: Trainer) -> Iterator[None]:

@@ -53,7 +53,8 @@ class Logging(CoreCallback):
     through. It is given the next metrics all the same: a service may come back.
 
     During a run the messages of `modelzoo_trainer` go to `run.log` in the run's folder, and to
-    standard error if the program has set up no logging of its own.
+    standard error if the program has set up no logging of its own; a level that the program has set
+    for `modelzoo_trainer` stays.
 
     Args:
         log_steps: Log on every n-th step, and the last one of the run, whatever its number;
@@ -133,13 +134,14 @@ class Logging(CoreCallback):
             return
         handlers: list[logging.Handler] = []
         if not _PACKAGE.hasHandlers():
-            handlers.append(logging.StreamHandler(sys.stderr))
+            handlers.append(_console(is_quiet=trainer.progress == "none"))
         handlers.append(_RunLog(path, delay=True))
+        handlers[-1].setFormatter(logging.Formatter(_FORMAT))
         level = _PACKAGE.level
-        _PACKAGE.setLevel(self.log_level)
-        stack.callback(_PACKAGE.setLevel, level)
+        if level == logging.NOTSET:  # else the program has chosen one
+            _PACKAGE.setLevel(self.log_level)
+            stack.callback(_PACKAGE.setLevel, level)
         for handler in handlers:
-            handler.setFormatter(logging.Formatter(_FORMAT))
             _PACKAGE.addHandler(handler)
             stack.callback(_close, handler)
 
@@ -345,6 +347,28 @@ class Logging(CoreCallback):
                     exc_info=error,
                 )
             self._failed.add(id(logger))
+
+
+class _ConsoleFormat(logging.Formatter):
+    """Messages as they are; those that need attention with their level before them."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return f"{record.levelname}: {text}" if record.levelno >= logging.WARNING else text
+
+
+def _console(*, is_quiet: bool) -> logging.Handler:
+    """Return what writes messages to standard error; a quiet one warnings and errors alone.
+
+    A callback of the user's that shows progress is heard all the same.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_ConsoleFormat("%(message)s"))
+    if is_quiet:
+        progress = f"{_PACKAGE.name}.progress"
+        handler.addFilter(lambda one: one.levelno >= logging.WARNING or one.name == progress)
+    return handler
 
 
 class _RunLog(logging.FileHandler):

@@ -229,11 +229,12 @@ class RunSchedule(CoreCallback):
         self.end_epoch: float = math.inf
         self.total_steps: int | None = None
         self.batches_per_epoch: int | None = None
+        self.steps_per_epoch: int | None = None
+        """Of the fit at hand; None = not known."""
         self.stage_end: float = math.inf
         self.stage_end_epoch: float = math.inf
         self._every: int | None = None
         self._is_by_epoch = False
-        self._steps_per_epoch: int | None = None
         self._origin: tuple[int, int] | None = None
         self.loop_idx = 0
         """Number of stages of this fit that are over, those before a restart counted."""
@@ -277,7 +278,7 @@ class RunSchedule(CoreCallback):
         self.batches_per_epoch = (
             None if loop.steps_per_epoch is None else loop.steps_per_epoch * loop.grad_accum_steps
         )
-        steps_per_epoch = self._steps_per_epoch = self._length_of_epoch(trainer, loop)
+        steps_per_epoch = self.steps_per_epoch = self._length_of_epoch(trainer, loop)
         self.end_epoch = math.inf
         self.end_step = math.inf
         if loop.num_steps is not None:
@@ -381,10 +382,15 @@ class RunSchedule(CoreCallback):
     @property
     def likely_stage_end(self) -> float:
         """The step at which the train stage at hand ends, as far as lengths of epochs are known."""
-        if not self._is_by_epoch or self._steps_per_epoch is None or self._origin is None:
+        if not self._is_by_epoch or self.steps_per_epoch is None or self._origin is None:
             return self.stage_end
         step, epoch = self._origin
-        return min(self.stage_end, step + (self.stage_end_epoch - epoch) * self._steps_per_epoch)
+        return min(self.stage_end, step + (self.stage_end_epoch - epoch) * self.steps_per_epoch)
+
+    @property
+    def validates_every(self) -> int | None:
+        """Steps between two validations of the fit; None = there is only one, at the end."""
+        return self.steps_per_epoch if self._is_by_epoch else self._every
 
     def has_steps_left(self, trainer: Trainer) -> bool:
         """Return whether another train stage follows."""
@@ -409,7 +415,7 @@ class RunSchedule(CoreCallback):
             return None
         every, begin = self._every, 0
         if self._is_by_epoch:
-            every, begin = self._steps_per_epoch, self.origin_step
+            every, begin = self.steps_per_epoch, self.origin_step
         if every is None:
             return 1
         return math.ceil((self.end_step - begin) / every) - (step - begin - 1) // every

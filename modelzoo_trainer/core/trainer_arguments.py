@@ -6,7 +6,7 @@ import inspect
 import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -16,7 +16,9 @@ from modelzoo_trainer.core.checkpoint import Checkpoint
 from modelzoo_trainer.core.logging import Logging
 from modelzoo_trainer.core.loop import TrainingLoop
 from modelzoo_trainer.core.precision import MixedPrecision
-from modelzoo_trainer.errors import suggest
+from modelzoo_trainer.errors import ConfigError, suggest
+
+Progress = Literal["bar", "lines", "none"]
 
 _PARTS: Final[Mapping[str, type]] = {
     "loop": TrainingLoop,
@@ -39,6 +41,20 @@ _ELSEWHERE: Final = {  # what other trainers call it
 _WITHOUT_HALF_TYPE: Final = ("max_gradient_norm", "max_gradient_value")
 _OF_FIT: Final = ("ckpt_path", "train_dataloader", "val_dataloader")
 _KINDS: Final = (((str, Path), "model_dir"), (Module, "model"), (Optimizer, "optimizer"))
+
+
+def check_progress(progress: Any) -> Progress | None:
+    """Return what the console is to show.
+
+    Raises:
+        ConfigError: If it is none of `Progress`, nor None.
+    """
+    if progress is not None and progress not in get_args(Progress):
+        raise ConfigError(
+            f"progress is {progress!r}; it must be {', '.join(map(repr, get_args(Progress)))} or "
+            f"None."
+        )
+    return progress  # type: ignore[no-any-return]  # one of them
 
 
 def check_arguments(cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

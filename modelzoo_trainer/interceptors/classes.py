@@ -27,13 +27,15 @@ _NAME: Final = re.compile(r"[a-z0-9]+([-_][a-z0-9]+)*")
 _STYLE: Final = re.compile(r"(pre|post)_(.+)_callback")
 
 
-def event(*names: str, keeps_result: bool = False) -> Callable[[F], F]:
+def event(*names: str, keeps_result: bool = False, passes_result: bool = True) -> Callable[[F], F]:
     """Mark a method of a block as an event.
 
     Args:
         names: What functions call it; one is enough, others are read as well.
         keeps_result: A function after it may not put None in the place of a result, although the
             method itself may return None.
+        passes_result: Functions after it get its result and may replace it. If not they take
+            (self) alone, as those of a method that returns nothing.
 
     Returns:
         A decorator that leaves the method as it is. An override of it need not be marked.
@@ -57,6 +59,7 @@ def event(*names: str, keeps_result: bool = False) -> Callable[[F], F]:
             )
         method.__events__ = tuple(map(canonical, names))  # type: ignore[attr-defined]  # the mark
         method.__keeps_result__ = keeps_result  # type: ignore[attr-defined]  # part of it
+        method.__passes_result__ = passes_result  # type: ignore[attr-defined]  # likewise
         return method
 
     return mark

@@ -76,6 +76,7 @@ class Method:
     parameters: Mapping[str, inspect.Parameter]  # without the object itself
     returns: Any  # its annotation; `inspect.Parameter.empty` = there is none
     keeps_result: bool = False  # whether a function after it may not turn a result into None
+    passes_result: bool = True  # whether a function after it gets the result
 
     @classmethod
     def of(cls, block: type, event: str, attribute: str) -> Method:
@@ -91,7 +92,8 @@ class Method:
             if returns is inspect.Parameter.empty:
                 returns = inspect.signature(method).return_annotation
         keeps = any(getattr(method, "__keeps_result__", False) for method in declared)
-        return cls(block.__name__, event, attribute, parameters, returns, keeps)
+        passes = all(getattr(method, "__passes_result__", True) for method in declared)
+        return cls(block.__name__, event, attribute, parameters, returns, keeps, passes)
 
     @property
     def nameable(self) -> list[str]:
@@ -100,8 +102,12 @@ class Method:
 
     @property
     def has_result(self) -> bool:
-        """Whether it returns something, or may."""
-        return self.event != INIT and self.returns not in (None, "None", type(None))
+        """Whether it returns something, or may, that functions get."""
+        return (
+            self.event != INIT
+            and self.passes_result
+            and self.returns not in (None, "None", type(None))
+        )
 
 
 class Function:

@@ -26,4 +26,6 @@ __all__ = [
 
 def default_loggers() -> list[Logger]:
     """Return new instances of the loggers that a YAML file gets without naming them."""
-    return [ProgressLogger(), JsonlLogger()]
+    console = ProgressLogger()
+    console.is_default = True
+    return [console, JsonlLogger()]

@@ -1,12 +1,12 @@
-"""Progress on the console: a bar on a terminal, else a line now and then."""
+"""Progress on the console: what a run will do, how far it is, what it has come to."""
 
 from __future__ import annotations
 
 import logging
 import re
 import time
-from collections import deque
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from annotated_types import Ge
@@ -14,8 +14,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Loader, Metrics, StateDict
-from modelzoo_trainer.console_bar import BAR_INTERVAL_S, Bar, duration, is_terminal, number
+from modelzoo_trainer.console.bar import number
+from modelzoo_trainer.console.blocks import end_block, start_block
+from modelzoo_trainer.console.display import Display, View, kind_of_console
+from modelzoo_trainer.console.pace import Pace
 from modelzoo_trainer.constraints import checked
+from modelzoo_trainer.loading.epochs import known_length
 from modelzoo_trainer.loggers.logger import Logger
 
 if TYPE_CHECKING:
@@ -23,25 +27,42 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("modelzoo_trainer.progress")
 
-LINE_INTERVAL_S: Final = 10.0
-_NUM_LOSSES: Final = 10
-_VALIDATION: Final = re.compile(r"(validate_\d+)/(.+)")
+_FEW_EPOCHS: Final = 10  # each of them has a line
+_COMPILING: Final = 3  # steps of a device that records them
+_VALIDATION: Final = re.compile(r"((?:.+/)?validate_\d+)/(.+)")
 
 
 class ProgressLogger(Logger):
-    """Shows how far training is, its loss and its rate.
+    """Shows what a run will do, how far it is, and what it has come to.
 
-    On a terminal that is a bar. Elsewhere it is a line through `logging`: for the first and the
-    last logged step of a fit, and in between for a logged step every `interval_s` seconds.
-    Results of validations always get a line, and a fit ends with a summary. When training goes back
-    to a checkpoint, so does the bar.
+    A fit begins with a few lines on the model, the data, the length and the folder, and ends with a
+    table of the last and the best metrics. In between, on a terminal and in a notebook, there is a
+    bar that moves by itself: epoch, step, the last logged loss, steps a second, the time left.
+    Elsewhere there are lines through `logging`: for the first logged step, for the ends of up to 10
+    epochs, and besides every 10 seconds at most. Results of validations always get a line. The main
+    process alone writes.
+
+    A trainer has one unless it is given one, or `progress="none"`, which silences it;
+    `progress="bar"` and `"lines"` choose the form.
+
+    The time left is that of the steps, at the rate of the last 30 seconds of training, and of the
+    validations and checkpoints to come, as those before them took.
 
     Args:
-        interval_s: Least seconds between two lines (or drawings of the bar); None = 10 (0.1).
+        interval_s: Least seconds between two lines of logged steps (or drawings of the bar); None =
+            10 (0.1).
 
     Raises:
         ConfigError: If it is negative.
+
+    Cost:
+        None in the step: a thread looks at it, ten times a second at most.
     """
+
+    draws_console: Final = True
+    """Whether a trainer needs no default one beside it."""
+    is_default: bool = False
+    """Whether it was added unasked: it leaves when another one, or a bar of the user's, comes."""
 
     @checked()
     def __init__(self, interval_s: Annotated[float, Ge(0)] | None = None) -> None:
@@ -50,15 +71,17 @@ class ProgressLogger(Logger):
         self._reset()
 
     def _reset(self) -> None:
-        self._bar: Any = None
-        self._every_s = LINE_INTERVAL_S if self._interval_s is None else self._interval_s
+        self._display: Display | None = None
+        self._trainer: Any = None
         self._is_fitting = False
-        self._start = self._next = 0.0
-        self._start_step = 0
-        self._rate_start, self._rate_step = 0.0, 0
+        self._begin = time.perf_counter()
+        self._pace = Pace(0)
+        self._metrics: Metrics = {}
+        self._metrics_step = 0
         self._total: int | None = None
-        self._pending: tuple[Metrics, int] | None = None
-        self._losses: dict[str, deque[tuple[int, float]]] = {}
+        self._num_samples: int | None = None
+        self._val_batches = 0
+        self._doing: tuple[str, int | None] | None = None
 
     # ---- a fit
 
@@ -76,86 +99,140 @@ class ProgressLogger(Logger):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        self._reset()
+        self._end()
         stack.callback(self._end)
 
     def _end(self) -> None:
-        self._leave()
+        self._stop()
         self._reset()
+
+    def _stop(self) -> None:
+        display, self._display = self._display, None
+        if display is not None:
+            display.stop()
 
     @override
     def on_fit_start(
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
-        self._start = self._rate_start = time.perf_counter()
-        self._start_step = self._rate_step = trainer.global_step
-        self._total = trainer.schedule.total_steps
-        self._is_fitting = trainer.backend.comm.is_main
-        if self._is_fitting and is_terminal():
-            self._every_s = BAR_INTERVAL_S if self._interval_s is None else self._interval_s
-            self._bar = Bar(self._start_step, self._total)
+        schedule = trainer.schedule
+        if not _is_shown(trainer):
+            return
+        self._is_fitting = True
+        self._total = schedule.total_steps
+        self._val_batches = _num_batches(val_dataloader, loop.eval_steps) or 0
+        samples = trainer.data.samples_per_batch()
+        self._num_samples = None if samples is None else samples * loop.grad_accum_steps
+        num_first = _COMPILING if trainer.backend.caps.lazy else 1
+        self._pace = Pace(trainer.global_step, num_first)
+        if schedule.has_steps_left(trainer) or schedule.owes_validation(trainer):
+            log.info("%s", start_block(trainer, val_dataloader))
+            self._show(trainer)
+
+    def _show(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._begin = time.perf_counter()
+        kind = kind_of_console(trainer.progress)
+        display = Display(kind, self._look, self._interval_s)
+        display.start()
+        self._display = display
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        if not (trainer.is_resuming and self._is_fitting):  # the fit may be about to start
-            return
-        step = trainer.global_step
-        self._rate_start, self._rate_step = time.perf_counter(), step
-        self._pending = None
-        for name, losses in self._losses.items():
-            kept = [loss for loss in losses if loss[0] <= step]
-            self._losses[name] = deque(kept, maxlen=_NUM_LOSSES)
-        if self._bar is not None:
-            self._bar.show(step, "")
+        if self._is_fitting and trainer.is_resuming:  # back to an earlier step
+            self._pace.go_back_to(trainer.global_step)
+            self._metrics = {}
+
+    @override
+    def on_train_start(
+        self, trainer: Trainer, model: Any, train_dataloader: Loader, loop: Any, loop_idx: int
+    ) -> None:
+        self._pace.go_on("no training")
 
     @override
     def on_train_end(self, trainer: Trainer, model: Any, loop: Any, loop_idx: int) -> None:
-        if self._bar is not None and self._pending is not None:
-            self._show(*self._pending)
+        if self._is_fitting:
+            self._pace.look(trainer.global_step)
+            self._pace.pause("no training")
 
     @override
-    def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, epoch: int) -> None:
         if not self._is_fitting:
             return
-        self._leave()
-        elapsed = time.perf_counter() - self._start
-        num_steps = trainer.global_step - self._start_step
-        text = f"fit ended at step {trainer.global_step}: {num_steps} steps in {elapsed:.1f} s"
-        for name, losses in self._losses.items():
-            curve = ", ".join(f"{number(loss)} ({step})" for step, loss in losses)
-            text += f" | {name} (at step): {curve}"
-        log.info("%s", text)
+        self._pace.look(trainer.global_step)
+        if self._display is not None and trainer.schedule.end_epoch <= _FEW_EPOCHS:
+            self._display.say(epoch + 1)
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        if self._is_fitting:
+            self._pace.begin_save()
+
+    @override
+    def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
+        self._pace.end_save()
+
+    @override
+    def on_fit_committed(self, trainer: Trainer, loop: Any) -> None:
+        if not self._is_fitting:
+            return
+        self._pace.look(trainer.global_step)
+        self._stop()
+        result = trainer.summary.so_far(trainer)
+        if self._trainer is not None:
+            log.info("%s", end_block(result, self._pace.mean_step_s, self._num_samples))
 
     @override
     def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
-        self._leave()
+        if self._display is not None:
+            self._display.say()
+        self._stop()
 
-    def _leave(self) -> None:
-        """Show the last step, and take the bar away: its place is the console's again."""
-        if self._pending is not None:
-            self._show(*self._pending)
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+    # ---- validations
+
+    @override
+    def on_enter_validate_all(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        val_dataloaders: list[Loader],
+        loop: Any,
+        ckpt_paths: list[Any],
+    ) -> None:
+        if self._is_fitting:
+            self._pace.validations.begin()
+            stack.callback(self._pace.validations.end)
+
+    @override
+    def on_enter_validate(
+        self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
+    ) -> None:
+        if not _is_shown(trainer):
+            return
+        doing = trainer.name_scope_path[:-1], _num_batches(val_dataloader, loop.eval_steps)
+        if self._is_fitting:
+            self._pace.pause("validation")
+            stack.callback(self._pace.go_on, "validation")
+            stack.callback(setattr, self, "_doing", self._doing)
+            self._doing = doing
+        elif self._display is None and not trainer.is_fitting:
+            stack.callback(self._end)
+            self._doing = doing
+            self._pace = Pace(0)
+            self._show(trainer)
 
     # ---- metrics
 
     @override
     def log_metrics(self, metrics: Metrics, step: int) -> None:
         if "loss" in metrics and self._is_fitting:
-            now = time.perf_counter()
-            if now < self._next and step != self._total:
-                self._pending = (metrics, step)
-                return
-            self._next = now + self._every_s
-            self._show(metrics, step)
+            self._metrics, self._metrics_step = metrics, step
+            if self._display is not None:
+                self._display.say_if_due()
             return
         for scope, results in self._validations(metrics).items():
-            if "loss" in results and self._is_fitting:
-                losses = self._losses.setdefault(f"{scope}/loss", deque(maxlen=_NUM_LOSSES))
-                losses.append((step, results["loss"]))
             shown = ", ".join(f"{name} {number(value)}" for name, value in results.items())
-            log.info("%s: %s at step %d", scope, shown, step)
+            log.info("%s at step %d: %s", scope, step, shown)
 
     def _validations(self, metrics: Metrics) -> dict[str, Metrics]:
         """Return the results of validations among metrics, by their scopes; tensors left out."""
@@ -165,32 +242,89 @@ class ProgressLogger(Logger):
             scope, _, rest = name.partition("/")
             if isinstance(value, Tensor) and value.numel() > 1:
                 continue
-            if match is not None or (rest and scope in self._scopes):
+            if match is not None:
+                found.setdefault(match[1], {})[match[2]] = value
+            elif rest and scope in self._scopes:
                 found.setdefault(scope, {})[rest] = value
         return {scope: _loss_first(results) for scope, results in found.items()}
 
-    def _show(self, metrics: Metrics, step: int) -> None:
-        self._pending = None
-        figures = [f"loss {number(metrics['loss'])}"]
-        if "local_samples_per_sec" in metrics:
-            rate = metrics["local_samples_per_sec"]
-            figures.append(f"{rate:.0f} samples/s" if rate >= 100 else f"{rate:.3g} samples/s")
-        if "lr/0" in metrics:
-            figures.append(f"lr {metrics['lr/0']:.4g}")
-        if self._bar is not None:
-            self._bar.show(step, " | ".join(figures))
-            return
-        position = str(step) if self._total is None else f"{step}/{self._total}"
-        log.info("train step %s | %s | %s", position, " | ".join(figures), self._times(step))
+    # ---- how far it is; called by the thread of the display as well
 
-    def _times(self, step: int) -> str:
-        now = time.perf_counter()
-        text = f"{duration(now - self._start)} elapsed"
-        num_done = step - self._rate_step
-        if self._total is not None and num_done > 0:
-            step_s = (now - self._rate_start) / num_done
-            text += f", {duration(step_s * (self._total - step))} left"
-        return text
+    def _look(self, epoch: int | None = None) -> View:
+        """Return how far the run is; `epoch`: the one that is over; None = the one at hand."""
+        return self._look_at_fit(epoch) if self._is_fitting else self._look_at_validation()
+
+    def _look_at_fit(self, epoch: int | None) -> View:
+        trainer, pace = self._trainer, self._pace
+        pace.look(trainer.global_step)
+        return View(
+            step=pace.step,
+            total=self._total,
+            epoch=_epoch(trainer, epoch),
+            losses=self._losses(pace.step),
+            unit_s=pace.step_s,
+            elapsed_s=time.perf_counter() - self._begin,
+            left_s=self._left_s(),
+            doing="" if self._doing is None else self._validated(*self._doing),
+        )
+
+    def _losses(self, step: int) -> tuple[str, ...]:
+        metrics = self._metrics
+        if not metrics:
+            return ()
+        loss = f"loss {number(metrics['loss'])}"
+        if step > self._metrics_step:  # a late value is not mistaken for a new one
+            loss += f" (step {self._metrics_step})"
+        lr = metrics.get("lr/0")
+        return (loss,) if lr is None else (loss, f"lr {lr:.4g}")
+
+    def _left_s(self) -> float | None:
+        trainer, step, total = self._trainer, self._pace.step, self._total
+        if total is None:
+            return None
+        every = trainer.checkpoint.times.steps
+        num_saves = 0 if every is None else total // every - step // every
+        num_saves += trainer.checkpoint.saves_at_end and (every is None or total % every != 0)
+        validates = trainer.schedule.validates and self._val_batches
+        num_validations = (trainer.schedule.num_stages_left(step) or 0) if validates else 0
+        return self._pace.left_s(total - step, num_validations, self._val_batches, num_saves)
+
+    def _validated(self, scope: str, total: int | None) -> str:
+        batches = self._trainer.val_iterator
+        num = 0 if batches is None else batches.num_yielded
+        return f"{scope} {num}" if total is None else f"{scope} {num}/{total}"
+
+    def _look_at_validation(self) -> View:
+        assert self._doing is not None  # set before it is shown
+        scope, total = self._doing
+        batches, pace = self._trainer.val_iterator, self._pace
+        pace.look(0 if batches is None else batches.num_yielded)
+        return View(
+            name=scope,
+            unit="batch",
+            step=pace.step,
+            total=total,
+            unit_s=pace.step_s,
+            elapsed_s=time.perf_counter() - self._begin,
+            left_s=None if total is None else pace.left_s(total - pace.step, 0, 0, 0),
+        )
+
+
+def _is_shown(trainer: Trainer) -> bool:
+    return trainer.progress != "none" and trainer.backend.comm.is_main
+
+
+def _num_batches(dataloader: Loader, eval_steps: int | None) -> int | None:
+    """Return how many batches a validation has, as far as that is known."""
+    return min(filter(None, (known_length(dataloader), eval_steps)), default=None)
+
+
+def _epoch(trainer: Trainer, epoch: int | None) -> str:
+    end = trainer.schedule.end_epoch
+    number_of = trainer.data.epoch + 1 if epoch is None else epoch
+    if end < float("inf"):
+        return f"epoch {min(number_of, int(end))}/{int(end)}"
+    return f"epoch {number_of}"
 
 
 def _loss_first(results: Metrics) -> Metrics:

@@ -11,7 +11,7 @@ import pytest
 from modelzoo_trainer import Callback, Checkpoint, TrainingLoop
 from modelzoo_trainer.callbacks import progress
 from modelzoo_trainer.callbacks.progress import ProgressBar
-from modelzoo_trainer.console_bar import Bar
+from modelzoo_trainer.console.bar import Bar
 from modelzoo_trainer.loggers import ProgressLogger
 
 

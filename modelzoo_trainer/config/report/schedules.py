@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from modelzoo_trainer.config.components import Component
@@ -12,6 +12,7 @@ from modelzoo_trainer.config.plan import TrainerPlan
 from modelzoo_trainer.config.report.components import WIDTH, class_name, wrapped
 from modelzoo_trainer.config.report.length import RunLength
 from modelzoo_trainer.optim import Scheduler
+from modelzoo_trainer.optim.preview import schedule_hints, turns, value_at
 
 _MOST_STEPS: Final = 9
 _MOST_TURNS: Final = 5
@@ -43,11 +44,12 @@ def _preview(label: str, component: Component, length: RunLength) -> list[str]:
     groups = "all parameter groups" if tags is None else f"groups tagged {', '.join(tags)}"
     head = f"{label}: {name} sets {made.param_group_key} of {groups}"
     end = length.end if length.end is not None else length.bound
-    turns = _turns(made, -made.last_step)
-    last = end or max([1, *turns] if turns else [_WITHOUT_AN_END])
+    milestones = turns(made, -made.last_step)
+    last = end or max([1, *milestones] if milestones else [_WITHOUT_AN_END])
     steps = telling_steps(made, last)
     lines = wrapped(head, 2) + _table(made, steps) + _curve(made, steps)
-    for hint in _hints(made, length.end):
+    hints = () if length.end is None else schedule_hints(made, length.end, made.last_step)
+    for hint in hints:
         lines += wrapped(f"hint: {hint}", _INDENT)
     return lines
 
@@ -69,20 +71,12 @@ def _is_ours(component: Component) -> bool:
     return all(_is_ours(member) for member in members if isinstance(member, Component))
 
 
-def value_at(schedule: Scheduler, step: int) -> float:
-    """Return the value after a number of steps of a run; infinity if no float can hold it."""
-    try:
-        return schedule.value(schedule.last_step + step)
-    except OverflowError:
-        return math.inf
-
-
 def telling_steps(schedule: Scheduler, last: int) -> list[int]:
     """Return the most informative steps of a schedule, in order of importance."""
-    turns = [step for step in _turns(schedule, -schedule.last_step) if 0 < step < last]
-    turns = [turns[idx] for idx in _spread(len(turns), _MOST_TURNS)]
+    found = [step for step in turns(schedule, -schedule.last_step) if 0 < step < last]
+    found = [found[idx] for idx in _spread(len(found), _MOST_TURNS)]
     quarters = [round(last * part / 4) for part in (2, 1, 3)]
-    return list(dict.fromkeys([0, last, *turns, 1, *quarters]))[:_MOST_STEPS]
+    return list(dict.fromkeys([0, last, *found, 1, *quarters]))[:_MOST_STEPS]
 
 
 def _spread(num: int, most: int) -> Sequence[int]:
@@ -92,23 +86,13 @@ def _spread(num: int, most: int) -> Sequence[int]:
     return [round(idx * (num - 1) / (most - 1)) for idx in range(most)]
 
 
-def _turns(schedule: Scheduler, start: int = 0) -> list[int]:
-    """Return the steps at which a schedule, or a member of it, becomes another one or ends."""
-    milestones: list[int] = list(getattr(schedule, "milestones", ()))
-    members: list[Scheduler] = getattr(schedule, "members", [])
-    begins = [0, *milestones] if len(members) == len(milestones) + 1 else [0] * len(members)
-    found = {start + step for step in milestones}
-    if schedule.total_iters is not None:
-        found.add(start + schedule.total_iters)
-    for member, begin in zip(members, begins, strict=True):
-        found.update(_turns(member, start + begin))
-    return sorted(found)
-
-
 def _table(schedule: Scheduler, steps: list[int]) -> list[str]:
     """Return a line of steps and one of values; the least informative steps go if room is short."""
     while True:
-        cells = [(str(step), f"{value_at(schedule, step):.4g}") for step in sorted(steps)]
+        cells = [
+            (str(step), f"{value_at(schedule, step, schedule.last_step):.4g}")
+            for step in sorted(steps)
+        ]
         width = max(len(text) for cell in cells for text in cell) + 2
         if _INDENT + _LABEL + width * len(cells) <= WIDTH:
             break
@@ -124,40 +108,17 @@ def _curve(schedule: Scheduler, steps: list[int]) -> list[str]:
     """Return a line whose characters are the denser the higher the value; none if it is level."""
     last = max(steps)
     num = min(_CURVE, last + 1)
-    values = [value_at(schedule, round(last * idx / max(1, num - 1))) for idx in range(num)]
-    known = [*values, *(value_at(schedule, step) for step in steps)]  # with those of the peaks
+    values = [
+        value_at(schedule, round(last * idx / max(1, num - 1)), schedule.last_step)
+        for idx in range(num)
+    ]
+    known = [
+        *values,
+        *(value_at(schedule, step, schedule.last_step) for step in steps),
+    ]  # with those of the peaks
     low, high = min(known), max(known)
     if low == high or not all(map(math.isfinite, known)):
         return []
     top = len(_LEVELS) - 1
     drawn = "".join(_LEVELS[round((value - low) / (high - low) * top)] for value in values)
     return [f"{' ' * _INDENT}{'curve':{_LABEL}}  {drawn}  {low:.4g} to {high:.4g}"]
-
-
-def _hints(schedule: Scheduler, end: int | None) -> Iterator[str]:
-    if end is None:
-        return
-    now = value_at(schedule, end)
-    if math.isinf(now):
-        yield f"at step {end} the value is too large for a float: the run would fail"
-        return
-    first = schedule.last_step
-    total = None if schedule.total_iters is None else max(0, schedule.total_iters - first)
-    if total is not None and total < end and _stays(schedule, total, end):
-        yield f"the schedule ends at step {total}, the run at {end}: the rest stays at {now:.4g}"
-    if total is not None and total > end and value_at(schedule, total) != now:
-        yield (
-            f"the schedule ends at step {total}, the run at {end}: it gets to {now:.4g}, not to "
-            f"{value_at(schedule, total):.4g}"
-        )
-    late = [step - first for step in getattr(schedule, "milestones", ()) if step - first >= end]
-    if late:
-        steps = ", ".join(map(str, late[:3])) + ", ..." * (len(late) > 3)
-        yield f"milestones that the run, of {end} steps, does not get beyond: {steps}"
-
-
-def _stays(schedule: Scheduler, total: int, end: int) -> bool:
-    """Return whether a schedule has come to rest, as far as some steps tell, and moved before."""
-    rest = {value_at(schedule, step) for step in (total, (total + end) // 2, end)}
-    before = {value_at(schedule, step) for step in (0, total // 2)}
-    return len(rest) == 1 and before != rest

@@ -1,0 +1,159 @@
+"""A bar at the bottom of a terminal or below a notebook's cell; messages appear above it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import Any, Final
+
+from typing_extensions import override
+
+BAR_INTERVAL_S: Final = 0.1
+_LOGGERS: Final = ("modelzoo_trainer", None)  # whose messages appear above
+_OPEN: Final[set[int]] = set()
+_REPLACED: Final[list[tuple[logging.Logger, logging.Handler, logging.Handler]]] = []
+_FORMAT: Final = "{desc}: {percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt}{postfix}"
+_WITHOUT_END: Final = "{desc}: {n_fmt}{postfix}"
+
+
+class Bar:
+    """A bar at the bottom of the console; messages of `logging` appear above it.
+
+    Several may be open at once, and close in any order; each has a line of its own.
+
+    `step`: where it begins. `total`: where it ends; None = not known. `name`: what stands before
+    it. `unit`: what it counts. `has_rate`: whether it shows the rate and the time by itself.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        total: int | None,
+        name: str = "train",
+        unit: str = "step",
+        *,
+        has_rate: bool = True,
+    ) -> None:
+        own = {} if has_rate else {"bar_format": _WITHOUT_END if total is None else _FORMAT}
+        self._bar: Any = _bar_class()(
+            total=total,
+            initial=step,
+            unit=unit,
+            desc=name,
+            leave=False,
+            dynamic_ncols=True,
+            mininterval=0.0,
+            **own,
+        )
+        if not _OPEN:
+            _redirect_messages()
+        _OPEN.add(id(self))
+
+    def show(self, step: int, figures: str, name: str | None = None) -> None:
+        """Draw it.
+
+        `step`: how far it is. `figures`: what stands behind it. `name`: what stands before it;
+        None = as it was.
+        """
+        self._bar.n = step
+        if name is not None:
+            self._bar.set_description_str(name, refresh=False)
+        self._bar.set_postfix_str(figures, refresh=False)
+        self._bar.refresh()
+
+    def close(self) -> None:
+        """Take it away. Idempotent."""
+        self._bar.close()
+        if id(self) in _OPEN:
+            _OPEN.remove(id(self))
+            if not _OPEN:
+                _restore_messages()
+
+
+def _bar_class() -> Any:
+    """Return tqdm's class for this console, without the thread that redraws its bars."""
+    if is_notebook() and find_spec("ipywidgets") is not None:
+        from tqdm.notebook import tqdm as widget
+
+        return type("Bar", (widget,), {"monitor_interval": 0})
+    from tqdm import tqdm
+
+    return type("Bar", (tqdm,), {"monitor_interval": 0})
+
+
+class _AboveBars(logging.Handler):
+    """Has another handler write above the bars."""
+
+    def __init__(self, inner: logging.StreamHandler[Any]) -> None:
+        super().__init__(inner.level)
+        self._inner = inner
+
+    @override
+    def handle(self, record: logging.LogRecord) -> bool:
+        from tqdm import tqdm
+
+        with tqdm.external_write_mode(file=self._inner.stream):
+            return bool(self._inner.handle(record))
+
+    @override
+    def flush(self) -> None:
+        self._inner.flush()
+
+
+def _redirect_messages() -> None:
+    """Have messages to the console written above the bars, until the last of these is closed."""
+    for logger in map(logging.getLogger, _LOGGERS):
+        for number, handler in enumerate(logger.handlers):
+            if _is_console(handler):
+                above = _AboveBars(handler)  # type: ignore[arg-type]  # it has a stream
+                logger.handlers[number] = above
+                _REPLACED.append((logger, handler, above))
+
+
+def _restore_messages() -> None:
+    """Have messages written as before; a handler that was removed meanwhile stays away."""
+    while _REPLACED:
+        logger, handler, above = _REPLACED.pop()
+        with suppress(ValueError):
+            logger.handlers[logger.handlers.index(above)] = handler
+
+
+def _is_console(handler: logging.Handler) -> bool:
+    return isinstance(handler, logging.StreamHandler) and handler.stream in (
+        sys.stderr,
+        sys.stdout,
+    )
+
+
+# ---- what the console is
+
+
+def is_terminal() -> bool:
+    """Return whether standard error is a terminal."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def is_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    shells = sys.modules.get("IPython.core.interactiveshell")
+    is_made = shells is not None and shells.InteractiveShell.initialized()
+    return is_made and hasattr(shells.InteractiveShell.instance(), "kernel")  # type: ignore[union-attr]  # it is there
+
+
+# ---- texts
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def number(value: Any) -> str:
+    """Return a metric's value as text, numbers with five decimals or digits."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.5f}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.5g}"

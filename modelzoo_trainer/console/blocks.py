@@ -1,0 +1,220 @@
+"""The texts before and after a run: what it will do, and what it has come to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from modelzoo_trainer.console.bar import duration, number
+from modelzoo_trainer.console.display import rate
+from modelzoo_trainer.optim import Scheduler
+from modelzoo_trainer.optim.preview import schedule_hints
+from modelzoo_trainer.results import RunResult, count_parameters
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+_LABEL: Final = 13
+_MOST_ROWS: Final = 8
+
+
+# ---- before
+
+
+def start_block(trainer: Trainer, val_dataloader: Any) -> str:
+    """Return what a fit will do, as lines of a text."""
+    rows = {
+        "data": _data(trainer),
+        "length": _length(trainer),
+        "validation": _validation(trainer, val_dataloader),
+        "checkpoints": _checkpoints(trainer),
+        "folder": f"{trainer.model_dir} ({_origin(trainer)})",
+    }
+    lines = [_head(trainer), *(_row(label, text) for label, text in rows.items())]
+    lines += [_row("hint", hint) for hint in _hints(trainer)]
+    return "\n".join(lines)
+
+
+def _row(label: str, text: str) -> str:
+    return f"  {label + ':':{_LABEL}}{text}"
+
+
+def _head(trainer: Trainer) -> str:
+    num, num_trained = count_parameters(trainer.model)
+    parameters = f"{num:,} parameters"
+    if num_trained != num:
+        parameters += f", {num_trained:,} of them trained"
+    num_processes = trainer.backend.comm.world_size
+    where = str(trainer.backend.device)
+    where += f", {num_processes} processes" if num_processes > 1 else ""
+    return (
+        f"Training {type(trainer.model).__name__} ({parameters}) on {where}, {_precision(trainer)}"
+    )
+
+
+def _precision(trainer: Trainer) -> str:
+    if trainer.precision.autocast is not None:
+        kind = str(getattr(trainer.precision, "fp16_type", "half"))
+        return f"{kind.removeprefix('c')} mixed precision"
+    dtypes = {str(param.dtype).removeprefix("torch.") for param in trainer.model.parameters()}
+    return " and ".join(sorted(dtypes)) or "no parameters"
+
+
+def _data(trainer: Trainer) -> str:
+    data, schedule = trainer.data, trainer.schedule
+    size = data.samples_per_batch()
+    of_size = f" of {_counted(size, 'sample')}" if size else ""
+    num = data.num_batches_per_epoch()
+    if num is None:
+        return f"batches{of_size}, number per epoch unknown"
+    text = f"{_counted(num, 'batch', 'batches')}{of_size} per epoch"
+    steps = schedule.steps_per_epoch
+    return text if steps is None else f"{text}, {_counted(steps, 'step')} per epoch"
+
+
+def _counted(num: int, one: str, several: str | None = None) -> str:
+    return f"{num:,} {one if num == 1 else several or one + 's'}"
+
+
+def _length(trainer: Trainer) -> str:
+    schedule, loop = trainer.schedule, trainer.schedule.loop
+    assert loop is not None  # of a fit
+    parts = []
+    if schedule.end_epoch < float("inf"):
+        parts.append(_counted(int(schedule.end_epoch), "epoch"))
+    total = schedule.total_steps
+    if total is not None:
+        parts.append(f"{'to' if trainer.global_step else ''} {_counted(total, 'step')}".strip())
+        if trainer.global_step:
+            parts[-1] += f", {total - trainer.global_step:,} left"
+    text = " = ".join(parts) or "until the data ends"
+    if loop.grad_accum_steps > 1:
+        text += f", each of {loop.grad_accum_steps} batches"
+    return text if loop.max_time is None else f"{text}; at most {loop.max_time} of time"
+
+
+def _validation(trainer: Trainer, val_dataloader: Any) -> str:
+    schedule = trainer.schedule
+    if not schedule.validates or (val_dataloader is None and not trainer.validation_callbacks):
+        return "none"
+    frequency: Any = schedule.loop.eval_frequency if schedule.loop is not None else None
+    if isinstance(frequency, str):
+        return f"every {frequency}"
+    every = schedule.validates_every
+    return "at the end" if every is None else f"every {_counted(every, 'step')}, and at the end"
+
+
+def _checkpoints(trainer: Trainer) -> str:
+    checkpoint = trainer.checkpoint
+    times = checkpoint.times
+    found = []
+    if times.steps is not None:
+        found.append(f"every {_counted(times.steps, 'step')}")
+    if times.minutes is not None:
+        found.append(f"every {times.minutes:g} minutes")
+    if times.epochs is not None:
+        found.append(f"every {_counted(times.epochs, 'epoch')}")
+    if checkpoint.saves_at_end:
+        found.append("at the end")
+    return ", ".join(found) or "none (checkpoint.steps is not set)"
+
+
+def _origin(trainer: Trainer) -> str:
+    step = trainer.global_step
+    path, saved_step = trainer.checkpoint.begun_with
+    if path is not None and saved_step == step:
+        return f"resumed from {path.name} at step {step}"
+    if step:
+        return f"continues at step {step}"
+    return "new run" if path is None else f"new run with the weights of {path}"
+
+
+def _hints(trainer: Trainer) -> Iterator[str]:
+    """Yield what is odd about the ends of the schedules, as `--check` finds it."""
+    end = trainer.schedule.total_steps
+    if end is None:
+        return
+    for schedule in trainer.schedulers:
+        if isinstance(schedule, Scheduler):
+            for hint in _hints_of(schedule, end, schedule.last_step - trainer.global_step):
+                yield f"{type(schedule).__name__}: {hint}"
+
+
+def _hints_of(schedule: Scheduler, end: int, first: int) -> list[str]:
+    try:
+        return list(schedule_hints(schedule, end, first))
+    except Exception:  # noqa: BLE001  # a function of the user's, asked for a step it never gets
+        return []
+
+
+# ---- after
+
+
+def end_block(result: RunResult, step_s: float | None, num_samples: int | None) -> str:
+    """Return what a fit has come to, as lines of a text.
+
+    `step_s`: seconds a step, as far as training goes; None = not known. `num_samples`: those of a
+    step.
+    """
+    lines = [f"{_how_it_ended(result)}{_throughput(step_s, num_samples)}"]
+    lines += _table(result)
+    if result.checkpoints:
+        lines.append(_row("checkpoints", _paths(result.checkpoints)))
+    return "\n".join(lines)
+
+
+def _how_it_ended(result: RunResult) -> str:
+    stopped = result.stopped_by
+    how = "Finished" if stopped is None else f"Stopped ({stopped})"
+    epochs = f", {_counted(result.epochs, 'epoch')}" if result.epochs else ""
+    steps = _counted(result.steps, "step")
+    return f"{how} at step {result.global_step}{epochs}: {steps} in {_time(result.seconds)}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
+
+
+def _throughput(step_s: float | None, num_samples: int | None) -> str:
+    if step_s is None:
+        return ""
+    samples = "" if num_samples is None else f", {num_samples / step_s:,.0f} samples/s"
+    return f" ({rate(step_s, 'step')}{samples})"
+
+
+def _table(result: RunResult) -> list[str]:
+    """Return the loss and the metrics of validations: last, best and its step."""
+    names = [name for name in result.metrics if name == "loss" or _is_telling(name, result)]
+    names.sort(key=lambda name: name != "loss")
+    rows = [("metric", "last", "best", "at step")] if names else []
+    for name in names[:_MOST_ROWS]:
+        best = result.best.get(name)
+        shown = ("", "") if best is None else (number(best.value), str(best.step))
+        rows.append((name, number(result.metrics[name]), *shown))
+    if all(not row[2] for row in rows[1:]):
+        rows = [(name, last, "", "") for name, last, *_ in rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)] if rows else []
+    lines = ["  " + _cells(row, widths) for row in rows]
+    more = len(names) - _MOST_ROWS
+    return lines + ([f"  and {more} more in trainer.result.metrics"] if more > 0 else [])
+
+
+def _is_telling(name: str, result: RunResult) -> bool:
+    return name in result.best or "validate_" in name
+
+
+def _cells(row: tuple[str, ...], widths: list[int]) -> str:
+    name, *values = row
+    cells = [f"{value:>{width}}" for value, width in zip(values, widths[1:], strict=True) if width]
+    return "  ".join([f"{name:{widths[0]}}", *cells]).rstrip()
+
+
+def _paths(paths: tuple[Path, ...]) -> str:
+    folders = {path.parent for path in paths}
+    folder = os.path.commonpath(folders) if len(folders) > 1 else str(folders.pop())
+    names = [os.path.relpath(path, folder) for path in paths]
+    if len(names) > 3:
+        return f"{len(names)} in {folder}, the last is {names[-1]}"
+    return f"{', '.join(names)} in {folder}"

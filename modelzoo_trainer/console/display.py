@@ -1,0 +1,160 @@
+"""What is drawn while a run is under way: a bar, or a line now and then."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from modelzoo_trainer.console.bar import (
+    BAR_INTERVAL_S,
+    Bar,
+    duration,
+    is_notebook,
+    is_terminal,
+)
+from modelzoo_trainer.console.ticker import Ticker, drawing
+
+log = logging.getLogger("modelzoo_trainer.progress")
+
+LINE_INTERVAL_S: Final = 10.0
+_FIRST_LINE_S: Final = 1.0  # after the start, if no metrics have come by then
+_LINES_TICK_S: Final = 0.25
+_NOTEBOOK_TICK_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """How far a run is."""
+
+    name: str = "train"  # or that of a validation
+    unit: str = "step"
+    step: int
+    total: int | None
+    epoch: str = ""  # such as "epoch 2/5"
+    losses: tuple[str, ...] = ()  # such as "loss 0.31234", "lr 0.001"
+    unit_s: float | None = None  # seconds a step or batch; None = not known yet
+    elapsed_s: float = 0.0
+    left_s: float | None = None
+    doing: str = ""  # what is done instead of training, such as "validate_0 12/50"
+
+    def figures(self) -> list[str]:
+        """Return what stands behind the position."""
+        found = [*self.losses]
+        if self.unit_s is not None:
+            found.append(rate(self.unit_s, self.unit))
+        return [*found, self.doing] if self.doing else found
+
+    def left(self) -> str:
+        """Return the time left; "" if the end is not known."""
+        if self.total is None:
+            return ""
+        return "estimating" if self.left_s is None else f"{duration(self.left_s)} left"
+
+    def line(self) -> str:
+        """Return it as a line."""
+        position = str(self.step) if self.total is None else f"{self.step}/{self.total}"
+        times = [f"{duration(self.elapsed_s)} elapsed", *filter(None, [self.left()])]
+        parts = [f"{self.name} {self.unit} {position}", *filter(None, [self.epoch])]
+        return " | ".join([*parts, *self.figures(), ", ".join(times)])
+
+
+def rate(unit_s: float, unit: str) -> str:
+    """Return seconds a step as steps a second, or as they are if they are many."""
+    if unit_s > 1:
+        return f"{unit_s:.3g} s/{unit}"
+    plural = f"{unit}es" if unit == "batch" else f"{unit}s"
+    per_s = 1 / unit_s
+    return f"{per_s:.0f} {plural}/s" if per_s >= 100 else f"{per_s:.3g} {plural}/s"
+
+
+def kind_of_console(progress: str | None) -> str:
+    """Return "bar" or "lines", or what the user wants."""
+    if progress is not None:
+        return progress
+    return "bar" if is_terminal() or is_notebook() else "lines"
+
+
+class Display:
+    """Draws what `look` returns, by itself, from `start` to `stop`.
+
+    `kind`: "bar" or "lines". `interval_s`: least seconds between two lines of logged steps, or two
+    drawings of the bar; None = 10, 0.1.
+    """
+
+    def __init__(self, kind: str, look: Callable[..., View], interval_s: float | None) -> None:
+        self.is_bar = kind == "bar"
+        self._look = look
+        default = BAR_INTERVAL_S if self.is_bar else LINE_INTERVAL_S
+        self._interval_s = default if interval_s is None else interval_s
+        self._bar: Bar | None = None
+        self._drawn = self._next = self._begin = time.perf_counter()
+        self._shown: tuple[int, str] | None = None
+        self._ticker = Ticker(self._tick, self._tick_s())
+
+    def _tick_s(self) -> float:
+        if not self.is_bar:
+            return _LINES_TICK_S
+        return _NOTEBOOK_TICK_S if is_notebook() else BAR_INTERVAL_S
+
+    def start(self) -> None:
+        """Begin."""
+        view = self._look()
+        self._shown = view.step, view.doing
+        with drawing():
+            if self.is_bar:
+                self._bar = Bar(view.step, view.total, view.name, view.unit, has_rate=False)
+                self._draw(view)
+        self._ticker.start()
+
+    def stop(self) -> None:
+        """Take the bar away, at its last position; the console is free again. Idempotent."""
+        self._ticker.stop()
+        if self._bar is not None:
+            with drawing():
+                self._draw(self._look())
+                self._bar.close()
+            self._bar = None
+
+    # ---- by the thread
+
+    def _tick(self) -> None:
+        view = self._look()
+        now = time.perf_counter()
+        if self._bar is not None:
+            if now >= self._drawn + self._interval_s:
+                self._drawn = now
+                self._draw(view)
+            return
+        due = max(self._next, self._drawn + LINE_INTERVAL_S)
+        if self._drawn == self._begin:  # there was none yet
+            due = self._begin + _FIRST_LINE_S
+        if now >= due and (view.step, view.doing) != self._shown:
+            self._say(view)
+
+    def _draw(self, view: View) -> None:
+        assert self._bar is not None  # that of a run which is drawn
+        name = view.epoch or view.name
+        figures = ", ".join([*view.figures(), *filter(None, [view.left()])])
+        self._bar.show(view.step, figures, name)
+
+    # ---- by the run
+
+    def say_if_due(self) -> None:
+        """Write a line, if lines are shown and one is due: metrics have come."""
+        if not self.is_bar and time.perf_counter() >= self._next:
+            self.say()
+
+    def say(self, *args: int) -> None:
+        """Write a line, if lines are shown; `args` are passed to `look`."""
+        if not self.is_bar:
+            with drawing():
+                self._say(self._look(*args))
+
+    def _say(self, view: View) -> None:
+        self._drawn = time.perf_counter()
+        self._next = self._drawn + self._interval_s
+        self._shown = view.step, view.doing
+        log.info("%s", view.line())

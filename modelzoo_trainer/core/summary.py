@@ -1,0 +1,242 @@
+"""The result of a run: kept up to date while it is under way."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from contextlib import ExitStack
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import Tensor
+from typing_extensions import override
+
+from modelzoo_trainer.callback import CoreCallback, Loader, Metrics, StateDict
+from modelzoo_trainer.results import Best, RunResult
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+_LOWER: Final = "loss perplexity ppl error error_rate mse rmse mae wer cer bits_per_byte"
+_HIGHER: Final = "accuracy acc top1 top5 f1 auc auroc precision recall bleu iou miou r2 map"
+_SIGNS: Final = dict.fromkeys(_LOWER.split(), 1) | dict.fromkeys(_HIGHER.split(), -1)
+"""Of the last part of a name: 1 if a lower value is better, -1 if a higher one is."""
+_VALIDATION: Final = re.compile(r"(?:^|/)validate_\d+/")
+
+
+class _Record:
+    """One call of a method that runs."""
+
+    def __init__(self, method: str, scope: str = "") -> None:
+        self.method = method
+        self.scope = scope
+        self.last: Metrics = {}
+        self.bests: dict[str, list[Best]] = {}
+        """Each better than the one before; those of steps that are taken back are removed."""
+        self.signs: dict[str, int] = {}
+        """Those of the metrics whose best value is kept."""
+        self.per_checkpoint: dict[Path, Metrics] = {}
+        self.checkpoints: list[Path] = []
+        self.begin = time.perf_counter()
+        self.first_step: int | None = None
+        self.failure: str | None = None
+
+    def note(self, metrics: Metrics, step: int, given: dict[str, int]) -> None:
+        """Keep metrics; `given` are the directions that callbacks have for some of them."""
+        last = self.last
+        num = len(last)
+        last.update(metrics)
+        if len(last) != num:  # names that are new
+            self._sign(metrics, given)
+        for name, sign in self.signs.items():
+            if name in metrics:
+                self._note_best(name, sign, number_of(metrics[name]), step)
+
+    def _sign(self, metrics: Metrics, given: dict[str, int]) -> None:
+        for name in metrics:
+            sign = given.get(name, 0)
+            if not sign and _VALIDATION.search(name):
+                sign = _SIGNS.get(name.rpartition("/")[2].lower(), 0)
+            if sign:
+                self.signs[name] = sign
+
+    def _note_best(self, name: str, sign: int, value: float | None, step: int) -> None:
+        if value is None or not math.isfinite(value):
+            return
+        bests = self.bests.setdefault(name, [])
+        if not bests or value * sign < bests[-1].value * sign:
+            bests.append(Best(value, step))
+
+    def go_back_to(self, step: int) -> None:
+        """Forget the best values of steps that are taken again."""
+        for name, bests in self.bests.items():
+            self.bests[name] = [best for best in bests if best.step <= step]
+
+
+class Summary(CoreCallback):
+    """Keeps the last and the best metrics of a run, its checkpoints, and what has stopped it.
+
+    `trainer.result` is what comes of it: that of the last `fit`, `validate` or `validate_all`, also
+    of one that was left by an exception, as after Ctrl-C.
+    """
+
+    def __init__(self) -> None:
+        self.result: RunResult | None = None
+        self._open: list[_Record] = []
+        self._given: dict[str, int] = {}
+
+    # ---- calls that run
+
+    @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        self._given = dict(_given_signs(trainer))
+        self._begin(trainer, stack, _Record("fit"))
+
+    @override
+    def on_fit_start(
+        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
+    ) -> None:
+        self._open[0].first_step = trainer.global_step
+
+    @override
+    def on_enter_validate(
+        self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
+    ) -> None:
+        self._begin(trainer, stack, _Record("validate", trainer.name_scope_path))
+
+    @override
+    def on_enter_validate_all(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        val_dataloaders: list[Loader],
+        loop: Any,
+        ckpt_paths: list[Any],
+    ) -> None:
+        if not trainer.is_fitting:
+            self._begin(trainer, stack, _Record("validate_all"))
+
+    @override
+    def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
+        record = self._open[-1] if self._open else None
+        if record is not None and record.method == "validate_all" and ckpt_path is not None:
+            record.last = record.per_checkpoint[ckpt_path] = {}
+
+    def _begin(self, trainer: Trainer, stack: ExitStack, record: _Record) -> None:
+        self._open.append(record)
+        stack.callback(self._end, trainer, record)
+
+    def _end(self, trainer: Trainer, record: _Record) -> None:
+        self._open.remove(record)
+        self.result = _result_of(trainer, record)
+
+    @override
+    def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
+        self._fail(exception)
+
+    @override
+    def on_validate_exception(self, trainer: Trainer, exception: BaseException) -> None:
+        self._fail(exception)
+
+    def _fail(self, exception: BaseException) -> None:
+        text = str(exception).partition("\n")[0]
+        for record in self._open:
+            kind = type(exception).__name__
+            record.failure = record.failure or (f"{kind}: {text}" if text else kind)
+
+    # ---- what they come to
+
+    def so_far(self, trainer: Trainer) -> RunResult:
+        """Return what the outermost call under way has come to.
+
+        Raises:
+            RuntimeError: If there is none.
+        """
+        if not self._open:
+            raise RuntimeError("no run is under way; trainer.result is that of the last one")
+        return _result_of(trainer, self._open[0])
+
+    @override
+    def on_metrics(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
+        for record in self._open:
+            record.note(metrics, step, self._given)
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        if trainer.is_resuming:
+            for record in self._open:
+                record.go_back_to(trainer.global_step)
+
+    @override
+    def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
+        self.note_checkpoint(ckpt_path)
+
+    def note_checkpoint(self, path: Path) -> None:
+        """Count a checkpoint as written by the calls under way."""
+        for record in self._open:
+            record.checkpoints.append(path)
+
+
+def _given_signs(trainer: Trainer) -> list[tuple[str, int]]:
+    """Return the metrics that callbacks want as low or as high as possible."""
+    found = [
+        (getattr(one, "metric", ""), getattr(one, "mode", "")) for one in trainer.all_callbacks
+    ]
+    signs = {"min": 1, "max": -1}
+    return [
+        (metric, signs[mode])
+        for metric, mode in found
+        if isinstance(metric, str) and isinstance(mode, str) and mode in signs
+    ]
+
+
+def number_of(value: Any) -> float | None:
+    """Return a metric as a float; None if it is not a number."""
+    if isinstance(value, Tensor):
+        value = value.item() if value.dim() == 0 and value.dtype.is_floating_point else None
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
+
+
+def _numbers(metrics: Metrics, scope: str = "") -> dict[str, float]:
+    found = {name: number_of(value) for name, value in metrics.items() if name.startswith(scope)}
+    return {name.removeprefix(scope): value for name, value in found.items() if value is not None}
+
+
+def _result_of(trainer: Trainer, record: _Record) -> RunResult:
+    step = trainer.global_step
+    bests = {name: found[-1] for name, found in record.bests.items() if found}
+    return RunResult(
+        method=record.method,
+        metrics=_numbers(record.last, record.scope),
+        best={
+            name.removeprefix(record.scope): best
+            for name, best in bests.items()
+            if name.startswith(record.scope)
+        },
+        steps=0 if record.first_step is None else step - record.first_step,
+        global_step=step,
+        epochs=trainer.data.epoch,
+        stopped_by=record.failure or _stopped_by(trainer, record),
+        checkpoints=tuple(path for path in dict.fromkeys(record.checkpoints) if path.exists()),
+        seconds=time.perf_counter() - record.begin,
+        model_dir=trainer.model_dir,
+        per_checkpoint={path: _numbers(found) for path, found in record.per_checkpoint.items()},
+    )
+
+
+def _stopped_by(trainer: Trainer, record: _Record) -> str | None:
+    early_exit = trainer.early_exit
+    reason = early_exit.reason if early_exit.should_exit else None
+    if record.method == "fit":
+        reason = None if trainer.schedule.is_finished(trainer) else reason
+        return trainer.interruptions.stopped_by(trainer) or reason
+    return reason

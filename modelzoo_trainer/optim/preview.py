@@ -1,0 +1,62 @@
+"""What a schedule will do in a run: its values, its turns, and what is odd about its end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from modelzoo_trainer.optim.scheduler import Scheduler
+
+
+def value_at(schedule: Scheduler, step: int, first: int) -> float:
+    """Return the value after a number of steps of a run; infinity if no float can hold it.
+
+    `first`: the step of the schedule at which the run begins.
+    """
+    try:
+        return schedule.value(first + step)
+    except OverflowError:
+        return math.inf
+
+
+def turns(schedule: Scheduler, start: int = 0) -> list[int]:
+    """Return the steps at which a schedule, or a member of it, becomes another one or ends."""
+    milestones: list[int] = list(getattr(schedule, "milestones", ()))
+    members: list[Scheduler] = getattr(schedule, "members", [])
+    begins = [0, *milestones] if len(members) == len(milestones) + 1 else [0] * len(members)
+    found = {start + step for step in milestones}
+    if schedule.total_iters is not None:
+        found.add(start + schedule.total_iters)
+    for member, begin in zip(members, begins, strict=True):
+        found.update(turns(member, start + begin))
+    return sorted(found)
+
+
+def schedule_hints(schedule: Scheduler, end: int, first: int) -> Iterator[str]:
+    """Yield what is odd about a schedule in a run that ends at step `end`.
+
+    `first`: the step of the schedule at which the run begins.
+    """
+    now = value_at(schedule, end, first)
+    if math.isinf(now):
+        yield f"at step {end} the value is too large for a float: the run would fail"
+        return
+    total = None if schedule.total_iters is None else max(0, schedule.total_iters - first)
+    if total is not None and total < end and _stays(schedule, total, end, first):
+        yield f"the schedule ends at step {total}, the run at {end}: the rest stays at {now:.4g}"
+    if total is not None and total > end and value_at(schedule, total, first) != now:
+        yield (
+            f"the schedule ends at step {total}, the run at {end}: it gets to {now:.4g}, not to "
+            f"{value_at(schedule, total, first):.4g}"
+        )
+    late = [step - first for step in getattr(schedule, "milestones", ()) if step - first >= end]
+    if late:
+        steps = ", ".join(map(str, late[:3])) + ", ..." * (len(late) > 3)
+        yield f"milestones that the run, of {end} steps, does not get beyond: {steps}"
+
+
+def _stays(schedule: Scheduler, total: int, end: int, first: int) -> bool:
+    """Return whether a schedule has come to rest, as far as some steps tell, and moved before."""
+    rest = {value_at(schedule, step, first) for step in (total, (total + end) // 2, end)}
+    before = {value_at(schedule, step, first) for step in (0, total // 2)}
+    return len(rest) == 1 and before != rest

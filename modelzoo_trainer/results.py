@@ -1,0 +1,115 @@
+"""What a run has come to: the last metrics, the best ones, how far it got, what stopped it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+    from modelzoo_trainer.trainer import Trainer
+
+_MOST_METRICS: Final = 4  # that `repr` shows
+
+
+class Best(NamedTuple):
+    """The best value of a metric, and the `global_step` at which it was first reached."""
+
+    value: float
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What `fit`, `validate` or `validate_all` has come to.
+
+    Args:
+        method: The trainer's method.
+        metrics: The last value of each metric that is a number; `validate` has its own alone,
+            without the prefix of the dataloader.
+        best: The best values of validation metrics that have a direction: those whose names say
+            so, such as `loss` and `accuracy`, and those that a callback watches with a `mode`.
+            Of this call alone: what was reached before the run was resumed is not among them.
+        steps: Optimizer steps that this call has taken.
+        global_step: The step at its end.
+        epochs: Epochs of the training data that are over, those before a restart counted.
+        stopped_by: What ended it before its time, such as "SIGINT", "max_time", the reason of
+            `EarlyStopping` or the error; None = it came to its end.
+        checkpoints: Those that it has written and that are still there, in order.
+        seconds: How long it took.
+        model_dir: The folder of the run.
+        per_checkpoint: The metrics of each checkpoint that `validate_all` was given.
+    """
+
+    method: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    best: Mapping[str, Best] = field(default_factory=dict)
+    steps: int = 0
+    global_step: int = 0
+    epochs: int = 0
+    stopped_by: str | None = None
+    checkpoints: tuple[Path, ...] = ()
+    seconds: float = 0.0
+    model_dir: Path = Path()
+    per_checkpoint: Mapping[Path, Mapping[str, float]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        parts = [f"{self.method} to step {self.global_step}"]
+        if self.method == "fit":
+            parts[0] = f"fit, {self.steps} steps to step {self.global_step}"
+        parts.append(f"{self.seconds:.1f} s")
+        parts += [f"{name} {value:.5g}" for name, value in self._shown().items()]
+        parts += [f"best {name} {value:.5g} at {step}" for name, (value, step) in self._bests()]
+        if self.checkpoints:
+            parts.append(f"last checkpoint {self.checkpoints[-1]}")
+        if self.stopped_by is not None:
+            parts.append(f"stopped by {self.stopped_by}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def _shown(self) -> Mapping[str, float]:
+        """Return the most telling metrics: the losses first, a fit's others only with a prefix."""
+        of_fit = self.method == "fit"
+        names = [name for name in self.metrics if not of_fit or name == "loss" or "/" in name]
+        names = [name for name in names if not name.startswith("lr/")]
+        names.sort(key=lambda name: name.rpartition("/")[2] != "loss")
+        return {name: self.metrics[name] for name in names[:_MOST_METRICS]}
+
+    def _bests(self) -> list[tuple[str, Best]]:
+        """Return the best values that are not the last ones."""
+        found = [(name, best) for name, best in self.best.items() if name in self.metrics]
+        return [pair for pair in found if pair[1].value != self.metrics[pair[0]]][:_MOST_METRICS]
+
+
+def count_parameters(model: Module) -> tuple[int, int]:
+    """Return the number of parameters, and of those that are trained; uninitialized ones are 0."""
+    sizes = [(_numel(param), param.requires_grad) for param in model.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
+
+
+def _numel(param: Tensor) -> int:
+    try:
+        return param.numel()  # of a sharded one, those of all processes
+    except ValueError:  # a lazy module has not seen its first batch
+        return 0
+
+
+def describe_trainer(trainer: Trainer) -> str:
+    """Return a trainer in one line; what is not there yet is left out."""
+    known = vars(trainer)
+    parts = []
+    model = known.get("model")
+    if model is not None:
+        parts += [type(model).__name__, f"{count_parameters(model)[0]:,} parameters"]
+    if "backend" in known:
+        parts.append(f"on {known['backend'].device}")
+    if "optimizer" in known:
+        parts.append(type(known["optimizer"]).__name__)
+    if "global_step" in known:
+        parts.append(f"at step {known['global_step']}")
+    if "model_dir" in known:
+        parts.append(f"model_dir={str(known['model_dir'])!r}")
+    return f"{type(trainer).__name__}({', '.join(parts)})"
