@@ -43,6 +43,8 @@ class Runner:
         self.owns_process = owns_process
         self.processes: World | None = None
         """Those that run it together; None = this one is alone."""
+        self.notes: Sequence[str] = ()
+        """Printed before the first trainer."""
         self.command = command
         self.requests = requests
         """Has the signals that no trainer takes."""
@@ -136,8 +138,9 @@ class Runner:
 
     def _say_notes(self, plan: TrainerPlan) -> None:
         if self.processes is None or self.processes.rank == 0:
-            for note in plan.notes:
+            for note in (*self.notes, *plan.notes):
                 say(f"note: {note}")
+        self.notes = ()
 
     def _code(self, trainer: Any) -> int:
         """Return the exit code of a trainer; a signal that came too late for it ends the next."""

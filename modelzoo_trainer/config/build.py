@@ -10,9 +10,10 @@ from modelzoo_trainer.config.components import Component, check_keys, check_list
 from modelzoo_trainer.config.device import check_device
 from modelzoo_trainer.config.legacy import convert_legacy, is_legacy
 from modelzoo_trainer.config.loader import read_file, to_yaml
+from modelzoo_trainer.config.modes import MODES
 from modelzoo_trainer.config.names import Names
 from modelzoo_trainer.config.overrides import Override, apply_overrides, changes_of, parse_override
-from modelzoo_trainer.config.plan import MODES, TrainerPlan
+from modelzoo_trainer.config.plan import TrainerPlan
 from modelzoo_trainer.config.positions import (
     Node,
     Place,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from modelzoo_trainer.config.loader import MAX_DEPTH, read_value
-from modelzoo_trainer.config.plan import MODES
+from modelzoo_trainer.config.modes import MODES
 from modelzoo_trainer.config.positions import (
     Entry,
     Mapping,

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from modelzoo_trainer.config.components import Component
+from modelzoo_trainer.config.modes import MODES as MODES
 from modelzoo_trainer.config.positions import Problem
 from modelzoo_trainer.config.secrets import without_secrets
-
-# mode -> the section that it runs, which is the trainer's method as well
-MODES: Final = {
-    "train": "fit",
-    "train_and_eval": "fit",
-    "eval": "validate",
-    "eval_all": "validate_all",
-}
 
 
 @runtime_checkable
