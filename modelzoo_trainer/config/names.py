@@ -1,4 +1,4 @@
-"""Which class a name in a file means: the shipped ones by name, the user's by dotted path."""
+"""Find the class that a name in a file stands for: shipped ones by name, others by path."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Unshipped:
         return self.name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse to be built.
+        """Raise that the class cannot be built.
 
         Raises:
             ConfigError: Always.
@@ -55,12 +55,12 @@ class Unshipped:
 
     @property
     def advice(self) -> str:
-        """What is shipped instead, and how the user's own class is named."""
+        """The classes that are available, and how to name one's own."""
         write = _HOW_TO_WRITE.get(self.kind, "{mypkg.MyClass: {...}}")
         return (
-            f"the {self.kind} {self.name!r} is not part of this package. Shipped: "
-            f"{', '.join(self.shipped)}. For one of your own write its dotted path, {write}, or "
-            f"give its module with --import."
+            f"the {self.kind} {self.name!r} is not part of this package. Available: "
+            f"{', '.join(self.shipped)}. For a class of your own, write its dotted path, {write}, "
+            f"or import its module with --import."
         )
 
 
@@ -81,7 +81,7 @@ class NameTable:
 
     @classmethod
     def of(cls, kind: str, classes: Mapping[str, Any]) -> Self:
-        """Return the table of classes that are there already."""
+        """Return a table of the given classes."""
         return cls(kind=kind, names=tuple(classes), load=classes.__getitem__)
 
     @property
@@ -121,8 +121,7 @@ class NameTable:
         different = {id(value): value for value in found.values()}
         if len(different) > 1:
             raise ConfigError(
-                f"{name!r} is in {' and in '.join(found)}. Write the dotted path of the one that "
-                f"you mean."
+                f"{name!r} is in {' and in '.join(found)}. Write the dotted path of one of them."
             )
         if not found:
             return self._published(name)
@@ -154,7 +153,7 @@ def _classes_of(module: ModuleType) -> Iterable[tuple[str, type]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """All that a file may name, and what has a fixed class."""
+    """The classes that a file may name, and those of sections with a fixed class."""
 
     trainer: Callable[..., Any]
     models: NameTable  # of `init.model`
@@ -193,10 +192,10 @@ class Names:
 
 
 def import_module(name: str) -> ModuleType:
-    """Return a module of the user's, imported.
+    """Import and return a module.
 
     Raises:
-        ConfigError: If there is no such module. What goes wrong inside it is raised as it is.
+        ConfigError: If there is no such module. Errors inside the module are raised unchanged.
     """
     if not all(part.isidentifier() for part in name.split(".")):
         raise ConfigError(f"{name!r} is not the name of a module.")
@@ -210,17 +209,17 @@ def import_module(name: str) -> ModuleType:
             raise ConfigError(
                 f"{error.name!r} is not a module. Name a class or function of a module itself."
             ) from None
-        raise ConfigError(f"there is no module {error.name!r} on Python's path.") from None
+        raise ConfigError(f"no module named {error.name!r} on Python's path.") from None
 
 
 def import_path(path: str) -> Any:
-    """Return the class or function at a dotted path, its module imported.
+    """Import and return the class or function at a dotted path.
 
     `path`: `package.module.Name`.
 
     Raises:
-        ConfigError: If there is no such module, or no such name in it. What goes wrong inside
-            the module is raised as it is.
+        ConfigError: If there is no such module, or no such name in it. Errors inside the module
+            are raised unchanged.
     """
     module_name, _, name = path.rpartition(".")
     module = import_module(module_name)

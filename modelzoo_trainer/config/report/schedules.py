@@ -1,4 +1,4 @@
-"""What the schedules will do: their values at informative steps, and a curve."""
+"""Print the schedules: values at informative steps, and a curve."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def schedule_lines(plan: TrainerPlan) -> list[str]:
 def _preview(label: str, component: Component, length: RunLength) -> list[str]:
     name = class_name(component.target)
     if not _is_ours(component):
-        return [f"  {label}: {name}: value known only when it runs"]
+        return [f"  {label}: {name}: values are known only at run time"]
     made: Scheduler = component.make(None)
     tags = made.param_group_tags
     groups = "all parameter groups" if tags is None else f"groups tagged {', '.join(tags)}"
@@ -53,7 +53,7 @@ def _preview(label: str, component: Component, length: RunLength) -> list[str]:
 
 
 def _is_ours(component: Component) -> bool:
-    """Return whether a schedule and all of its members are shipped, so that making one is safe."""
+    """Return whether a schedule and all of its members are shipped, so that it is safe to build."""
     target = component.target
     if isinstance(target, Unshipped) or not (
         isinstance(target, type)
@@ -70,7 +70,7 @@ def _is_ours(component: Component) -> bool:
 
 
 def value_at(schedule: Scheduler, step: int) -> float:
-    """Return the value after a number of steps of a run; infinity if no float can hold it."""
+    """Return the value after a number of steps; infinity if it is too large for a float."""
     try:
         return schedule.value(schedule.last_step + step)
     except OverflowError:
@@ -93,7 +93,7 @@ def _spread(num: int, most: int) -> Sequence[int]:
 
 
 def _turns(schedule: Scheduler, start: int = 0) -> list[int]:
-    """Return the steps at which a schedule, or a member of it, becomes another one or ends."""
+    """Return the steps at which a schedule or one of its members switches or ends."""
     milestones: list[int] = list(getattr(schedule, "milestones", ()))
     members: list[Scheduler] = getattr(schedule, "members", [])
     begins = [0, *milestones] if len(members) == len(milestones) + 1 else [0] * len(members)
@@ -106,7 +106,7 @@ def _turns(schedule: Scheduler, start: int = 0) -> list[int]:
 
 
 def _table(schedule: Scheduler, steps: list[int]) -> list[str]:
-    """Return a line of steps and one of values; the least informative steps go if room is short."""
+    """Return a line of steps and one of values, as many as fit into the width."""
     while True:
         cells = [(str(step), f"{value_at(schedule, step):.4g}") for step in sorted(steps)]
         width = max(len(text) for cell in cells for text in cell) + 2
@@ -121,7 +121,7 @@ def _table(schedule: Scheduler, steps: list[int]) -> list[str]:
 
 
 def _curve(schedule: Scheduler, steps: list[int]) -> list[str]:
-    """Return a line whose characters are the denser the higher the value; none if it is level."""
+    """Return a line with denser characters for higher values; none if the value is constant."""
     last = max(steps)
     num = min(_CURVE, last + 1)
     values = [value_at(schedule, round(last * idx / max(1, num - 1))) for idx in range(num)]
@@ -139,25 +139,25 @@ def _hints(schedule: Scheduler, end: int | None) -> Iterator[str]:
         return
     now = value_at(schedule, end)
     if math.isinf(now):
-        yield f"at step {end} the value is too large for a float: the run would fail"
+        yield f"at step {end} the value is too large for a float: the run will fail"
         return
     first = schedule.last_step
     total = None if schedule.total_iters is None else max(0, schedule.total_iters - first)
     if total is not None and total < end and _stays(schedule, total, end):
-        yield f"the schedule ends at step {total}, the run at {end}: the rest stays at {now:.4g}"
+        yield f"the schedule ends at step {total}, the run at {end}: constant at {now:.4g} then"
     if total is not None and total > end and value_at(schedule, total) != now:
         yield (
-            f"the schedule ends at step {total}, the run at {end}: it gets to {now:.4g}, not to "
+            f"the schedule ends at step {total}, the run at {end}: it reaches {now:.4g} instead of "
             f"{value_at(schedule, total):.4g}"
         )
     late = [step - first for step in getattr(schedule, "milestones", ()) if step - first >= end]
     if late:
         steps = ", ".join(map(str, late[:3])) + ", ..." * (len(late) > 3)
-        yield f"milestones that the run, of {end} steps, does not get beyond: {steps}"
+        yield f"milestones after the end of the run at step {end}: {steps}"
 
 
 def _stays(schedule: Scheduler, total: int, end: int) -> bool:
-    """Return whether a schedule has come to rest, as far as some steps tell, and moved before."""
+    """Return whether a schedule changes before step `total` and not after, at sampled steps."""
     rest = {value_at(schedule, step) for step in (total, (total + end) // 2, end)}
     before = {value_at(schedule, step) for step in (0, total // 2)}
     return len(rest) == 1 and before != rest
