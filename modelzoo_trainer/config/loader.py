@@ -54,11 +54,11 @@ def kind_of(text: str) -> str:
 def value_of(kind: str, text: str) -> bool | int | float | str | None:
     """Return the value of a scalar.
 
-    `kind`: as `kind_of` says, or as a tag in the file demands.
+    `kind`: as `kind_of` returns it, or from a tag in the file.
 
     Raises:
         ValueError: If `text` is not of that kind, or is a number that Python cannot hold; the
-            message says what is wrong.
+            message says why.
     """
     if kind == "str":
         return text

@@ -71,11 +71,11 @@ class NameTable:
     kind: str  # what messages call one of them: "callback"
     names: tuple[str, ...] = ()
     load: Callable[[str], Any]  # returns the class of one of `names`
-    # those of `--import`: their public classes have bare names as well
+    # modules of `--import`, whose public classes may be named without a path
     modules: tuple[ModuleType, ...] = ()
-    # makes of a class of the user's what is called in its place
+    # adapts a class of the user to what is called in its place
     adapt: Callable[[Any], Any] = _as_it_is
-    # returns what a published class takes that is not shipped; None if there is no such class
+    # returns the arguments of a published class that is not shipped; None = no such class
     published: Callable[[str, str], Schema | None] = _none
     published_names: Callable[[str], tuple[str, ...]] = _nothing  # the names of those
 
@@ -164,30 +164,26 @@ class Names:
     processors: NameTable  # of `data_processor` in a dataloader
     # the classes of the sections `precision`, `loop`, `checkpoint` and `logging`
     sections: Mapping[str, Any]
-    # raises a `ConfigError` if there is no such kind of device (None = the default one), or it has
-    # no such options; messages begin with "device" or "backend". Returns a sentence if this machine
-    # lacks the device, else None
+    # raises a `ConfigError` if the device (None = default) or an option of it is unknown; messages
+    # start with "device" or "backend". Returns a message if the device is missing here, else None
     try_backend: Callable[[str | None, Mapping[str, Any]], str | None]
-    # makes a model as far as that costs nothing, so that it can refuse its arguments before
-    # anything else is built
+    # checks the arguments of a model as far as that is cheap
     try_model: Callable[[Any], object] = _none
     try_optimizer: Callable[[Any], object] = _none  # likewise an optimizer
     try_scheduler: Callable[[Any], object] = _none  # likewise a scheduler
     # raises a `ConfigError` if an optimizer (or None) and schedulers do not fit together
     try_together: Callable[[Any, list[Any]], object] = _none
-    # likewise a callback or logger; what it returns may have `notes`, sentences on settings without
-    # an effect
+    # likewise a callback or logger; the result may have `notes` on settings without effect
     try_callback: Callable[[Any], object] = _none
-    # checks the arguments of a data processor; returns what this machine lacks for it, sentences
+    # checks the arguments of a data processor; returns messages on what this machine lacks for it
     try_processor: Callable[[Any], Iterable[str]] = _nothing
-    # returns what this machine lacks for a checkpoint's path, sentences
+    # returns messages on a checkpoint's path that cannot be used
     try_checkpoint: Callable[[str], Iterable[str]] = _nothing
-    # returns what the format knows of a shipped model, by key (`published.Field`), whether or not
-    # this package supports it
+    # returns the fields of a shipped model in the format (`published.Field`), supported or not
     published_fields: Callable[[str], Mapping[str, Any]] = lambda name: {}
-    # makes those that are added unless named
+    # makes the default callbacks
     default_callbacks: Callable[[], Iterable[Any]] = field(default=tuple)
-    # makes those that are added unless named
+    # makes the default loggers
     default_loggers: Callable[[], Iterable[Any]] = field(default=tuple)
 
 
