@@ -41,6 +41,14 @@ _TIMED_OUT: Final = re.compile(r"[Tt]imed out|[Tt]imeout")
 _LOST: Final = re.compile(r"[Cc]onnection|NCCL|[Bb]roken pipe|connectFullMesh|gloo|remote process")
 
 
+def _set_timeout(limit: timedelta, group: ProcessGroup) -> None:
+    """Set the timeout of a process group."""
+    c10d = dist.distributed_c10d
+    # public from torch 2.14 on, which deprecates the other one
+    set_timeout = getattr(c10d, "set_timeout", None) or c10d._set_pg_timeout
+    set_timeout(limit, group)
+
+
 class World:
     """All processes of a run; made by `join`.
 
@@ -94,7 +102,7 @@ class World:
         for group in (dist.group.WORLD, *self._groups, *groups):
             if group is not None and group is not self.checkpoint_group:
                 with suppress(Exception):  # not every kind of group can
-                    dist.distributed_c10d._set_pg_timeout(limit, group)
+                    _set_timeout(limit, group)
 
     # ---- messages
 
@@ -211,7 +219,7 @@ class World:
         if self.coordinator.failure is None:
             with suppress(Exception):  # the run is over: the others are waited for only shortly
                 limit = timedelta(seconds=_MEETING_S)
-                dist.distributed_c10d._set_pg_timeout(limit, self.control_group)
+                _set_timeout(limit, self.control_group)
             with suppress(Exception):
                 self.barrier()
             self.close()

@@ -1,6 +1,6 @@
 """The command line of checkpoints: list, info, verify, diff, export, delete.
 
-What needs torch is imported by the command that needs it: the others answer at once.
+Commands import torch only if they need it, so that the others start quickly.
 """
 
 from __future__ import annotations
@@ -27,28 +27,36 @@ from modelzoo_trainer.errors import CheckpointError
 from modelzoo_trainer.exit_codes import DONE, FAILED, INTERRUPTED, WRONG_USE
 
 _PROG: Final = "python -m modelzoo_trainer.checkpointing"
-_EPILOG: Final = f"""\
-examples:
-  {_PROG} list runs/mnist
-  {_PROG} info runs/mnist/checkpoint_100
-  {_PROG} verify runs/mnist
-  {_PROG} diff runs/a/checkpoint_100 runs/b/checkpoint_100 --key model
-  {_PROG} export runs/mnist/checkpoint_100 model.safetensors
-  {_PROG} delete runs/mnist/checkpoint_50
-
-exit codes: 0 done, 1 a checkpoint is damaged, or two differ, or the disk refuses,
-            2 the command is wrong, 130 Ctrl-C
+_EXAMPLES: Final = {
+    "list": ("list runs/mnist", "list runs/mnist --verify"),
+    "info": ("info runs/mnist/checkpoint_100", "info runs/mnist/latest --json"),
+    "verify": ("verify runs/mnist",),
+    "diff": ("diff runs/a/checkpoint_100 runs/b/checkpoint_100 --key model",),
+    "export": ("export runs/mnist/checkpoint_100 model.safetensors",),
+    "delete": ("delete runs/mnist/checkpoint_50",),
+}
+_EXIT_CODES: Final = """\
+exit codes:
+  0    success
+  1    a checkpoint is damaged, two checkpoints differ, or reading or writing failed
+  2    the command is invalid
+  130  stopped by Ctrl-C (SIGINT)
 """
 
 
 class _WrongUse(Exception):
-    """The command asks for something that is not done."""
+    """The command is invalid."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code."""
+def main(argv: Sequence[str] | None = None, *, prog: str = _PROG) -> int:
+    """Run a command and return the exit code.
+
+    Args:
+        argv: The words after the program's name; None = those of this process.
+        prog: The program's name in help and messages.
+    """
     try:
-        options = _parser().parse_args(argv)
+        options = _parser(prog).parse_args(argv)
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
     except _WrongUse as error:
@@ -57,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CheckpointError as error:
         _complain([str(error)])
         return FAILED
-    except BrokenPipeError:  # a reader who has had enough is no failure
+    except BrokenPipeError:  # a closed pipe is not a failure
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return DONE
     except OSError as error:
@@ -67,11 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=_PROG,
-        description="Look at checkpoints, check them, compare them, take weights out of them.",
-        epilog=_EPILOG,
+        prog=prog,
+        description="List, show, verify, compare, export and delete checkpoints.",
+        epilog=_epilog(prog, [example for examples in _EXAMPLES.values() for example in examples]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -79,35 +87,45 @@ def _parser() -> argparse.ArgumentParser:
 
     def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> _Parser:
         command = commands.add_parser(
-            name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog=_epilog(prog, _EXAMPLES[name]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
         )
         command.set_defaults(run=run)
         return command
 
-    command = add("list", _list, "list the checkpoints of folders, the oldest step first")
-    _add_paths(command, "a folder with checkpoints, or a checkpoint")
+    command = add("list", _list, "list the checkpoints in folders, oldest step first")
+    _add_paths(command, "a folder of checkpoints, or a checkpoint")
     command.add_argument(
-        "--verify", action="store_true", help="read all files, not only their names and sizes"
+        "--verify", action="store_true", help="read all files and compare their checksums"
     )
-    command = add("info", _info, "show what a checkpoint consists of, with a table of its tensors")
+    command = add("info", _info, "show the files and tensors of a checkpoint")
     command.add_argument("path", metavar="CHECKPOINT", type=_path)
-    command.add_argument("--json", action="store_true", help="as JSON")
-    command = add("verify", _verify, "read all files of checkpoints and compare their digests")
-    _add_paths(command, "a checkpoint, or a folder with checkpoints")
-    command = add("diff", _diff, "compare two checkpoints, bit by bit")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command = add("verify", _verify, "read all files of checkpoints and compare their checksums")
+    _add_paths(command, "a checkpoint, or a folder of checkpoints")
+    command = add("diff", _diff, "compare two checkpoints bitwise")
     command.add_argument("before", metavar="A", type=_path)
     command.add_argument("after", metavar="B", type=_path)
     command.add_argument("--key", help="compare only this part of the state, such as model")
-    command = add("export", _export, "write the model to one safetensors file")
+    command = add("export", _export, "write the model's weights to one safetensors file")
     command.add_argument("path", metavar="CHECKPOINT", type=_path)
-    command.add_argument("file", metavar="FILE", type=_path, help="ends in .safetensors")
-    command.add_argument("--force", action="store_true", help="replace the file if it is there")
+    command.add_argument("file", metavar="FILE", type=_path, help="file name with .safetensors")
+    command.add_argument("--force", action="store_true", help="overwrite the file if it exists")
     command = add("delete", _delete, "delete checkpoints")
     _add_paths(command, "a checkpoint", _exact_path)
     command.add_argument(
-        "--yes", action="store_true", help="also if no intact one is left in the folder then"
+        "--yes", action="store_true", help="delete even if no intact checkpoint is left"
     )
     return parser
+
+
+def _epilog(prog: str, examples: Iterable[str]) -> str:
+    lines = "\n".join(f"  {prog} {example}" for example in examples)
+    return f"examples:\n{lines}\n\n{_EXIT_CODES}"
 
 
 _Parser = argparse.ArgumentParser
@@ -118,7 +136,7 @@ def _add_paths(command: _Parser, text: str, read: Callable[[str], Path] | None =
 
 
 def _exact_path(text: str) -> Path:
-    return Path(os.path.abspath(text))  # links stay what they are
+    return Path(os.path.abspath(text))  # symbolic links are not resolved
 
 
 def _path(text: str) -> Path:
@@ -178,7 +196,7 @@ def _diff(options: argparse.Namespace) -> int:
     differences = compare(before, after)
     _say([f"{item.kind:8} {item.name}: {item.what}" for item in differences])
     if not differences:
-        _say(["equal, bit by bit"])
+        _say(["bitwise equal"])
         return DONE
     counts = dict.fromkeys(("changed", "added", "removed"), 0)
     for item in differences:
@@ -195,10 +213,10 @@ def _export(options: argparse.Namespace) -> int:
         rest = export(options.path, options.file, force=options.force)
     except TargetError as error:
         raise _WrongUse(str(error)) from None
-    _complain(f"left out, for it is no tensor: {name}" for name in rest)
+    _complain(f"not exported, because it is not a tensor: {name}" for name in rest)
     _complain(
-        f"tied weights are stored once: {name} is {kept} (safetensors.torch.load_model(model, "
-        f"file) ties them again; load_state_dict needs strict=False)"
+        f"tied weights are stored once: {name} is saved as {kept} (load with "
+        f"safetensors.torch.load_model(model, file), or load_state_dict with strict=False)"
         for name, kept in tied_in(options.file).items()
     )
     _say([f"{options.file}: {readable(options.file.stat().st_size)}"])
@@ -221,7 +239,7 @@ def _delete(options: argparse.Namespace) -> int:
 
 
 def _mend_latest(folder: Path) -> None:
-    """Have `latest` not point at what is gone."""
+    """Point `latest` to the newest checkpoint that is left."""
     from modelzoo_trainer.checkpointing import list_checkpoints, mend_latest
 
     link = folder / LATEST
@@ -230,7 +248,7 @@ def _mend_latest(folder: Path) -> None:
         mend_latest(folder, left[-1].path.name if left else None)
 
 
-# ---- what they share
+# ---- shared by the commands
 
 
 def _existing(path: Path) -> list[Overview]:
@@ -259,9 +277,10 @@ def _check_others_stay(paths: Sequence[Path]) -> None:
     for folder in sorted({path.parent for path in paths}):
         intact = {item.path for item in find_checkpoints(folder) if item.is_intact}
         if intact and not intact - set(paths):
+            names = ", ".join(repr(path.name) for path in sorted(intact))
             raise _WrongUse(
-                f"{str(folder)!r} has no other intact checkpoint than {min(intact).name!r}. "
-                f"Nothing was deleted; give --yes if it is to go as well."
+                f"deleting {names} would leave no intact checkpoint in {str(folder)!r}: nothing "
+                f"was deleted. Use --yes to delete anyway."
             )
 
 

@@ -1,3 +1,3 @@
-"""The command line: options, one run after another, several processes, signals, exit codes."""
+"""The command line: commands, options, distributed runs, signals, exit codes."""
 
 from modelzoo_trainer.cli.command import main as main

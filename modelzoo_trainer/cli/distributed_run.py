@@ -1,4 +1,4 @@
-"""A command that several processes run together: one of them reports, and all of them end."""
+"""Run a command in several processes: one of them reports errors, and all of them exit."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from modelzoo_trainer.devices import Failure, World
 
 Report = Callable[[str, int], int]
-"""Reports why a process ends, and returns the exit code."""
+"""Prints why a process exits, and returns the exit code."""
 
 
 def report_alone(message: str, code: int) -> int:
-    """Report why the only process ends, and return its exit code."""
+    """Print why the only process exits, and return its exit code."""
     say(message)
     return code
 
 
 class DistributedRun:
-    """The part of this process in a distributed run.
+    """This process in a distributed run.
 
-    An error is reported once, by the process that found it first. The others end
-    silently, whatever it is that this has led to in them.
+    An error is printed once, by the process that failed first. The others exit silently, whatever
+    errors follow in them.
     """
 
     def __init__(self, processes: World, *, owns_process: bool) -> None:
@@ -40,7 +40,7 @@ class DistributedRun:
         processes.describe = _describe
 
     def run(self, task: Callable[[Report], int]) -> int:
-        """Run a command, and return its exit code if the process is to live on."""
+        """Run a command, and return its exit code if the process continues."""
         try:
             code = task(self._report)
         except ConfigError as error:
@@ -67,28 +67,28 @@ class DistributedRun:
         is_first = first.kind == "hang" or first.message == _describe(error)[0]
         if is_first and first.rank == first.reporting_rank == rank and not self._has_reported:
             self._has_reported = True
-            say(str(first) if first.kind == "hang" else f"process {rank} has failed:")
+            say(str(first) if first.kind == "hang" else f"process {rank} failed:")
             sys.excepthook(type(error), error, error.__traceback__)
-        elif first.kind != "stop":  # whoever has sent the signal knows
+        elif first.kind != "stop":  # the sender of the signal knows
             self._report_failure(first)
         return first.code
 
     def _report_failure(self, failure: Failure) -> None:
-        """Say what the run has failed by, if that is this process's part, and nobody has."""
+        """Print why the run failed, if this process reports it and has not yet."""
         if failure.reporting_rank == self._processes.rank and not self._has_reported:
             self._has_reported = True
             say(str(failure))
 
 
 def _describe(error: BaseException) -> tuple[str, int]:
-    """Return what is said of an error, and the exit code."""
+    """Return the message of an error and the exit code."""
     if isinstance(error, ConfigError):
         return str(error), WRONG_USE
     return f"{type(error).__name__}: {error}", FAILED
 
 
 def _end_at_once(name: str, joined: Sequence[World]) -> None:
-    """End this process because of a signal, after notifying the others, if there are any."""
+    """Exit because of a signal, after notifying the other processes."""
     code = exit_code(name)
     for processes in joined:
         code = processes.fail(f"stopped by {name}", code=code, kind="stop").code
@@ -96,10 +96,10 @@ def _end_at_once(name: str, joined: Sequence[World]) -> None:
 
 
 def is_distributed() -> bool:
-    """Return whether a launcher has started this process as one of several.
+    """Return whether a launcher started this process as one of several.
 
     Raises:
-        ConfigError: If what it says does not fit together.
+        ConfigError: If the launcher's environment variables are inconsistent.
     """
     from backends.coordination.launch import read_launch
     from backends.errors import BackendError
@@ -111,7 +111,7 @@ def is_distributed() -> bool:
 
 
 def end_with_launcher() -> None:
-    """Have this process end when the launcher that has started it was killed."""
+    """Exit when the launcher that started this process is killed."""
     from backends.coordination.orphans import watch_launcher
 
     watch_launcher()
@@ -120,7 +120,7 @@ def end_with_launcher() -> None:
 def run_distributed(
     task: Callable[[World, Report], int], requests: StopRequests, *, owns_process: bool
 ) -> int:
-    """Run a command together with other processes, and return the exit code.
+    """Run a command together with other processes and return the exit code.
 
     Raises:
         ConfigError: If the others cannot be reached.

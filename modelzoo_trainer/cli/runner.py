@@ -1,4 +1,4 @@
-"""The plans of a file, run one after another; how that ends is an exit code."""
+"""Run the plans of a file one after another and return an exit code."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ _CKPT_KEYS: Final = {"validate": "ckpt_path", "validate_all": "ckpt_paths"}
 
 
 class Runner:
-    """Builds and runs trainers; what users wrote raises through, with its traceback.
+    """Builds and runs trainers; exceptions of users' code are raised with their traceback.
 
-    `child`: reports to a supervisor; None = none. `scratch`: where each trainer has a folder
-    instead of its own, as the run is only to compile graphs; how many is said after each. None = it
-    is not.
+    `child`: reports to a supervisor; None = none. `scratch`: folder for a run that only compiles
+    graphs, in place of `model_dir`; their number is printed. None = a normal run.
     """
 
     def __init__(
@@ -39,19 +38,21 @@ class Runner:
         owns_process: bool = False,
     ) -> None:
         self.report: Report = report_alone
-        """Reports why the run ends."""
+        """Prints why the run ends and returns the exit code."""
         self.owns_process = owns_process
         self.processes: World | None = None
-        """Those that run it together; None = this one is alone."""
+        """The processes of a distributed run; None = a single process."""
+        self.notes: Sequence[str] = ()
+        """Printed before the first trainer."""
         self.command = command
         self.requests = requests
-        """Has the signals that no trainer takes."""
+        """Receives signals while no trainer does."""
         self._child = child
         self._scratch = scratch
         self._stops: StopRecord | None = None
 
     def run(self, plans: Sequence[TrainerPlan]) -> int:
-        """Run the trainers until one ends early, and return the exit code."""
+        """Run the trainers until one stops early, and return the exit code."""
         stopped = self._stopped_before()
         if stopped is not None:
             return exit_code(stopped)
@@ -70,7 +71,7 @@ class Runner:
         return DONE
 
     def _stopped_before(self) -> str | None:
-        """Return what stopped the run before torchrun started it again; None if nothing."""
+        """Return what stopped the run before torchrun restarted it; None if nothing."""
         from modelzoo_trainer.devices import BackendError, StopRecord
 
         try:
@@ -80,13 +81,13 @@ class Runner:
         stopped = self._stops.find()
         if stopped is not None and (self.processes is None or self.processes.rank == 0):
             say(
-                f"The run was stopped ({stopped}), and torchrun has started it again: it ends "
-                f"here. To resume it, start torchrun again."
+                f"The run was stopped ({stopped}) and then restarted by torchrun: exiting. "
+                f"To resume, start torchrun again."
             )
         return stopped
 
     def _check_plans(self, plans: Sequence[TrainerPlan]) -> None:
-        """Check that all processes run the same.
+        """Check that all processes have the same configuration.
 
         Raises:
             ConfigError: If they do not.
@@ -102,7 +103,7 @@ class Runner:
             self.processes.require_same(
                 "the configuration",
                 "".join(texts),
-                hint="Start all with the same file and options.",
+                hint="Start all processes with the same file and options.",
             )
         except BackendError as error:
             raise ConfigError(str(error)) from None
@@ -121,7 +122,7 @@ class Runner:
             return self._fail(error)
         try:
             self._run_trainer(number, plan, trainer)
-        except ConfigError as error:  # known only from the data or the model
+        except ConfigError as error:  # found only with the data or the model
             return self.report(str(error), WRONG_USE)
         except (ModelZooError, BackendError) as error:
             return self._fail(error)
@@ -136,11 +137,12 @@ class Runner:
 
     def _say_notes(self, plan: TrainerPlan) -> None:
         if self.processes is None or self.processes.rank == 0:
-            for note in plan.notes:
+            for note in (*self.notes, *plan.notes):
                 say(f"note: {note}")
+        self.notes = ()
 
     def _code(self, trainer: Any) -> int:
-        """Return the exit code of a trainer; a signal that came too late for it ends the next."""
+        """Return the exit code of a trainer; a signal that was too late for it stops the next."""
         stopped_by = trainer.interrupted or trainer.late_signal
         self.requests.received = self.requests.received or stopped_by
         if trainer.interrupted is None:
@@ -152,7 +154,7 @@ class Runner:
     def _run_trainer(self, number: int, plan: TrainerPlan, trainer: Any) -> None:
         if self._child is not None:
             self._child.begin_trainer(number, trainer.autorestart)
-        # Hosts may count differently how often torchrun has started their processes.
+        # The restart counts of hosts may differ under torchrun.
         if self.processes is not None and self.processes.any_true(
             self.processes.launch.restart_count > 0
         ):
@@ -173,7 +175,7 @@ class Runner:
             self._child.end_trainer(number, trainer.interrupted)
 
     def _save_params(self, plan: TrainerPlan, trainer: Any) -> None:
-        """Write the file as it is run, changes included, beside the run's log."""
+        """Write the configuration with its overrides beside the run's log."""
         from modelzoo_trainer.config.provenance import describe_run
 
         if not trainer.backend.comm.is_main:
@@ -182,7 +184,7 @@ class Runner:
         try:
             path.write_text(describe_run(plan, self.command), encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None
+            raise ConfigError(f"{path}: cannot be written: {error.strerror or error}.") from None
 
     def _fail(self, error: Exception) -> int:
         if self._child is not None:
@@ -193,13 +195,13 @@ class Runner:
 def _report_compilations(trainer: Any, seconds: float) -> None:
     num = trainer.backend.counters().get("compilations")
     if num is None:
-        say(f"No graphs: {trainer.backend.device} runs steps as they come.")
+        say(f"No graphs to compile on device {trainer.backend.device}.")
     else:
-        say(f"{num} graphs compiled, {seconds:.1f} s with their first use")
+        say(f"Compiled {num} graphs ({seconds:.1f} s with their first steps)")
 
 
 def refuse(message: str) -> int:
-    """Print what is wrong with the command or the file, and return the exit code."""
+    """Print why the command or the file is invalid, and return the exit code."""
     say(message)
     return WRONG_USE
 

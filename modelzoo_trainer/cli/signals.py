@@ -1,4 +1,4 @@
-"""Signals where no trainer has taken them over: before a fit, in a validation, after a run."""
+"""Signals while no trainer handles them: before a fit, during validation, after a run."""
 
 from __future__ import annotations
 
@@ -15,29 +15,28 @@ from modelzoo_trainer.exit_codes import STOP_SIGNALS, exit_code
 
 
 class Phase(enum.Enum):
-    """What a signal would cut off."""
+    """What the process is doing when a signal arrives."""
 
-    STARTING = "nothing is lost: end at once"
+    STARTING = "exit at once: nothing is lost"
     RUNNING = "unwind"
-    ENDING = "let it come to its end"
+    ENDING = "finish"
 
 
 class StopRequests:
-    """Takes SIGINT, SIGTERM and SIGUSR1 for the length of a `with` block.
+    """Handles SIGINT, SIGTERM and SIGUSR1 during a `with` block.
 
-    Until something has been trained, one of them ends the process on the spot: an exception that a
-    handler raises may be swallowed, where it comes in the middle of the import of a library in
-    native code. Later it unwinds what is in progress. At the end of a run the first one is only
-    remembered. A process that ends because of one disregards SIGTERM and SIGUSR1 from then on, and
-    quits by SIGINT silently.
+    Before training starts, a signal exits the process at once, because an exception raised in a
+    handler may be swallowed during the import of a native library. Later it raises an exception in
+    the main thread. At the end of a run the first signal is only recorded. A process that exits
+    because of a signal then ignores SIGTERM and SIGUSR1, and exits silently on SIGINT.
 
-    `owns_process`: whether the process is there for the run alone; any other one is
-    never ended on the spot.
+    `owns_process`: whether the process belongs to the run; any other process is never exited at
+    once.
     """
 
     def __init__(self, *, owns_process: bool = True) -> None:
         self.received: str | None = None
-        """The first signal that did not end the process, here or in a trainer."""
+        """The first signal that did not exit the process, here or in a trainer."""
         self._owns_process = owns_process
         self._ask: Callable[[], Phase] | None = None
         self._phase = Phase.STARTING
@@ -46,10 +45,10 @@ class StopRequests:
         self._ending = threading.Lock()
 
     def watch(self, end: Callable[[str], None]) -> None:
-        """Have a thread end the process, where one is ended on the spot.
+        """Exit by calling `end` in a thread, where the process is exited at once.
 
-        It does so also while the main thread waits in native code, where Python's handlers are not
-        called: for other processes.
+        This works even while the main thread waits in native code, where Python's handlers are not
+        called.
         """
         if not (self._owns_process and self._before):
             return
@@ -71,12 +70,12 @@ class StopRequests:
         return phase is Phase.STARTING
 
     def _end_by(self, name: str) -> None:
-        """End the process, once."""
+        """Exit the process, once."""
         if self._end is not None and self._ending.acquire(blocking=False):
             self._end(name)
 
     def set_phase(self, phase: Phase | Callable[[], Phase]) -> None:
-        """Set what follows from a signal."""
+        """Set what the process is doing."""
         if isinstance(phase, Phase):
             self._phase, self._ask = phase, None
         else:

@@ -1,5 +1,5 @@
-"""YAML files to checked plans to trainers; `load_plans` is the way in, `cli.py` its user.
+"""Read YAML files, check them and build trainers; the entry point is `build.load_plans`.
 
-loader -> legacy -> changes, overrides -> build (sections, components, arguments, names) -> plan
-A plan is printed (`report`) or built; `json_schema` says what a file may hold.
+loader -> legacy -> overrides -> build (sections, components, arguments, names) -> plan
+A plan is printed (`report`) or built; `json_schema` describes the format for editors.
 """

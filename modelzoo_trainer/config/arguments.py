@@ -1,4 +1,4 @@
-"""The constructor's signature is the schema: what a file gives a class, checked against it."""
+"""Check the arguments in a file against the signature of a class."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ Check = Callable[[Place, Problems], Any]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One argument that a file may give."""
+    """One argument that a file may set."""
 
     name: str
     annotation: Any  # its type; `Any` fits everything
     is_required: bool
-    # checks and converts; None if anything fits, or nothing that YAML can write
+    # checks and converts; None if any value is valid, or YAML cannot express any
     adapter: TypeAdapter[Any] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What a class or function takes."""
+    """The arguments of a class or function."""
 
     owner: str  # for messages
     parameters: dict[str, Parameter] = field(default_factory=dict)
-    is_open: bool = False  # whether it takes any other name as well (`**kwargs`)
+    is_open: bool = False  # whether it accepts other names too (`**kwargs`)
 
 
 @lru_cache(maxsize=512)
 def schema_of(
     target: Callable[..., Any], num_injected: int = 0, owner: str | None = None
 ) -> Schema:
-    """Return what a file may give to `target`.
+    """Return the arguments that a file may set for `target`.
 
-    `num_injected`: number of leading parameters that the program gives: `params` of an optimizer,
-    `optimizer` of a scheduler. `owner`: its name in messages; None = its own.
+    `num_injected`: number of leading parameters that are not set by the file: `params` of an
+    optimizer, `optimizer` of a scheduler. `owner`: its name in messages; None = its own.
     """
     owner = owner or str(getattr(target, "__name__", target))
     try:
@@ -97,10 +97,10 @@ def check_arguments(
     nested: MappingOf[str, Check] | None = None,
     ignored: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return the arguments that a mapping gives, checked and converted.
+    """Return the arguments in a mapping, checked and converted.
 
-    `place`: a mapping of arguments; null counts as an empty one. `problems`: what is wrong is added
-    here; the result is of use only if nothing was.
+    `place`: a mapping of arguments; null counts as an empty one. `problems`: errors are added here;
+    the result is valid only if there were none.
     """
     arguments: dict[str, Any] = {}
     if not isinstance(place.node, Mapping) and not is_null(place.node):
@@ -131,13 +131,13 @@ def check_arguments(
 def _check_required(place: Place, schema: Schema, problems: Problems) -> None:
     for name, parameter in schema.parameters.items():
         if parameter.is_required and place.key(name) is None:
-            what = f"missing; {schema.owner} needs it ({expected(parameter.annotation)})."
+            what = f"missing; {schema.owner} requires it ({expected(parameter.annotation)})."
             problems.add(place.key_at, place.path_of(name), what)
 
 
 def _unknown(key: str, schema: Schema, others: Collection[str]) -> str:
     if not schema.parameters:
-        return f"no such argument of {schema.owner}, which takes none."
+        return f"no such argument of {schema.owner}, which has no arguments."
     return f"no such argument of {schema.owner}. {suggest(key, [*schema.parameters, *others])}"
 
 
@@ -173,7 +173,7 @@ def check_value(place: Place, parameter: Parameter, problems: Problems) -> Any:
 
 
 def _whole_numbers(place: Place, details: Iterable[ErrorDetails]) -> dict[int, int]:
-    """Return what scalars such as `1e3` and `1_000` mean where an integer was expected."""
+    """Return the integers that scalars such as `1e3` and `1_000` stand for."""
     found = {}
     for detail in details:
         node = place.inside(detail["loc"]).node
@@ -185,12 +185,12 @@ def _whole_numbers(place: Place, details: Iterable[ErrorDetails]) -> dict[int, i
 
 
 def _hint(place: Place, annotation: Any) -> str:
-    """Return advice about a value that nearly fits, with a space before it."""
+    """Return a hint for a value that is nearly valid, with a space before it."""
     if not isinstance(place.node, Scalar) or not isinstance(place.node.value, str):
         return ""
     text, kinds = place.node.value, members(annotation)
     if bool in kinds and text.lower() in _BOOLEANS_BEFORE:
-        return f" {text} is text in YAML 1.2."
+        return f" {text} is text in YAML 1.2; write true or false."
     number = loader.kind_of(text)
     if (float in kinds and number in ("int", "float")) or (int in kinds and number == "int"):
         return " Write it without quotes."

@@ -1,4 +1,4 @@
-"""A YAML file, overrides applied, to checked plans; nothing is built."""
+"""Read a YAML file, apply overrides and check it; nothing is built."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from modelzoo_trainer.config.components import Component, check_keys, check_list
 from modelzoo_trainer.config.device import check_device
 from modelzoo_trainer.config.legacy import convert_legacy, is_legacy
 from modelzoo_trainer.config.loader import read_file, to_yaml
+from modelzoo_trainer.config.modes import MODES
 from modelzoo_trainer.config.names import Names
 from modelzoo_trainer.config.overrides import Override, apply_overrides, changes_of, parse_override
-from modelzoo_trainer.config.plan import MODES, TrainerPlan
+from modelzoo_trainer.config.plan import TrainerPlan
 from modelzoo_trainer.config.positions import (
     Node,
     Place,
@@ -51,13 +52,13 @@ def check_config(
     mode: str | None = "train_and_eval",
     problems: Problems | None = None,
 ) -> list[TrainerPlan]:
-    """Return the trainers of a file, all of it checked, nothing built.
+    """Check a whole file and return the plans of its trainers; nothing is built.
 
     `mode`: one of `MODES`; None = the first that the file has a section for. `problems`: those
     found before; None = none, for a run.
 
     Raises:
-        ConfigError: If anything in it is wrong, also in sections that the mode does not use; all
+        ConfigError: If anything is invalid, even in sections that the mode does not use; all
             problems together, one line each.
     """
     problems = Problems() if problems is None else problems
@@ -74,13 +75,15 @@ def check_config(
 
 
 def _check_hidden(place: Place, problems: Problems) -> None:
-    """Refuse to run with what a kept file has in the place of a secret."""
+    """Add a problem for each placeholder of a secret, as saved configurations have them."""
     for _, inner in place.pairs():
         _check_hidden(inner, problems)
     for inner in place.items():
         _check_hidden(inner, problems)
     if isinstance(place.node, Scalar) and stands_for_secret(place.node.value):
-        what = f"has {HIDDEN} in the place of a secret. Write it there, or give it with --set."
+        what = (
+            f"contains {HIDDEN} in place of a secret. Write the secret there or pass it with --set."
+        )
         problems.add_to_run(place.node.at, place.path, what)
 
 
@@ -90,7 +93,7 @@ def _trainers(place: Place | None, problems: Problems) -> list[Place]:
     if not isinstance(place.node, Sequence):
         return [place]
     if not place.node.items:
-        problems.add(place.node.at, place.path, "the list is empty; it should hold trainers.")
+        problems.add(place.node.at, place.path, "the list is empty; expected trainers.")
     found = []
     for item in place.items():
         inner = item.key("trainer")
@@ -100,7 +103,7 @@ def _trainers(place: Place | None, problems: Problems) -> list[Place]:
 
 
 class _Checking:
-    """One trainer on its way from the file to a plan."""
+    """Checks one trainer of a file and makes its plan."""
 
     def __init__(
         self,
@@ -132,7 +135,7 @@ class _Checking:
                 init, defaults = self._init(place)
             calls = {key: self._section(key) for key in TRAINER_KEYS[1:]}
         if self._mode is None:
-            what = "has none of fit, validate and validate_all: there is nothing to run."
+            what = "has no section fit, validate or validate_all: there is nothing to run."
             self._problems.note(self._place.key_at, self._place.path, what)
         return TrainerPlan(
             trainer=self._names.trainer,
@@ -170,7 +173,7 @@ class _Checking:
         return init, defaults
 
     def _plain(self, given: dict[str, Place]) -> dict[str, Any]:
-        """Return the settings that are no components."""
+        """Return the settings that are not components."""
         names, problems = self._names, self._problems
         device, options = check_device(given.get("device"), given.get("backend"), names, problems)
         found: dict[str, Any] = {}
@@ -188,7 +191,7 @@ class _Checking:
         return found
 
     def _fixed(self, place: Place, given: dict[str, Place]) -> dict[str, Any]:
-        """Return the sections whose class is fixed; without validation in mode train."""
+        """Return the sections with a fixed class; mode train turns validation off."""
         found: dict[str, Any] = {
             key: check_section(key, given[key], self._names, self._problems)
             for key in self._names.sections
@@ -202,7 +205,7 @@ class _Checking:
         return found
 
     def _optimizer(self, place: Place, given: dict[str, Place]) -> dict[str, Any]:
-        """Return optimizer and schedulers: checked always, used in training only."""
+        """Return optimizer and schedulers: always checked, used only in training."""
         names, problems = self._names, self._problems
         found: dict[str, Any] = {}
         if "optimizer" in given:
@@ -216,7 +219,7 @@ class _Checking:
             return {}
         if "optimizer" not in found:
             path = place.path_of("optimizer")
-            problems.add(place.key_at, path, f"missing; mode {self._mode} needs it.")
+            problems.add(place.key_at, path, f"missing; mode {self._mode} requires it.")
         return found
 
     def _section(self, key: str) -> dict[str, Any]:
@@ -226,7 +229,7 @@ class _Checking:
         if place is None or (is_null(place.node) and key != "validate_all"):
             if is_needed:
                 path = self._place.path_of(key)
-                what = f"missing; mode {self._mode} needs it."
+                what = f"missing; mode {self._mode} requires it."
                 at = self._place.key_at if place is None else place.key_at
                 self._problems.add(at, path, what)
             return {}
@@ -266,7 +269,7 @@ class _Checking:
         if inner is None or not isinstance(inner.node, Sequence):
             return self._one(place, key)
         if not inner.node.items:
-            what = "the list is empty. Write null, or leave it out, for none."
+            what = "the list is empty. Write null or remove the key for none."
             self._problems.add(inner.key_at, inner.path, what)
         found = [check_dataloader(item, self._names, self._problems) for item in inner.items()]
         return {key: [component for component in found if component is not None]}
@@ -277,7 +280,7 @@ class _Checking:
             return {}
         value = check_plain(inner, annotation, self._problems)
         if value == "":
-            what = "is empty. Name a checkpoint, or write null for none."
+            what = "is empty. Name a checkpoint or write null for none."
             self._problems.add(inner.node.at, inner.path, what)
         elif key == "ckpt_path" and isinstance(value, str) and self._needs_now(place):
             for what in self._names.try_checkpoint(value):
@@ -285,7 +288,7 @@ class _Checking:
         return {key: value}
 
     def _needs_now(self, place: Place) -> bool:
-        """Return whether a section runs; what a later trainer needs, an earlier one may write."""
+        """Return whether a section runs first; later trainers may use what earlier ones write."""
         return self._is_first and self._method == place.path.rpartition(".")[2]
 
 
@@ -298,16 +301,16 @@ def load_plans(
     options: Mapping[str, str | None] | None = None,
     for_a_run: bool = True,
 ) -> list[TrainerPlan]:
-    """Return the trainers of a file, all of it checked, nothing built.
+    """Read and check a file and return the plans of its trainers; nothing is built.
 
     `path`: the file; one of the older layout is converted, with a note that shows the new one.
-    `names`: makes what the file may name; called when its syntax is known to be right, because that
-    imports torch. `mode`: "train", "train_and_eval", "eval" or "eval_all"; None = the first that
-    the file has a section for. `changes`: as for `--set`, `PATH=VALUE`; applied in order, after
-    `options`. `options`: the command line's own options by name, see `options.OPTIONS`.
+    `names`: makes what the file may name; called when its syntax is known to be valid, because that
+    imports torch. `mode`: a key of `MODES`; None = the first that the file has a section for.
+    `changes`: as for `--set`, `PATH=VALUE`; applied in order, after `options`. `options`: those of
+    `options.OPTIONS` by name.
 
     Raises:
-        ConfigError: If anything is wrong; one line for each problem.
+        ConfigError: If anything is invalid; one line for each problem.
     """
     overrides = _overrides(changes)
     problems = Problems(for_a_run=for_a_run)
@@ -323,15 +326,15 @@ def _convert(root: Node, problems: Problems) -> Node:
     if not problems.num_added:
         text = to_yaml(without_secrets(to_plain(converted))).rstrip()
         what = (
-            f"has the older layout. In today's it reads as follows; changes of the command line "
-            f"come on top:\n\n{text}\n"
+            f"has the older layout. This is the file in the current layout, without the overrides "
+            f"of the command line:\n\n{text}\n"
         )
         problems.note(root.at, "", what)
     return converted
 
 
 def _overrides(changes: Iterable[str]) -> list[Override]:
-    """Return the parsed changes; what is wrong with any of them is raised together."""
+    """Return the parsed overrides; all errors are raised together."""
     parsed, wrong = [], []
     for change in changes:
         try:

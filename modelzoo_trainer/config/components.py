@@ -1,4 +1,4 @@
-"""A component, `{ClassName: {arguments}}`: found, checked, and built when its time comes."""
+"""Components, `{ClassName: {arguments}}`: found and checked; built when they are needed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from modelzoo_trainer.errors import ConfigError, suggest
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A class with checked arguments; nothing is built yet."""
+    """A class with checked arguments, not yet built."""
 
     target: Any
     arguments: dict[str, Any]  # by name; components among them are built first
@@ -43,12 +43,12 @@ class Component:
     def build(self, *injected: Any) -> Any:
         """Return the object.
 
-        `*injected`: what the program gives before the arguments; members get None for it.
+        `*injected`: arguments that are not set by the file; members get None for each.
 
         Raises:
-            ConfigError: If the class refuses its arguments, or asks for more memory than there
-                is; with the place in the file. Any other exception is raised as it is, with the
-                place as a note.
+            ConfigError: If the class rejects its arguments, or needs more memory than there is;
+                with the place in the file. Any other exception is raised unchanged, with the place
+                as a note.
         """
         try:
             return self.make(*injected)
@@ -67,13 +67,13 @@ class Component:
             raise
 
     def make(self, *injected: Any) -> Any:
-        """Return the object; what the class raises has no place in the file."""
+        """Return the object; errors do not name the place in the file."""
         absent = (None,) * len(injected)
         arguments = {name: _built(value, absent) for name, value in self.arguments.items()}
         return self.target(*injected, **arguments)
 
     def explain(self, error: ValueError) -> str:
-        """Return the message of `error` with the path in front, what both name said once.
+        """Return the message of `error` with the path in front, without repeating a name.
 
         Secrets among the arguments are hidden.
         """
@@ -131,7 +131,7 @@ def check_call(
 
 
 def named(place: Place, one: str, problems: Problems) -> tuple[Any, Place] | None:
-    """Return the one key of a mapping, a class name, and the place of its value.
+    """Return the only key of a mapping, a class name, and the place of its value.
 
     `place`: should be `{ClassName: {arguments}}`.
     """
@@ -141,25 +141,25 @@ def named(place: Place, one: str, problems: Problems) -> tuple[Any, Place] | Non
         problems.add(node.at, place.path, f"{form}; write {{{node.value}: {{}}}}.")
         return None
     if not isinstance(node, Mapping):
-        problems.add(node.at, place.path, f"{describe(node)} does not fit; {form}.")
+        problems.add(node.at, place.path, f"{form}, got {describe(node)}.")
         return None
     if len(node.entries) != 1:
         keys = ", ".join(repr(key) for key in node.entries) or "no key"
         hint = " Indent the arguments below the name." if is_null_first(node) else ""
         at = option_in(node) or node.at
-        problems.add(at, place.path, f"got {keys}; {form}, with one key.{hint}")
+        problems.add(at, place.path, f"{form}, with exactly one key; got {keys}.{hint}")
         return None
     return next(place.pairs())
 
 
 def is_null_first(node: Mapping) -> bool:
-    """Return whether the first key has no value: its arguments were not indented."""
+    """Return whether the first key has no value, because its arguments are not indented."""
     first = next(iter(node.entries.values()), None)
     return first is not None and is_null(first.node)
 
 
 def check_plain(place: Place, annotation: Any, problems: Problems) -> Any:
-    """Return a value that is no component, checked."""
+    """Check and return a value that is not a component."""
     parameter = Parameter(place.path, annotation, False, adapter_of(annotation))
     return check_value(place, parameter, problems)
 
@@ -193,7 +193,7 @@ def check_keys(
         inner = place.key(key)
         if inner is None or is_null(inner.node):
             at = place.key_at if inner is None else inner.key_at
-            problems.add(at, place.path_of(key), f"missing; {what} needs it.")
+            problems.add(at, place.path_of(key), f"missing; {what} requires it.")
     return True
 
 
@@ -204,7 +204,7 @@ def add_lack(
     problems: Problems,
     add: Callable[[Position, str, str], None],
 ) -> None:
-    """Add that a key is missing, or that it is misspelt."""
+    """Add a problem for a missing or misspelt key."""
     for other, inner in place.pairs():
         advice = suggest(str(other), (key,), cutoff=0.75)
         if advice.startswith("Did"):

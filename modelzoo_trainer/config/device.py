@@ -1,4 +1,4 @@
-"""The device of a run, the backend's options, and those of hardware that is not driven here."""
+"""The device of a run, the options of its backend, and those of Cerebras hardware."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from modelzoo_trainer.config.positions import (
 from modelzoo_trainer.csx_flags import flag_problem, is_flag
 from modelzoo_trainer.errors import ConfigError, suggest
 
-FOREIGN: Final = "csx"  # what the format was made for
+FOREIGN: Final = "csx"  # Cerebras hardware, not supported
 
 
 def _cluster_config(  # noqa: PLR0913  # the section's keys
@@ -56,7 +56,7 @@ def _options(  # noqa: PLR0913  # the section's keys
     init_method: str | None = None,
     sync_batchnorm: bool | None = None,
 ) -> None:
-    """Take the options that the format has for its own devices, and that mean nothing here."""
+    """Take the options that the format has for Cerebras hardware; without effect here."""
 
 
 def check_device(
@@ -93,8 +93,8 @@ def check_device(
         problems.add(
             given[0].node.at,
             given[0].path,
-            f"{values[0]!r} is hardware that this trainer does not drive. Say what to run on: "
-            f"--device cpu, gpu or auto (the best that is there).",
+            f"{values[0]!r} is hardware that this trainer does not support. Use --device cpu, gpu "
+            f"or auto (the best device available).",
         )
     elif values or options:
         _try_backend(given, backend, values[0] if values else None, options, names, problems)
@@ -102,7 +102,7 @@ def check_device(
 
 
 def _take_out_foreign(backend: Place, problems: Problems) -> dict[str, Any]:
-    """Return the options without those of other hardware, which are checked and noted."""
+    """Return the options without those of Cerebras hardware, which are checked and noted."""
     known = schema_of(_options).parameters
     foreign: dict[Any, Entry] = {}
     own: dict[str, Any] = {}
@@ -125,13 +125,13 @@ def _take_out_foreign(backend: Place, problems: Problems) -> dict[str, Any]:
     if set_keys:
         first = there.key(set_keys[0])
         assert first is not None  # it is one of its keys
-        what = f"{', '.join(set_keys)} of the hardware that the file was made for: no effect here."
+        what = f"{', '.join(set_keys)}: no effect here (options of Cerebras hardware)."
         problems.note(first.key_at, backend.path, what)
     return own
 
 
 def _meant(key: str, known: Iterable[str]) -> str:
-    """Return which option of the format was meant; "" if none is near."""
+    """Return a suggestion for a misspelt option; "" if none is near."""
     advice = suggest(key, (*known, "backend_type"), cutoff=0.85)
     return advice if advice.startswith("Did") else ""
 
@@ -152,7 +152,7 @@ def _try_backend(
     names: Names,
     problems: Problems,
 ) -> None:
-    """Add what the backend refuses: its name, an option, or a device that is not there."""
+    """Add what the backend rejects: its name, an option, or a device that is missing."""
     try:
         lacks = names.try_backend(device, options or {})
     except ConfigError as error:

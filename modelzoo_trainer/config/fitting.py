@@ -1,4 +1,4 @@
-"""What a dotted path may lead to at its place in a file: checked, and adapted to it."""
+"""Check and adapt the class or function that a dotted path names, for its place in a file."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ def fitting_callback(target: Any) -> Any:
     """Return a class with hooks.
 
     Raises:
-        ConfigError: If it is no class, has no hook, or is a part of the trainer.
+        ConfigError: If it is not a class, has no hook, or is part of the trainer.
     """
     if not isinstance(target, type):
         raise ConfigError(f"{_described(target)} is not a callback. Name a class with hooks.")
     if issubclass(target, (CoreCallback, Trainer)):
-        raise ConfigError(f"{target.__name__} is a part of the trainer, no callback to be added.")
+        raise ConfigError(
+            f"{target.__name__} is part of the trainer and cannot be added as a callback."
+        )
     has_hooks = any(callable(getattr(target, hook, None)) for hook in HOOKS)
     if is_of_standard_library(target) or not has_hooks:
         raise ConfigError(
@@ -59,15 +61,15 @@ def _is_processor(cls: type) -> bool:
 
 
 _RULES: dict[str, tuple[Callable[[type], bool], str]] = {
-    "model": (_is_model, "torch.nn.Module is no base of it"),
-    "optimizer": (_is_optimizer, "torch's Optimizer is no base of it"),
-    "scheduler": (_is_scheduler, "it has no step that sets a rate"),
+    "model": (_is_model, "it is not a subclass of torch.nn.Module"),
+    "optimizer": (_is_optimizer, "it is not a subclass of torch.optim.Optimizer"),
+    "scheduler": (_is_scheduler, "it has no step method"),
     "data processor": (
         _is_processor,
-        "it has no create_dataloader, and is no iterable of batches",
+        "it has no create_dataloader and is not an iterable of batches",
     ),
 }
-"""What a class of each kind is, and what one that is not lacks."""
+"""Per kind: the test of a class, and what a class that fails it lacks."""
 
 
 def fitting(kind: str, target: Any) -> Any:
@@ -84,17 +86,17 @@ def fitting(kind: str, target: Any) -> Any:
     function = _plain(target)
     if isinstance(function, type):
         raise ConfigError(
-            f"a functools.partial of {function.__name__} is not for this place. Name the class, "
-            f"and write its arguments in the file."
+            f"a functools.partial of {function.__name__} is not accepted here. Name the class and "
+            f"write its arguments in the file."
         )
     if not isinstance(function, FunctionType) or is_of_standard_library(function):
         raise ConfigError(
-            f"{_described(function)} is not for this place. Name the class of the {kind}, or a "
+            f"{_described(function)} is not accepted here. Name the class of the {kind}, or a "
             f"function of your own that returns one."
         )
     if not any(_may_be(result, fits) for result in _results(function)):
         raise ConfigError(
-            f"{function.__name__} does not return {_one(kind)}, as its annotation says: {lack}."
+            f"{function.__name__} does not return {_one(kind)} according to its annotation: {lack}."
         )
     return target
 
@@ -128,8 +130,8 @@ def _may_be(result: Any, fits: Callable[[type], bool]) -> bool:
 def _described(target: Any) -> str:
     name = getattr(target, "__name__", repr(target))
     if is_of_standard_library(target):
-        return f"{name}, which is of Python's standard library,"
-    return f"{name}, which is {'a function' if inspect.isroutine(target) else 'no class'},"
+        return f"{name}, which is part of Python's standard library,"
+    return f"{name}, which is {'a function' if inspect.isroutine(target) else 'not a class'},"
 
 
 _ADDED = {
@@ -150,7 +152,9 @@ def with_groups(cls: Any) -> Any:
     if not (isinstance(cls, type) and issubclass(cls, Optimizer)):
         return cls
     if issubclass(cls, torch.optim.LBFGS):
-        raise ConfigError(f"{cls.__name__} needs a closure in each step, which the loop has not.")
+        raise ConfigError(
+            f"{cls.__name__} requires a closure in each step, which the loop does not support."
+        )
 
     def make(model: nn.Module, **arguments: Any) -> Optimizer:
         return OptimizerFactory(cls, arguments)(model)
@@ -174,7 +178,7 @@ _ABSOLUTE: Final = ("base_lr", "max_lr")  # rates that torch takes for each grou
 
 @dataclass(frozen=True, slots=True)
 class WithoutOptimizer:
-    """A scheduler of torch's that waits for the optimizer: a member of another."""
+    """A scheduler of torch without its optimizer, as a member of another scheduler."""
 
     cls: type[LRScheduler]
     arguments: Mapping[str, Any]  # all but the optimizer
@@ -203,8 +207,8 @@ def with_optimizer(cls: Any) -> Any:
         return cls
     if issubclass(cls, ReduceLROnPlateau):
         raise ConfigError(
-            f"{cls.__name__} needs a metric at each step, and schedulers are stepped without one. "
-            f"Use a schedule of the step, or step it in a callback of yours."
+            f"{cls.__name__} requires a metric at each step, but schedulers are stepped without "
+            f"one. Use a schedule that depends on the step alone, or step it in a callback."
         )
 
     def make(optimizer: Optimizer | None, **arguments: Any) -> Any:
@@ -243,9 +247,9 @@ def _member(cls: type[LRScheduler], idx: int, member: Any, optimizer: Optimizer)
         return member(optimizer)
     if not isinstance(member, LRScheduler):
         raise ConfigError(
-            f"{cls.__name__}.schedulers[{idx}]: {type(member).__name__} is not one of torch's, "
-            f"and torch's {cls.__name__} takes no others. Write torch.optim.lr_scheduler.<Name>, "
-            f"or use {cls.__name__} without a module."
+            f"{cls.__name__}.schedulers[{idx}]: {type(member).__name__} is not a scheduler of "
+            f"torch, and torch's {cls.__name__} accepts no others. Write "
+            f"torch.optim.lr_scheduler.<Name>, or use {cls.__name__} without a module."
         )
     return member
 

@@ -1,4 +1,4 @@
-"""YAML text to values with positions, and back: YAML 1.2 scalars, no repeated keys, no tags."""
+"""Read YAML with positions, and write it: YAML 1.2 scalars, no duplicate keys, no tags."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def kind_of(text: str) -> str:
 def value_of(kind: str, text: str) -> bool | int | float | str | None:
     """Return the value of a scalar.
 
-    `kind`: as `kind_of` says, or as a tag in the file demands.
+    `kind`: as `kind_of` returns it, or from a tag in the file.
 
     Raises:
         ValueError: If `text` is not of that kind, or is a number that Python cannot hold; the
-            message says what is wrong.
+            message says why.
     """
     if kind == "str":
         return text
@@ -73,10 +73,10 @@ def value_of(kind: str, text: str) -> bool | int | float | str | None:
 
 
 def whole_number(text: str) -> int | None:
-    """Return the integer that a plain scalar such as `1e3` or `1_000` means where one is expected.
+    """Return the integer that a plain scalar such as `1e3` or `1_000` stands for.
 
     Returns:
-        None if it means none: `1.5e0`, or a number that is no integer without an exponent (`1.0`).
+        None if there is none: `1.5e0`, or a float without an exponent (`1.0`).
     """
     if len(text) > MAX_DIGITS:
         return None
@@ -90,7 +90,9 @@ def whole_number(text: str) -> int | None:
 
 def _int(text: str) -> int:
     if len(text) > MAX_DIGITS:
-        raise ValueError(f"a number of {len(text)} digits is too long; {MAX_DIGITS} are read.")
+        raise ValueError(
+            f"a number of {len(text)} digits is too long; the maximum is {MAX_DIGITS}."
+        )
     base = {"0o": 8, "0x": 16}.get(text[:2], 10)
     return int(text, base)
 
@@ -117,7 +119,7 @@ def read_file(path: Path) -> Node:
     """Return the content of a YAML file.
 
     Raises:
-        ConfigError: If it cannot be read or is wrong; all problems together.
+        ConfigError: If it cannot be read or is invalid; all problems together.
     """
     problems = Problems()
     try:
@@ -140,7 +142,7 @@ def read_text(text: str, source: str) -> Node:
     """Return the content of YAML text.
 
     Raises:
-        ConfigError: If it is wrong; all problems together.
+        ConfigError: If it is invalid; all problems together.
     """
     problems = Problems()
     node = _Reading(source, problems).read(text)
@@ -150,13 +152,13 @@ def read_text(text: str, source: str) -> Node:
 
 
 def read_value(text: str, source: str) -> Node:
-    """Return the value that an option of the command line gives, in YAML's syntax.
+    """Return the value of a command-line option, in YAML's syntax.
 
     `text`: the value; empty means null. `source`: the option; it is the position of all that is in
     the value.
 
     Raises:
-        ConfigError: If it is wrong.
+        ConfigError: If it is invalid.
     """
     problems = Problems()
     if not text.strip():
@@ -201,7 +203,7 @@ class _Composer(Reader, Scanner, Parser, Composer, BaseResolver):
 
 
 class _Reading:
-    """One document on its way from PyYAML's nodes to ours."""
+    """Converts a document from PyYAML's nodes to ours."""
 
     def __init__(self, source: str, problems: Problems, *, lines: bool = True) -> None:
         self._source = source
@@ -235,19 +237,19 @@ class _Reading:
         return Position(self._source, mark.line + 1, mark.column + 1)
 
     def _node(self, raw: yaml.Node) -> tuple[Node, int]:
-        """Return the value and the number of values in it with its aliases written out."""
+        """Return the value and the number of values in it after expanding its aliases."""
         if id(raw) in self._done:
             return self._done[id(raw)]
         at = self._at(raw.start_mark)
         if id(raw) in self._open:
-            self._problems.add(at, "", "an alias here leads back to what contains it.")
+            self._problems.add(at, "", "an alias refers to a value that contains it.")
             return Scalar(None, at), 1
         self._open.add(id(raw))
         node, size = self._convert(raw, at)
         self._open.discard(id(raw))
         if size > MAX_VALUES:
             self._problems.add(
-                at, "", f"holds more than {MAX_VALUES} values with its aliases written out."
+                at, "", f"contains more than {MAX_VALUES} values after expanding its aliases."
             )
             node, size = Scalar(None, at), 1
         self._done[id(raw)] = node, size
@@ -276,7 +278,7 @@ class _Reading:
             self._problems.add(at, "", str(error))
             return Scalar(None, at)
         if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
-            self._problems.add(at, "", "the text holds half of a surrogate pair.")
+            self._problems.add(at, "", "the text contains half of a surrogate pair.")
         return Scalar(value, at, "" if raw.style else raw.value)
 
     def _mapping(self, raw: yaml.MappingNode, at: Position) -> tuple[Node, int]:
@@ -287,13 +289,15 @@ class _Reading:
         for raw_key, raw_value in raw.value:
             key_at = self._at(raw_key.start_mark)
             if not isinstance(raw_key, yaml.ScalarNode):
-                self._problems.add(key_at, "", "a key is a single value, not a list or mapping.")
+                self._problems.add(
+                    key_at, "", "a key must be a single value, not a list or mapping."
+                )
                 continue
             is_merge = raw_key.tag == TAG + _MERGE
             key = self._scalar(raw_key, raw_key.tag.removeprefix(TAG), key_at).value
             if key in seen:
                 self._problems.add(
-                    key_at, "", f"key {key!r} is given twice; first {_near(seen[key], key_at)}."
+                    key_at, "", f"duplicate key {key!r}; first {_near(seen[key], key_at)}."
                 )
                 continue
             seen[key] = key_at
@@ -331,7 +335,7 @@ def _name_of(character: int | str) -> str:
 
 def _unknown_tag(tag: str) -> str:
     known = ", ".join(f"!!{name}" for name in (*_SCALARS, *_COLLECTIONS))
-    return f"tag {tag.replace(TAG, '!!')!r} does not fit here. Known: {known}."
+    return f"tag {tag.replace(TAG, '!!')!r} is not supported. Known: {known}."
 
 
 # ---- back to text

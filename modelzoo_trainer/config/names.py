@@ -1,4 +1,4 @@
-"""Which class a name in a file means: the shipped ones by name, the user's by dotted path."""
+"""Find the class that a name in a file stands for: shipped ones by name, others by path."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Unshipped:
         return self.name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse to be built.
+        """Raise that the class cannot be built.
 
         Raises:
             ConfigError: Always.
@@ -55,12 +55,12 @@ class Unshipped:
 
     @property
     def advice(self) -> str:
-        """What is shipped instead, and how the user's own class is named."""
+        """The classes that are available, and how to name one's own."""
         write = _HOW_TO_WRITE.get(self.kind, "{mypkg.MyClass: {...}}")
         return (
-            f"the {self.kind} {self.name!r} is not part of this package. Shipped: "
-            f"{', '.join(self.shipped)}. For one of your own write its dotted path, {write}, or "
-            f"give its module with --import."
+            f"the {self.kind} {self.name!r} is not part of this package. Available: "
+            f"{', '.join(self.shipped)}. For a class of your own, write its dotted path, {write}, "
+            f"or import its module with --import."
         )
 
 
@@ -71,17 +71,17 @@ class NameTable:
     kind: str  # what messages call one of them: "callback"
     names: tuple[str, ...] = ()
     load: Callable[[str], Any]  # returns the class of one of `names`
-    # those of `--import`: their public classes have bare names as well
+    # modules of `--import`, whose public classes may be named without a path
     modules: tuple[ModuleType, ...] = ()
-    # makes of a class of the user's what is called in its place
+    # adapts a class of the user to what is called in its place
     adapt: Callable[[Any], Any] = _as_it_is
-    # returns what a published class takes that is not shipped; None if there is no such class
+    # returns the arguments of a published class that is not shipped; None = no such class
     published: Callable[[str, str], Schema | None] = _none
     published_names: Callable[[str], tuple[str, ...]] = _nothing  # the names of those
 
     @classmethod
     def of(cls, kind: str, classes: Mapping[str, Any]) -> Self:
-        """Return the table of classes that are there already."""
+        """Return a table of the given classes."""
         return cls(kind=kind, names=tuple(classes), load=classes.__getitem__)
 
     @property
@@ -121,8 +121,7 @@ class NameTable:
         different = {id(value): value for value in found.values()}
         if len(different) > 1:
             raise ConfigError(
-                f"{name!r} is in {' and in '.join(found)}. Write the dotted path of the one that "
-                f"you mean."
+                f"{name!r} is in {' and in '.join(found)}. Write the dotted path of one of them."
             )
         if not found:
             return self._published(name)
@@ -154,7 +153,7 @@ def _classes_of(module: ModuleType) -> Iterable[tuple[str, type]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """All that a file may name, and what has a fixed class."""
+    """The classes that a file may name, and those of sections with a fixed class."""
 
     trainer: Callable[..., Any]
     models: NameTable  # of `init.model`
@@ -165,38 +164,34 @@ class Names:
     processors: NameTable  # of `data_processor` in a dataloader
     # the classes of the sections `precision`, `loop`, `checkpoint` and `logging`
     sections: Mapping[str, Any]
-    # raises a `ConfigError` if there is no such kind of device (None = the default one), or it has
-    # no such options; messages begin with "device" or "backend". Returns a sentence if this machine
-    # lacks the device, else None
+    # raises a `ConfigError` if the device (None = default) or an option of it is unknown; messages
+    # start with "device" or "backend". Returns a message if the device is missing here, else None
     try_backend: Callable[[str | None, Mapping[str, Any]], str | None]
-    # makes a model as far as that costs nothing, so that it can refuse its arguments before
-    # anything else is built
+    # checks the arguments of a model as far as that is cheap
     try_model: Callable[[Any], object] = _none
     try_optimizer: Callable[[Any], object] = _none  # likewise an optimizer
     try_scheduler: Callable[[Any], object] = _none  # likewise a scheduler
     # raises a `ConfigError` if an optimizer (or None) and schedulers do not fit together
     try_together: Callable[[Any, list[Any]], object] = _none
-    # likewise a callback or logger; what it returns may have `notes`, sentences on settings without
-    # an effect
+    # likewise a callback or logger; the result may have `notes` on settings without effect
     try_callback: Callable[[Any], object] = _none
-    # checks the arguments of a data processor; returns what this machine lacks for it, sentences
+    # checks the arguments of a data processor; returns messages on what this machine lacks for it
     try_processor: Callable[[Any], Iterable[str]] = _nothing
-    # returns what this machine lacks for a checkpoint's path, sentences
+    # returns messages on a checkpoint's path that cannot be used
     try_checkpoint: Callable[[str], Iterable[str]] = _nothing
-    # returns what the format knows of a shipped model, by key (`published.Field`), whether or not
-    # this package supports it
+    # returns the fields of a shipped model in the format (`published.Field`), supported or not
     published_fields: Callable[[str], Mapping[str, Any]] = lambda name: {}
-    # makes those that are added unless named
+    # makes the default callbacks
     default_callbacks: Callable[[], Iterable[Any]] = field(default=tuple)
-    # makes those that are added unless named
+    # makes the default loggers
     default_loggers: Callable[[], Iterable[Any]] = field(default=tuple)
 
 
 def import_module(name: str) -> ModuleType:
-    """Return a module of the user's, imported.
+    """Import and return a module.
 
     Raises:
-        ConfigError: If there is no such module. What goes wrong inside it is raised as it is.
+        ConfigError: If there is no such module. Errors inside the module are raised unchanged.
     """
     if not all(part.isidentifier() for part in name.split(".")):
         raise ConfigError(f"{name!r} is not the name of a module.")
@@ -210,17 +205,17 @@ def import_module(name: str) -> ModuleType:
             raise ConfigError(
                 f"{error.name!r} is not a module. Name a class or function of a module itself."
             ) from None
-        raise ConfigError(f"there is no module {error.name!r} on Python's path.") from None
+        raise ConfigError(f"no module named {error.name!r} on Python's path.") from None
 
 
 def import_path(path: str) -> Any:
-    """Return the class or function at a dotted path, its module imported.
+    """Import and return the class or function at a dotted path.
 
     `path`: `package.module.Name`.
 
     Raises:
-        ConfigError: If there is no such module, or no such name in it. What goes wrong inside
-            the module is raised as it is.
+        ConfigError: If there is no such module, or no such name in it. Errors inside the module
+            are raised unchanged.
     """
     module_name, _, name = path.rpartition(".")
     module = import_module(module_name)

@@ -1,4 +1,4 @@
-"""The options of the command line that stand for changes of the file."""
+"""Command-line options that override settings of the file."""
 
 from __future__ import annotations
 
@@ -8,26 +8,30 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option that changes the file."""
+    """An option that overrides a setting."""
 
     name: str  # without its dashes
-    metavar: str | None  # what the help calls its value; None = it has none, it is a switch
+    metavar: str | None  # what the help calls its value; None = a flag without a value
     help: str
 
 
 OPTIONS: Final = (
-    Option("device", "NAME", "cpu, gpu, auto, ...; replaces the file's trainer.init.device"),
-    Option("model_dir", "DIR", "folder of the run; replaces the file's trainer.init.model_dir"),
-    Option("checkpoint_path", "PATH", "checkpoint to start from, or to validate"),
+    Option("device", "NAME", "cpu, gpu, auto, ...; overrides trainer.init.device"),
+    Option("model_dir", "DIR", "folder of the run; overrides trainer.init.model_dir"),
+    Option("checkpoint_path", "PATH", "checkpoint to start from or to validate"),
     Option(
         "load_checkpoint_states",
         "PARTS",
         "parts of that checkpoint to load, such as model or model,optimizer; or all",
     ),
-    Option("max_steps", "N", "train until this step; replaces every length of the file"),
-    Option("num_steps", "N", "train this many steps more; replaces every length of the file"),
-    Option("num_epochs", "N", "train this many passes; replaces every length of the file"),
-    Option("eval_steps", "N", "batches of a validation"),
-    Option("logging", "LEVEL", "debug, info, warning or error"),
-    Option("disable_strict_checkpoint_loading", None, "load what fits and leave the rest"),
+    Option("max_steps", "N", "train up to global step N; overrides the length in the file"),
+    Option("num_steps", "N", "train for N more steps; overrides the length in the file"),
+    Option("num_epochs", "N", "train for N epochs; overrides the length in the file"),
+    Option("eval_steps", "N", "number of batches per validation"),
+    Option("logging", "LEVEL", "log level: debug, info, warning or error"),
+    Option(
+        "disable_strict_checkpoint_loading",
+        None,
+        "load the parts of a checkpoint that match the model and ignore the rest",
+    ),
 )

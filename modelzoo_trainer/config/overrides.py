@@ -1,4 +1,4 @@
-"""Changes of the file from the command line: `--set init.loop.max_steps=10`, `--max_steps 10`."""
+"""Overrides from the command line: `--set init.loop.max_steps=10`, `--max_steps 10`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from modelzoo_trainer.config.loader import MAX_DEPTH, read_value
-from modelzoo_trainer.config.plan import MODES
+from modelzoo_trainer.config.modes import MODES
 from modelzoo_trainer.config.positions import (
     Entry,
     Mapping,
@@ -38,20 +38,20 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """A value and where it goes."""
+    """A value and the path at which it is set."""
 
     # from the root of the file; a text is a key, an `Item` leads into a list
     steps: tuple[str | Item, ...]
     node: Node
     at: Position  # the option, for messages
-    only_present: bool = False  # whether a path that is not there is left alone instead of made
+    only_present: bool = False  # whether a missing path is ignored instead of created
 
 
 def parse_override(text: str) -> Override:
-    """Return what a `--set` option asks for.
+    """Parse the value of `--set`.
 
-    `text`: `PATH=VALUE`, the value in YAML's syntax. A path that does not begin with `trainer`
-    begins inside it.
+    `text`: `PATH=VALUE`, the value in YAML's syntax. A path that does not start with `trainer`
+    is relative to it.
 
     Raises:
         ConfigError: If it is not of that form.
@@ -67,7 +67,7 @@ def parse_override(text: str) -> Override:
     if not steps or not text.startswith("=", end):
         problems.add(at, "", f"is not of the form PATH=VALUE; {_FORM}.")
     elif len(steps) > MAX_DEPTH:
-        problems.add(at, "", f"is a path of {len(steps)} steps; {MAX_DEPTH} are the most.")
+        problems.add(at, "", f"has a path of {len(steps)} steps; the maximum is {MAX_DEPTH}.")
     problems.raise_if_any()
     if steps[0] != "trainer":
         steps.insert(0, "trainer")
@@ -81,13 +81,13 @@ def _step(match: re.Match[str]) -> str | Item:
 
 
 def apply_overrides(root: Node, overrides: list[Override]) -> Node:
-    """Return a copy of `root` with values set; what is left out of a path is made.
+    """Return a copy of `root` with values set; missing parts of a path are created.
 
-    In a file with a list of trainers, a path that names none of them goes to all.
+    In a file with a list of trainers, a path that names none of them is set in all.
 
     Raises:
-        ConfigError: If a path leads through something that is no mapping or list, or to an item
-            that is not there; all problems together.
+        ConfigError: If a path goes through something that is not a mapping or list, or to a
+            missing item; all problems together.
     """
     problems = Problems()
     for override in overrides:
@@ -116,8 +116,8 @@ def _set(node: Node | None, steps: tuple[str | Item, ...], override: Override, p
         return node
     if not isinstance(node, Mapping):
         assert node is not None  # it would be null
-        hint = " Name an item, as in [0]." if isinstance(node, Sequence) else ""
-        raise ConfigError(f"{path} is {describe(node)}, it has no key {step!r}.{hint}")
+        hint = " Select an item, as in [0]." if isinstance(node, Sequence) else ""
+        raise ConfigError(f"{path} is {describe(node)} and has no key {step!r}.{hint}")
     value = _set(node.get(step), rest, override, f"{path}.{step}" if path else step)
     key_at = override.at if not rest or step not in node.entries else node.entries[step].key_at
     return replace(node, entries={**node.entries, step: Entry(key_at, value)})
@@ -130,20 +130,22 @@ def _set_item(
         node = Sequence((), override.at)
     if not isinstance(node, Sequence):
         assert node is not None  # it would be null
-        raise ConfigError(f"{path} is {describe(node)}, it has no items.")
+        raise ConfigError(f"{path} is {describe(node)} and has no items.")
     items = list(node.items)
     place = f"{path}[{step.name}]"
     if step.name.lstrip("-").isdigit():
         idx = int(step.name)
         if not 0 <= idx < len(items):
-            raise ConfigError(f"{place} is not there; the list has {len(items)} items.")
+            raise ConfigError(f"{place} does not exist; the list has {len(items)} items.")
         if path == "trainer" and rest and rest[0] != "trainer":
             rest = ("trainer", *rest)
         items[idx] = _set(items[idx], rest, override, place)
         return replace(node, items=tuple(items))
     named = [idx for idx, item in enumerate(items) if _class_name(item) == step.name.lower()]
     if len(named) > 1:
-        raise ConfigError(f"{place} could be any of {named}; name one by its index.")
+        raise ConfigError(
+            f"{place} is ambiguous: items {named} have that name; select one by its index."
+        )
     if not named:
         value = _set(None, rest, override, place)
         items.append(Mapping({step.name: Entry(override.at, value)}, override.at))
@@ -166,32 +168,31 @@ def _class_name(item: Node) -> str | None:
 def set_option(
     steps: tuple[str | Item, ...], value: str | None, option: str, *, only_present: bool = False
 ) -> Override:
-    """Return the override that an option of its own, such as `--device`, stands for."""
+    """Return the override that an option such as `--device` stands for."""
     at = Position(option if value is None else f"{option} {value}")
     return Override(steps, Scalar(value, at), at, only_present)
 
 
 _INIT: Final = ("trainer", "init")
 _LENGTHS: Final = ("num_steps", "max_steps", "num_epochs")
-_TEXTS: Final = ("device", "model_dir", "load_checkpoint_states")  # others are read as YAML
+_TEXTS: Final = ("device", "model_dir", "load_checkpoint_states")  # the others are read as YAML
 _SWITCH: Final = "disable_strict_checkpoint_loading"
 _SECTIONS: Final[MappingOf[str, tuple[str | Item, ...]]] = {
     **dict.fromkeys((*_LENGTHS, "eval_steps"), ("loop",)),
     "load_checkpoint_states": ("callbacks", Item("LoadCheckpointStates")),
     _SWITCH: ("checkpoint",),
 }
-"""Where in `init` an option's key is, if not there itself."""
+"""The section of `init` that has an option's key, if it is not a key of `init` itself."""
 
 
 def changes_of(given: MappingOf[str, str | None], mode: str | None, root: Node) -> list[Override]:
-    """Return the changes that options stand for.
+    """Return the overrides that options stand for.
 
-    `given`: their values as text by name; options that were not given are None. `mode`: what runs;
-    None = each section of the file. `root`: the file; its layout decides where a checkpoint's path
-    goes.
+    `given`: their values as text by name; None = not given. `mode`: what runs; None = each section
+    of the file. `root`: the file; its layout decides where a checkpoint's path is set.
 
     Raises:
-        ConfigError: If a value cannot be read, or a path could go to several trainers.
+        ConfigError: If a value is not YAML, or a path could be meant for several trainers.
     """
     values = {name: value for name, value in given.items() if value is not None}
     changes: list[Override] = []
@@ -213,8 +214,8 @@ def _checkpoint(path: str, mode: str | None, root: Node) -> list[Override]:
     trainer = root.get("trainer") if isinstance(root, Mapping) else None
     if isinstance(trainer, Sequence) and len(trainer.items) > 1:
         raise ConfigError(
-            f"--checkpoint_path {path}: the file has {len(trainer.items)} trainers. Say which one "
-            f"starts from it: --set trainer[0].fit.ckpt_path={path}."
+            f"--checkpoint_path {path}: the file has {len(trainer.items)} trainers. Set it for one "
+            f"of them: --set trainer[0].fit.ckpt_path={path}."
         )
     if isinstance(trainer, Sequence) and trainer.items:
         (item,) = trainer.items
@@ -240,7 +241,7 @@ def _change(name: str, value: str) -> Override:
     source = f"--{name}" if name == _SWITCH else f"--{name} {value}"
     node = read_value(value, source)
     if is_null(node):
-        raise ConfigError(f"{source}: has no number. Leave it out, or give one.")
+        raise ConfigError(f"{source}: requires a number.")
     return Override(steps, node, Position(source))
 
 

@@ -1,48 +1,41 @@
-"""A checked file as a plan: what a trainer is made of, and what it will run."""
+"""Plans: a checked file as the parts of a trainer and what it will run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from modelzoo_trainer.config.components import Component
+from modelzoo_trainer.config.modes import MODES as MODES
 from modelzoo_trainer.config.positions import Problem
 from modelzoo_trainer.config.secrets import without_secrets
-
-# mode -> the section that it runs, which is the trainer's method as well
-MODES: Final = {
-    "train": "fit",
-    "train_and_eval": "fit",
-    "eval": "validate",
-    "eval_all": "validate_all",
-}
 
 
 @runtime_checkable
 class TakesConfig(Protocol):
-    """A callback or logger that wants what the file says."""
+    """A callback or logger that reads the configuration."""
 
     def take_config(self, config: Mapping[str, Any]) -> None:
-        """Take the trainer's part of the file: plain values without secrets, not to be changed."""
+        """Take the trainer's part of the file: plain values without secrets, read-only."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerPlan:
-    """One trainer of a file, checked: what it is made of and what it will run."""
+    """One checked trainer of a file: its parts and what it will run."""
 
     trainer: Callable[..., Any]
     init: dict[str, Any]  # its arguments; components are built by `build`
-    defaults: dict[str, list[Any]]  # callbacks and loggers that the file neither names nor removes
-    # a key of `MODES`; None if the file, which was only to be checked, runs nothing
+    defaults: dict[str, list[Any]]  # default callbacks and loggers that the file does not remove
+    # a key of `MODES`; None if the file has nothing to run and is only checked
     mode: str | None
     # the arguments of the method that the mode runs; dataloaders are components, built when the
     # method asks for them
     call: dict[str, Any]
-    # what the file says of this trainer, options of the command line included; as YAML
-    # (`resolved.to_yaml`) it is a configuration itself
+    # this trainer's part of the file with the overrides of the command line; as YAML it is a
+    # configuration itself
     resolved: dict[str, Any]
-    # what the user should hear once: settings without an effect here
+    # printed once: settings without an effect here
     notes: tuple[Problem, ...] = ()
 
     @property
@@ -54,7 +47,7 @@ class TrainerPlan:
         """Return the trainer.
 
         Raises:
-            ConfigError: If a class refuses its arguments; with the place in the file.
+            ConfigError: If a class rejects its arguments; with the place in the file.
         """
         arguments: dict[str, Any] = {}
         for key, value in self.init.items():
@@ -68,23 +61,23 @@ class TrainerPlan:
                 arguments[key] = built
             else:
                 arguments[key] = value.build() if isinstance(value, Component) else value
-        # A file has CheckLoss by default as well, and says itself whether it goes.
+        # CheckLoss is among the file's default callbacks, unless the file removes it.
         return self.trainer(**arguments, check_loss=False)
 
     def _tell_config(self, callbacks: list[Any]) -> None:
-        """Give what the file says, without its secrets, to those that want it."""
+        """Pass the configuration, without secrets, to the callbacks that read it."""
         config = without_secrets(self.resolved)
         for callback in callbacks:
             if isinstance(callback, TakesConfig):
                 callback.take_config(config)
 
     def run(self, trainer: Any) -> None:
-        """Run what the mode asks for.
+        """Run the method of the mode.
 
         Raises:
-            ConfigError: If the checkpoints to validate are not named, and there is none.
+            ConfigError: If no checkpoint to validate is named or found.
         """
-        assert self.method is not None  # a file that is only checked is not run
+        assert self.method is not None  # a file without one is only checked
         call = {key: _dataloaders(value) for key, value in self.call.items()}
         if self.method == "validate_all" and "ckpt_paths" not in call:
             call["ckpt_paths"] = trainer.checkpoint.all_of(trainer)
@@ -94,7 +87,7 @@ class TrainerPlan:
 
 
 def _dataloaders(value: Any) -> Any:
-    """Return callables in the place of data processors, which are components."""
+    """Return `value` with callables in place of data processors, which are components."""
     if isinstance(value, Component):
         return _dataloader(value)
     if isinstance(value, list):

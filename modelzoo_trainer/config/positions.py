@@ -1,4 +1,4 @@
-"""What a file says and where, and everything that is wrong with it, reported together."""
+"""Values of a file with their positions, and the problems found in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Position:
     """A place in a file, or on the command line."""
 
     source: str  # the file as the user wrote it, or the option
-    line: int = 0  # from 1; 0 where lines mean nothing, as on the command line
+    line: int = 0  # from 1; 0 = not in a file, as on the command line
     column: int = 0  # from 1
 
     def __str__(self) -> str:
@@ -30,7 +30,7 @@ class Scalar:
     value: bool | int | float | str | None
     at: Position
     plain: str = ""
-    """As it was written without quotes; "" if it was not."""
+    """As it was written without quotes; "" if it was quoted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +71,7 @@ def is_null(node: Node | None) -> bool:
 
 
 def option_in(node: Node) -> Position | None:
-    """Return the option of the command line that has set a key of a mapping, or None."""
+    """Return the command-line option that set a key of a mapping, or None."""
     entries = node.entries.values() if isinstance(node, Mapping) else ()
     return next((entry.key_at for entry in entries if not entry.key_at.line), None)
 
@@ -92,7 +92,7 @@ def to_plain(node: Node, instead: dict[int, Any] | None = None) -> Any:
 
 
 def describe(node: Node) -> str:
-    """Return how a message names what was given: `'text'`, `3`, `[1, 2]`, "a mapping"."""
+    """Return a value as messages show it: `'text'`, `3`, `[1, 2]`, "a mapping"."""
     return "a mapping" if isinstance(node, Mapping) else describe_value(to_plain(node))
 
 
@@ -102,7 +102,7 @@ class Place:
 
     node: Node
     path: str  # as messages write it, such as "trainer.init.callbacks[2]"
-    key_at: Position  # where its key stands; of an item of a list, where the item stands
+    key_at: Position  # of its key; of an item of a list, that of the item
 
     @classmethod
     def root(cls, node: Node) -> Place:
@@ -115,7 +115,7 @@ class Place:
         return Entry(self.key_at, self.node)
 
     def key(self, key: Any) -> Place | None:
-        """Return the place of the value of `key`; None if this is no mapping or lacks it."""
+        """Return the place of the value of `key`; None if this is not a mapping or lacks it."""
         entry = self.node.entries.get(key) if isinstance(self.node, Mapping) else None
         if entry is None:
             return None
@@ -134,9 +134,9 @@ class Place:
                 yield Place(item, f"{self.path}[{idx}]", item.at)
 
     def inside(self, location: tuple[int | str, ...]) -> Place:
-        """Return the place that `location`, a validator's, leads to.
+        """Return the place at `location`, as pydantic has it.
 
-        `location`: keys and indices; names that lead nowhere (of a union's members) are skipped.
+        `location`: keys and indices; names that are neither (of a union's members) are skipped.
         """
         place = self
         for step in location:
@@ -160,11 +160,11 @@ _UNSEEN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong."""
+    """An error or a note about a place."""
 
     at: Position
     path: str  # of what; empty for the file itself
-    message: str  # what was given, what fits, what to do
+    message: str  # what is invalid, what was given, what to do
 
     def __str__(self) -> str:
         parts = (str(self.at), _shown(self.path), self.message)
@@ -172,16 +172,16 @@ class Problem:
 
 
 def _shown(text: str) -> str:
-    """Return what a terminal shows of a path, whose keys may be any text."""
+    """Return a path for a terminal; its keys may be any text."""
     short = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
     return short.translate(_UNSEEN)
 
 
 class Problems:
-    """The problems found so far, each once, whatever the number of aliases that lead to it.
+    """The problems found so far, each once, even if several aliases lead to it.
 
-    `for_a_run`: whether the file is to be run; in a mere check, what is right but cannot run here
-    is a note.
+    `for_a_run`: whether the file is to be run; otherwise, what is valid but cannot run here is a
+    note.
     """
 
     def __init__(self, *, for_a_run: bool = True) -> None:
@@ -189,30 +189,30 @@ class Problems:
         self._found: dict[tuple[Position, str], Problem] = {}
         self._noted: dict[tuple[Position, str], Problem] = {}
         self.whole_numbers: dict[int, int] = {}
-        """What scalars such as `1e3` and `1_000` were taken for, by their `id`: no problems."""
+        """The integers that scalars such as `1e3` and `1_000` stand for, by their `id`."""
         self.hide: Callable[[str], str] = hide_in_text
-        """Hides the secrets of the file in what is said about it."""
+        """Hides the secrets of the file in messages."""
         self.num_added = 0
-        """How often a problem was added, the same one at the same place counted each time."""
+        """How often a problem was added; repeated ones are counted each time."""
 
     def add(self, at: Position, path: str, message: str) -> None:
-        """Note a problem; the same one at the same place counts once."""
+        """Add a problem; the same one at the same place is kept once."""
         self.num_added += 1
         self._found.setdefault((at, message), Problem(at, path, message))
 
     def add_to_run(self, at: Position, path: str, message: str) -> None:
-        """Note what is right in the format, but stands in the way of a run: a problem for that."""
+        """Add what is valid but cannot run here: a problem for a run, else a note."""
         if self.for_a_run:
             self.add(at, path, message)
         else:
-            self.note(at, path, f"cannot run as it is: {message}")
+            self.note(at, path, f"valid, but cannot run here: {message}")
 
     def note(self, at: Position, path: str, message: str) -> None:
-        """Keep what the user should hear once: a setting that has no effect here, for instance."""
+        """Add a note, such as a setting that has no effect here."""
         self._noted.setdefault((at, message), Problem(at, path, message))
 
     def of_one_trainer(self) -> Problems:
-        """Return a collection of the same problems, with notes of its own on top of these."""
+        """Return an object with the same problems, and its own notes in addition to these."""
         other = Problems(for_a_run=self.for_a_run)
         other._found = self._found
         other._noted = dict(self._noted)
@@ -221,7 +221,7 @@ class Problems:
 
     @property
     def notes(self) -> tuple[Problem, ...]:
-        """What was noted, by line."""
+        """The notes, by line."""
         noted = _ordered(self._noted)
         return tuple(replace(problem, message=self.hide(problem.message)) for problem in noted)
 
@@ -230,7 +230,7 @@ class Problems:
         return [self.hide(str(problem)) for problem in _ordered(self._found)]
 
     def raise_if_any(self) -> None:
-        """Raise what was found.
+        """Raise the problems, if there are any.
 
         Raises:
             ConfigError: If there is a problem; one line each for the first 100, then how many

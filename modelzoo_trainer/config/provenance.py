@@ -1,4 +1,4 @@
-"""Where a run comes from: versions, commit and command, as the head of its configuration."""
+"""The origin of a run, as comments of its saved configuration: versions, commit, command."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _GIT: Final = (
 
 
 def describe_run(plan: TrainerPlan, command: Sequence[str]) -> str:
-    """Return the configuration that is run, as YAML with its origin in comments.
+    """Return the configuration of a run as YAML, with its origin in comments.
 
-    The text is a configuration itself. Secrets are left out, and named in the comments.
+    The text is a valid configuration. Secrets are removed and listed in the comments.
     """
     modules = [word for word in command if word.startswith("--import")]
     head = [
-        f"written {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC before the first step; runs again as",
-        f"it is with --mode {plan.mode}{' and the --import options below' if modules else ''}",
+        f"written {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC before the first step; run it again "
+        f"with --mode {plan.mode}{' and the --import options below' if modules else ''}",
         f"command: {shlex.join(hide_in_command(command))}",
         f"versions: {_versions()}",
         f"git commit: {git_commit()}",
         *(
-            f"left out as a secret, to be given again: {path}"
+            f"removed as a secret, must be given again: {path}"
             for path, _ in left_out(plan.resolved)
         ),
         *(f"note: {str(note).splitlines()[0]}" for note in plan.notes),
@@ -53,15 +53,15 @@ def _versions() -> str:
     for name in _PACKAGES:
         try:
             found.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:  # run from a checkout
+        except metadata.PackageNotFoundError:  # not installed
             found.append(f"{name} not installed")
     return ", ".join(found)
 
 
 def git_commit() -> str:
-    """Return the commit of the current folder, with a word on changes to it; "none" if none.
+    """Return the git commit of the working directory, and whether it has uncommitted changes.
 
-    No program that the folder's own git configuration names is run.
+    "none" without one. No program that the git configuration of the folder names is run.
     """
     try:
         commit = _git("rev-parse", "HEAD")

@@ -1,11 +1,10 @@
-"""What the Model Zoo publishes beyond the shipped classes: names and arguments, no code.
+"""Names and arguments of the classes that the Model Zoo publishes and this package lacks.
 
 `published.json` has a class a line: its fields, on top of those of the class or field set that it
 is `like`. A type is `int`, `float`, `str`, `bool`, `list`, `dict` or `any`, or several with `|`
-between them; then `!` if it is required, and `?` if null fits. In an `open` class any other key
-passes: not all of its fields are known, or it takes whatever it is given. Of the shipped models it
-has all fields, with those that are `inert`: they do nothing in the original either, or not in
-training.
+between them; then `!` if it is required, and `?` if null is valid. An `open` class accepts other
+keys: not all of its fields are known, or it has `**kwargs`. Shipped models have all fields; those
+that are `inert` have no effect in the original either, or none in training.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ class Field:
     """A field of a published class."""
 
     parameter: Parameter  # its name and type
-    is_inert: bool  # whether it does nothing in the original either
+    is_inert: bool  # whether it has no effect in the original either
 
 
 def published_schema(kind: str, name: str) -> Schema | None:
-    """Return what a published class takes; None if there is none of that name.
+    """Return the arguments of a published class; None if there is none of that name.
 
     `kind`: "model", "data processor", "callback" or "logger"; there is nothing of another one.
     """

@@ -1,7 +1,7 @@
-"""Which settings are secrets, by their names and by the form of their values.
+"""Find secrets among settings by their names and by the form of their values.
 
-One rule for all that is printed, written, saved or sent: what `--check` and `--plan` print, the
-kept `params.yaml`, checkpoints, loggers, the command line as it is noted, and messages.
+The same rule holds for everything that is printed, written, saved or sent: `check` and `plan`, the
+saved `params.yaml`, checkpoints, loggers, the recorded command line, and messages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WORDS: Final = _words(
     "password passwords privatekey pwd sas secret secretkey secrets sessionid webhook "
     "webhooks"
 )
-"""Telling by themselves, as the last part of a key."""
+"""Secrets by themselves, as the last part of a key."""
 _PAIRS: Final = frozenset(
     {("connection", "string"), ("conn", "string"), ("conn", "str")}
     | {("sas", last) for last in ("url", "uri")}
@@ -51,7 +51,7 @@ _OF_KEYS: Final = _words(
     "private rsa secret signing ssh ssl subscription tls wandb"
 )
 _OF_FILES: Final = _words("ssh ssl tls")
-"""Say that a path is not the key itself."""
+"""Before `key`: a path is not the key itself."""
 _OF_PASS: Final = _words(
     "admin api auth database db email ftp http login mail mongo mysql pg postgres proxy redis root "
     "server service smtp ssh user"
@@ -64,7 +64,7 @@ _OF_TEXT: Final = _words(
     "prefix prepend prompt public sep separator sink sos source special start stop suffix target "
     "text total type unk video vocab word"
 )
-"""Say that tokens are those of a text, and that keys are those of a mapping."""
+"""Mark the tokens of a text and the keys of a mapping, which are not secrets."""
 _FLAGS: Final = _words("ask check has hide is max min no num require show use with")
 _SCHEMES: Final = _words("anonymous basic bearer default digest iam kerberos none oauth")
 _OF_PATTERNS: Final = re.compile(r"[][*?(){}|\\^$\s]")
@@ -131,8 +131,8 @@ _LONGEST_QUOTED: Final = 57  # characters of a longer text that a message quotes
 def is_secret(key: object, value: object = "") -> bool:
     """Return whether the value of a key is a secret: a text, or a list or mapping with one.
 
-    `key`: as the file writes it; of a dotted one the last name counts. Its parts are told apart by
-    case and by what is neither letter nor digit. `value`: null is none, and a number is one only
+    `key`: as in the file; of a dotted one the last name counts. It is split where the case changes
+    and at what is neither letter nor digit. `value`: null is not a secret, and a number is one only
     under a key such as `password`.
     """
     if not isinstance(key, str):
@@ -290,7 +290,7 @@ def without_secrets(plain: Any) -> Any:
 
 
 def left_out(plain: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield path and value of what `without_secrets` leaves out, or hides in a text."""
+    """Yield path and value of what `without_secrets` removes, or hides in a text."""
     if isinstance(plain, dict):
         for key, value in plain.items():
             inner = f"{path}.{key}" if path else str(key)
@@ -306,7 +306,7 @@ def left_out(plain: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def stands_for_secret(value: object) -> bool:
-    """Return whether a value is what `without_secrets` leaves in the place of one."""
+    """Return whether a value is a placeholder that `without_secrets` leaves."""
     if not isinstance(value, str) or HIDDEN not in value:
         return False
     is_in_address = "://" in value and _STANDS_IN_ADDRESS.search(value)
@@ -314,7 +314,7 @@ def stands_for_secret(value: object) -> bool:
 
 
 def hiding(plain: Any) -> Callable[[str], str]:
-    """Return what hides the secrets of a file in a message about it."""
+    """Return a function that hides the secrets of a file in messages."""
     secrets = [str(leaf) for _, value in left_out(plain) for leaf in _leaves(value)]
     shown = {form for one in secrets for form in _quoted(one)}
     known = "|".join(re.escape(one) for one in sorted(shown, key=len, reverse=True))
@@ -327,7 +327,7 @@ def hiding(plain: Any) -> Callable[[str], str]:
 
 
 def _quoted(secret: str) -> Iterator[str]:
-    """Yield how a message may have it: whole or the beginning, and if it is short in quotes."""
+    """Yield the forms in which messages quote it: whole, its beginning, or short in quotes."""
     for text in (secret, secret[:_LONGEST_QUOTED]):
         if len(text) < _SHORT:
             yield repr(text)

@@ -1,4 +1,4 @@
-"""The sections of `trainer.init`, and the dataloaders: each checked by a function of its own."""
+"""Check the sections of `trainer.init` and the dataloaders."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def _model(place: Place, names: Names, problems: Problems) -> Component | None:
     name, older = place.key("name"), place.key("model_name")
     if older is not None:
         if name is not None:
-            what = "name and model_name are both given; they are one setting. Keep name."
+            what = "name and model_name are both given, but are the same setting. Keep name."
             problems.add(older.key_at, older.path, what)
-        problems.note(older.key_at, older.path, "is the older spelling of name.")
+        problems.note(older.key_at, older.path, "is an older spelling of name.")
         name = name or older
     if name is None:
         if isinstance(place.node, Mapping) and len(place.node.entries) != 1:
-            add_lack(place, "name", "it says which model", problems, problems.add_to_run)
+            add_lack(place, "name", "it selects the model", problems, problems.add_to_run)
             return None
         return check_component(place, names.models, problems)
     name = _today_s(name, problems)
@@ -89,21 +89,21 @@ def _model(place: Place, names: Names, problems: Problems) -> Component | None:
 
 
 def _today_s(name: Place, problems: Problems) -> Place:
-    """Return the place of a model's name, an older one replaced by today's."""
+    """Return the place of a model's name, with an older name replaced."""
     value = name.node.value if isinstance(name.node, Scalar) else None
     today = _OLDER_NAMES.get(value) if isinstance(value, str) else None
     if today is None:
         return name
-    problems.note(name.node.at, name.path, f"{value} is the older name of {today}.")
+    problems.note(name.node.at, name.path, f"{value} is an older name of {today}.")
     return replace(name, node=Scalar(today, name.node.at))
 
 
 def _check_others(
     place: Place, name: Place, target: Any, names: Names, problems: Problems
 ) -> list[str]:
-    """Return the keys that the format knows of a shipped model, and this package does not.
+    """Return the keys of a shipped model that the format has and this package does not support.
 
-    They are no mistakes: what is inert, or switched off, is left out, the others cannot run here.
+    They are valid: those that are inert or switched off are ignored, the others cannot run here.
     """
     assert isinstance(name.node, Scalar)  # it has led to a class
     own = schema_of(target).parameters
@@ -117,10 +117,10 @@ def _check_others(
             continue
         value = check_value(inner, fields[key].parameter, problems)
         if fields[key].is_inert:
-            problems.note(inner.key_at, inner.path, "has no effect: nor has it in the original.")
+            problems.note(inner.key_at, inner.path, "has no effect (nor in the original).")
         elif value:  # 0, false, null or empty: switched off
-            what = f"known in the format, but not supported by {name.node.value} here. "
-            problems.add_to_run(inner.key_at, inner.path, what + "Leave it out to run without it.")
+            what = f"part of the format, but not supported by {name.node.value} here. "
+            problems.add_to_run(inner.key_at, inner.path, what + "Remove it to run without it.")
     return list(fields)
 
 
@@ -135,7 +135,7 @@ def check_dataloader(place: Place, names: Names, problems: Problems) -> Componen
         return None
     name = place.key("data_processor")
     if name is None:
-        why = "it says which class reads the data"
+        why = "it selects the class that reads the data"
         add_lack(place, "data_processor", why, problems, problems.add)
         return None
     target = _named_class(name, names.processors, problems)
@@ -149,7 +149,7 @@ def check_dataloader(place: Place, names: Names, problems: Problems) -> Componen
 
 
 def _try_processor(component: Component, names: Names, place: Place, problems: Problems) -> None:
-    """Add what a processor refuses, and what it would not find on this machine."""
+    """Add what a processor rejects, and what it needs that this machine lacks."""
     try:
         lacks = names.try_processor(component)
     except ConfigError as error:
@@ -181,7 +181,7 @@ def check_section(key: str, place: Place, names: Names, problems: Problems) -> C
 def _try_build(
     component: Component, make: Callable[[Component], object], place: Place, problems: Problems
 ) -> None:
-    """Add what a constructor refuses; `make` has no effects, or is no trial at all."""
+    """Add what a constructor rejects; `make` has no side effects, or builds nothing."""
     if isinstance(component.target, Unshipped):
         return
     try:
@@ -197,7 +197,7 @@ def _try_build(
 
 
 def _named_in(message: str, owner: str, place: Place) -> Place | None:
-    """Return the place that a message begins with, as in "owner.argument.key is 3"; or None."""
+    """Return the place that a message starts with, as in "owner.argument.key is 3"; or None."""
     rest = message.removeprefix(f"{owner}.")
     found = [
         (len(str(key)), key, inner)
@@ -226,7 +226,7 @@ def check_optimizer(place: Place, names: Names, problems: Problems) -> Component
 
 
 def check_scheduler(place: Place, names: Names, problems: Problems) -> Component | None:
-    """Return a scheduler; the members of one that is made of others are components as well.
+    """Return a scheduler; the schedulers among its arguments are components too.
 
     `place`: `{ClassName: {arguments}}`.
     """
@@ -252,7 +252,7 @@ def check_together(
     names: Names,
     problems: Problems,
 ) -> None:
-    """Check that schedulers fit the optimizer, and one another."""
+    """Check that schedulers are compatible with the optimizer and with each other."""
     for one, place in zip(schedulers, places, strict=True):
         try:
             names.try_together(optimizer, [one])
@@ -277,7 +277,7 @@ def check_installed(
     problems: Problems,
     try_one: Callable[[Component], object],
 ) -> tuple[list[Component], list[Any]]:
-    """Return the components of a list, and the defaults that it neither names nor removes.
+    """Return the components of a list, and the defaults that it does not replace or remove.
 
     `place`: `callbacks` or `loggers`; an item `Name: null` removes a default.
     """
@@ -304,6 +304,6 @@ def check_installed(
             problems.add(
                 inner.key_at,
                 inner.path,
-                f"null removes a default, and {name} is none. Write {{{name}: {{}}}} to add it.",
+                f"null removes a default, but {name} is none. Write {{{name}: {{}}}} to add it.",
             )
     return components, [default for default in defaults if type(default) not in classes]

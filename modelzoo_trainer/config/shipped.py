@@ -1,4 +1,4 @@
-"""What a file may name: everything that is shipped, and modules of the user's."""
+"""The names that a file may use: all shipped classes, and those of the user's modules."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from modelzoo_trainer.optim import (
 from modelzoo_trainer.trainer import Trainer
 
 _OF_A_MODEL: Final = ("params", "adjust_learning_rate", "adamw_params")
-"""Arguments of optimizers that speak of a model's parameters."""
+"""Arguments of optimizers that refer to a model's parameters."""
 
 
 def shipped_names(modules: Iterable[ModuleType] = ()) -> Names:
     """Return all shipped names.
 
-    `modules`: the user's, imported; their public classes may be named as well.
+    `modules`: imported modules of the user, whose public classes may be named too.
     """
     own = tuple(modules)
 
@@ -55,7 +55,7 @@ def shipped_names(modules: Iterable[ModuleType] = ()) -> Names:
             load=load,
             modules=own,
             adapt=adapt,
-            published=published_schema,  # what is not shipped, known by its schema
+            published=published_schema,  # classes that are not shipped, by their schema
             published_names=published_names,
         )
 
@@ -107,7 +107,7 @@ def shipped_names(modules: Iterable[ModuleType] = ()) -> Names:
 
 
 def _try_backend(device: str | None, options: Mapping[str, Any]) -> str | None:
-    """Make a backend, which starts nothing, and forget it."""
+    """Make a backend, which starts nothing, and discard it."""
     name = device or "cpu"
     try:
         make_backend(name, options)
@@ -121,24 +121,24 @@ def _try_backend(device: str | None, options: Mapping[str, Any]) -> str | None:
 
 
 def _try_model(component: Component) -> None:
-    """Check the arguments of a shipped model, nothing built; a user's can only be made."""
+    """Check the arguments of a shipped model without building it."""
     if _is_shipped(component):
         component.target.check_arguments(**component.arguments)
 
 
 class _ArgumentsFitError(Exception):
-    """An optimizer asks for its parameters."""
+    """An optimizer reads its parameters."""
 
 
 class _NoParameters:
-    """In the place of parameters; an optimizer that asks for them has accepted its arguments."""
+    """Stands for parameters; an optimizer that reads them has accepted its arguments."""
 
     def __iter__(self) -> Iterator[Any]:
         raise _ArgumentsFitError
 
 
 def _try_optimizer(component: Component) -> None:
-    """Make a shipped optimizer up to its parameters; filters that need a model are left out.
+    """Make a shipped optimizer up to its parameters, without filters that need a model.
 
     Only then would torch load its compiler, which takes as long as the rest of a check.
     """
@@ -163,11 +163,11 @@ def _try_scheduler(component: Component) -> None:
         except ConfigError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ConfigError(f"torch refuses it ({type(error).__name__}): {error}") from None
+            raise ConfigError(f"torch rejects it ({type(error).__name__}): {error}") from None
 
 
 def _try_together(optimizer: Component | None, schedulers: list[Component]) -> None:
-    """Refuse schedules that set the same value, or that are for a tag that no parameter has."""
+    """Raise if schedules set the same value, or are for a tag that no parameter has."""
     made = [one.make(None) for one in schedulers if _is_shipped(one)]
     schedules = [one for one in made if isinstance(one, Scheduler)]
     check_conflicts(schedules)
@@ -179,13 +179,13 @@ def _try_together(optimizer: Component | None, schedulers: list[Component]) -> N
         if tags is not None and known.isdisjoint(tags):
             listed = ", ".join(sorted(known)) or "none"
             raise ConfigError(
-                f"{type(schedule).__name__}.param_group_tags: no parameters have a tag of "
-                f"{list(tags)}. Tags in the optimizer's params: {listed}."
+                f"{type(schedule).__name__}.param_group_tags: no parameters have one of "
+                f"the tags {list(tags)}. Tags in the optimizer's params: {listed}."
             )
 
 
 def _try_processor(component: Component) -> list[str]:
-    """Check the arguments of a shipped data processor, nothing read."""
+    """Check the arguments of a shipped data processor without reading data."""
     if not _is_shipped(component):
         return []
     lacks: list[str] = component.target.check_arguments(**component.arguments)
@@ -193,12 +193,12 @@ def _try_processor(component: Component) -> list[str]:
 
 
 def _try_callback(component: Component) -> Any:
-    """Make a shipped callback or logger: its constructor only keeps what it is given."""
+    """Make a shipped callback or logger: its constructor only stores its arguments."""
     return component.make() if _is_shipped(component) else None
 
 
 def _try_checkpoint(ckpt_path: str) -> list[str]:
-    return [] if Path(ckpt_path).exists() else [f"there is no checkpoint {ckpt_path!r}."]
+    return [] if Path(ckpt_path).exists() else [f"checkpoint {ckpt_path!r} does not exist."]
 
 
 def _is_of_torch(component: Component) -> bool:

@@ -1,4 +1,4 @@
-"""The `sparsity` section: checked whole, and made into algorithms."""
+"""Check the `sparsity` section and return its algorithms."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _CURVED: Final = ("sparsity", "schedule", "drop_fraction")  # numbers, or curves
 
 
 def check_sparsity(place: Place, problems: Problems) -> Component | None:
-    """Return the algorithm of the section; None with problems added if it is wrong."""
-    # Imported here, as it brings torch: a file without the section is checked without it.
+    """Return the algorithm of the section; None with problems added if it is invalid."""
+    # Imported here because it imports torch, which a file without the section does not need.
     from modelzoo_trainer.sparsity import Group, Static
 
     if isinstance(place.node, Mapping):

@@ -209,5 +209,5 @@ def test_a_state_in_memory_replaces_no_file_and_leaves_none_if_refused(tmp_path)
 def test_the_command_says_which_tied_weights_are_stored_once(path, tmp_path, capsys):
     assert main(["export", str(path), str(tmp_path / "model.safetensors")]) == 0
     said = capsys.readouterr().err
-    assert "output.weight is embedding.weight" in said
+    assert "output.weight is saved as embedding.weight" in said
     assert "safetensors.torch.load_model" in said

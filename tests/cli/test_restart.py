@@ -280,7 +280,7 @@ def test_the_help_tells_the_codes_and_not_the_hidden_option(capsys):
         main(["--help"])
     told = capsys.readouterr().out
     assert "--supervised" not in told
-    for code in ("  0    done", "  1    the run failed", "  2    ", "  130  ", "  143  "):
+    for code in ("  0    success", "  1    the run failed", "  2    ", "  130  ", "  143  "):
         assert code in told
 
 

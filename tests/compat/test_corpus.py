@@ -76,7 +76,7 @@ def test_a_published_file_is_right_and_its_report_names_what_it_has(path, capfd)
     init = TRAINERS[path]["init"]
     assert check(path, "--device", "cpu") == 0
     shown = capfd.readouterr().out
-    assert shown.startswith(f"{path} is right. Nothing was built.\n")
+    assert shown.startswith(f"{path} is valid (nothing was built).\n")
     assert [name.lower() for name in found_in(shown, r"^  optimizer: (\w+)")] == [
         name.lower() for name in init.get("optimizer", {})
     ]
@@ -100,7 +100,7 @@ def test_a_file_for_other_hardware_needs_a_device_and_is_told_so(path, capfd):
     assert shown == ""
     assert re.fullmatch(
         rf"{re.escape(str(path))}:\d+:\d+: trainer\.init\.backend\.backend_type: 'CSX' is hardware "
-        rf"that this trainer does not drive\. Say what to run on: --device cpu, .*\n",
+        rf"that this trainer does not support\. Use --device cpu, .*\n",
         said,
     )
 
@@ -111,7 +111,7 @@ def test_a_published_file_is_right_from_the_command_line(path):
     command = ["run.py", "--params", str(path), "--device", "cpu", "--check"]
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"{path} is right. Nothing was built.\n")
+    assert done.stdout.startswith(f"{path} is valid (nothing was built).\n")
 
 
 # ---- trained

@@ -18,7 +18,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(_ROOT))
 
 with atheris.instrument_imports(include=["modelzoo_trainer.config", "yaml"]):
-    from modelzoo_trainer.config.plan import MODES
+    from modelzoo_trainer.config.modes import MODES
     from modelzoo_trainer.config.shipped import shipped_names
     from tests.config.attempts import Attempts
 

@@ -148,7 +148,11 @@ def test_a_value_that_fits_is_converted(text, value):
         ),
         ("betas: [1, x]", "1:12: betas[1]: expected a number, got 'x'."),
         ("positive: 0", "1:11: positive: expected a whole number > 0 or null, got 0."),
-        ("verbose: on", "1:10: verbose: expected true or false, got 'on'. on is text in YAML 1.2."),
+        (
+            "verbose: on",
+            "1:10: verbose: expected true or false, got 'on'. on is text in YAML 1.2; write true "
+            "or false.",
+        ),
         ("verbose: 1", "1:10: verbose: expected true or false, got 1."),
         ("colour: blau", "1:9: colour: expected 'red' or 'blue', got 'blau'. Did you mean 'blue'?"),
         ("every: x", "1:8: every: expected an integer, a number or null, got 'x'."),
@@ -169,8 +173,8 @@ def test_a_value_that_does_not_fit_says_what_does(text, message):
 def test_what_is_missing_is_named_with_what_fits():
     _, problems = check("{}", Needy, num_injected=1)
     assert problems == [
-        "f.yaml:1:1: lr: missing; Needy needs it (a number).",
-        "f.yaml:1:1: name: missing; Needy needs it ('a').",
+        "f.yaml:1:1: lr: missing; Needy requires it (a number).",
+        "f.yaml:1:1: name: missing; Needy requires it ('a').",
     ]
 
 
@@ -189,7 +193,7 @@ def test_a_class_with_keyword_arguments_takes_any_name():
 
 def test_a_class_without_arguments_says_so():
     _, problems = check("{a: 1}", Bare)
-    assert problems == ["f.yaml:1:2: a: no such argument of Bare, which takes none."]
+    assert problems == ["f.yaml:1:2: a: no such argument of Bare, which has no arguments."]
 
 
 def test_arguments_that_are_no_mapping_are_refused():

@@ -251,15 +251,15 @@ MODEL = "model: {name: tiny_net, hidden_size: 1}"
             "modle: 1, " + MODEL,
             "trainer.init.modle: no such key in trainer.init. Did you mean 'mod",
         ),
-        ("seed: 1", "trainer.init.model: missing; trainer.init needs it."),
-        ("model: null", "trainer.init.model: missing; trainer.init needs it."),
+        ("seed: 1", "trainer.init.model: missing; trainer.init requires it."),
+        ("model: null", "trainer.init.model: missing; trainer.init requires it."),
         ("model: tiny_net", "trainer.init.model: a model is written as {ClassName: {arguments}}; "),
-        ("model: {hidden_size: 1, dropout: 0}", "trainer.init.model.name: missing; it says which"),
+        ("model: {hidden_size: 1, dropout: 0}", "trainer.init.model.name: missing; it selects"),
         ("model: {name: tiny}", "trainer.init.model.name: 'tiny' is not a model. Did you mean 'ti"),
         ("model: {name: 3}", "trainer.init.model.name: expected text, got 3."),
         (
             "model: {name: tiny_net}",
-            "trainer.init.model.hidden_size: missing; TinyNet needs it (an",
+            "trainer.init.model.hidden_size: missing; TinyNet requires it (an",
         ),
         (MODEL + ", device: GPUU", "trainer.init.device: 'GPUU' is not a backend. Did you mean 'c"),
         (MODEL + ", device: 3", "trainer.init.device: expected text, got 3."),
@@ -277,11 +277,16 @@ MODEL = "model: {name: tiny_net, hidden_size: 1}"
             "trainer.init.seed: expected a whole number in [0, 4294967296) or null, got 'one'.",
         ),
         (MODEL + ", optimizer: AdamW", "trainer.init.optimizer: an optimizer is written as {Class"),
-        (MODEL + ", optimizer: {}", "trainer.init.optimizer: got no key; an optimizer is written"),
+        (
+            MODEL + ", optimizer: {}",
+            "trainer.init.optimizer: an optimizer is written as {ClassName: {arguments}}, with "
+            "exactly one key; got no key",
+        ),
         (
             MODEL + ", optimizer: {AdamW: , lr: 1}",
-            "trainer.init.optimizer: got 'AdamW', 'lr'; an optimizer is written as {ClassName: {ar"
-            "guments}}, with one key. Indent the arguments below the name.",
+            "trainer.init.optimizer: an optimizer is written as {ClassName: {arguments}}, with "
+            "exactly "
+            "one key; got 'AdamW', 'lr'. Indent the arguments below the name.",
         ),
         (
             MODEL + ", optimizer: {AdamV: {}}",
@@ -305,7 +310,7 @@ MODEL = "model: {name: tiny_net, hidden_size: 1}"
         ),
         (
             MODEL + ", logging: {}",
-            "trainer.init.logging.log_steps: missing; Logging needs it (an i",
+            "trainer.init.logging.log_steps: missing; Logging requires it (an i",
         ),
         (MODEL + ", loop: {num_steps: 1, num_epochs: 1}", "trainer.init.loop: num_steps and num_e"),
         (MODEL + ", sparsity: 1.5", "trainer.init.sparsity: expected a number in [0, 1), got 1.5."),
@@ -334,8 +339,8 @@ def test_a_fault_in_init_is_reported_with_place_and_advice(complaints, init, mes
     [
         ("[1]", "eval", "params.yaml:1:1: expected a mapping with trainer, got [1]."),
         ("a: 1", "eval", "params.yaml:1:1: a: no such key in the file. Known: trainer."),
-        ("trainer:", "eval", "params.yaml:1:1: trainer: missing; the file needs it."),
-        ("trainer: []", "eval", "params.yaml:1:10: trainer: the list is empty; it should hold"),
+        ("trainer:", "eval", "params.yaml:1:1: trainer: missing; the file requires it."),
+        ("trainer: []", "eval", "params.yaml:1:10: trainer: the list is empty; expected"),
         (
             "trainer: 3",
             "eval",
@@ -343,9 +348,17 @@ def test_a_fault_in_init_is_reported_with_place_and_advice(complaints, init, mes
             "validate_all, got 3.",
         ),
         ("trainer: [{init: }]", "eval", "params.yaml:1:12: trainer[0].init: no such key in traine"),
-        ("trainer: {fit: }", "eval", "params.yaml:1:1: trainer.init: missing; trainer needs it."),
-        (SMALLEST, "eval", "params.yaml:1:1: trainer.validate: missing; mode eval needs it."),
-        (SMALLEST, "train", "params.yaml:1:11: trainer.init.optimizer: missing; mode train needs"),
+        (
+            "trainer: {fit: }",
+            "eval",
+            "params.yaml:1:1: trainer.init: missing; trainer requires it.",
+        ),
+        (SMALLEST, "eval", "params.yaml:1:1: trainer.validate: missing; mode eval requires it."),
+        (
+            SMALLEST,
+            "train",
+            "params.yaml:1:11: trainer.init.optimizer: missing; mode train requires",
+        ),
     ],
 )
 def test_a_fault_in_the_shape_of_the_file_is_reported(complaints, text, mode, message):
@@ -355,7 +368,7 @@ def test_a_fault_in_the_shape_of_the_file_is_reported(complaints, text, mode, me
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ("fit: {}", "trainer.fit.train_dataloader: missing; trainer.fit needs it."),
+        ("fit: {}", "trainer.fit.train_dataloader: missing; trainer.fit requires it."),
         (
             "fit: {train_dataloader: 3}",
             "trainer.fit.train_dataloader: expected a mapping with data_processor "

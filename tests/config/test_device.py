@@ -47,7 +47,7 @@ def test_hardware_that_is_not_driven_here_asks_for_a_device_in_one_line(shipped,
     (line,) = problems(shipped, f"{{backend_type: {name}, cluster_config: {{num_csx: 1}}}}")
     assert line == (
         f"f.yaml:3:29: trainer.init.backend.backend_type: '{name}' is hardware that this trainer "
-        f"does not drive. Say what to run on: --device cpu, gpu or auto (the best that is there)."
+        f"does not support. Use --device cpu, gpu or auto (the best device available)."
     )
 
 
@@ -62,8 +62,8 @@ def test_its_settings_have_no_effect_and_are_listed_once(shipped):
     assert [str(note) for note in found.notes] == [
         "f.yaml:3:97: trainer.init.backend.csx.debug.implicit_cast_cb16_to_fp32: no effect on "
         "this hardware.",
-        "f.yaml:3:34: trainer.init.backend: compile_dir, cluster_config of the hardware that the "
-        "file was made for: no effect here.",
+        "f.yaml:3:34: trainer.init.backend: compile_dir, cluster_config: no effect here "
+        "(options of Cerebras hardware).",
     ]
 
 
@@ -128,4 +128,4 @@ def test_a_device_that_is_not_on_this_machine_is_no_mistake_of_the_file(shipped,
     assert line.startswith("f.yaml:3:29: trainer.init.backend.backend_type: 'GPU' was asked for, ")
     root = read_text(FILE % ("{backend_type: GPU}", ""), "f.yaml")
     (found,) = check_config(root, shipped, problems=Problems(for_a_run=False))
-    assert "cannot run as it is: 'GPU' was asked for" in str(found.notes[0])
+    assert "valid, but cannot run here: 'GPU' was asked for" in str(found.notes[0])

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelzoo_trainer.config.loader import to_yaml
+from modelzoo_trainer.config.modes import MODES
 from modelzoo_trainer.config.overrides import parse_override
-from modelzoo_trainer.config.plan import MODES
 from modelzoo_trainer.config.shipped import shipped_names
 from tests.compat.corpus_here import CORPUS
 from tests.config.attempts import Attempts

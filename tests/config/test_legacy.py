@@ -608,53 +608,51 @@ def test_what_can_be_run_follows_from_the_inputs(text, sections):
     [
         (
             "model: {}\nrunconfig:\n  max_setps: 3",
-            "3:3: runconfig.max_setps: no such key of runconfig. Did you mean 'max_steps'?",
+            "3:3: runconfig.max_setps: no such key in runconfig. Did you mean 'max_steps'?",
         ),
         (
             "runconfig:\n  grad_accum_steps: 3",
-            "2:3: runconfig.grad_accum_steps: no such key of runconfig. It belongs in optimizer.",
+            "2:3: runconfig.grad_accum_steps: no such key in runconfig. It belongs in optimizer.",
         ),
         (
             "model: {}\nmax_steps: 3",
-            "2:1: max_steps: no such key of this layout, which has no trainer. It belongs in "
-            "runconfig.",
+            "2:1: max_steps: no such key in the older layout. It belongs in runconfig.",
         ),
         (
             "model: {}\noptimiser: {}",
-            "2:1: optimiser: no such key of this layout, which has no trainer. Did you mean "
-            "'optimizer'?",
+            "2:1: optimiser: no such key in the older layout. Did you mean 'optimizer'?",
         ),
         (
             "runconfig:\n  save_losses: true",
-            "2:3: runconfig.save_losses: no such key of runconfig. Leave it out: the loss is "
+            "2:3: runconfig.save_losses: no such key in runconfig. Remove it: the loss is "
             "always logged.",
         ),
         (
             "optimizer:\n  optimizer_type: SGD\n  disable_lr_steps_reset: true",
-            "3:3: optimizer.disable_lr_steps_reset: no such key of optimizer. Leave it out: in a "
-            "sequence each scheduler begins at its own step 0.",
+            "3:3: optimizer.disable_lr_steps_reset: no such key in optimizer. Remove it: in a "
+            "sequence each scheduler starts at its own step 0.",
         ),
         (
             "wandb:\n  projekt: a",
-            "2:3: wandb.projekt: no such key of wandb. Did you mean 'project'?",
+            "2:3: wandb.projekt: no such key in wandb. Did you mean 'project'?",
         ),
         (
             "model:\n  mixed_precison: true",
-            "2:3: model.mixed_precison: no such key of model. Did you mean 'mixed_precision'?",
+            "2:3: model.mixed_precison: no such key in model. Did you mean 'mixed_precision'?",
         ),
         (
             "optimizer:\n  optimizer_type: SGD\n  max_gradient_nrom: 1",
-            "3:3: optimizer.max_gradient_nrom: no such key of optimizer. Did you mean "
+            "3:3: optimizer.max_gradient_nrom: no such key in optimizer. Did you mean "
             "'max_gradient_norm'?",
         ),
         (
             "train_input:\n  micro_batchsize: 1",
-            "2:3: train_input.micro_batchsize: no such key of train_input. Did you mean "
+            "2:3: train_input.micro_batchsize: no such key in train_input. Did you mean "
             "'micro_batch_size'?",
         ),
         (
             "runconfig:\n  experimental:\n    listener: []",
-            "3:5: runconfig.experimental.listener: no such key of runconfig.experimental. Did you "
+            "3:5: runconfig.experimental.listener: no such key in runconfig.experimental. Did you "
             "mean 'listeners'?",
         ),
         ("model:\n- 1", "2:1: model: expected a mapping, got [1]."),
@@ -665,7 +663,7 @@ def test_what_can_be_run_follows_from_the_inputs(text, sections):
         ),
         (
             "runconfig:\n  experimental: {listeners: [{a: 1}]}",
-            "2:30: runconfig.experimental.listeners[0].listener_type: missing; it names the class "
+            "2:30: runconfig.experimental.listeners[0].listener_type: missing; expected the class "
             "of the listener.",
         ),
         (
@@ -678,7 +676,7 @@ def test_what_can_be_run_follows_from_the_inputs(text, sections):
         ),
         (
             "optimizer:\n  learning_rate: 1",
-            "1:1: optimizer.optimizer_type: missing; it says which optimizer.",
+            "1:1: optimizer.optimizer_type: missing; it selects the optimizer.",
         ),
         (
             "optimizer:\n  optimizer_type: 1",
@@ -694,16 +692,17 @@ def test_what_can_be_run_follows_from_the_inputs(text, sections):
         ),
         (
             "optimizer: {optimizer_type: SGD, weight_decay: 1, weight_decay_rate: 2}",
-            "1:51: optimizer.weight_decay_rate: optimizer.weight_decay (line 1) says the same. "
-            "Leave one of them out.",
+            "1:51: optimizer.weight_decay_rate: the same setting as optimizer.weight_decay "
+            "(line 1). Remove one of them.",
         ),
         (
             "optimizer: {optimizer_type: Adam, beta1: 1, betas: [1, 2]}",
-            "1:35: optimizer.beta1: optimizer.betas (line 1) says the same. Leave one of them out.",
+            "1:35: optimizer.beta1: the same setting as optimizer.betas (line 1). Remove one of "
+            "them.",
         ),
         (
             "optimizer: {optimizer_type: SGD, learning_rate: []}",
-            "1:49: optimizer.learning_rate: the list is empty; it should hold schedulers.",
+            "1:49: optimizer.learning_rate: the list is empty; expected schedulers.",
         ),
         (
             "optimizer: {optimizer_type: SGD, learning_rate: [1]}",
@@ -712,7 +711,7 @@ def test_what_can_be_run_follows_from_the_inputs(text, sections):
         ),
         (
             "optimizer:\n  optimizer_type: SGD\n  learning_rate: {steps: 3}",
-            "3:3: optimizer.learning_rate.scheduler: missing; it says which one.",
+            "3:3: optimizer.learning_rate.scheduler: missing; it selects the scheduler.",
         ),
         (
             "optimizer: {optimizer_type: SGD, learning_rate: {scheduler: Lineer}}",
@@ -722,21 +721,21 @@ def test_what_can_be_run_follows_from_the_inputs(text, sections):
         (
             "optimizer: {optimizer_type: SGD, learning_rate: {scheduler: Step, steps: 1, "
             "decay_steps: 2}}",
-            "1:77: optimizer.learning_rate.decay_steps: optimizer.learning_rate.steps (line 1) "
-            "says the same. Leave one of them out.",
+            "1:77: optimizer.learning_rate.decay_steps: the same setting as "
+            "optimizer.learning_rate.steps (line 1). Remove one of them.",
         ),
         (
             "optimizer: {optimizer_type: SGD, learning_rate: [{scheduler: Step, main_scheduler: "
             "chaind}]}",
-            "1:84: optimizer.learning_rate[0].main_scheduler: 'chaind' does not fit. Did you mean "
+            "1:84: optimizer.learning_rate[0].main_scheduler: 'chaind' is not valid. Did you mean "
             "'chained'?",
         ),
         (
             "optimizer: {optimizer_type: SGD, learning_rate: [\n"
             "{scheduler: Step, main_scheduler: chained},\n"
             "{scheduler: Step, main_scheduler: sequential}]}",
-            "3:35: optimizer.learning_rate[1].main_scheduler: 'sequential' does not fit; an item "
-            "before names ChainedScheduler. Write the same in all.",
+            "3:35: optimizer.learning_rate[1].main_scheduler: 'sequential' conflicts with "
+            "an earlier item, ChainedScheduler. Write the same in all items.",
         ),
     ],
 )
@@ -752,7 +751,7 @@ def test_all_problems_are_found_together():
 def test_the_mode_of_a_file_is_logged_and_left_to_the_command(caplog):
     caplog.set_level("INFO", "modelzoo_trainer.config")
     assert init("runconfig: {mode: train}") == {}
-    assert caplog.messages == ["runconfig.mode is not used: the command says what is run."]
+    assert caplog.messages == ["runconfig.mode is ignored: the command line selects the mode."]
 
 
 def test_an_alias_may_be_moved_to_two_places():

@@ -162,7 +162,7 @@ def test_a_repeated_key_is_refused_at_its_second_line(line, column, key):
     with pytest.raises(ConfigError) as caught:
         read_text(with_line(line, f"{before}{key}: 0", " " * (column - 1) + after), "params.yaml")
     assert str(caught.value) == (
-        f"params.yaml:{line + 1}:{column}: key {key!r} is given twice; first in line {line}."
+        f"params.yaml:{line + 1}:{column}: duplicate key {key!r}; first in line {line}."
     )
 
 

@@ -100,15 +100,15 @@ def test_a_name_that_is_shipped_and_imported_is_refused(own_module):
     module = import_module(own_module)
     assert find("CheckLoss", table(module))[1] == [
         "f.yaml:1:1: 'CheckLoss' is in modelzoo_trainer and in zoo_test_package.callbacks. "
-        "Write the dotted path of the one that you mean."
+        "Write the dotted path of one of them."
     ]
 
 
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("zoo_test_nowhere.X", "there is no module 'zoo_test_nowhere' on Python's path."),
-        ("zoo_test_package.no.X", "there is no module 'zoo_test_package.no' on Python's path."),
+        ("zoo_test_nowhere.X", "no module named 'zoo_test_nowhere' on Python's path."),
+        ("zoo_test_package.no.X", "no module named 'zoo_test_package.no' on Python's path."),
         ("zoo_test_package.callbacks.Mein", "zoo_test_package.callbacks has no 'Mein'. Did you"),
         (
             "zoo_test_package.callbacks.NUMBER",
@@ -155,8 +155,9 @@ def model(text, *, for_a_run):
 def test_a_published_class_that_is_not_shipped_is_refused_for_a_run_with_what_to_do():
     _, problems = model("model: {T5: {layers: 1}}", for_a_run=True)
     assert problems.lines() == [
-        "f.yaml:1:9: model.T5: the model 'T5' is not part of this package. Shipped: gpt2. For one "
-        "of your own write its dotted path, model: {mypkg.MyModel: {...}}, or give its module "
+        "f.yaml:1:9: model.T5: the model 'T5' is not part of this package. Available: gpt2. For "
+        "a class "
+        "of your own, write its dotted path, model: {mypkg.MyModel: {...}}, or import its module "
         "with --import."
     ]
 
@@ -164,14 +165,14 @@ def test_a_published_class_that_is_not_shipped_is_refused_for_a_run_with_what_to
 def test_in_a_check_it_is_a_note_and_its_arguments_are_checked():
     component, problems = model("model: {t5: {layers: 1}}", for_a_run=False)
     assert problems.lines() == []
-    assert [note.message[:24] for note in problems.notes] == ["cannot run as it is: the"]
+    assert [note.message[:31] for note in problems.notes] == ["valid, but cannot run here: the"]
     assert component.target.name == "t5"
     with pytest.raises(ConfigError, match="is not part of this package"):
         component.build()
     _, problems = model("model: {t5: {layer: 1}}", for_a_run=False)
     assert problems.lines() == [
         "f.yaml:1:14: model.t5.layer: no such argument of t5. Did you mean 'layers'?",
-        "f.yaml:1:9: model.t5.layers: missing; t5 needs it (anything).",
+        "f.yaml:1:9: model.t5.layers: missing; t5 requires it (anything).",
     ]
 
 

@@ -116,14 +116,20 @@ def test_in_a_list_of_trainers_an_index_changes_one(path):
         ("=3", "is not of the form PATH=VALUE"),
         ("init..seed=3", "is not of the form PATH=VALUE"),
         ("init.callbacks[=3", "is not of the form PATH=VALUE"),
-        ("init.seed.x=3", "trainer.init.seed is 1, it has no key 'x'."),
-        ("init.seed[0]=3", "trainer.init.seed is 1, it has no items."),
+        ("init.seed.x=3", "trainer.init.seed is 1 and has no key 'x'."),
+        ("init.seed[0]=3", "trainer.init.seed is 1 and has no items."),
         (
             "init.callbacks.CheckLoss=3",
-            "trainer.init.callbacks is a list, it has no key 'CheckLoss",
+            "trainer.init.callbacks is a list and has no key 'CheckLoss",
         ),
-        ("init.callbacks[3].x=3", "trainer.init.callbacks[3] is not there; the list has 3 items."),
-        ("init.callbacks[-1]=3", "trainer.init.callbacks[-1] is not there; the list has 3 items."),
+        (
+            "init.callbacks[3].x=3",
+            "trainer.init.callbacks[3] does not exist; the list has 3 items.",
+        ),
+        (
+            "init.callbacks[-1]=3",
+            "trainer.init.callbacks[-1] does not exist; the list has 3 items.",
+        ),
         ("init.seed=[1", "while parsing a flow sequence, expected ',' or ']', but got '<stream"),
     ],
 )
@@ -138,8 +144,8 @@ def test_a_class_name_that_fits_several_items_is_refused():
     with pytest.raises(ConfigError) as caught:
         apply("init.callbacks[A].x=1", text=text)
     assert str(caught.value) == (
-        "--set init.callbacks[A].x=1: trainer.init.callbacks[A] could be any of [0, 1]; name one "
-        "by its index."
+        "--set init.callbacks[A].x=1: trainer.init.callbacks[A] is ambiguous: items "
+        "[0, 1] have that name; select one by its index."
     )
 
 

@@ -212,7 +212,8 @@ def test_what_the_class_takes_is_accepted(kind, text):
             GPT_DATA,
             "shuffle: true",
             "shuffle: 'yes'",
-            "p.yaml:4:10: shuffle: expected true or false, got 'yes'. yes is text in YAML 1.2.",
+            "p.yaml:4:10: shuffle: expected true or false, got 'yes'. yes is text in YAML 1.2; "
+            "write true or false.",
         ),
         (
             "data processor",
@@ -226,7 +227,7 @@ def test_what_the_class_takes_is_accepted(kind, text):
             GPT_DATA,
             "batch_size: 64\n",
             "",
-            "p.yaml:1:1: batch_size: missing; GptHDF5MapDataProcessor needs it (an integer).",
+            "p.yaml:1:1: batch_size: missing; GptHDF5MapDataProcessor requires it (an integer).",
         ),
     ],
 )
@@ -244,7 +245,7 @@ def test_any_key_passes_in_an_open_class_and_known_ones_are_checked():
 def test_a_class_without_arguments_takes_none():
     given = read_text("steps: 3\n", "p.yaml")
     found = problems_of("callback", Place.root(given), "RunSchedule")
-    assert found == ["p.yaml:1:1: steps: no such argument of RunSchedule, which takes none."]
+    assert found == ["p.yaml:1:1: steps: no such argument of RunSchedule, which has no arguments."]
 
 
 @pytest.mark.corpus
@@ -446,7 +447,7 @@ def test_a_key_that_is_not_supported_is_known_to_a_check_and_refused_by_name_in_
     with pytest.raises(ConfigError) as caught:
         llama(SINKS)
     (line,) = str(caught.value).splitlines()
-    assert "attention_sliding_window_length: known in the format, but not supported" in line
+    assert "attention_sliding_window_length: part of the format, but not supported" in line
 
 
 @pytest.mark.parametrize(
@@ -481,4 +482,4 @@ def test_an_older_name_of_a_model_is_known():
     text = (LLAMA % "vocab_size: 9").replace("llama", "LlamaModel")
     (plan,) = check_config(read_text(text, "p.yaml"), shipped_names(), None)
     assert plan.init["model"].target is model_class("llama")
-    assert [note.message for note in plan.notes] == ["LlamaModel is the older name of llama."]
+    assert [note.message for note in plan.notes] == ["LlamaModel is an older name of llama."]

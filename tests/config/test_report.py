@@ -155,9 +155,9 @@ What runs
   device:        cpu
   model_dir:     runs/a
   seed:          1
-  start:         the newest checkpoint of model_dir, if there is one
-  resuming:      depends on the dataloader, which is not made here; if it cannot be exact, the run
-                 logs that before its first step
+  start:         the newest checkpoint in model_dir if there is one, else new weights
+  resuming:      depends on the dataloader, which is not built here; the run warns before its first
+                 step if it cannot be exact
 
 Components
   model: Net (of mypkg.parts)
@@ -202,14 +202,14 @@ Length
   validations:   3, at steps 4, 8, 10; 2 batches of 2 dataloaders each
   checkpoints:   2, at steps 0, 10
   log lines:     10, at steps 1, 2, 3, ..., 10
-  hint:          checkpoint.steps is 20, the run has 10 steps: it happens at the end alone
+  hint:          checkpoint.steps is 20, but the run has 10 steps: this happens only at the end
 
 Schedules
   schedulers[0]: LinearLR sets lr of all parameter groups
       steps         0      1      2      5      8     10
       value         1  0.875   0.75  0.375      0      0
       curve     @%#*=-:.___  0 to 1
-      hint: the schedule ends at step 8, the run at 10: the rest stays at 0"""
+      hint: the schedule ends at step 8, the run at 10: constant at 0 then"""
 
 
 def test_a_report_says_what_runs_of_what_how_long_and_what_to_know(shown):
@@ -225,8 +225,7 @@ def test_a_report_is_told_without_what_is_not_there(shown, tmp_path, monkeypatch
         "  device:        cpu (default)\n"
         "  model_dir:     model_dir (default)\n"
         "  seed:          none (default)\n"
-        "  start:         nothing: no checkpoint in model_dir, so a run without ckpt_path is "
-        "refused\n"
+        "  start:         invalid: no checkpoint in model_dir, so ckpt_path is required\n"
         "\n"
         "Components\n"
         "  model: Net (of mypkg.parts)\n"
@@ -252,8 +251,8 @@ def test_a_file_without_a_run_says_so_and_has_no_length(shown):
 @pytest.mark.parametrize(
     ("fit", "start"),
     [
-        ("", "the newest checkpoint of /data/runs, if there is one"),
-        ("ckpt_path: null", "the weights as they are made (ckpt_path: null)"),
+        ("", "the newest checkpoint in /data/runs if there is one, else new weights"),
+        ("ckpt_path: null", "new weights (ckpt_path: null)"),
         ("ckpt_path: runs/checkpoint_3", "runs/checkpoint_3 (ckpt_path)"),
     ],
 )
@@ -264,7 +263,7 @@ def test_a_report_says_what_a_run_starts_from(shown, fit, start):
 
 def test_a_run_that_must_not_load_says_so(shown):
     text = FILE.replace("{steps: 20,", "{autoload_last_checkpoint: false,")
-    assert "the weights as they are made (autoload_last_checkpoint: false)" in shown(text)
+    assert "new weights (autoload_last_checkpoint: false)" in shown(text)
 
 
 def test_several_checkpoints_are_validated_one_after_the_other(shown):
@@ -312,7 +311,7 @@ def test_a_trainer_without_a_default_folder_has_none(names):
 def test_callbacks_that_validate_are_told_where_no_dataloader_is(shown):
     text = FILE[: FILE.index("    val_dataloader")]
     assert (
-        "  validations:   3, at steps 4, 8, 10; no val_dataloader; only what callbacks run: Uploads"
+        "  validations:   3, at steps 4, 8, 10; no val_dataloader; only those of callbacks: Uploads"
         in shown(text)
     )
 
@@ -324,8 +323,8 @@ def test_a_dataloader_without_a_batch_size_is_told_by_its_batches(shown):
     told = shown(text.replace("- Uploads:", f"- {flags}\n      - Uploads:"))
     assert "  steps:         10; each of 3 batches\n" in told
     assert (
-        "  micro-batches: training: at most 2 samples at once\n"
-        "  micro-batches: validation: at most 2 samples at once\n"
+        "  micro-batches: training: at most 2 samples each\n"
+        "  micro-batches: validation: at most 2 samples each\n"
     ) in told
 
 
@@ -379,9 +378,9 @@ def test_a_class_that_is_not_shipped_is_told_with_its_arguments(shown, plans):
     text = FILE.replace("- Uploads:", "- Harness: {tasks: a}\n      - Uploads:")
     told = shown(text)
     assert "  callbacks[0]: Harness (not part of this package)\n      tasks=a\n" in told
-    assert "  p.yaml:13:9: trainer.init.callbacks[0].Harness: cannot run as it is: " in told
+    assert "  p.yaml:13:9: trainer.init.callbacks[0].Harness: valid, but cannot run here: " in told
     order = hook_order(plans(text)[0])
-    assert "  Harness: not part of this package; its hooks are not known" in order
+    assert "  Harness: not part of this package; its hooks are unknown" in order
 
 
 def test_members_of_a_schedule_stand_below_it(shown):
@@ -438,4 +437,4 @@ def test_the_report_of_a_shipped_file_fits_a_terminal(path):
 
 def test_validate_all_tells_that_it_takes_every_checkpoint(shown):
     text = "trainer: {init: {model: {name: net, sizes: [1]}}, validate_all: {}}"
-    assert "  start:         each checkpoint of model_dir\n" in shown(text, "eval_all")
+    assert "  start:         each checkpoint in model_dir\n" in shown(text, "eval_all")

@@ -165,4 +165,4 @@ def test_hooks_are_told_in_the_order_of_their_declaration(plan):
 
 def test_of_a_function_nothing_is_known(plan):
     told = hook_order(plan("watching: {}"))
-    assert told.endswith("\n  watching: a function; hooks of what it returns are not known")
+    assert told.endswith("\n  watching: a function; the hooks of its result are unknown")

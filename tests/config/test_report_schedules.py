@@ -147,7 +147,7 @@ def test_a_schedule_that_begins_later_is_told_from_there(plan, told):
     assert steps == [0, 1, 6, 13, 20, 26]
     assert values == [f"{scheduler.value(step + 4):.4g}" for step in steps]
     assert values[:3] == ["0.2", "0.25", "0.5"]
-    assert lines[4].endswith("ends at step 36, the run at 26: it gets to 0.2, not to 0.1")
+    assert lines[4].endswith("ends at step 36, the run at 26: it reaches 0.2 instead of 0.1")
 
 
 def test_of_many_milestones_some_are_told_evenly(plan):
@@ -173,7 +173,7 @@ def test_groups_are_told_by_their_tags(told):
 def test_a_schedule_of_the_users_is_known_only_when_it_runs(told, schedule):
     module, _, name = schedule.partition(":")[0].rpartition(".")
     (line,) = told(schedule)
-    assert line == f"  schedulers[0]: {name} (of {module}): value known only when it runs"
+    assert line == f"  schedulers[0]: {name} (of {module}): values are known only at run time"
 
 
 def test_the_last_step_is_a_bound_if_the_data_decide(told):
@@ -193,11 +193,11 @@ def test_a_run_of_unknown_length_shows_the_schedule_to_its_end(told, schedule, l
     ("schedule", "end", "hints"),
     [
         (UP, 10, []),
-        (UP, 20, ["the schedule ends at step 10, the run at 20: the rest stays at 0.5"]),
+        (UP, 20, ["the schedule ends at step 10, the run at 20: constant at 0.5 then"]),
         (
             UP,
             8,
-            ["the schedule ends at step 10, the run at 8: it gets to 0.4, not to 0.5"],
+            ["the schedule ends at step 10, the run at 8: it reaches 0.4 instead of 0.5"],
         ),
         (UP.replace("0.5", "0"), 8, []),
         (UP.replace("0.5", "0"), 20, []),
@@ -207,19 +207,19 @@ def test_a_run_of_unknown_length_shows_the_schedule_to_its_end(told, schedule, l
             f"SequentialLR: {{schedulers: [{UP}, {DOWN}]}}",
             10,
             [
-                "the schedule ends at step 40, the run at 10: it gets to 0.5, not to 0.1",
-                "milestones that the run, of 10 steps, does not get beyond: 10",
+                "the schedule ends at step 40, the run at 10: it reaches 0.5 instead of 0.1",
+                "milestones after the end of the run at step 10: 10",
             ],
         ),
         (
             "MultiStepLR: {initial_learning_rate: 1, gamma: 0.1, milestones: [3, 9, 10, 11, 12]}",
             9,
-            ["milestones that the run, of 9 steps, does not get beyond: 9, 10, 11, ..."],
+            ["milestones after the end of the run at step 9: 9, 10, 11, ..."],
         ),
         (
             "MultiplicativeLR: {initial_learning_rate: 1, coefficient: 2}",
             2000,
-            ["at step 2000 the value is too large for a float: the run would fail"],
+            ["at step 2000 the value is too large for a float: the run will fail"],
         ),
     ],
 )
@@ -242,4 +242,4 @@ def never(step):
 def test_a_function_of_the_users_is_not_called(told, monkeypatch):
     monkeypatch.setitem(sys.modules, "my_factors", sys.modules[__name__])
     lines = told("LambdaLR: {initial_learning_rate: 1, lr_lambda: my_factors.never}")
-    assert any("value known only when it runs" in line for line in lines)
+    assert any("values are known only at run time" in line for line in lines)

@@ -223,7 +223,7 @@ def test_a_kept_file_names_what_was_left_out(check):
     assert "abcdef" not in text
     assert "me:pa" not in text
     place = "trainer.init.callbacks[0].GlobalFlags"
-    comments = [line for line in text.splitlines() if line.startswith("# left out")]
+    comments = [line for line in text.splitlines() if line.startswith("# removed")]
     assert [line.rpartition(" ")[2] for line in comments] == [
         f"{place}.github_token",
         f"{place}.uri",
@@ -233,7 +233,7 @@ def test_a_kept_file_names_what_was_left_out(check):
 def test_a_kept_file_does_not_run_with_what_stands_for_a_secret(check, complaints):
     (plan,) = check(FILE)
     (line,) = complaints(describe_run(plan, ["run.py"]))
-    assert "trainer.init.callbacks[0].GlobalFlags.uri: has *** in the place of a secret" in line
+    assert "trainer.init.callbacks[0].GlobalFlags.uri: contains *** in place of a secret" in line
     assert "--set" in line
     assert check(yaml.safe_dump(without_secrets(plan.resolved)).replace("***", "me:pa"))
 

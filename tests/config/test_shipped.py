@@ -221,7 +221,7 @@ def test_a_mere_check_does_not_ask_for_data_on_this_machine(shipped):
         read_text(text, "params.yaml"), shipped, problems=Problems(for_a_run=False)
     )
     (note,) = found.notes
-    assert "cannot run as it is: data_dir 'nowhere' does not exist." in str(note)
+    assert "valid, but cannot run here: data_dir 'nowhere' does not exist." in str(note)
 
 
 def test_a_fault_in_an_anchor_s_value_is_found_once_and_nothing_is_tried_with_it(shipped):
@@ -249,7 +249,8 @@ def test_a_misspelt_key_of_a_parameter_filter_is_named(shipped):
             "{LinearLR: {initial_learning_rate: 0, end_learning_rate: 1, total_iters: 3, "
             "param_group_tags: b}}",
             "[{params: '*', tag: a}]",
-            "5:18: trainer.init.schedulers[0]: LinearLR.param_group_tags: no parameters have a tag",
+            "5:18: trainer.init.schedulers[0]: LinearLR.param_group_tags: no parameters have one "
+            "of",
         ),
     ],
 )
@@ -266,7 +267,11 @@ def test_schedules_that_do_not_fit_together_are_refused(shipped, schedulers, par
     ("changes", "path"),
     [
         (["init.loop.num_steps=3", "init.loop.num_epochs=2"], "trainer.init.loop: num_steps (3)"),
-        (["init.optimizer.SGD.lr=1"], "trainer.init.optimizer: got 'AdamW', 'SGD'"),
+        (
+            ["init.optimizer.SGD.lr=1"],
+            "trainer.init.optimizer: an optimizer is written as {ClassName: {arguments}}, with "
+            "exactly one key; got 'AdamW', 'SGD'",
+        ),
         (["init.model.hidden_sizes=null"], "trainer.init.model: hidden layers are not given"),
         (["fit=null"], "trainer.fit: missing"),
     ],

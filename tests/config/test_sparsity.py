@@ -69,7 +69,7 @@ def test_each_of_several_has_its_own_filter():
         ("much", "1:11: sparsity: expected a number in [0, 1), got 'much'."),
         ("1.0", "1:11: sparsity: expected a number in [0, 1), got 1.0."),
         ("-0.1", "1:11: sparsity: expected a number in [0, 1), got -0.1."),
-        ("{}", "1:1: sparsity.sparsity: missing; static sparsity needs it"),
+        ("{}", "1:1: sparsity.sparsity: missing; static sparsity requires it"),
         ("{sparsity: 0.1, init_metod: topk}", "1:27: sparsity.init_metod: no such argument of st"),
         (
             "{sparsity: 0.1, init_method: top}",
@@ -77,7 +77,10 @@ def test_each_of_several_has_its_own_filter():
             " 'checkerboard', got 'top'. Did you mean 'topk'?",
         ),
         ("{algorithm: riggl, sparsity: 0}", "1:23: sparsity.algorithm: 'riggl' is not known. Did"),
-        ("{algorithm: rigl, sparsity: 0}", "1:1: sparsity.update: missing; rigl sparsity needs i"),
+        (
+            "{algorithm: rigl, sparsity: 0}",
+            "1:1: sparsity.update: missing; rigl sparsity requires i",
+        ),
         (
             "{algorithm: set, update: {frq: 1}, sparsity: 0}",
             "1:37: sparsity.update.frq: no such argument of update. Did you mean 'freq'?",

@@ -100,12 +100,12 @@ def test_an_argument_is_checked_by_name_and_type(names):
     with pytest.raises(ConfigError) as caught:
         component(f"{T}.CosineAnnealingLR: {{T_mx: 10}}", names)
     assert "T_mx: no such argument of CosineAnnealingLR. Did you mean 'T_max'?" in str(caught.value)
-    with pytest.raises(ConfigError, match="schedulers: missing; ChainedScheduler needs it"):
+    with pytest.raises(ConfigError, match="schedulers: missing; ChainedScheduler requires it"):
         component(f"{T}.ChainedScheduler: {{}}", names)
 
 
 def test_a_scheduler_that_needs_a_metric_is_refused(names):
-    with pytest.raises(ConfigError, match=r"ReduceLROnPlateau needs a metric at each step, and"):
+    with pytest.raises(ConfigError, match=r"ReduceLROnPlateau requires a metric at each step, but"):
         component(f"{T}.ReduceLROnPlateau: {{}}", names)
 
 
@@ -113,7 +113,7 @@ def test_members_of_ours_in_one_of_torchs_are_refused(names, sgd):
     ours = "{StepLR: {initial_learning_rate: 0.1, step_size: 2, gamma: 0.5}}"
     text = f"{T}.SequentialLR: {{schedulers: [{ours}], milestones: []}}"
     with pytest.raises(
-        ConfigError, match=r"schedulers\[0\]: StepLR is not one of torch's, and tor"
+        ConfigError, match=r"schedulers\[0\]: StepLR is not a scheduler of torch, and tor"
     ):
         component(text, names).build(sgd)
 

@@ -161,10 +161,8 @@ def test_places_may_be_a_list_with_globs_and_a_file_counts_once(corpus: Path) ->
 def test_the_standard_library_is_a_corpus_without_its_tests(tmp_path: Path) -> None:
     processor = make(tmp_path, data_dir="stdlib", split="val", val_fraction=0.02)
 
-    text = b"".join(texts(processor)[:2000])
-
     assert processor.dataset.num_tokens > 20_000
-    assert b"import " in text
+    assert any(b"import" in text for text in texts(processor))
 
 
 def test_a_tokenizer_file_makes_the_tokens(corpus: Path, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_an_error_of_one_ends_all_and_is_shown_once(tmp_path, undisturbed, where
         workers.wait_for_one()
         assert assert_gone(workers) == [1, 1]
         said = complaints(workers)
-    assert said.startswith(f"process {rank} has failed:\n[rank{rank}]: Traceback")
+    assert said.startswith(f"process {rank} failed:\n[rank{rank}]: Traceback")
     assert said.count("Traceback") == said.count(FIRST) == 1
     assert not any(word in said for word in CONSEQUENCES)
     assert_whole(run.folder)

@@ -102,7 +102,7 @@ WRONG = {
     "different": (
         [[], ["init.seed=8"]],
         r"process \d: the configuration of process 1 is not that of process 0: 'seed: 8' instead "
-        r"of 'seed: 7'\. Start all with the same file and options\.",
+        r"of 'seed: 7'\. Start all processes with the same file and options\.",
     ),
     "misspelt": ([[], ["init.sed=8"]], r"process 1: .*init\.sed: no such key.*'seed'\?"),
     "batch": (
@@ -111,7 +111,7 @@ WRONG = {
     ),
     "checkpoint": (
         [["fit.ckpt_path=nowhere/checkpoint_1"]] * 2,
-        r"process \d: .*ckpt_path: there is no checkpoint 'nowhere/checkpoint_1'\.",
+        r"process \d: .*ckpt_path: checkpoint 'nowhere/checkpoint_1' does not exist\.",
     ),
 }
 

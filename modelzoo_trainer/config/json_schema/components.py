@@ -1,4 +1,4 @@
-"""Types and classes as JSON Schema: what each takes, and the two ways in which a file names one."""
+"""JSON Schema of types and classes, and of the two ways in which a file names a class."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def summary(target: Any) -> str:
 
 
 def argument_texts(target: Any) -> dict[str, str]:
-    """Return what the section `Args:` says, by argument.
+    """Return the descriptions of the section `Args:` by argument.
 
-    `target`: a class or a function. What a class leaves out is taken from its bases of the same
-    package; another package's may have other defaults, and are not asked.
+    `target`: a class or a function. Missing ones are taken from base classes of the same package;
+    those of another package may have other defaults.
     """
     found: dict[str, str] = {}
     for docstring in _docstrings(target):
@@ -85,7 +85,7 @@ _NOTHING: Final[JsonSchema] = {"not": {}}  # no value fits
 
 
 class _Generator(GenerateJsonSchema):
-    """Says what a file can hold: pydantic's schema, without what only Python can make."""
+    """Pydantic's schema generator, without values that only Python can make."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  # pydantic's
 
@@ -101,7 +101,7 @@ class _Generator(GenerateJsonSchema):
     def handle_invalid_for_json_schema(
         self, schema: CoreSchema, error_info: str
     ) -> JsonSchemaValue:
-        return {}  # a check by a function: only that function knows what fits
+        return {}  # a check by a function: only that function knows the valid values
 
     def int_schema(self, schema: core_schema.IntSchema) -> JsonSchemaValue:
         found = super().int_schema(schema)
@@ -124,7 +124,7 @@ class _Generator(GenerateJsonSchema):
 
 
 def _pruned(union: JsonSchemaValue) -> JsonSchemaValue:
-    """Return a union without the members that nothing fits."""
+    """Return a union without members that have no valid value."""
     if "anyOf" not in union:
         return union
     members = [member for member in union["anyOf"] if member != _NOTHING]
@@ -134,12 +134,12 @@ def _pruned(union: JsonSchemaValue) -> JsonSchemaValue:
 
 
 def _repeatable(array: JsonSchemaValue) -> JsonSchemaValue:
-    """Return a set's schema as a list's: a value written twice counts once, and is no mistake."""
+    """Return a set's schema as a list's: duplicate values are valid and count once."""
     return {key: value for key, value in array.items() if key != "uniqueItems"}
 
 
 class TypeSchemas:
-    """The schemas of many annotations, with one set of definitions for what they share."""
+    """The schemas of annotations, with shared definitions."""
 
     def __init__(self) -> None:
         self.definitions: JsonSchema = {}
@@ -147,9 +147,9 @@ class TypeSchemas:
     def of(
         self, adapter: TypeAdapter[Any] | None, text: str = "", default: object = NOT_GIVEN
     ) -> JsonSchema:
-        """Return a schema; what it refers to is among the definitions then.
+        """Return a schema; its definitions are added to `definitions`.
 
-        `adapter`: what checks values; None if anything fits.
+        `adapter`: checks values; None if any value is valid.
         """
         found = {} if adapter is None else self._written_down(adapter)
         return ({"description": text} if text else {}) | found | _default(default)
@@ -187,10 +187,10 @@ def _as_text(value: object) -> Any:
 
 
 FREE: Final = "free"
-"""The definition of arguments about which nothing is known."""
+"""The definition of unknown arguments."""
 
 _INERT: Final = "Has no effect."
-_UNSUPPORTED: Final = "Known in the format, but not supported here."
+_UNSUPPORTED: Final = "Part of the format, but not supported here."
 _DOTTED: Final = r"^[^.]+(\.[^.]+)+$"
 _SPECIAL: Final = re.compile(r"[\\^$.|?*+()\[\]{}]")
 
@@ -216,7 +216,7 @@ def _either_case(character: str) -> str:
 
 
 class Definitions:
-    """What classes take, one definition for each class."""
+    """The arguments of classes, one definition for each class."""
 
     def __init__(self, types: TypeSchemas) -> None:
         self._types = types
@@ -359,7 +359,7 @@ def _classes_of(table: NameTable) -> dict[str, Any]:
     for module in table.modules:
         for name, value in vars(module).items():
             if isinstance(value, type) and value.__module__ == module.__name__:
-                with suppress(ConfigError):  # it is of another kind
+                with suppress(ConfigError):  # another kind of class
                     found.setdefault(name, table.adapt(value))
     return found
 

@@ -1,4 +1,4 @@
-"""The whole format as JSON Schema, for editors: made from the constructors, as the checks are."""
+"""The JSON Schema of the whole format, for editors, made from the constructors."""
 
 from __future__ import annotations
 
@@ -25,47 +25,47 @@ from modelzoo_trainer.config.sections import (
 
 _MODEL_KEYS: Final = ("name", "model_name")
 _TEXTS: Final = {
-    "trainer": "What is trained or validated; or a list of trainers that run one after another.",
-    "init": "What the trainer is made of.",
-    "fit": "Training: needed in the modes train and train_and_eval.",
-    "validate": "Validation over one dataloader: needed in the mode eval.",
-    "validate_all": "Validation of several checkpoints over several dataloaders: mode eval_all.",
-    "train_dataloader": "What is trained on.",
-    "val_dataloader": "What is validated on.",
-    "val_dataloaders": "What is validated on, one or several.",
-    "ckpt_path": "Start from this checkpoint; null: from the weights as they are; left out: from "
-    "the newest one of model_dir.",
-    "ckpt_paths": "The checkpoints, one or several paths or patterns of paths.",
-    "device": "What to run on: cpu, gpu, auto or another, in any case.",
+    "trainer": "A trainer, or a list of trainers that run one after another.",
+    "init": "The parts of the trainer.",
+    "fit": "Training; required in modes train and train_and_eval.",
+    "validate": "Validation on one dataloader; required in mode eval.",
+    "validate_all": "Validation of several checkpoints on several dataloaders; for mode eval_all.",
+    "train_dataloader": "Training data.",
+    "val_dataloader": "Validation data.",
+    "val_dataloaders": "Validation data: one dataloader or several.",
+    "ckpt_path": "Start from this checkpoint; null: from new weights; not given: from the newest "
+    "one in model_dir.",
+    "ckpt_paths": "The checkpoints: one or several paths or glob patterns.",
+    "device": "The device: cpu, gpu, auto or another; upper or lower case.",
     "backend": "Options of the device.",
-    "backend_type": "What to run on, as in `device`.",
+    "backend_type": "The device, as in `device`.",
     "model_dir": "The folder of the run.",
     "model": "The model: its name with its arguments, or {package.module.ClassName: {arguments}}.",
     "call_model": "How the model is called: batch = model(batch), kwargs = model(**batch), args = "
     "model(*batch); null: as the signature of its forward says at the first batch.",
-    "optimizer": "What trains the model; not needed to validate.",
-    "schedulers": "What changes settings of the optimizer from step to step.",
+    "optimizer": "The optimizer; not required for validation.",
+    "schedulers": "Schedules of the learning rate and other settings of the optimizer.",
     "sparsity": "Which weights stay zero: a fraction, a mapping with `algorithm`, or several.",
-    "callbacks": "What else happens during a run; {Name: null} removes one of the defaults.",
-    "loggers": "Where metrics go; {Name: null} removes one of the defaults.",
-    "seed": "Makes runs repeatable; null: as torch was seeded.",
-    "name": "Which model, in any case; a dotted path for one of your own.",
-    "data_processor": "The class that reads the data, in any case; a dotted path for one of your "
-    "own.",
+    "callbacks": "Callbacks; {Name: null} removes a default one.",
+    "loggers": "Loggers of metrics; {Name: null} removes a default one.",
+    "seed": "Seed of all random generators; null: not seeded.",
+    "name": "The model, upper or lower case; a dotted path for one of your own.",
+    "data_processor": "The class that reads the data, upper or lower case; a dotted path for one "
+    "of your own.",
 }
 
 
 def json_schema(names: Names) -> dict[str, Any]:
     """Return the schema of a configuration file (JSON Schema, draft 2020-12).
 
-    It refuses what can be refused without running anything; what constructors refuse, and what
-    only the device knows, is left to the check before a run.
+    It rejects what can be rejected without running code; what constructors reject, and what depends
+    on the device, is found by the check before a run.
     """
     return _Format(names).schema()
 
 
 class _Format:
-    """The parts of a file, each a definition or inside of one."""
+    """The schema of a file, part by part."""
 
     def __init__(self, names: Names) -> None:
         self._names = names

@@ -1,4 +1,4 @@
-"""Files of the older layout, as the format had it before `trainer`."""
+"""Convert files of the older layout, which has no `trainer`."""
 
 from modelzoo_trainer.config.legacy.conversion import convert_legacy, is_legacy
 

@@ -1,6 +1,6 @@
-"""The older layout (`train_input`, `model`, `optimizer`, `runconfig`, ...) to today's `trainer`.
+"""Convert the older layout (`train_input`, `model`, `optimizer`, `runconfig`, ...) to `trainer`.
 
-Every value keeps its place in the file, so whatever is wrong with it is reported there.
+Every value keeps its place in the file, so problems are reported there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from modelzoo_trainer.errors import suggest
 
 log = logging.getLogger("modelzoo_trainer.config")
 
-_NEAR: Final = 0.85  # least similarity of a misspelt key where any other key may be right
+_NEAR: Final = 0.85  # least similarity of a misspelt key where any other key may be valid
 
 
 def is_legacy(root: Node) -> bool:
@@ -43,12 +43,12 @@ def is_legacy(root: Node) -> bool:
 
 
 def convert_legacy(root: Node, problems: Problems) -> Node:
-    """Return a file of the older layout in today's."""
+    """Convert a file of the older layout."""
     return _Conversion(Place.root(root), problems).run()
 
 
 class _Conversion:
-    """One file on its way from the older layout."""
+    """Converts one file."""
 
     def __init__(self, root: Place, problems: Problems) -> None:
         self._root = root
@@ -77,7 +77,7 @@ class _Conversion:
         return trainer.mapping()
 
     def _section(self, key: str) -> Place | None:
-        """Return a section, or None if it is not there or no mapping, which is a problem."""
+        """Return a section; None if it is missing, or (with a problem) not a mapping."""
         return self._mapping(self._root.key(key))
 
     def _mapping(self, place: Place | None) -> Place | None:
@@ -90,7 +90,7 @@ class _Conversion:
         return place
 
     def _input(self, key: str, section: Place | None) -> Place | None:
-        """Return what became of an input section, a dataloader."""
+        """Return an input section as a dataloader."""
         if section is None:
             return None
         table = keys.INPUTS[key]
@@ -152,7 +152,7 @@ class _Conversion:
             listeners = check_list(experimental.key("listeners"), "listener", self._problems)
             self._listeners = [node for item in listeners for node in self._listener(item)]
         if section.key("mode") is not None:
-            log.info("runconfig.mode is not used: the command says what is run.")
+            log.info("runconfig.mode is ignored: the command line selects the mode.")
 
     def _listener(self, place: Place) -> list[Node]:
         """Return the callback of `{listener_type: Class, ...arguments}`."""
@@ -160,15 +160,15 @@ class _Conversion:
         name = kind.node.value if kind is not None and isinstance(kind.node, Scalar) else None
         if kind is None or not isinstance(name, str):
             at = place.node.at if kind is None else kind.node.at
-            what = "missing" if kind is None else f"{describe(kind.node)} does not fit"
+            what = "missing" if kind is None else f"got {describe(kind.node)}"
             path = place.path_of("listener_type")
-            self._problems.add(at, path, f"{what}; it names the class of the listener.")
+            self._problems.add(at, path, f"{what}; expected the class of the listener.")
             return []
         arguments = Entry(kind.node.at, without(place, ["listener_type"]))
         return [Mapping({name: arguments}, place.node.at)]
 
     def _move(self, section: Place, table: keys.Table) -> None:
-        """Put what `table` knows in its new place; a callback's null is no callback."""
+        """Move the keys in `table` to their new places; null adds no callback."""
         for key, place in section.pairs():
             target = table.get(key)
             if target is None:
@@ -198,20 +198,20 @@ class _Conversion:
 
     def _refuse_unknown(self, section: Place, known: Collection[str]) -> None:
         """Add all keys that are not in `known`."""
-        what = section.path or "this layout, which has no trainer"
+        what = section.path or "the older layout"
         for key, place in section.pairs():
             if key not in known:
                 advice = _gone(place) or _elsewhere(str(key), section) or suggest(str(key), known)
-                self._problems.add(place.key_at, place.path, f"no such key of {what}. {advice}")
+                self._problems.add(place.key_at, place.path, f"no such key in {what}. {advice}")
 
     def _refuse_misspelt(self, section: Place, known: Collection[str]) -> list[str]:
-        """Add and return the keys that are almost in `known`, or gone; any other may be right."""
+        """Add and return the keys that are almost in `known`, or removed; others may be valid."""
         found = []
         for key, place in section.pairs():
             near = suggest(str(key), known, cutoff=_NEAR)
             advice = _gone(place) or (near if near.startswith("Did") else "")
             if key not in known and advice:
-                what = f"no such key of {section.path}. {advice}"
+                what = f"no such key in {section.path}. {advice}"
                 self._problems.add(place.key_at, place.path, what)
                 found.append(key)
         return found
@@ -228,7 +228,7 @@ class _Conversion:
 def _put_runs(
     trainer: Draft, train: Place | None, validation: Place | None, checkpoint: Place | None
 ) -> None:
-    """Add the methods of the trainer that the input sections allow."""
+    """Add the sections fit, validate and validate_all as far as there are inputs for them."""
     runs = {
         "fit": (train, {"train_dataloader": train, "val_dataloader": validation}, "ckpt_path"),
         "validate": (validation, {"val_dataloader": validation}, "ckpt_path"),
@@ -250,11 +250,11 @@ def _without_summaries(place: Place) -> Node:
 
 def _gone(place: Place) -> str:
     reason = keys.GONE.get(place.path)
-    return "" if reason is None else f"Leave it out: {reason}."
+    return "" if reason is None else f"Remove it: {reason}."
 
 
 def _elsewhere(key: str, section: Place) -> str:
-    """Return the advice for a key that stands in the wrong section."""
+    """Return advice for a key in the wrong section."""
     tables = {
         "runconfig": (*keys.RUNCONFIG, *keys.RUNCONFIG_SWITCHES, *keys.RUNCONFIG_OTHERS),
         "optimizer": (*keys.OPTIMIZER, *keys.OPTIMIZER_OTHERS),
@@ -266,7 +266,7 @@ def _elsewhere(key: str, section: Place) -> str:
 
 
 class Draft:
-    """A mapping to which values are added by path; what lies between is made when needed."""
+    """A mapping to which values are added by path; mappings in between are created."""
 
     def __init__(self, key_at: Position, at: Position) -> None:
         self.key_at = key_at
@@ -282,22 +282,22 @@ class Draft:
         self.inside(first, section).put(rest, entry, section)
 
     def inside(self, key: str, section: Place) -> Draft:
-        """Return the mapping at `key`, made if it is not there."""
+        """Return the mapping at `key`, created if it is missing."""
         inner = self._entries.setdefault(key, Draft(section.key_at, section.node.at))
         assert isinstance(inner, Draft)  # no value is put above another one
         return inner
 
     def list_components(self, key: str, order: Iterable[str], more: Iterable[Node] = ()) -> None:
-        """Make of the mapping at `key`, if there is one, a list of mappings with one key each."""
+        """Convert the mapping at `key`, if any, to a list of mappings with one key each."""
         inner = self._entries.get(key)
         if isinstance(inner, Draft):
             items = [Mapping({name: entry}, entry.key_at) for name, entry in inner._ordered(order)]
             self._entries[key] = Entry(inner.key_at, Sequence((*items, *more), inner.at))
 
     def mapping(self, order: Iterable[str] | None = None) -> Mapping:
-        """Return what was added.
+        """Return the mapping.
 
-        `order`: of the keys; none = as they were added.
+        `order`: of the keys; None = as they were added.
         """
         return Mapping(dict(self._ordered(order)), self.at)
 

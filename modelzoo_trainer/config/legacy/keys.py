@@ -1,4 +1,4 @@
-"""Where each key of the older layout went: the tables that the conversion follows.
+"""Tables of the older layout: the new place of each key.
 
 A target is a path from `trainer.init`, its parts separated by "/" because flags contain dots. Below
 "callbacks" and "loggers" comes the class, then its argument; without one, the value holds them all.
@@ -102,7 +102,7 @@ RUNCONFIG: Final[Table] = MappingProxyType(
         "hf_cache_dir": "callbacks/HFCacheDir/cache_dir",
     }
 )
-"""Of `runconfig`, what is moved as it is."""
+"""Keys of `runconfig` that are moved unchanged."""
 
 RUNCONFIG_SWITCHES: Final[Table] = MappingProxyType(
     {
@@ -111,10 +111,10 @@ RUNCONFIG_SWITCHES: Final[Table] = MappingProxyType(
         "dump_activations": "DumpActivations",
     }
 )
-"""Of `runconfig`, what is true or false and became a callback."""
+"""Keys of `runconfig` that are true or false and became a callback."""
 
 RUNCONFIG_OTHERS: Final = ("checkpoint_path", "experimental", "mode")
-"""Of `runconfig`, what has a function of its own."""
+"""Keys of `runconfig` that are converted in code."""
 
 OPTIMIZER: Final[Table] = MappingProxyType(
     {
@@ -131,10 +131,10 @@ OPTIMIZER: Final[Table] = MappingProxyType(
     }
     | {"log_summaries": "precision/log_loss_scale", "grad_accum_steps": "loop/grad_accum_steps"}
 )
-"""Of `optimizer`, what is no argument of the optimizer any more."""
+"""Keys of `optimizer` that are no longer arguments of the optimizer."""
 
 OPTIMIZER_OTHERS: Final = ("optimizer_type", "learning_rate")
-"""Of `optimizer`, what has a function of its own."""
+"""Keys of `optimizer` that are converted in code."""
 
 MODEL: Final[Table] = MappingProxyType(
     {
@@ -145,7 +145,7 @@ MODEL: Final[Table] = MappingProxyType(
         "selective_grad": "callbacks/SelectiveGrad/selective_grads",
     }
 )
-"""Of `model`, what is no argument of the model any more."""
+"""Keys of `model` that are no longer arguments of the model."""
 
 _MICRO_BATCH: Final = "csx.performance.micro_batch_size"
 INPUTS: Final[Mapping[str, Table]] = MappingProxyType(
@@ -154,7 +154,7 @@ INPUTS: Final[Mapping[str, Table]] = MappingProxyType(
         "eval_input": {"micro_batch_size": f"callbacks/ScopedValidateFlags/{_MICRO_BATCH}"},
     }
 )
-"""Of each input section, what is no argument of the data processor any more."""
+"""Keys of the inputs that are no longer arguments of the data processor."""
 
 WANDB: Final[Table] = MappingProxyType(
     {
@@ -171,20 +171,20 @@ WANDB: Final[Table] = MappingProxyType(
         )
     }
 )
-"""All of `wandb`."""
+"""Keys of `wandb`."""
 
 GONE: Final[Table] = MappingProxyType(
     {
         "runconfig.save_losses": "the loss is always logged",
-        "runconfig.show_debug_metrics": "there is no such output",
-        "runconfig.use_cs_grad_accum": "optimizer.grad_accum_steps says it all",
-        "runconfig.dist_addr": "who starts the processes gives them the address",
-        "runconfig.is_pretrained_checkpoint": "write load_checkpoint_states: model and "
-        "disable_strict_checkpoint_loading: true in its place",
-        "optimizer.disable_lr_steps_reset": "in a sequence each scheduler begins at its own step 0",
+        "runconfig.show_debug_metrics": "there is no such output any more",
+        "runconfig.use_cs_grad_accum": "optimizer.grad_accum_steps is enough",
+        "runconfig.dist_addr": "the launcher of the processes, such as torchrun, sets it",
+        "runconfig.is_pretrained_checkpoint": "use load_checkpoint_states: model and "
+        "disable_strict_checkpoint_loading: true",
+        "optimizer.disable_lr_steps_reset": "in a sequence each scheduler starts at its own step 0",
     }
 )
-"""What even older files had, and why it can be left out."""
+"""Keys of even older files, and why they can be removed."""
 
 CALLBACK_ORDER: Final = (
     "GlobalFlags",
@@ -207,4 +207,4 @@ CALLBACK_ORDER: Final = (
 LOGGER_ORDER: Final = ("TensorBoardLogger", "WandbLogger")
 
 DEFAULT_CALLBACKS: Final = frozenset({"CheckLoss", "ComputeNorm"})
-"""Of the switched ones, those that are there unless removed."""
+"""Callbacks of switches that are installed by default."""

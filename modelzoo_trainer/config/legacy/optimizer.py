@@ -1,4 +1,4 @@
-"""The `optimizer` section of the older layout: to an optimizer and its schedulers."""
+"""Convert the `optimizer` section of the older layout to an optimizer and its schedulers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from modelzoo_trainer.config.positions import (
 from modelzoo_trainer.errors import suggest
 
 _RENAMED: Final = {"weight_decay_rate": "weight_decay", "use_nesterov": "nesterov"}
-# What was two numbers and is one argument: their old names and defaults.
+# Arguments that were two numbers: their old names and defaults.
 _PAIRS: Final[MappingOf[str, tuple[tuple[str, float], tuple[str, float]]]] = MappingProxyType(
     {
         "betas": (("beta1", 0.9), ("beta2", 0.999)),
@@ -33,7 +33,7 @@ _PAIRS: Final[MappingOf[str, tuple[tuple[str, float], tuple[str, float]]]] = Map
 )
 _OTHER_PAIRS: Final[MappingOf[str, MappingOf[str, Any]]] = MappingProxyType(
     {
-        "adafactor": {"betas": ()},  # its beta1 stands alone
+        "adafactor": {"betas": ()},  # its beta1 is an argument
         "lion": {"betas": (("beta1", 0.9), ("beta2", 0.99))},
     }
 )
@@ -65,7 +65,7 @@ _SCHEDULER_RENAMED: Final = {
     "t_0": "T_0",
     "t_mult": "T_mult",
 }
-# Those whose first value was called learning_rate.
+# Those that called their first value learning_rate.
 _BEGIN_AT_LEARNING_RATE: Final = ("CosineAnnealingLR", "LambdaLR", "MultiStepLR", "StepLR")
 _MAIN: Final = {
     "sequential": "SequentialLR",
@@ -81,7 +81,7 @@ def convert_optimizer(section: Place, problems: Problems) -> Node | None:
     kind = section.key("optimizer_type")
     if kind is None or is_null(kind.node):
         path = section.path_of("optimizer_type")
-        problems.add(section.key_at, path, "missing; it says which optimizer.")
+        problems.add(section.key_at, path, "missing; it selects the optimizer.")
         return None
     name = _text(kind, "the name of an optimizer", problems)
     if name is None:
@@ -118,7 +118,7 @@ def _several(place: Place, problems: Problems) -> Node | None:
     """Return the scheduler of a mapping, or the one that holds those of a list."""
     items = list(place.items()) if isinstance(place.node, Sequence) else [place]
     if not items:
-        problems.add(place.node.at, place.path, "the list is empty; it should hold schedulers.")
+        problems.add(place.node.at, place.path, "the list is empty; expected schedulers.")
         return None
     members = [_scheduler(item, problems) for item in items]
     main = _main_scheduler(items, problems)
@@ -132,7 +132,7 @@ def _several(place: Place, problems: Problems) -> Node | None:
 
 
 def _main_scheduler(items: list[Place], problems: Problems) -> str | None:
-    """Return the class that the items name together, or None with a problem added."""
+    """Return the class that all items name, or None with a problem added."""
     main: str | None = None
     for item in items:
         place = item.key("main_scheduler")
@@ -142,11 +142,11 @@ def _main_scheduler(items: list[Place], problems: Problems) -> str | None:
         name = None if text is None else _MAIN.get(text.lower())
         if name is None:
             if text is not None:
-                what = f"{text!r} does not fit. {suggest(text, _MAIN)}"
+                what = f"{text!r} is not valid. {suggest(text, _MAIN)}"
                 problems.add(place.node.at, place.path, what)
             return None
         if main not in (None, name):
-            what = f"{text!r} does not fit; an item before names {main}. Write the same in all."
+            what = f"{text!r} conflicts with an earlier item, {main}. Write the same in all items."
             problems.add(place.node.at, place.path, what)
             return None
         main = name
@@ -161,7 +161,7 @@ def _scheduler(place: Place, problems: Problems) -> Node | None:
         return None
     kind = place.key("scheduler")
     if kind is None:
-        problems.add(place.key_at, place.path_of("scheduler"), "missing; it says which one.")
+        problems.add(place.key_at, place.path_of("scheduler"), "missing; it selects the scheduler.")
         return None
     text = _text(kind, "the name of a scheduler", problems)
     name = None if text is None else _scheduler_class(text)
@@ -192,7 +192,7 @@ def _scheduler_class(name: str) -> str | None:
 
 
 def _pairs(section: Place, pairs: MappingOf[str, Any], problems: Problems) -> dict[Any, Entry]:
-    """Return the arguments that were two numbers; what is not given has the old default."""
+    """Return the arguments that were two numbers; missing ones have their old default."""
     entries: dict[Any, Entry] = {}
     for argument, pair in pairs.items():
         places = [section.key(old) for old, _ in pair]
@@ -214,7 +214,7 @@ def _pairs(section: Place, pairs: MappingOf[str, Any], problems: Problems) -> di
 def _renamed(
     given: MappingOf[Any, Place], names: MappingOf[str, str], problems: Problems
 ) -> dict[Any, Entry]:
-    """Return `given` under today's names."""
+    """Return `given` under the current names."""
     first: dict[Any, Place] = {}
     for key, place in given.items():
         name = names.get(key, key)
@@ -226,7 +226,7 @@ def _renamed(
 
 
 def _given_twice(place: Place, other: Place, problems: Problems) -> None:
-    what = f"{other.path} (line {other.key_at.line}) says the same. Leave one of them out."
+    what = f"the same setting as {other.path} (line {other.key_at.line}). Remove one of them."
     problems.add(place.key_at, place.path, what)
 
 

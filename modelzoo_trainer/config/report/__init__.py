@@ -1,4 +1,4 @@
-"""What `--check` prints of a plan: components, length, schedules, notes, hooks."""
+"""The output of `check`: components, length, schedules, notes and hooks of a plan."""
 
 from modelzoo_trainer.config.report.hooks import hook_order
 from modelzoo_trainer.config.report.run import report

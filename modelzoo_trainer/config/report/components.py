@@ -1,4 +1,4 @@
-"""What a trainer is made of: each class with the arguments that it gets."""
+"""Print the components of a trainer with their arguments."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ WIDTH: Final = 100
 LABEL: Final = 15  # characters of the first column of a table, with the colon and a space
 
 _PLAIN_TEXT: Final = re.compile(r"[A-Za-z_./~][\w./~:@%+*{}-]*", re.ASCII)
-_MOST_CHARACTERS: Final = 80  # of a text; of a longer one the middle is left out
+_MOST_CHARACTERS: Final = 80  # of a text; the middle of a longer one is omitted
 _KEPT: Final = (50, 27)  # of its beginning and of its end
 _MOST_ITEMS: Final = 12  # of a list of values
 
 
 def defaults_of(component: Component, num_injected: int = 0) -> dict[str, Any]:
-    """Return the arguments that the signature adds to those of the file.
+    """Return the default arguments that the file does not set.
 
-    `component`: what is made; what this package does not have adds nothing that is known.
+    `component`: one whose class this package does not have has no known defaults.
     """
     try:
         parameters = list(inspect.signature(component.target).parameters.values())
@@ -67,7 +67,7 @@ def plain(value: Any, key: object = "") -> Any:
 
 
 def show(value: Any) -> str:
-    """Return a plain value as YAML would write it on one line; what is long is shortened."""
+    """Return a plain value as YAML on one line; long values are shortened."""
     match value:
         case None:
             return "null"
@@ -98,7 +98,7 @@ def _text(value: str) -> str:
 
 
 def argument_lines(arguments: Mapping[str, Any], indent: int, head: str = "") -> list[str]:
-    """Return lines with `name=value`, as many to a line as fit; long mappings get lines below."""
+    """Return lines with `name=value`, wrapped; long mappings get lines below."""
     short: list[str] = []
     below: list[str] = []
     for name, value in arguments.items():
@@ -145,7 +145,7 @@ def row(label: str, text: str) -> list[str]:
 
 
 def wrapped(text: str, indent: int, deeper: int = 2) -> list[str]:
-    """Return a text in lines that are not too long."""
+    """Return a text in wrapped lines."""
     return textwrap.wrap(
         text,
         WIDTH,
@@ -169,13 +169,13 @@ _INIT: Final = (
     "callbacks",
     "loggers",
 )
-_NUM_INJECTED: Final = {"optimizer": 1, "schedulers": 1}  # parameters that the program gives
+_NUM_INJECTED: Final = {"optimizer": 1, "schedulers": 1}  # parameters that the file does not set
 
 
 def component_lines(plan: TrainerPlan) -> list[str]:
     """Return lines on the components of a plan.
 
-    `plan`: the core components that the file says nothing of are left out.
+    `plan`: core components that the file does not mention are omitted.
     """
     lines: list[str] = []
     for key in _INIT:
@@ -191,7 +191,7 @@ def component_lines(plan: TrainerPlan) -> list[str]:
 
 
 def class_name(target: Any) -> str:
-    """Return the name of a class, with its module if it is one of the user's."""
+    """Return the name of a class, with its module if it is not shipped."""
     name = getattr(target, "__name__", type(target).__name__)
     if isinstance(target, Unshipped):
         return f"{name} (not part of this package)"
@@ -200,7 +200,7 @@ def class_name(target: Any) -> str:
 
 
 def _labelled(label: str, value: Any) -> Iterator[tuple[str, Component]]:
-    """Yield a component, or those of a list, each with what it is called."""
+    """Yield a component, or those of a list, with their labels."""
     if isinstance(value, Component):
         yield label, value
     elif isinstance(value, list):

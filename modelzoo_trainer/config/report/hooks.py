@@ -1,4 +1,4 @@
-"""Who is called at each hook of a run, and in which order; found from classes."""
+"""Print the callbacks that each hook calls, in order; found from classes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from modelzoo_trainer.loggers.logger import Logger
 
 
 class MicroBatchSizes(NamedTuple):
-    """Most samples that go through the model at once; None = the whole batch."""
+    """Largest number of samples per forward pass; None = the whole batch."""
 
     train: int | None
     validate: int | None
 
 
 def micro_batch_sizes(plan: TrainerPlan) -> MicroBatchSizes:
-    """Return what the flags of a plan come to: scoped ones go before global ones."""
+    """Return the sizes that the flags of a plan set; scoped flags override global ones."""
     return MicroBatchSizes(_size(plan, ScopedTrainFlags), _size(plan, ScopedValidateFlags))
 
 
@@ -45,15 +45,17 @@ _SECTIONS: Final = ("autorestart", "precision", "loop", "logging", "checkpoint")
 
 
 def hook_order(plan: TrainerPlan) -> str:
-    """Return the listeners of every hook that has some, in the order in which they are called.
+    """Return the callbacks of every hook that has some, in the order in which they are called.
 
-    Nothing of the user's is made, nor the model or a backend. Core callbacks are made, which only
-    keep what they are given: what a hook does there depends on it.
+    Neither the user's classes nor a model or backend are built. Core callbacks are, as their hooks
+    depend on their arguments, which they only store.
     """
     table: dict[str, dict[str, list[str]]] = {name: {} for name in HOOKS}
     for group, callback, name in _listeners(plan):
         table[name].setdefault(group, []).append(_name(callback, name))
-    lines = ["Hooks and who is called, in order; (log) = at the steps that are logged"]
+    lines = [
+        "Hooks and the callbacks that each calls, in order; (log) = only at steps that are logged"
+    ]
     for name, groups in table.items():
         if groups:
             lines.append(f"  {name}")
@@ -64,9 +66,9 @@ def hook_order(plan: TrainerPlan) -> str:
 
 
 def listens(target: Any, name: str) -> bool:
-    """Return whether the objects of a class listen to a hook.
+    """Return whether a class has a method for a hook.
 
-    `target`: a class; of a function nothing is known.
+    `target`: a class; a function's result is not known.
     """
     if not isinstance(target, type):
         return False
@@ -77,7 +79,7 @@ def listens(target: Any, name: str) -> bool:
 
 
 def _listeners(plan: TrainerPlan) -> Iterator[tuple[str, Any, str]]:
-    """Yield group, callback (of the user's: its class) and hook."""
+    """Yield group, callback (the class, unless core or global) and hook."""
     for callback in _core(plan):
         yield from (("core", callback, name) for name in hook_names(callback))
     user, loggers = _of_file(plan)
@@ -138,7 +140,7 @@ def _unknown(plan: TrainerPlan) -> list[str]:
     lines = []
     for target in [*user, *loggers]:
         if isinstance(target, Unshipped):
-            lines.append(f"  {target.name}: not part of this package; its hooks are not known")
+            lines.append(f"  {target.name}: not part of this package; its hooks are unknown")
         elif not isinstance(target, type):
-            lines.append(f"  {target.__name__}: a function; hooks of what it returns are not known")
+            lines.append(f"  {target.__name__}: a function; the hooks of its result are unknown")
     return lines

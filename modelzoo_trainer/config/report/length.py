@@ -1,4 +1,4 @@
-"""How long a run is, and at which steps it validates, saves and logs: found without running it."""
+"""Print the length of a run and the steps at which it validates, saves and logs."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _FEW = 5  # positions that are listed without a gap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Positions:
-    """The steps at which something happens: the multiples of a number, and the end."""
+    """The steps of an event: the multiples of a number, and the end."""
 
     every: int | None  # the number; None = at the end alone
     first: int | None = None  # a step before those; None = none
 
     def count(self, end: int) -> int:
-        """Return how many there are in a run that ends at step `end`."""
+        """Return their number in a run that ends at step `end`."""
         regular = 1 if self.every is None else math.ceil(end / self.every)
         return regular + (self.first is not None)
 
     def at(self, number: int, end: int) -> int:
-        """Return the step of the one with a number, from 0."""
+        """Return the step of the event with an index, from 0."""
         number -= self.first is not None
         if number < 0 and self.first is not None:
             return self.first
         return end if self.every is None else min((number + 1) * self.every, end)
 
     def describe(self, end: int | None) -> str:
-        """Return their number and the steps, the middle ones of many left out.
+        """Return their number and steps; of many, those in the middle are omitted.
 
-        `end`: the last step of the run; None = not known.
+        `end`: the last step of the run; None = unknown.
         """
         if end is None:
             regular = "at the end" if self.every is None else f"{_ordinal(self.every)}, and the end"
@@ -70,16 +70,15 @@ class RunLength:
     loop: TrainingLoop
     checkpoint: Checkpoint
     logging: Logging
-    # the checkpoint that the file starts from; None = anew; Ellipsis = from the newest one of its
-    # folder, if there is one
+    # the checkpoint that the run starts from; None = none; Ellipsis = the newest in its folder
     ckpt_path: Any
-    is_at_step_0: bool  # whether the run is known to begin there (or continues with an earlier one)
-    # steps between the validations of `StepBasedEvaluation`; None = it is not there
+    is_at_step_0: bool  # whether the run is known to start there (or resumes one that did)
+    # steps between the validations of `StepBasedEvaluation`; None = not installed
     evaluates_every: int | None = None
 
     @classmethod
     def of(cls, plan: TrainerPlan) -> RunLength:
-        """Return that of a plan."""
+        """Return the length of a plan."""
         ckpt_path = plan.call.get("ckpt_path", ...)
         loop = _made(TrainingLoop, plan.init.get("loop"))
         limits = _given(plan, LimitBatches, "num_batches")
@@ -106,7 +105,7 @@ class RunLength:
 
     @property
     def bound(self) -> int | None:
-        """A step that the run does not go beyond; None = none is known."""
+        """An upper bound of the last step; None = unknown."""
         loop = self.loop
         bounds = [] if self.end is None else [self.end]
         if loop.max_steps is not None and loop.num_steps is None:
@@ -117,12 +116,12 @@ class RunLength:
 
     @property
     def counts_from_0(self) -> bool:
-        """Whether the run has all steps up to its end, and not only those after a checkpoint's."""
+        """Whether the run starts at step 0 and its end is known."""
         return self.end is not None and self.is_at_step_0
 
     @property
     def validations(self) -> Positions | None:
-        """Where train stages end; None if no validation follows them, or it is not known where."""
+        """The steps with a validation; None if there is none, or they are unknown."""
         if self.evaluates_every is not None:
             return Positions(every=self.evaluates_every)
         frequency = self.loop.eval_frequency
@@ -138,14 +137,14 @@ class RunLength:
 
     @property
     def checkpoints(self) -> Positions | None:
-        """Where checkpoints are written; None if there are none but perhaps the initial one."""
+        """The steps with a checkpoint; None if there are none, or only the initial one."""
         first = 0 if self.has_initial_checkpoint else None
         times = self.checkpoint.times
         return Positions(every=times.steps, first=first) if self.checkpoint.saves_at_end else None
 
     @property
     def has_initial_checkpoint(self) -> bool:
-        """Whether one is written before the first step, in a run that starts afresh."""
+        """Whether one is written before the first step of a new run."""
         return self.checkpoint.save_initial_checkpoint and self.ckpt_path in (None, ...)
 
     @property
@@ -155,7 +154,7 @@ class RunLength:
 
 
 def _made(kind: Callable[..., Any], component: Component | None) -> Any:
-    """Return the settings of a section, as its core callback, which only keeps them."""
+    """Return a section as its core callback, which only stores the settings."""
     known = inspect.signature(kind).parameters
     given = {} if component is None else component.arguments
     return kind(**{name: value for name, value in given.items() if name in known})
@@ -168,7 +167,7 @@ def _given(plan: TrainerPlan, kind: type, name: str) -> list[int]:
 
 
 def _drops_the_step(plan: TrainerPlan) -> bool:
-    """Return whether callbacks take no more of a checkpoint than begins at step 0."""
+    """Return whether callbacks skip the step of a checkpoint, so that the run starts at 0."""
     filters = [
         component.make()
         for component in plan.init.get("callbacks", ())
@@ -178,12 +177,12 @@ def _drops_the_step(plan: TrainerPlan) -> bool:
 
 
 def length_lines(plan: TrainerPlan) -> list[str]:
-    """Return lines on how long the run is, with hints at what never happens."""
+    """Return lines on the length of the run, with hints at settings without effect."""
     if plan.method is None:
         return []
     length = RunLength.of(plan)
     if plan.method != "fit":
-        return row("validations", _passes(plan, length)) + _micro_batches(plan)
+        return row("validations", _loaders(plan, length)) + _micro_batches(plan)
     return [
         *row("steps", _steps(plan, length)),
         *_micro_batches(plan),
@@ -210,18 +209,18 @@ def _steps(plan: TrainerPlan, length: RunLength) -> str:
         num = _epochs(length)
     else:
         num = str(loop.max_steps)
-        num += "" if length.is_at_step_0 else ", those before the checkpoint counted"
-    limit = "" if loop.max_time is None else f"; at most {loop.max_time!r} of time"
+        num += "" if length.is_at_step_0 else ", including those before the checkpoint"
+    limit = "" if loop.max_time is None else f"; at most {loop.max_time!r} of wall-clock time"
     return f"{num}; each of {_batches(plan, loop.grad_accum_steps)}{limit}"
 
 
 def _epochs(length: RunLength) -> str:
     num, each = length.loop.num_epochs, length.loop.steps_per_epoch
-    passes = "one pass" if num == 1 else f"{num} passes"
-    text = f"{passes} over the data; the number of steps depends on it"
+    epochs = "1 epoch" if num == 1 else f"{num} epochs"
+    text = f"{epochs}; the number of steps depends on the data"
     if each is not None:
-        text += f", at most {each} a pass"
-    return text if length.bound is None else f"{text}, at most {length.bound} in all"
+        text += f", at most {each} per epoch"
+    return text if length.bound is None else f"{text}, at most {length.bound} in total"
 
 
 def _batches(plan: TrainerPlan, num: int) -> str:
@@ -234,7 +233,7 @@ def _batches(plan: TrainerPlan, num: int) -> str:
 
 
 def _batch_size(plan: TrainerPlan, key: str) -> int | None:
-    """Return the argument `batch_size` of a dataloader, if it is one and has one."""
+    """Return the argument `batch_size` of a dataloader, if it has one."""
     dataloader = plan.call.get(key)
     given = dataloader.arguments if isinstance(dataloader, Component) else {}
     size = given.get("batch_size")
@@ -245,17 +244,17 @@ def _samples(num: int) -> str:
     return "1 sample" if num == 1 else f"{num} samples"
 
 
-def _parts(size: int, plan: TrainerPlan, key: str) -> str:
-    text = f"at most {_samples(size)} at once"
+def _split(size: int, plan: TrainerPlan, key: str) -> str:
+    text = f"at most {_samples(size)} each"
     batch = _batch_size(plan, key)
     if batch is None:
         return text
     num = math.ceil(batch / size)
-    return f"{text}; a batch of {batch} in {num} part{'s' * (num > 1)}"
+    return f"{text}; {num} per batch of {batch}"
 
 
 def _micro_batches(plan: TrainerPlan) -> list[str]:
-    """Return lines on micro-batches, of what the plan runs."""
+    """Return lines on the micro-batches of training and validation."""
     sizes = micro_batch_sizes(plan)
     of = (
         ("train_dataloader", "training", sizes.train),
@@ -265,7 +264,7 @@ def _micro_batches(plan: TrainerPlan) -> list[str]:
         line
         for key, what, size in of
         if size is not None and plan.call.get(key)
-        for line in row("micro-batches", f"{what}: {_parts(size, plan, key)}")
+        for line in row("micro-batches", f"{what}: {_split(size, plan, key)}")
     ]
 
 
@@ -276,8 +275,8 @@ def _val_key(plan: TrainerPlan) -> str:
     return "val_dataloaders" if plan.method == "validate_all" else "val_dataloader"
 
 
-def _passes(plan: TrainerPlan, length: RunLength) -> str:
-    """Return what one validation, or one after the other, runs over."""
+def _loaders(plan: TrainerPlan, length: RunLength) -> str:
+    """Return the batches and dataloaders of a validation."""
     given = plan.call.get(_val_key(plan))
     loaders = given if isinstance(given, list) else [] if given is None else [given]
     batches = length.loop.eval_steps
@@ -294,7 +293,7 @@ def _by_callbacks(plan: TrainerPlan) -> str:
     own = [one.target for one in plan.init.get("callbacks", ())]
     own += [type(one) for one in plan.defaults.get("callbacks", ())]
     names = [one.__name__ for one in own if listens(one, "run_validation")]
-    return f"; only what callbacks run: {', '.join(names)}" if names else ""
+    return f"; only those of callbacks: {', '.join(names)}" if names else ""
 
 
 def _validations(plan: TrainerPlan, length: RunLength) -> str:
@@ -313,7 +312,7 @@ def _validations(plan: TrainerPlan, length: RunLength) -> str:
         when = f"after each {frequency * 100:g}% of the steps, and at the end"
     else:
         when = where.describe(_counted(length))
-    return f"{when}; {_passes(plan, length)}"
+    return f"{when}; {_loaders(plan, length)}"
 
 
 # ---- checkpoints
@@ -322,35 +321,38 @@ def _validations(plan: TrainerPlan, length: RunLength) -> str:
 def _checkpoints(plan: TrainerPlan, length: RunLength) -> str:
     where = length.checkpoints
     if where is None:
-        return "the initial one alone (no steps)" if length.has_initial_checkpoint else "none"
+        return (
+            "only the initial one (checkpoint.steps is not set)"
+            if length.has_initial_checkpoint
+            else "none"
+        )
     kept = [
         component.arguments["n"]
         for component in plan.init.get("callbacks", ())
         if component.target is KeepNCheckpoints and component.arguments.get("n") is not None
     ]
     num = min(kept, default=0)
-    rest = f"; the newest {num} are kept" if num > 1 else "; only the newest is kept"
+    rest = f"; keeps the newest {num}" if num > 1 else "; keeps only the newest"
     rest = rest if kept else ""
-    # Of those by the clock or the data the number is not known.
+    # The number of those by time or epochs is unknown.
     end = None if length.checkpoint.steps is None else _counted(length)
     return f"{where.describe(end)}{_more_times(length)}{rest}"
 
 
 def _more_times(length: RunLength) -> str:
-    """Return the times of checkpoints that are no multiples of steps."""
+    """Return the times of checkpoints that do not depend on steps."""
     times = length.checkpoint.times
     more = ""
     if times.minutes is not None:
-        more += f"; {times.minutes:g} minutes after the last one"
+        more += f"; every {times.minutes:g} minutes"
     if times.epochs is not None:
-        passes = "pass" if times.epochs == 1 else f"{times.epochs} passes"
-        more += f"; after every {passes} over the data"
+        more += "; every epoch" if times.epochs == 1 else f"; every {times.epochs} epochs"
     if length.checkpoint.asynchronous:
-        more += "; written while training goes on"
+        more += "; written in the background"
     return more
 
 
-# ---- what has no effect, or another one than meant
+# ---- settings without effect, or with an unexpected one
 
 
 def _hints(length: RunLength) -> Iterator[str]:
@@ -363,10 +365,10 @@ def _hints(length: RunLength) -> Iterator[str]:
     if isinstance(frequency, int):
         steps = {"loop.eval_frequency": frequency, **steps}
         if frequency == 1 and bound != 1:
-            yield "loop.eval_frequency: 1 validates after every step; 1.0 is once, at the end"
+            yield "loop.eval_frequency: 1 validates after every step, 1.0 once at the end"
     for name, every in steps.items():
         if every is not None and bound is not None and every > bound:
             few = bound if bound == length.end else f"at most {bound}"
-            yield f"{name} is {every}, the run has {few} steps: it happens at the end alone"
+            yield f"{name} is {every}, but the run has {few} steps: this happens only at the end"
     if length.checkpoint.save_initial_checkpoint and not length.has_initial_checkpoint:
-        yield "checkpoint.save_initial_checkpoint: none is written, as the run begins from one"
+        yield "checkpoint.save_initial_checkpoint: no effect, as the run starts from a checkpoint"

@@ -1,4 +1,4 @@
-"""What a configuration would run, for a person at a terminal; nothing of it is built."""
+"""Print what a configuration would run; nothing is built."""
 
 from __future__ import annotations
 
@@ -57,36 +57,37 @@ def _start(plan: TrainerPlan, model_dir: str | Path | None) -> str:
     key = "ckpt_paths" if plan.method == "validate_all" else "ckpt_path"
     given = plan.call.get(key, ...)
     if given is None:
-        return f"the weights as they are made ({key}: null)"
+        return f"new weights ({key}: null)"
     if given is not ...:
         return f"{show(plain(given))} ({key})"
     checkpoint = RunLength.of(plan).checkpoint
     root = checkpoint.checkpoint_root
     folder = "model_dir" if root is None else show(plain(root))
     if plan.method == "validate_all":
-        return f"each checkpoint of {folder}"
+        return f"each checkpoint in {folder}"
     if plan.method == "validate" and (why := _lack(checkpoint, root or model_dir, folder)):
-        return f"nothing: {why}, so a run without {key} is refused"
+        return f"invalid: {why}, so {key} is required"
     if not checkpoint.autoload_last_checkpoint:
-        return "the weights as they are made (autoload_last_checkpoint: false)"
-    return f"the newest checkpoint of {folder}, if there is one"
+        return "new weights (autoload_last_checkpoint: false)"
+    otherwise = " if there is one, else new weights" if plan.method == "fit" else ""
+    return f"the newest checkpoint in {folder}{otherwise}"
 
 
 def _resuming(plan: TrainerPlan) -> str:
-    """Return whether a run that is resumed in the middle of an epoch is the same."""
+    """Return whether resuming in the middle of an epoch is exact."""
     loader = plan.call.get("train_dataloader")
     target = loader.target if isinstance(loader, Component) else None
     place = f"{getattr(target, '__module__', '')}:{getattr(target, '__qualname__', '')}"
     if place in PROCESSORS.values():
-        return "exact, in the middle of an epoch too; workers and processes may be more or fewer"
+        return "exact, even mid-epoch; the number of workers and processes may change"
     return (
-        "depends on the dataloader, which is not made here; if it cannot be exact, the run logs "
-        "that before its first step"
+        "depends on the dataloader, which is not built here; the run warns before its first step "
+        "if it cannot be exact"
     )
 
 
 def _lack(checkpoint: Checkpoint, place: str | Path | None, shown: str) -> str | None:
-    """Return why there are no weights to validate, or None if there seem to be some."""
+    """Return why there is no checkpoint to validate, or None if there seems to be one."""
     if not checkpoint.autoload_last_checkpoint:
         return "autoload_last_checkpoint is false"
     try:
@@ -99,7 +100,7 @@ def _lack(checkpoint: Checkpoint, place: str | Path | None, shown: str) -> str |
 def report(plan: TrainerPlan) -> str:
     """Return what a trainer would run: plain text in sections, without a newline at the end.
 
-    Neither a model nor a backend is made, nor anything of the user's.
+    Neither a model nor a backend nor a class of the user is built.
     """
     sections = {
         "What runs": run_lines(plan),
@@ -112,6 +113,6 @@ def report(plan: TrainerPlan) -> str:
 
 
 def _lines(note: str) -> list[str]:
-    """Return the lines of a note: nearly always one, otherwise the others as a block below it."""
+    """Return the lines of a note; those after the first are indented."""
     first, *others = note.rstrip().splitlines()
     return [first, *(f"    {line}" for line in others)]

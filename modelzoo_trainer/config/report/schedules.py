@@ -1,4 +1,4 @@
-"""What the schedules will do: their values at informative steps, and a curve."""
+"""Print the schedules: values at informative steps, and a curve."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def schedule_lines(plan: TrainerPlan) -> list[str]:
 def _preview(label: str, component: Component, length: RunLength) -> list[str]:
     name = class_name(component.target)
     if not _is_ours(component):
-        return [f"  {label}: {name}: value known only when it runs"]
+        return [f"  {label}: {name}: values are known only at run time"]
     made: Scheduler = component.make(None)
     tags = made.param_group_tags
     groups = "all parameter groups" if tags is None else f"groups tagged {', '.join(tags)}"
@@ -55,7 +55,7 @@ def _preview(label: str, component: Component, length: RunLength) -> list[str]:
 
 
 def _is_ours(component: Component) -> bool:
-    """Return whether a schedule and all of its members are shipped, so that making one is safe."""
+    """Return whether a schedule and all of its members are shipped, so that it is safe to build."""
     target = component.target
     if isinstance(target, Unshipped) or not (
         isinstance(target, type)
@@ -87,7 +87,7 @@ def _spread(num: int, most: int) -> Sequence[int]:
 
 
 def _table(schedule: Scheduler, steps: list[int]) -> list[str]:
-    """Return a line of steps and one of values; the least informative steps go if room is short."""
+    """Return a line of steps and one of values, as many as fit into the width."""
     while True:
         cells = [
             (str(step), f"{value_at(schedule, step, schedule.last_step):.4g}")
@@ -105,7 +105,7 @@ def _table(schedule: Scheduler, steps: list[int]) -> list[str]:
 
 
 def _curve(schedule: Scheduler, steps: list[int]) -> list[str]:
-    """Return a line whose characters are the denser the higher the value; none if it is level."""
+    """Return a line with denser characters for higher values; none if the value is constant."""
     last = max(steps)
     num = min(_CURVE, last + 1)
     values = [

@@ -1,0 +1,66 @@
+"""Commands that print and run nothing: check, plan, schema."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from modelzoo_trainer.cli.plans import MakeNames, import_modules, load_plans
+from modelzoo_trainer.cli.runner import fail
+from modelzoo_trainer.exit_codes import DONE, FAILED
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.config.plan import TrainerPlan
+
+
+def check(options: argparse.Namespace, names: MakeNames) -> int:
+    """Check a file and print what would run."""
+    from modelzoo_trainer.config.report import hook_order, report
+    from modelzoo_trainer.config.secrets import hide_in_text
+
+    plans = load_plans(options, names, for_a_run=False)
+    texts = [f"{options.params} is valid (nothing was built)."]
+    for number, plan in enumerate(plans, 1):
+        if len(plans) > 1:
+            texts.append(f"Trainer {number} of {len(plans)}")
+        texts.append(report(plan))
+        if options.explain_hooks:
+            texts.append(hook_order(plan))
+    return _print(hide_in_text("\n\n".join(texts)))
+
+
+def plan(options: argparse.Namespace, names: MakeNames) -> int:
+    """Print what training would take; return 1 if it does not fit in the memory."""
+    from modelzoo_trainer.config.secrets import hide_in_text
+    from modelzoo_trainer.planning.command import plan_on_paper
+
+    given = list(options.changes)
+
+    def load(changes: list[str]) -> list[TrainerPlan]:
+        options.changes = [*given, *changes]
+        return load_plans(options, names, for_a_run=False)
+
+    fits, text = plan_on_paper(load, options.world_size, options.memory)
+    code = _print(hide_in_text(text))
+    return code if fits else FAILED
+
+
+def schema(options: argparse.Namespace, names: MakeNames) -> int:
+    """Print the JSON Schema of the files."""
+    from modelzoo_trainer.config.json_schema import json_schema
+
+    return _print(json.dumps(json_schema(names(import_modules(options))), indent=1))
+
+
+def _print(text: str) -> int:
+    """Write to standard output; a closed pipe is not a failure."""
+    try:
+        print(text, flush=True)  # noqa: T201  # it is what was asked for
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+    except OSError as error:
+        return fail(error)
+    return DONE

@@ -1,0 +1,65 @@
+"""The plans that the options of the command line ask for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeAlias
+
+from modelzoo_trainer.config.options import OPTIONS
+from modelzoo_trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.config.names import Names
+    from modelzoo_trainer.config.plan import TrainerPlan
+
+MakeNames: TypeAlias = "Callable[[Sequence[ModuleType]], Names]"
+"""Returns the names that a file may use, given the modules of `--import`."""
+
+
+def load_plans(
+    options: argparse.Namespace, names: MakeNames, *, for_a_run: bool = True
+) -> list[TrainerPlan]:
+    """Return the plans of the file, with the overrides of the command line.
+
+    Raises:
+        ConfigError: If the file or an option is invalid.
+    """
+    from modelzoo_trainer.config import build
+
+    modules = import_modules(options)
+    return build.load_plans(
+        options.params,
+        lambda: names(modules),
+        mode=options.mode,
+        changes=options.changes,
+        options=overrides(options),
+        for_a_run=for_a_run,
+    )
+
+
+def import_modules(options: argparse.Namespace) -> list[ModuleType]:
+    """Import the modules of `--import`.
+
+    Raises:
+        ConfigError: If there is no such module.
+    """
+    from modelzoo_trainer.config.names import import_module
+
+    try:
+        return [import_module(name) for name in options.modules]
+    except ConfigError as error:
+        raise ConfigError(f"--import: {error}") from None
+
+
+def overrides(options: argparse.Namespace) -> dict[str, str | None]:
+    """Return the options that override settings by name; None where not given."""
+    return {option.name: getattr(options, option.name) for option in OPTIONS}
+
+
+def shipped_names(modules: Sequence[ModuleType]) -> Names:
+    """Return the names of all shipped classes, and of those in modules."""
+    from modelzoo_trainer.config import shipped  # imports torch
+
+    return shipped.shipped_names(modules)
