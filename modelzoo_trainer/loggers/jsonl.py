@@ -125,18 +125,18 @@ class JsonlLogger(FileLogger):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        self._begin_record(trainer, stack, "fit")
+        self._begin_record(trainer, stack, "fit", train_dataloader)
 
     @override
     def on_enter_validate(
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
         if self._record is None:
-            self._begin_record(trainer, stack, "validate")
+            self._begin_record(trainer, stack, "validate", val_dataloader)
         super().on_enter_validate(trainer, stack, val_dataloader, loop)
         stack.callback(self._note_validation, trainer, time.time())
 
-    def _begin_record(self, trainer: Trainer, stack: ExitStack, kind: str) -> None:
+    def _begin_record(self, trainer: Trainer, stack: ExitStack, kind: str, loader: Loader) -> None:
         """Note events from now until the stack is left."""
         if not trainer.backend.comm.is_main or not trainer.backend.caps.holds_values:
             return
@@ -147,7 +147,7 @@ class JsonlLogger(FileLogger):
             record.end(trainer, error)
 
         stack.push(leave)
-        record.begin(trainer, kind)
+        record.begin(trainer, kind, loader)
 
     def _note_validation(self, trainer: Trainer, began: float) -> None:
         if self._record is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch.nn.parameter import is_lazy
 
+from modelzoo_trainer.callback import Loader
 from modelzoo_trainer.core.optimizer_facts import is_plain, settings_of
 from modelzoo_trainer.devices import device_name
 from modelzoo_trainer.versions import git_commit, versions
@@ -50,10 +51,10 @@ class RunRecord:
         self._has_failed = False
         self._saving: tuple[int, float] | None = None
 
-    def begin(self, trainer: Trainer, kind: str) -> None:
+    def begin(self, trainer: Trainer, kind: str, loader: Loader) -> None:
         """Note that a fit or a validation begins; write the facts if they are not there yet."""
         if not (self._folder / FACTS).exists():
-            self._write_facts(trainer)
+            self._write_facts(trainer, loader)
         self.note("start", trainer.global_step, kind=kind)
         self.flush()
 
@@ -123,9 +124,9 @@ class RunRecord:
         except OSError as error:
             self._fail(EVENTS, error)
 
-    def _write_facts(self, trainer: Trainer) -> None:
+    def _write_facts(self, trainer: Trainer, loader: Loader) -> None:
         has_params = (self._folder / _PARAMS).exists()
-        text = json.dumps(facts_of(trainer, has_params=has_params), indent=1)
+        text = json.dumps(facts_of(trainer, loader, has_params=has_params), indent=1)
         try:
             (self._folder / FACTS).write_text(f"{text}\n", encoding="utf-8")
         except OSError as error:
@@ -137,7 +138,7 @@ class RunRecord:
         self._has_failed = True
 
 
-def facts_of(trainer: Trainer, *, has_params: bool) -> dict[str, Any]:
+def facts_of(trainer: Trainer, loader: Loader, *, has_params: bool) -> dict[str, Any]:
     """Return the environment and the settings of a run, as `run.json` has them.
 
     `has_params`: whether `params.yaml` beside it has command, versions, commit and settings.
@@ -158,7 +159,7 @@ def facts_of(trainer: Trainer, *, has_params: bool) -> dict[str, Any]:
         environment["git commit"] = git_commit()
     facts: dict[str, Any] = {"format_version": FORMAT_VERSION, "environment": environment}
     if not has_params:
-        facts["settings"] = _settings(trainer)
+        facts["settings"] = {**_settings(trainer), "data": _data(loader)}
     facts["model"] = _model(trainer)
     return facts
 
@@ -185,6 +186,19 @@ def _settings(trainer: Trainer) -> dict[str, Any]:
         found[name] = _described(getattr(trainer, name))
     found["callbacks"] = [_described(one) for one in trainer.callbacks.user]
     found["loggers"] = [type(one).__name__ for one in trainer.loggers]
+    return found
+
+
+def _data(loader: Loader) -> dict[str, Any]:
+    """Return what a dataloader tells of itself."""
+    found: dict[str, Any] = {"class": type(loader).__name__}
+    dataset = getattr(loader, "dataset", None)
+    if dataset is not None:
+        found["dataset"] = type(dataset).__name__
+    for name in ("batch_size", "drop_last", "num_workers"):
+        value = getattr(loader, name, None)
+        if value is not None and is_plain(value):
+            found[name] = value
     return found
 
 

@@ -259,18 +259,34 @@
     const numCurves = traces.filter((trace) => trace.hoverinfo !== "skip").length;
     return Object.assign(baseLayout(), {
       height: item.card.classList.contains("wide") ? 420 : 280,
-      margin: { l: 52, r: 14, t: hasLegend ? 30 : 10, b: 40 },
+      margin: { l: 52, r: 14, t: hasLegend ? 26 : 8, b: 40 },
       hovermode: numCurves <= 8 ? "x unified" : "closest",
       showlegend: hasLegend,
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 }, itemdoubleclick: false },
       xaxis: axis({ title: titled(xTitle()), ...(range ? { range: range.slice() } : { autorange: true }) }),
       yaxis: axis({
         title: titled(item.chart.unit), type: isLog(item) ? "log" : "linear",
-        exponentformat: "power", nticks: 7,
+        exponentformat: item.chart.unit ? "SI" : "power", nticks: 7,
+        ...(isLog(item) ? {} : rangeOfConstant(traces)),
       }),
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
       uirevision: `${state.x} ${isLog(item)} ${state.member[item.chart.title] || ""}`,
     });
+  }
+
+  /** Plotly would draw a constant such as 0.001 between -1 and 1. */
+  function rangeOfConstant(traces) {
+    let low = Infinity;
+    let high = -Infinity;
+    for (const trace of traces) {
+      if (trace.yaxis === "y2" || trace.visible !== true) continue;
+      for (const value of trace.y) {
+        if (value === null) continue;
+        low = Math.min(low, value);
+        high = Math.max(high, value);
+      }
+    }
+    return low === high && low > 0 ? { range: [0, 2 * low], autorange: false } : {};
   }
 
   let isLinking = false;
@@ -352,8 +368,10 @@
       }
       return trace;
     }).filter((trace) => trace.x.length);
+    const height = 110 + 30 * shown.length;
+    div.style.height = `${height + 14}px`;
     Plotly.react(div, traces, Object.assign(baseLayout(), {
-      barmode: "overlay", height: 110 + 30 * shown.length, hovermode: "closest",
+      barmode: "overlay", height, hovermode: "closest",
       margin: { l: 20, r: 14, t: 34, b: 44 },
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 }, traceorder: "normal" },
       showlegend: true,

@@ -141,12 +141,15 @@ def _sections(
 ) -> list[tuple[str, str, str]]:
     """Return key, heading and content of each section that has any."""
     found = [("overview", "Overview", tables.overview(runs) + tables.notes(runs, notes))]
+    if len(runs) > 1:
+        found.append(("configuration", "Configuration", _configuration(runs)))
     for key, heading in SECTIONS.items():
         own = [(idx, chart) for idx, chart in enumerate(charts) if chart.section == key]
         cards = "".join(_card(idx, chart) for idx, chart in own)
         found.append((key, heading, cards and f'<div class="charts">{cards}</div>'))
     found.append(("time", "Time line", _time(runs)))
-    found.append(("configuration", "Configuration", _configuration(runs)))
+    if len(runs) == 1:
+        found.append(("configuration", "Configuration", _configuration(runs)))
     found.append(("environment", "Environment", tables.environment(runs)))
     found.append(("checkpoints", "Checkpoints", tables.checkpoints(runs)))
     found.append(("samples", "Samples", _samples(runs)))
@@ -188,14 +191,15 @@ def _time(runs: Sequence[Run]) -> str:
 
 
 def _configuration(runs: Sequence[Run]) -> str:
-    differing, same = tables.settings(runs)
-    if not differing and not same:
-        return ""
+    found = tables.settings(runs)
     if len(runs) == 1:
-        return f"<details><summary>All settings</summary>{same}</details>"
-    first = differing or '<p class="hint">No setting differs between these runs.</p>'
-    rest = f"<details><summary>The same in all runs</summary>{same}</details>" if same else ""
-    return first + rest
+        return found.same and f"<details><summary>All settings</summary>{found.same}</details>"
+    rest = [("Only in some runs", found.partial), ("The same in all runs", found.same)]
+    return found.differing + "".join(
+        f"<details><summary>{title}</summary>{content}</details>"
+        for title, content in rest
+        if content
+    )
 
 
 def _samples(runs: Sequence[Run]) -> str:

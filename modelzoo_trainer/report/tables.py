@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from html import escape
 from typing import Final
 
 import numpy as np
 
-from modelzoo_trainer.checkpointing.overview import readable
+from modelzoo_trainer.checkpointing.overview import Overview, readable
 from modelzoo_trainer.report.metric_names import best_of, is_validation, natural
 from modelzoo_trainer.report.metrics_file import Series
 from modelzoo_trainer.report.run import Run
@@ -19,6 +20,7 @@ from modelzoo_trainer.report.timeline import KINDS
 _MAX_METRICS: Final = 6  # in the overview
 _MAX_TILE_METRICS: Final = 30
 _MAX_CHECKPOINTS: Final = 100  # of one run
+_FEW_CHECKPOINTS: Final = 12
 _LONGEST_CELL: Final = 300
 _RATES: Final = (
     ("avg_samples_per_sec", "samples/s"),
@@ -61,12 +63,10 @@ def run_label(runs: Sequence[Run], idx: int) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
     """Return a table; cells and head are HTML."""
-    top = "".join(f"<th>{cell}</th>" for cell in head)
+    cells = "".join(f"<th>{cell}</th>" for cell in head)
+    top = f"<thead><tr>{cells}</tr></thead>\n" if any(head) else ""
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>\n" for row in rows)
-    return (
-        f'<div class="scroll"><table class="{kind}"><thead><tr>{top}</tr></thead>\n'
-        f"<tbody>{body}</tbody></table></div>\n"
-    )
+    return f'<div class="scroll"><table class="{kind}">{top}<tbody>{body}</tbody></table></div>\n'
 
 
 # ---- overview
@@ -151,7 +151,7 @@ def _tiles(run: Run) -> str:
                 at,
             )
         )
-    metrics = table(("Metric", "Last", "Best", "at"), rows, "numbers") if rows else ""
+    metrics = table(("Metric", "Last", "Best", "Best at"), rows, "numbers") if rows else ""
     return f'<div class="tiles">{tiles}</div>{cause}{metrics}'
 
 
@@ -258,37 +258,49 @@ def goodput(runs: Sequence[Run]) -> str:
 # ---- what the runs are
 
 
-def settings(runs: Sequence[Run]) -> tuple[str, str]:
-    """Return the settings that differ between the runs, and all settings."""
-    return _by_run(runs, [run.settings for run in runs], "Setting")
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Facts of several runs: which differ, which only some have, which are the same."""
+
+    differing: str
+    partial: str
+    same: str
+
+
+def settings(runs: Sequence[Run]) -> Comparison:
+    """Return the settings of the runs as tables."""
+    return _compared(runs, [run.settings for run in runs], "Setting")
 
 
 def environment(runs: Sequence[Run]) -> str:
     """Return versions, devices, commands and commits of the runs."""
-    differing, same = _by_run(runs, [run.environment for run in runs], "")
-    return differing + same
+    found = _compared(runs, [run.environment for run in runs], "")
+    return found.differing + found.partial + found.same
 
 
-def _by_run(runs: Sequence[Run], found: Sequence[Mapping[str, str]], title: str) -> tuple[str, str]:
-    """Return two tables: what differs, a column for each run, and what is the same."""
+def _compared(runs: Sequence[Run], found: Sequence[Mapping[str, str]], title: str) -> Comparison:
     keys = list(dict.fromkeys(key for one in found for key in one))
     known = [idx for idx, one in enumerate(found) if one]
-    differing: list[str] = []
-    same: list[str] = []
+    groups: dict[str, list[str]] = {"differing": [], "partial": [], "same": []}
     for key in keys:
-        values = {found[idx].get(key) for idx in known}
-        is_folder = key.endswith(_RUN_DIR)
-        (differing if len(values) > 1 and not is_folder else same).append(key)
+        values = [found[idx].get(key) for idx in known]
+        is_same = len(set(values)) == 1 or key.endswith(_RUN_DIR)
+        groups["same" if is_same else "partial" if None in values else "differing"].append(key)
 
-    def row(key: str, chosen: Sequence[int]) -> list[str]:
-        cells = [found[idx].get(key) for idx in chosen]
-        return [f"<code>{escape(key)}</code>", *(_cell(cell) for cell in cells)]
+    def made(group: str, chosen: Sequence[int], head: Sequence[str]) -> str:
+        rows = [
+            [f"<code>{escape(key)}</code>", *(_cell(found[idx].get(key)) for idx in chosen)]
+            for key in groups[group]
+        ]
+        return table((title, *head), rows, "settings") if rows else ""
 
-    head = [title, *(run_label(runs, idx) for idx in known)]
-    first = table(head, [row(key, known) for key in differing], "settings") if differing else ""
-    head = [title, "Value" if len(runs) > 1 else ""]
-    second = table(head, [row(key, known[:1]) for key in same], "settings") if same else ""
-    return first, second
+    labels = [run_label(runs, idx) for idx in known]
+    several = "In all runs" if len(runs) > 1 else ""
+    return Comparison(
+        made("differing", known, labels),
+        made("partial", known, labels),
+        made("same", known[:1], (several,)),
+    )
 
 
 def _cell(text: str | None) -> str:
@@ -300,22 +312,28 @@ def _cell(text: str | None) -> str:
 
 def checkpoints(runs: Sequence[Run]) -> str:
     """Return the checkpoints of the runs: step, size, path."""
-    rows = []
-    for idx, run in enumerate(runs):
-        for item in run.checkpoints[-_MAX_CHECKPOINTS:]:
-            when = f"{item.written:%Y-%m-%d %H:%M:%S}" if item.written else _MISSING
-            rows.append(
-                (
-                    run_label(runs, idx),
-                    _MISSING if item.step is None else number(item.step),
-                    readable(item.num_bytes),
-                    when,
-                    escape(item.verdict()),
-                    f"<code>{escape(str(item.path))}</code>",
-                )
-            )
     head = ("Run", "Step", "Size", "Written", "State", "Path")
-    return table(head, rows, "list") if rows else ""
+    rows: list[tuple[str, ...]] = []
+    newest: list[tuple[str, ...]] = []
+    for idx, run in enumerate(runs):
+        own = [_checkpoint_row(run_label(runs, idx), one) for one in run.checkpoints]
+        rows += own[-_MAX_CHECKPOINTS:]
+        newest += own[-1:]
+    if len(rows) <= _FEW_CHECKPOINTS:
+        return table(head, rows, "list") if rows else ""
+    every = f"<details><summary>All {len(rows)}</summary>{table(head, rows, 'list')}</details>"
+    return f'<p class="hint">The newest of each run:</p>{table(head, newest, "list")}{every}'
+
+
+def _checkpoint_row(label: str, item: Overview) -> tuple[str, ...]:
+    return (
+        label,
+        _MISSING if item.step is None else number(item.step),
+        readable(item.num_bytes),
+        f"{item.written:%Y-%m-%d %H:%M:%S}" if item.written else _MISSING,
+        escape(item.verdict()),
+        f"<code>{escape(str(item.path))}</code>",
+    )
 
 
 def when(seconds: float) -> str:
