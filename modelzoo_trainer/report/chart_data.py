@@ -24,7 +24,7 @@ from modelzoo_trainer.report.run import Run
 from modelzoo_trainer.report.thinning import Indices, thin
 from modelzoo_trainer.report.timeline import KINDS
 
-MAX_POINTS: Final = 160_000
+MAX_POINTS: Final = 130_000
 """Of all curves together; some 24 bytes each in the file."""
 MAX_POINTS_OF_CURVE: Final = 2000
 MIN_POINTS_OF_CURVE: Final = 64

@@ -22,7 +22,7 @@ KINDS: Final = {
     "other": "Other",
 }
 """Keys and titles, in the order of the legend."""
-MAX_SPANS: Final = 1500  # of one run; the shortest are left out of the picture
+MAX_SPANS: Final = 600  # of one run; the shortest are left out of the picture
 
 
 @dataclass(frozen=True, slots=True)
