@@ -77,6 +77,7 @@ MAKERS: Final[dict[str, Callable[[], Callback]]] = {
     "PrintProgress": lambda: callbacks.PrintProgress(),
     "ProgressBar": lambda: callbacks.ProgressBar(),
     "RateProfiler": lambda: callbacks.RateProfiler(),
+    "Report": lambda: callbacks.Report(),
     "RunHistory": lambda: callbacks.RunHistory(),
     "SamplesStreamedInfo": lambda: callbacks.SamplesStreamedInfo(),
     "SaveBest": lambda: callbacks.SaveBest("validate_0/loss"),

@@ -45,6 +45,7 @@ from modelzoo_trainer.callbacks.op_profiler import OpProfiler
 from modelzoo_trainer.callbacks.profiler import DurationProfiler, RateProfiler
 from modelzoo_trainer.callbacks.profiler import Profiler as Profiler
 from modelzoo_trainer.callbacks.progress import PrintProgress, ProgressBar
+from modelzoo_trainer.callbacks.report import Report
 from modelzoo_trainer.callbacks.run_history import RunHistory
 from modelzoo_trainer.callbacks.samples_streamed_info import SamplesStreamedInfo
 from modelzoo_trainer.callbacks.save_best import SaveBest
@@ -99,6 +100,7 @@ __all__ = [
     "PrintProgress",
     "ProgressBar",
     "RateProfiler",
+    "Report",
     "RunHistory",
     "SamplesStreamedInfo",
     "SaveBest",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final
@@ -140,6 +140,32 @@ def _weight(trainer: Trainer, outputs: Outputs, batch: Batch) -> Any:
 _Series = deque[tuple[int, float]]
 
 
+def _figure(series: Mapping[str, _Series], log_y: bool) -> Any:
+    """Return a figure with a chart for each series, in two columns."""
+    try:
+        from plotly.subplots import make_subplots
+    except ImportError:
+        raise ConfigError(
+            "plot needs plotly, which is not installed: pip install 'modelzoo-trainer[report]'"
+        ) from None
+    num_columns = min(2, len(series))
+    num_rows = -(-len(series) // num_columns)
+    titles = list(series)
+    figure = make_subplots(
+        num_rows, num_columns, subplot_titles=titles, vertical_spacing=0.35 / num_rows
+    )
+    for idx, (name, pairs) in enumerate(series.items()):
+        row, column = divmod(idx, num_columns)
+        steps, values = [step for step, _ in pairs], [value for _, value in pairs]
+        mode = "lines+markers" if len(pairs) <= 60 else "lines"
+        trace = {"type": "scatter", "x": steps, "y": values, "name": name, "mode": mode}
+        figure.add_trace(trace, row=row + 1, col=column + 1)
+    figure.update_xaxes(title_text="step")
+    figure.update_yaxes(type="log" if log_y else "linear")
+    figure.update_layout(showlegend=False, height=max(320, 260 * num_rows))
+    return figure
+
+
 class RunHistory(EpochLoss):
     """Keeps the last values of every metric that is a number, to be asked for at any time.
 
@@ -214,6 +240,27 @@ class RunHistory(EpochLoss):
         if name not in self._series:
             raise ValueError(f"no value of {name!r} was logged. {suggest(name, self._series)}")
         return self._series[name][-1][1]
+
+    def plot(self, names: str | Iterable[str] | None = None, *, log_y: bool = False) -> Any:
+        """Draw metrics against the step, in a figure that a notebook shows.
+
+        Args:
+            names: A metric, or several; None = all.
+            log_y: Whether the y axes are logarithmic.
+
+        Returns:
+            A `plotly.graph_objects.Figure` with a chart for each metric.
+
+        Raises:
+            ConfigError: If plotly is not installed.
+            ValueError: If a metric has no value, or none has one.
+        """
+        chosen = [names] if isinstance(names, str) else list(names or sorted(self._series))
+        if not chosen:
+            raise ValueError("there is nothing to plot: no metric was logged.")
+        for name in chosen:
+            self.get_latest_metric(name)
+        return _figure({name: self._series[name] for name in chosen}, log_y)
 
     # ---- changed by anybody
 

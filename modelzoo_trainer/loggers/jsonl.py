@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 from torch import Tensor
+from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Metrics
+from modelzoo_trainer.callback import Loader, Metrics, StateDict
 from modelzoo_trainer.loggers.file_logger import (
     FileLogger,
     Line,
@@ -23,6 +26,10 @@ from modelzoo_trainer.loggers.file_logger import (
     lines_from,
     mark,
 )
+from modelzoo_trainer.loggers.run_record import RunRecord
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.jsonl")
 
@@ -43,6 +50,10 @@ class JsonlLogger(FileLogger):
     process has validated since it loaded the checkpoint stays. A run that begins at step 0 gives a
     file with lines of others another name, `metrics-<time>.jsonl`.
 
+    For `modelzoo-trainer report` it also notes in `logs/<time>` what metrics do not tell: the
+    environment and the settings (`run.json`), and when the run trained, validated and saved, and
+    how much memory it used (`events.jsonl`).
+
     A file that cannot be written is logged once, and the run continues without it.
 
     Args:
@@ -58,6 +69,7 @@ class JsonlLogger(FileLogger):
     def __init__(self, path: Path | None = None) -> None:
         super().__init__(path, "metrics.jsonl", log)
         self._file: IO[str] | None = None
+        self._record: RunRecord | None = None
 
     @override
     def _write(self, path: Path, lines: list[Line]) -> None:
@@ -65,6 +77,8 @@ class JsonlLogger(FileLogger):
             self._file = self._open(path)
         self._file.write("".join(to_line(*line) for line in lines))
         self._file.flush()
+        if self._record is not None:
+            self._record.sample_memory(*lines[-1][1:])
 
     def _open(self, path: Path) -> IO[str]:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,6 +113,74 @@ class JsonlLogger(FileLogger):
         elif own:
             with path.open("ab") as file:
                 file.write(own)
+
+    # ---- what the report needs besides metrics
+
+    @override
+    def on_enter_fit(
+        self,
+        trainer: Trainer,
+        stack: ExitStack,
+        train_dataloader: Loader,
+        val_dataloader: Loader,
+        loop: Any,
+    ) -> None:
+        self._begin_record(trainer, stack, "fit", train_dataloader)
+
+    @override
+    def on_enter_validate(
+        self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
+    ) -> None:
+        if self._record is None:
+            self._begin_record(trainer, stack, "validate", val_dataloader)
+        super().on_enter_validate(trainer, stack, val_dataloader, loop)
+        stack.callback(self._note_validation, trainer, time.time())
+
+    def _begin_record(self, trainer: Trainer, stack: ExitStack, kind: str, loader: Loader) -> None:
+        """Note events from now until the stack is left."""
+        if not trainer.backend.comm.is_main or not trainer.backend.caps.holds_values:
+            return
+        record = self._record = RunRecord(trainer)
+
+        def leave(kind: object, error: BaseException | None, rest: object) -> None:
+            self._record = None
+            record.end(trainer, error)
+
+        stack.push(leave)
+        record.begin(trainer, kind, loader)
+
+    def _note_validation(self, trainer: Trainer, began: float) -> None:
+        if self._record is not None:
+            step = trainer.global_step
+            self._record.note("validate", step, began, seconds=time.time() - began)
+            self._record.flush()
+
+    @override
+    def on_train_start(
+        self, trainer: Trainer, model: Module, train_dataloader: Loader, loop: Any, loop_idx: int
+    ) -> None:
+        if self._record is not None:
+            self._record.begin_training(trainer, loop.grad_accum_steps)
+
+    @override
+    def on_train_end(self, trainer: Trainer, model: Module, loop: Any, loop_idx: int) -> None:
+        if self._record is not None:
+            self._record.note("train_end", trainer.global_step)
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, epoch: int) -> None:
+        if self._record is not None:
+            self._record.note("epoch", trainer.global_step, epoch=epoch + 1)
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
+        if self._record is not None:
+            self._record.begin_saving(trainer.global_step)
+
+    @override
+    def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
+        if self._record is not None:
+            self._record.end_saving(trainer, ckpt_path)
 
 
 def to_line(metrics: Metrics, step: int, now: float) -> str:

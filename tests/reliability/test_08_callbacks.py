@@ -36,7 +36,12 @@ STATELESS = {
     *("LoadCheckpointStates", "LogInputSummaries", "LogOptimizerParamGroup", "LogSparsity"),
     *("Lora", "ModelEvalMetrics", "ModelZooParamsMetadata", "MoveModulesToDevice", "NaNChecker"),
     *("NormTensorListener", "OpProfiler", "PrintProgress", "ProgressBar", "RateProfiler"),
-    *("SavePerformanceData", "ScopedBigCodeEvalHarnessFlags", "ScopedEleutherEvalHarnessFlags"),
+    *(
+        "Report",
+        "SavePerformanceData",
+        "ScopedBigCodeEvalHarnessFlags",
+        "ScopedEleutherEvalHarnessFlags",
+    ),
     *("ScopedTrainFlags", "ScopedValidateFlags", "SlackNotification", "StepBasedEvaluation"),
     *("SummaryTensorListener", "WeightCompression"),
     *("ProgressLogger", "TelemetryLogger", "TensorBoardLogger"),

@@ -1,0 +1,229 @@
+"""What a run notes beside its metrics: where it comes from, and what its time went to."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import math
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.nn.parameter import is_lazy
+
+from modelzoo_trainer.callback import Loader
+from modelzoo_trainer.core.optimizer_facts import is_plain, settings_of
+from modelzoo_trainer.devices import device_name
+from modelzoo_trainer.versions import git_commit, versions
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.run_record")
+
+FACTS: Final = "run.json"
+EVENTS: Final = "events.jsonl"
+FORMAT_VERSION: Final = 1
+MEMORY_INTERVAL_S: Final = 10.0
+_PARAMS: Final = "params.yaml"  # written by the command line; has command, versions and commit
+_FLUSH_INTERVAL_S: Final = 1.0
+_LONGEST_CAUSE: Final = 500  # characters
+
+
+class RunRecord:
+    """Writes `run.json` and `events.jsonl` into `logs/<time>` of a run.
+
+    `run.json` has the environment and the settings. `events.jsonl` has a line for each event:
+    `{"time": ..., "event": "validate", "step": 200, "seconds": 1.5}`. `time`, in seconds since
+    1970, is when it began. Events are `start`, `train_start`, `epoch`, `train_end`, `validate`,
+    `save`, `memory` and `end`. Nothing is done per step. What cannot be written is left out.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._folder = trainer.artifact_dir
+        self._memory = trainer.backend.memory
+        self._lines: list[str] = []
+        self._flushed = self._sampled = 0.0
+        self._has_failed = False
+        self._saving: tuple[int, float] | None = None
+
+    def begin(self, trainer: Trainer, kind: str, loader: Loader) -> None:
+        """Note that a fit or a validation begins; write the facts if they are not there yet."""
+        if not (self._folder / FACTS).exists():
+            self._write_facts(trainer, loader)
+        self.note("start", trainer.global_step, kind=kind)
+        self.flush()
+
+    def begin_training(self, trainer: Trainer, grad_accum_steps: int) -> None:
+        """Note that a stage of training begins."""
+        num = trainer.data.num_batches_per_epoch()
+        self.note(
+            "train_start",
+            trainer.global_step,
+            epoch=trainer.data.epoch,
+            steps_per_epoch=math.ceil(num / grad_accum_steps) if num else None,
+            total_steps=trainer.schedule.total_steps,
+        )
+        self.flush()
+
+    def begin_saving(self, step: int) -> None:
+        """Note when a checkpoint is begun."""
+        self._saving = (step, time.time())
+
+    def end_saving(self, trainer: Trainer, path: Path) -> None:
+        """Note a checkpoint that has been committed, and how long training waited for it."""
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return
+        step, began = saving
+        in_background = trainer.checkpoint.asynchronous and step != trainer.global_step
+        seconds = None if in_background else time.time() - began
+        self.note("save", step, began, seconds=seconds, name=path.name)
+        self.flush()
+
+    def end(self, trainer: Trainer, error: BaseException | None) -> None:
+        """Note how a fit or a validation has ended."""
+        outcome, cause = "finished", None
+        if isinstance(error, (KeyboardInterrupt, SystemExit)) or trainer.interrupted:
+            outcome, cause = "stopped", trainer.interrupted or type(error).__name__
+        elif error is not None:
+            outcome, cause = "failed", f"{type(error).__name__}: {error}"[:_LONGEST_CAUSE]
+        self.sample_memory(trainer.global_step, time.time(), interval_s=0)
+        self.note("end", trainer.global_step, outcome=outcome, cause=cause and _hidden(cause))
+        self.flush()
+
+    def note(self, event: str, step: int, began: float | None = None, **facts: Any) -> None:
+        """Add an event; it reaches the file with the next `flush`."""
+        kept = {key: value for key, value in facts.items() if value is not None}
+        record = {"time": began or time.time(), "event": event, "step": step, **kept}
+        self._lines.append(json.dumps(record) + "\n")
+
+    def sample_memory(
+        self, step: int, now: float, *, interval_s: float = MEMORY_INTERVAL_S
+    ) -> None:
+        """Note how much memory is in use, if the last time was some seconds ago."""
+        if now - self._sampled >= interval_s and not self._has_failed:
+            self._sampled = now
+            self.note("memory", step, **self._memory())
+        if now - self._flushed >= _FLUSH_INTERVAL_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is still in memory."""
+        lines, self._lines = self._lines, []
+        self._flushed = time.time()
+        if not lines or self._has_failed:
+            return
+        try:
+            with (self._folder / EVENTS).open("a", encoding="utf-8", newline="\n") as file:
+                file.write("".join(lines))
+        except OSError as error:
+            self._fail(EVENTS, error)
+
+    def _write_facts(self, trainer: Trainer, loader: Loader) -> None:
+        has_params = (self._folder / _PARAMS).exists()
+        text = json.dumps(facts_of(trainer, loader, has_params=has_params), indent=1)
+        try:
+            (self._folder / FACTS).write_text(f"{text}\n", encoding="utf-8")
+        except OSError as error:
+            self._fail(FACTS, error)
+
+    def _fail(self, name: str, error: OSError) -> None:
+        if not self._has_failed:
+            log.warning("%s cannot be written: %s", self._folder / name, error.strerror or error)
+        self._has_failed = True
+
+
+def facts_of(trainer: Trainer, loader: Loader, *, has_params: bool) -> dict[str, Any]:
+    """Return the environment and the settings of a run, as `run.json` has them.
+
+    `has_params`: whether `params.yaml` beside it has command, versions, commit and settings.
+    """
+    comm = trainer.backend.comm
+    environment = {
+        "device": str(trainer.backend.device),
+        "device_name": device_name(trainer.backend),
+        "processes": comm.world_size,
+        "host": platform.node(),
+        "platform": platform.platform(),
+    }
+    if not has_params:
+        from modelzoo_trainer.config.secrets import hide_in_command
+
+        environment["command"] = " ".join(hide_in_command(sys.argv))
+        environment["versions"] = versions()
+        environment["git commit"] = git_commit()
+    facts: dict[str, Any] = {"format_version": FORMAT_VERSION, "environment": environment}
+    if not has_params:
+        facts["settings"] = {**_settings(trainer), "data": _data(loader)}
+    facts["model"] = _model(trainer)
+    return facts
+
+
+def _model(trainer: Trainer) -> dict[str, Any]:
+    params = [param for param in trainer.model.parameters() if not is_lazy(param)]
+    return {
+        "class": type(trainer.model).__name__,
+        "parameters": sum(param.numel() for param in params),
+        "trainable": sum(param.numel() for param in params if param.requires_grad),
+    }
+
+
+def _settings(trainer: Trainer) -> dict[str, Any]:
+    """Return what a Python program gave the trainer, as far as it is plain."""
+    found: dict[str, Any] = {"model": type(trainer.model).__name__}
+    if trainer.has_optimizer:
+        groups = settings_of(trainer.optimizer)
+        found["optimizer"] = {type(trainer.optimizer).__name__: groups[0] if groups else {}}
+        if len(groups) > 1:
+            found["optimizer"]["parameter groups"] = len(groups)
+        found["schedulers"] = [type(one).__name__ for one in trainer.schedulers]
+    for name in ("precision", "loop", "checkpoint", "logging"):
+        found[name] = _described(getattr(trainer, name))
+    found["callbacks"] = [_described(one) for one in trainer.callbacks.user]
+    found["loggers"] = [type(one).__name__ for one in trainer.loggers]
+    return found
+
+
+def _data(loader: Loader) -> dict[str, Any]:
+    """Return what a dataloader tells of itself."""
+    found: dict[str, Any] = {"class": type(loader).__name__}
+    dataset = getattr(loader, "dataset", None)
+    if dataset is not None:
+        found["dataset"] = type(dataset).__name__
+    for name in ("batch_size", "drop_last", "num_workers"):
+        value = getattr(loader, name, None)
+        if value is not None and is_plain(value):
+            found[name] = value
+    return found
+
+
+def _described(part: object) -> dict[str, Any]:
+    """Return the class of a component, with those of its arguments that are plain attributes."""
+    kept: dict[str, Any] = {}
+    for name in inspect.signature(type(part).__init__).parameters:
+        value = getattr(part, name, None)
+        if value is not None and is_plain(value):
+            kept[name] = value
+    return {type(part).__name__: _without_secrets(kept)}
+
+
+def _without_secrets(settings: Mapping[str, Any]) -> Any:
+    from modelzoo_trainer.config.secrets import without_secrets
+
+    return without_secrets(
+        {
+            key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in settings.items()
+        }
+    )
+
+
+def _hidden(text: str) -> str:
+    from modelzoo_trainer.config.secrets import hide_in_text
+
+    return hide_in_text(text)

@@ -1,0 +1,1 @@
+"""Reports of runs: one HTML file with the curves, read from the folders of the runs."""

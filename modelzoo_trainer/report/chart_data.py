@@ -1,0 +1,207 @@
+"""What the page draws: curves, thinned and packed, by chart and section."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelzoo_trainer.report.metric_names import (
+    SECTIONS,
+    chart_of,
+    families,
+    is_validation,
+    natural,
+    section_of,
+    unit_of,
+)
+from modelzoo_trainer.report.metrics_file import Series
+from modelzoo_trainer.report.run import Run
+from modelzoo_trainer.report.thinning import Indices, thin
+from modelzoo_trainer.report.timeline import KINDS
+
+MAX_POINTS: Final = 130_000
+"""Of all curves together; some 24 bytes each in the file."""
+MAX_POINTS_OF_CURVE: Final = 2000
+MIN_POINTS_OF_CURVE: Final = 64
+MAX_CURVES: Final = MAX_POINTS // MIN_POINTS_OF_CURVE
+_MAX_LINES: Final = 12  # of a chart with a line for each member of a family
+
+
+@dataclass(slots=True)
+class Chart:
+    """One chart: the curves of one metric, or of several that belong together."""
+
+    title: str
+    section: str
+    unit: str = ""
+    members: list[str] = field(default_factory=list)
+    """What the reader chooses one of; empty = all curves are drawn."""
+    curves: list[tuple[int, str, str, str]] = field(default_factory=list)
+    """Index of the run, metric, what the curve is called beside others, member."""
+    also: list[str] = field(default_factory=list)
+    """Metrics with the same values."""
+
+
+def charts_of(runs: Sequence[Run]) -> list[Chart]:
+    """Return the charts of some runs, in the order of the page."""
+    names = sorted({name for run in runs for name in run.metrics.series}, key=natural)
+    names = [name for name in names if name != "epoch"]
+    same = _same(runs, names)
+    names = [name for name in names if name not in same]
+    found: dict[str, Chart] = {}
+    grouped = families([name for name in names if section_of(name) != "loss"], least=3)
+    family_of = {name: prefix for prefix, group in grouped.items() for name in group}
+    for name in names:
+        prefix = family_of.get(name)
+        title, variant = (prefix, "") if prefix is not None else chart_of(name)
+        chart = found.setdefault(title, Chart(title, section_of(name), unit_of(name)))
+        member = "" if prefix is None else name.removeprefix(f"{prefix}/")
+        if prefix is not None and len(runs) == 1 and len(grouped[prefix]) <= _MAX_LINES:
+            variant, member = member, ""
+        elif prefix is not None:
+            chart.members.append(member)
+        chart.curves += [
+            (idx, name, variant, member)
+            for idx, run in enumerate(runs)
+            if name in run.metrics.series
+        ]
+        chart.also += [other for other, kept in same.items() if kept == name]
+    order = list(SECTIONS)
+    return sorted(found.values(), key=lambda one: (order.index(one.section), _rank(one)))
+
+
+def _rank(chart: Chart) -> tuple[bool, list[tuple[int, str]]]:
+    return chart.title != "loss", natural(chart.title)
+
+
+def _same(runs: Sequence[Run], names: Iterable[str]) -> dict[str, str]:
+    """Return metrics with the values of another one, such as equal rates of several groups."""
+    found: dict[str, str] = {}
+    kept: dict[str, list[str]] = {}
+    for name in names:
+        prefix = name.rpartition("/")[0]
+        if section_of(name) != "lr" or not prefix:
+            continue
+        for other in kept.setdefault(prefix, []):
+            if all(_are_equal(run, name, other) for run in runs):
+                found[name] = other
+                break
+        else:
+            kept[prefix].append(name)
+    return found
+
+
+def _are_equal(run: Run, name: str, other: str) -> bool:
+    first, second = run.metrics.series.get(name), run.metrics.series.get(other)
+    if first is None or second is None:
+        return first is second
+    return np.array_equal(first.values, second.values, equal_nan=True) and np.array_equal(
+        first.steps, second.steps
+    )
+
+
+def payload(runs: Sequence[Run], charts: Sequence[Chart]) -> tuple[dict[str, Any], list[str]]:
+    """Return what the page's program reads, as plain values, and notes on what was left out."""
+    notes: list[str] = []
+    num = sum(len(chart.curves) for chart in charts)
+    if num > MAX_CURVES:
+        notes.append(
+            f"Of {num} curves the first {MAX_CURVES} are drawn. Give fewer runs to see the others."
+        )
+    max_points = max(MIN_POINTS_OF_CURVE, min(MAX_POINTS_OF_CURVE, MAX_POINTS // max(1, num)))
+    left, is_thinned, drawn = MAX_CURVES, False, []
+    for chart in charts:
+        curves = []
+        for idx, name, variant, member in chart.curves[:left]:
+            run = runs[idx]
+            curve = _curve(run.metrics.series[name], _start_of(run), max_points)
+            is_thinned = is_thinned or "mean" in curve
+            curve |= {"run": idx, "variant": variant, "member": member}
+            curve["smooth"] = not is_validation(name)
+            curves.append(curve)
+        left -= len(curves)
+        drawn.append(
+            {
+                "title": chart.title,
+                "section": chart.section,
+                "unit": chart.unit,
+                "members": chart.members,
+                "curves": curves,
+            }
+        )
+    if is_thinned:
+        notes.append(
+            f"Curves with more than {max_points} points are thinned: the least and the greatest "
+            f"value of each stretch are drawn, so spikes stay visible."
+        )
+    facts = {
+        "runs": [{"name": run.name, "epochs": _epochs(run)} for run in runs],
+        "charts": drawn,
+        "timeline": _timeline(runs),
+        "kinds": KINDS,
+    }
+    return facts, notes
+
+
+def _start_of(run: Run) -> float:
+    return run.start if np.isfinite(run.start) else 0.0
+
+
+def _epochs(run: Run) -> list[list[float]]:
+    pairs = run.epochs()
+    return [[pair[0] for pair in pairs], [pair[1] for pair in pairs]]
+
+
+def _curve(series: Series, start: float, max_points: int) -> dict[str, Any]:
+    thinned = thin(series.values, max_points)
+    found: dict[str, Any] = {
+        "n": len(series.values),
+        **_points(series, thinned.kept, start),
+        "value": _packed(series.values[thinned.kept], "<f4"),
+    }
+    if len(thinned.centers):
+        found["mean"] = {
+            **_points(series, thinned.centers, start),
+            "value": _packed(thinned.means, "<f4"),
+        }
+    if len(thinned.non_finite):
+        found["bad"] = {
+            **_points(series, thinned.non_finite, start),
+            "n": thinned.num_non_finite,
+            "kind": [str(value) for value in series.values[thinned.non_finite].tolist()],
+        }
+    return found
+
+
+def _points(series: Series, idx: Indices, start: float) -> dict[str, Any]:
+    steps = series.steps[idx]
+    is_small = bool(len(steps) and np.all(steps == np.trunc(steps)) and np.abs(steps).max() < 2**31)
+    times = series.times[idx] - start
+    found: dict[str, Any] = {"step": _packed(steps, "<i4" if is_small else "<f8")}
+    if len(times) and not np.isnan(times).all():
+        found["time"] = _packed(times, "<f4")
+    return found
+
+
+def _packed(values: NDArray[Any], kind: str) -> list[str]:
+    """Return an array as its type and its bytes in base 64."""
+    with np.errstate(over="ignore"):  # what no float of 32 bits can hold becomes infinite
+        packed = values.astype(kind)
+    return [kind[1:], b64encode(packed.tobytes()).decode("ascii")]
+
+
+def _timeline(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the spans of each run, by kind: start, length and step."""
+    found = []
+    for run in runs:
+        kinds: dict[str, list[list[float | None]]] = {}
+        for span in run.timeline.spans:
+            row = [round(span.start - run.start, 3), round(span.seconds, 3), span.step]
+            kinds.setdefault(span.kind, []).append(row)
+        found.append(kinds)
+    return found

@@ -1,0 +1,118 @@
+"""The command: `modelzoo-trainer report RUN_DIR... [-o report.html] [--watch [PORT]]`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from modelzoo_trainer.checkpointing.overview import readable
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.exit_codes import DONE, INTERRUPTED, WRONG_USE
+from modelzoo_trainer.report.metric_names import short_names
+from modelzoo_trainer.report.output import check_target, write_report
+from modelzoo_trainer.report.page import page, plotly_js
+from modelzoo_trainer.report.run import Run, read_run
+from modelzoo_trainer.stderr import say
+
+MAX_RUNS: Final = 20
+DEFAULT_OUTPUT: Final = "report.html"
+DEFAULT_PORT: Final = 8765
+_PROG: Final = "python -m modelzoo_trainer.report"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to a parser."""
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN_DIR",
+        help=f"the model_dir of a run, or a file of metrics with a JSON object a line; up to "
+        f"{MAX_RUNS} are shown side by side",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help=f"where the report is written (default: {DEFAULT_OUTPUT}); a file that is not a "
+        f"report is not overwritten",
+    )
+    parser.add_argument(
+        "--watch",
+        type=_port,
+        nargs="?",
+        const=DEFAULT_PORT,
+        metavar="PORT",
+        help=f"serve the report on this computer instead (127.0.0.1, port {DEFAULT_PORT}; 0 = any "
+        f"free one) and keep it current until Ctrl-C; with -o it is written as well",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write or serve a report, and return the exit code."""
+    try:
+        if options.watch is not None:
+            from modelzoo_trainer.report.watching import serve
+
+            serve(options.runs, options.watch, options.output)
+            return DONE
+        output = Path(options.output or DEFAULT_OUTPUT)
+        check_target(output)
+        plotly_js()  # before minutes of reading
+        runs = read_runs(options.runs)
+        write_report(output, page(runs))
+    except ConfigError as error:
+        say(str(error))
+        return WRONG_USE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    size = readable(output.stat().st_size)
+    say(f"Wrote {output} ({size}, {_count(runs)}).")
+    return DONE
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Read runs, each once, with the shortest names that tell them apart.
+
+    Raises:
+        ConfigError: If there are too many, or some are no runs.
+    """
+    unique = list({path.resolve(): path for path in reversed(paths)}.values())[::-1]
+    if len(unique) > MAX_RUNS:
+        raise ConfigError(
+            f"{len(unique)} runs were given; a report shows at most {MAX_RUNS}. Leave some out."
+        )
+    found, problems = [], []
+    for path, name in zip(unique, short_names(unique), strict=True):
+        try:
+            found.append(read_run(path, name))
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return found
+
+
+def _count(runs: Sequence[Run]) -> str:
+    num = sum(len(one.values) for run in runs for one in run.metrics.series.values())
+    return f"{len(runs)} run{'' if len(runs) == 1 else 's'}, {num} values"
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; give a number from 0 to 65535")
+    return int(text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command alone and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog=_PROG,
+        description="Show runs in one HTML file that needs no network.",
+        allow_abbrev=False,
+    )
+    add_arguments(parser)
+    return run(parser.parse_args(argv))

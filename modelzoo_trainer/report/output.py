@@ -1,0 +1,62 @@
+"""Write the report, and nothing over what is not one."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.report.page import MARKER
+
+_HEAD_BYTES: Final = 2000
+
+
+def check_target(path: Path) -> None:
+    """Check that a report can be written to a path.
+
+    Raises:
+        ConfigError: If something else than a report of ours is there, or no folder around it.
+    """
+    if path.is_dir():
+        raise ConfigError(f"-o {str(path)!r} is a folder. Give a file, such as {path}/report.html.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"-o {str(path)!r}: the folder {str(path.parent)!r} does not exist.")
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise ConfigError(f"-o {str(path)!r} is not a regular file. Choose another path.")
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    if head and MARKER.encode() not in head:
+        raise ConfigError(
+            f"-o {str(path)!r} exists and is not a report; it was not overwritten. Choose another "
+            f"path, or remove the file."
+        )
+
+
+def write_report(path: Path, html: str) -> None:
+    """Write a report, at once or not at all.
+
+    Raises:
+        ConfigError: If there is something else than a report, or the disk refuses.
+    """
+    check_target(path)
+    target = path.resolve()  # through a link, which stays
+    fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
+    try:
+        with fresh.open("x", encoding="utf-8", errors="replace", newline="\n") as file:
+            file.write(html)
+        fresh.replace(target)
+    except OSError as error:
+        with suppress(OSError):
+            fresh.unlink()
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"-o {str(path)!r} cannot be written: {error.strerror or error}.")

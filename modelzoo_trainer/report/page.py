@@ -1,0 +1,239 @@
+"""The report: one HTML file that needs nothing else, and asks no server for anything."""
+
+from __future__ import annotations
+
+import json
+import time
+from base64 import b64encode
+from collections.abc import Sequence
+from functools import cache
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+from modelzoo_trainer import __version__
+from modelzoo_trainer.config.secrets import hide_in_text
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.report import tables
+from modelzoo_trainer.report.chart_data import Chart, charts_of, payload
+from modelzoo_trainer.report.metric_names import SECTIONS
+from modelzoo_trainer.report.run import Run
+from modelzoo_trainer.report.sessions import IMAGE_KINDS
+
+MARKER: Final = '<meta name="generator" content="modelzoo-trainer report">'
+"""In the head of each report: what has none is not overwritten."""
+_POLICY: Final = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; connect-src {connect}; base-uri 'none'; form-action 'none'"
+)
+_MAX_SAMPLE_BYTES: Final = 400_000  # texts of all runs
+_MAX_IMAGE_BYTES: Final = 700_000  # images of all runs
+
+
+def page(runs: Sequence[Run], *, version: str | None = None) -> str:
+    """Return the report of some runs as HTML.
+
+    `version`: what a server calls this state of the runs; the page then looks for newer ones.
+
+    Raises:
+        ConfigError: If plotly is not installed.
+    """
+    charts = charts_of(runs)
+    facts, notes = payload(runs, charts)
+    facts["version"] = version
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    sections = _sections(runs, charts, notes)
+    links = "".join(f'<a href="#{key}">{heading}</a>' for key, heading, _ in sections)
+    body = "".join(
+        f'<section id="{key}"><h2>{heading}</h2>{content}</section>\n'
+        for key, heading, content in sections
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+{MARKER}
+<meta http-equiv="Content-Security-Policy" content="{_policy(is_served=version is not None)}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,">
+<title>{escape(title)} &middot; report</title>
+<style>
+{_asset("page.css")}
+</style>
+</head>
+<body>
+<header><h1>{escape(title)}</h1><nav>{links}</nav></header>
+{_controls(runs)}
+<main>
+{body}</main>
+<footer>Written {tables.when(time.time())} by modelzoo-trainer {escape(__version__)}.
+Zoom: drag in a chart; double-click to reset.</footer>
+<script type="application/json" id="data">{_in_script(facts)}</script>
+<script>
+{plotly_js()}
+</script>
+<script>
+{_asset("page.js")}
+</script>
+</body>
+</html>
+"""
+
+
+def _policy(*, is_served: bool) -> str:
+    return _POLICY.format(connect="'self'" if is_served else "'none'")
+
+
+def _asset(name: str) -> str:
+    return files("modelzoo_trainer.report").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def plotly_js() -> str:
+    """Return the program that draws, as plotly brings it along.
+
+    Raises:
+        ConfigError: If plotly is not installed.
+    """
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise ConfigError(
+            "a report needs plotly, which is not installed: pip install 'modelzoo-trainer[report]'"
+        ) from None
+    return str(get_plotlyjs()).replace("</script", "<\\/script")
+
+
+def _in_script(facts: dict[str, Any]) -> str:
+    """Return values as JSON that cannot end the script that it is in."""
+    text = json.dumps(facts, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _controls(runs: Sequence[Run]) -> str:
+    chips = ""
+    if len(runs) > 1:
+        buttons = "".join(
+            f'<button class="chip" data-run="{idx}" aria-pressed="true" '
+            f'title="{escape(str(run.path))}"><i></i>{escape(run.name)}</button>'
+            for idx, run in enumerate(runs)
+        )
+        chips = f'<div id="legend" role="group" aria-label="Runs">{buttons}</div>'
+    return f"""<div id="controls">
+<div class="row">
+<label>x axis <select id="x-axis">
+<option value="step">step</option><option value="time">time</option>
+<option value="epoch">epoch</option></select></label>
+<label>smoothing <input id="smoothing" type="range" min="0" max="0.99" step="0.01" value="0">
+<output id="smoothing-value">0</output></label>
+<label><input id="log-losses" type="checkbox"> log losses</label>
+<label>zoom <select id="link"><option value="section">each section together</option>
+<option value="page">all charts together</option>
+<option value="none">each chart alone</option></select></label>
+<label>find <input id="find" type="search" placeholder="metric" size="12"></label>
+</div>{chips}</div>"""
+
+
+def _sections(
+    runs: Sequence[Run], charts: Sequence[Chart], notes: Sequence[str]
+) -> list[tuple[str, str, str]]:
+    """Return key, heading and content of each section that has any."""
+    found = [("overview", "Overview", tables.overview(runs) + tables.notes(runs, notes))]
+    if len(runs) > 1:
+        found.append(("configuration", "Configuration", _configuration(runs)))
+    for key, heading in SECTIONS.items():
+        own = [(idx, chart) for idx, chart in enumerate(charts) if chart.section == key]
+        cards = "".join(_card(idx, chart) for idx, chart in own)
+        found.append((key, heading, cards and f'<div class="charts">{cards}</div>'))
+    found.append(("time", "Time line", _time(runs)))
+    if len(runs) == 1:
+        found.append(("configuration", "Configuration", _configuration(runs)))
+    found.append(("environment", "Environment", tables.environment(runs)))
+    found.append(("checkpoints", "Checkpoints", tables.checkpoints(runs)))
+    found.append(("samples", "Samples", _samples(runs)))
+    return [(key, heading, content) for key, heading, content in found if content]
+
+
+def _card(idx: int, chart: Chart) -> str:
+    also = ""
+    if chart.also:
+        names = ", ".join(chart.also)
+        also = f'<small title="{escape(names)}">and {len(chart.also)} with the same values</small>'
+    choice = ""
+    if chart.members:
+        options = "".join(f"<option>{escape(member)}</option>" for member in chart.members)
+        choice = f'<select class="member" aria-label="which">{options}</select>'
+    return (
+        f'<figure class="card" data-chart="{idx}"><figcaption><code>{escape(chart.title)}</code>'
+        f'{choice}{also}<span class="tools">'
+        f'<button class="log" aria-pressed="false" title="Logarithmic y axis">log</button>'
+        f'<button class="wide" aria-pressed="false" title="Full width">wide</button>'
+        f'</span></figcaption><div class="plot"></div></figure>\n'
+    )
+
+
+def _time(runs: Sequence[Run]) -> str:
+    shares = tables.goodput(runs)
+    if not shares:
+        return ""
+    hints = []
+    if any(run.timeline.source == "metrics" for run in runs):
+        hints.append("Of runs without events.jsonl only the times of the metrics are known.")
+    if any(run.timeline.source == "supervisor" for run in runs):
+        hints.append("The shares of supervised runs are as the supervisor measured them.")
+    num = sum(run.timeline.num_left_out for run in runs)
+    if num:
+        hints.append(f"{num} short stretches are not drawn; the table counts them.")
+    text = f'<p class="hint">{" ".join(hints)}</p>' if hints else ""
+    return f'<div class="plot" id="timeline"></div>{shares}{text}'
+
+
+def _configuration(runs: Sequence[Run]) -> str:
+    found = tables.settings(runs)
+    if len(runs) == 1:
+        return found.same and f"<details><summary>All settings</summary>{found.same}</details>"
+    rest = [("Only in some runs", found.partial), ("The same in all runs", found.same)]
+    return found.differing + "".join(
+        f"<details><summary>{title}</summary>{content}</details>"
+        for title, content in rest
+        if content
+    )
+
+
+def _samples(runs: Sequence[Run]) -> str:
+    found, text_left, image_left = [], _MAX_SAMPLE_BYTES, _MAX_IMAGE_BYTES
+    for idx, run in enumerate(runs):
+        label = tables.run_label(runs, idx) if len(runs) > 1 else ""
+        texts = [(f"{one.name}, step {one.step:g}", one.text) for one in run.metrics.texts]
+        texts += [(one.title, one.text) for one in run.samples if one.text is not None]
+        for title, text in texts:
+            if len(text) > text_left:
+                continue
+            text_left -= len(text)
+            found.append(_sample(label, title, f"<pre>{escape(hide_in_text(text))}</pre>"))
+        for one in run.samples:
+            if one.image is not None:
+                source = _embedded(one.image, image_left)
+                image_left -= len(source)
+                shown = f'<img alt="" src="{source}">' if source else escape(str(one.image))
+                found.append(_sample(label, one.title, shown))
+    return f'<div class="samples">{"".join(found)}</div>' if found else ""
+
+
+def _sample(label: str, title: str, content: str) -> str:
+    head = f"{label} <small>{escape(title)}</small>"
+    return f'<figure class="card"><figcaption>{head}</figcaption>{content}</figure>'
+
+
+def _embedded(path: Path, most: int) -> str:
+    """Return an image as an address that holds it; "" if it is too large or cannot be read."""
+    try:
+        if path.stat().st_size * 4 // 3 > most:
+            return ""
+        content = path.read_bytes()
+    except OSError:
+        return ""
+    kind = IMAGE_KINDS[path.suffix.lower()]
+    return f"data:image/{kind};base64,{b64encode(content).decode('ascii')}"

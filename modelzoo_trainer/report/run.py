@@ -1,0 +1,257 @@
+"""One run, as its folder tells it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from modelzoo_trainer.checkpointing.overview import Overview, find_checkpoints
+from modelzoo_trainer.config.secrets import hide_in_text
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.report.metrics_file import MetricsFile, Series, read_metrics
+from modelzoo_trainer.report.sessions import (
+    Event,
+    Sample,
+    Session,
+    of_this_run,
+    read_sessions,
+    samples_of,
+)
+from modelzoo_trainer.report.timeline import Timeline, timeline_of
+
+METRICS: Final = "metrics.jsonl"
+FRESH_S: Final = 600.0
+"""A run on another host whose files are not older than this counts as running."""
+_MEMORY: Final = "_bytes"
+_GIB: Final = 2.0**30
+
+
+@dataclass(slots=True)
+class Run:
+    """What the report shows of one run."""
+
+    path: Path
+    name: str
+    metrics: MetricsFile
+    sessions: list[Session] = field(default_factory=list)
+    timeline: Timeline = field(default_factory=Timeline)
+    checkpoints: list[Overview] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    state: str = "unknown"
+    """finished, running, stopped, failed, died or unknown."""
+    cause: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def start(self) -> float:
+        """When the run began, in seconds since 1970; NaN = not known."""
+        spans = self.timeline.spans
+        return spans[0].start if spans else self.metrics.first_time
+
+    @property
+    def last_step(self) -> float:
+        """The last step that is known."""
+        return max([self.metrics.last_step, *(event.step for event in self._events())])
+
+    @property
+    def total_steps(self) -> float | None:
+        """How many steps it is to take; None = not known."""
+        return self._newest("total_steps")
+
+    def _events(self) -> Iterable[Event]:
+        return (event for session in self.sessions for event in session.events)
+
+    def _newest(self, key: str) -> float | None:
+        found = [value for event in self._events() if (value := event.number(key)) is not None]
+        return found[-1] if found else None
+
+    def epochs(self) -> list[tuple[float, float]]:
+        """Return pairs of a step and the epochs done then; empty = not known."""
+        own = self.metrics.series.get("epoch")
+        if own is not None:
+            idx = np.unique(np.linspace(0, len(own.steps) - 1, 500).astype(np.int64))
+            return list(zip(own.steps[idx].tolist(), own.values[idx].tolist(), strict=True))
+        found = {0.0: 0.0}
+        for event in self._events():
+            epoch = event.number("epoch")
+            if event.kind == "epoch" and epoch is not None:
+                found[event.step] = epoch
+        per_epoch, last = self._newest("steps_per_epoch"), max(found)
+        if per_epoch and self.last_step > last:
+            found[self.last_step] = found[last] + (self.last_step - last) / per_epoch
+        return sorted(found.items()) if len(found) > 1 else []
+
+
+def read_run(path: Path, name: str) -> Run:
+    """Read all about a run.
+
+    `path`: its folder, or a file of metrics alone.
+
+    Raises:
+        ConfigError: If it is no run, or its metrics cannot be read.
+    """
+    run_dir, file = (path.parent, path) if path.is_file() else (path, path / METRICS)
+    is_alone = path.is_file() and path.name != METRICS
+    sessions = [] if is_alone else read_sessions(run_dir)
+    if not file.exists():
+        _refuse_without_metrics(path, sessions)
+    try:
+        metrics = read_metrics(file) if file.exists() else MetricsFile()
+    except OSError as error:
+        raise ConfigError(f"{str(file)!r} cannot be read: {error.strerror or error}.") from None
+    run = Run(path, name, metrics, of_this_run(sessions))
+    metrics.series |= _memory(run.sessions)
+    first, last = metrics.first_time, metrics.last_time
+    run.timeline = timeline_of(run.sessions, first, last, run_dir)
+    if not is_alone:
+        run.checkpoints = _checkpoints(run_dir)
+        run.samples = [one for session in run.sessions for one in samples_of(session)]
+    _take_settings(run)
+    run.state, run.cause = _state(run, run_dir, file)
+    run.notes = _notes(run, run_dir, file)
+    return run
+
+
+def _refuse_without_metrics(path: Path, sessions: list[Session]) -> None:
+    """Check that a folder without metrics is that of a run that has just begun.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    if not path.exists():
+        raise ConfigError(f"{str(path)!r} does not exist. Give the model_dir of a run.")
+    if any(session.events for session in sessions):
+        return
+    if (path / "logs").is_dir() or any(path.glob("checkpoint_*")):
+        raise ConfigError(
+            f"{str(path)!r} is a run without {METRICS}: it was trained without a JsonlLogger. Give "
+            f"the trainer one, in Python Trainer(loggers=[JsonlLogger()]), and train again."
+        )
+    raise ConfigError(
+        f"{str(path)!r} is not the folder of a run: it has no {METRICS}. Give the model_dir of a "
+        f"run that logs with JsonlLogger, or a file of metrics with one JSON object a line."
+    )
+
+
+def _memory(sessions: Iterable[Session]) -> dict[str, Series]:
+    """Return the memory that events tell of, in GiB."""
+    points: dict[str, dict[float, tuple[float, float]]] = {}
+    for session in sessions:
+        for event in session.of("memory"):
+            for key in event.facts:
+                value = event.number(key)
+                if key.endswith(_MEMORY) and value is not None:
+                    name = f"memory/{key.removesuffix(_MEMORY)}_gib"
+                    points.setdefault(name, {})[event.step] = (event.time, value / _GIB)
+    found = {}
+    for name, by_step in points.items():
+        steps = np.array(sorted(by_step))
+        times, values = np.array([by_step[step] for step in steps]).T
+        found[name] = Series(steps, times, values)
+    return found
+
+
+def _checkpoints(run_dir: Path) -> list[Overview]:
+    try:
+        return [item for item in find_checkpoints(run_dir) if not item.is_leftover]
+    except OSError:
+        return []
+
+
+def _take_settings(run: Run) -> None:
+    for session in run.sessions:
+        run.settings = session.settings or run.settings
+        run.environment = session.environment or run.environment
+
+
+# ---- state
+
+
+def _state(run: Run, run_dir: Path, file: Path) -> tuple[str, str]:
+    """Return the state of a run, and why it ended if that is known."""
+    known = [session for session in run.sessions if session.events]
+    marks = known[-1].of("start", "end") if known else []
+    if marks and marks[-1].kind == "end":
+        cause = str(marks[-1].facts.get("cause") or "")
+        return str(marks[-1].facts.get("outcome", "unknown")), hide_in_text(cause)
+    if _is_alive(run_dir, file):
+        return "running", ""
+    if known:
+        return "died", "the process ended without closing the run, as one that was killed"
+    if (run_dir / ".finished.json").is_file() and run.checkpoints:
+        return "finished", ""
+    return "unknown", ""
+
+
+def _is_alive(run_dir: Path, file: Path) -> bool:
+    """Return whether the process that trains in a folder is there, as far as can be told."""
+    try:
+        holder = json.loads((run_dir / ".lock").read_text(encoding="utf-8"))
+        host, pid = holder["host"], int(holder["pid"])
+        if host != platform.node():
+            return time.time() - file.stat().st_mtime < FRESH_S
+        os.kill(pid, 0)
+    except PermissionError:  # another user's
+        return True
+    except (OSError, ValueError, LookupError, TypeError, OverflowError):
+        return False
+    return True
+
+
+# ---- notes
+
+
+def _notes(run: Run, run_dir: Path, file: Path) -> list[str]:
+    """Return what a reader must know of what is missing."""
+    found = _notes_on_metrics(run.metrics, file.name)
+    num_broken = sum(session.num_broken for session in run.sessions)
+    if num_broken:
+        found.append(f"{num_broken} lines of events.jsonl cannot be read; they are skipped.")
+    found += [
+        f"{session.path.name}/{problem}."
+        for session in run.sessions
+        for problem in session.problems
+    ]
+    earlier = sorted(path.name for path in run_dir.glob("metrics-*.jsonl"))
+    if earlier and file.name == METRICS:
+        found.append(
+            f"Metrics of earlier runs in this folder: {', '.join(earlier)}. Give such a file "
+            f"instead of the folder to see them."
+        )
+    return found
+
+
+def _notes_on_metrics(metrics: MetricsFile, name: str) -> list[str]:
+    found = []
+    if not metrics.series:
+        found.append("No metrics yet.")
+    elif math.isnan(metrics.first_time):
+        found.append("The metrics have no times, so the time axis does not show this run.")
+    if metrics.num_broken:
+        found.append(
+            f"{metrics.num_broken} of {metrics.num_lines} lines of {name} cannot be read (not a "
+            f"JSON object, or without a step); they are skipped."
+        )
+    if metrics.is_cut:
+        found.append(f"The last line of {name} is not complete; it is skipped.")
+    if metrics.num_repeated:
+        found.append(
+            f"{metrics.num_repeated} values were logged again for the same step; the later ones "
+            f"are shown."
+        )
+    if metrics.left_out:
+        names = sorted(metrics.left_out)
+        rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        found.append(f"Not drawn, as they are not numbers: {', '.join(names[:5])}{rest}.")
+    return found

@@ -1,0 +1,231 @@
+"""The folders `logs/<time>` of a run: one for each trainer that worked on it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from modelzoo_trainer.config.secrets import hide_in_text, without_secrets
+
+EVENTS: Final = "events.jsonl"
+FACTS: Final = "run.json"
+PARAMS: Final = "params.yaml"
+MAX_SETTINGS: Final = 5000
+_TEXT_ENDINGS: Final = (".txt",)
+IMAGE_KINDS: Final = {
+    ".png": "png",
+    ".jpg": "jpeg",
+    ".jpeg": "jpeg",
+    ".gif": "gif",
+    ".webp": "webp",
+}
+_NO_SAMPLES: Final = re.compile(r"stacks.*\.txt")
+_MAX_SAMPLES: Final = 40  # of one session
+_MAX_TEXT_BYTES: Final = 20_000
+_HEAD: Final = re.compile(r"# (command|versions|git commit|note): (.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A line of `events.jsonl`."""
+
+    kind: str
+    time: float
+    step: float
+    facts: Mapping[str, Any]
+
+    def number(self, key: str) -> float | None:
+        """Return a fact if it is a number."""
+        value = self.facts.get(key)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A text or an image that a callback has written."""
+
+    title: str
+    text: str | None = None
+    image: Path | None = None
+
+
+@dataclass(slots=True)
+class Session:
+    """What one trainer has left in its folder of logs."""
+
+    path: Path
+    events: list[Event] = field(default_factory=list)
+    num_broken: int = 0
+    """Lines of `events.jsonl` that cannot be used; the last one is not among them."""
+    settings: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def of(self, *kinds: str) -> list[Event]:
+        """Return the events of some kinds, in order."""
+        return [event for event in self.events if event.kind in kinds]
+
+    @property
+    def first_step(self) -> float | None:
+        """The step at which it began to train; None = it did not."""
+        starts = self.of("train_start")
+        return starts[0].step if starts else None
+
+
+def read_sessions(run_dir: Path) -> list[Session]:
+    """Return the sessions of a run, the oldest first."""
+    logs = run_dir / "logs"
+    try:
+        folders = [path for path in logs.iterdir() if path.is_dir() and not path.is_symlink()]
+    except OSError:
+        return []
+    found = [_read(folder) for folder in folders]
+    return sorted(found, key=lambda session: (_began(session), session.path.name))
+
+
+def of_this_run(sessions: Sequence[Session]) -> list[Session]:
+    """Return the sessions since training began at step 0: earlier ones are of other runs."""
+    begins = [idx for idx, session in enumerate(sessions) if session.first_step == 0]
+    return list(sessions[begins[-1] :]) if begins else list(sessions)
+
+
+def _began(session: Session) -> float:
+    if session.events:
+        return session.events[0].time
+    match = re.match(r"\d{8}_\d{6}", session.path.name)
+    try:
+        return datetime.strptime(match[0], "%Y%m%d_%H%M%S").timestamp() if match else 0.0
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def _read(folder: Path) -> Session:
+    session = Session(folder)
+    _read_events(session)
+    _read_facts(session)
+    _read_params(session)
+    return session
+
+
+def _text_of(path: Path, session: Session) -> str | None:
+    """Return the content of a file; None if there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        session.problems.append(f"{path.name} cannot be read: {error.strerror or error}")
+        return None
+
+
+def _read_events(session: Session) -> None:
+    text = _text_of(session.path / EVENTS, session) or ""
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            when, step = float(record["time"]), float(record["step"])
+            event = Event(str(record["event"]), when, step, record)
+            session.events.append(event)
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
+            session.num_broken += number < len(lines)
+    session.events.sort(key=lambda event: event.time)
+
+
+def _read_facts(session: Session) -> None:
+    text = _text_of(session.path / FACTS, session)
+    if text is None:
+        return
+    try:
+        facts = json.loads(text)
+        environment, settings = facts["environment"], facts.get("settings")
+        model = facts.get("model", {})
+        session.environment = {str(key): _shown(value) for key, value in environment.items()}
+        session.environment |= {f"model {key}": _shown(value) for key, value in model.items()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        session.problems.append(f"{FACTS} cannot be read")
+        return
+    if isinstance(settings, dict):
+        session.settings = flattened(without_secrets(settings))
+
+
+def _read_params(session: Session) -> None:
+    text = _text_of(session.path / PARAMS, session)
+    if text is None:
+        return
+    from modelzoo_trainer.config.loader import read_text
+    from modelzoo_trainer.config.positions import to_plain
+    from modelzoo_trainer.errors import ConfigError
+
+    for line in text.splitlines():
+        match = _HEAD.match(line)
+        if match is not None:
+            session.environment[match[1]] = hide_in_text(match[2])
+    try:
+        plain = to_plain(read_text(text, PARAMS))
+    except (ConfigError, RecursionError):
+        session.problems.append(f"{PARAMS} is not valid YAML")
+        return
+    session.settings = flattened(without_secrets(plain))
+
+
+def flattened(plain: Any, path: str = "") -> dict[str, str]:
+    """Return the leaves of nested mappings and lists by their paths."""
+    found: dict[str, str] = {}
+    for key, value in _leaves(plain, path):
+        if len(found) >= MAX_SETTINGS:
+            break
+        found[key] = value
+    return found
+
+
+def _leaves(plain: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(plain, dict) and plain:
+        for key, value in plain.items():
+            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(plain, list) and any(isinstance(item, (dict, list)) for item in plain):
+        for idx, item in enumerate(plain):
+            yield from _leaves(item, f"{path}[{idx}]")
+    else:
+        yield path, _shown(plain)
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, int):
+        return f"{value:,}".replace(",", "\u2009") if abs(value) >= 100_000 else str(value)
+    return hide_in_text(str(value))
+
+
+def samples_of(session: Session) -> list[Sample]:
+    """Return the texts and images in a session's folder."""
+    found: list[Sample] = []
+    try:
+        paths = sorted(path for path in session.path.rglob("*") if path.is_file())
+    except OSError:
+        return []
+    for path in paths:
+        title = f"{session.path.name}/{path.relative_to(session.path).as_posix()}"
+        if path.suffix.lower() in IMAGE_KINDS:
+            found.append(Sample(title, image=path))
+        elif path.suffix in _TEXT_ENDINGS and not _NO_SAMPLES.fullmatch(path.name):
+            found.append(Sample(title, text=_beginning(path)))
+    return found[-_MAX_SAMPLES:]
+
+
+def _beginning(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_TEXT_BYTES + 1)
+    except OSError as error:
+        return f"(cannot be read: {error.strerror or error})"
+    shown = text[:_MAX_TEXT_BYTES].decode(errors="replace")
+    return hide_in_text(shown) + (" ..." if len(text) > _MAX_TEXT_BYTES else "")

@@ -1,0 +1,341 @@
+"""The tables of the report, as HTML."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from html import escape
+from typing import Final
+
+import numpy as np
+
+from modelzoo_trainer.checkpointing.overview import Overview, readable
+from modelzoo_trainer.report.metric_names import best_of, is_validation, natural
+from modelzoo_trainer.report.metrics_file import Series
+from modelzoo_trainer.report.run import Run
+from modelzoo_trainer.report.timeline import KINDS
+
+_MAX_METRICS: Final = 6  # in the overview
+_MAX_TILE_METRICS: Final = 30
+_MAX_CHECKPOINTS: Final = 100  # of one run
+_FEW_CHECKPOINTS: Final = 12
+_LONGEST_CELL: Final = 300
+_RATES: Final = (
+    ("avg_samples_per_sec", "samples/s"),
+    ("global_samples_per_sec", "samples/s"),
+    ("samples_per_sec", "samples/s"),
+    ("tokens_per_sec", "tokens/s"),
+)
+_RUN_DIR: Final = ("model_dir",)  # always differs
+_MISSING: Final = '<span class="missing">&ndash;</span>'
+
+
+def number(value: float) -> str:
+    """Return a number for a reader, with five digits."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e9:
+        return f"{int(value):,}".replace(",", "&#8239;")
+    return f"{value:.5g}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time for a reader, such as "2 h 05 min"."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes:02} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def run_label(runs: Sequence[Run], idx: int) -> str:
+    """Return the name of a run with its color."""
+    return f'<span class="run" data-run="{idx}"><i></i>{escape(runs[idx].name)}</span>'
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+    """Return a table; cells and head are HTML."""
+    cells = "".join(f"<th>{cell}</th>" for cell in head)
+    top = f"<thead><tr>{cells}</tr></thead>\n" if any(head) else ""
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>\n" for row in rows)
+    return f'<div class="scroll"><table class="{kind}">{top}<tbody>{body}</tbody></table></div>\n'
+
+
+# ---- overview
+
+
+def overview(runs: Sequence[Run]) -> str:
+    """Return state, length, speed and metrics of the runs."""
+    return _tiles(runs[0]) if len(runs) == 1 else _comparison(runs)
+
+
+def _state(run: Run) -> str:
+    title = f' title="{escape(run.cause)}"' if run.cause else ""
+    return f'<span class="state {escape(run.state)}"{title}>{escape(run.state)}</span>'
+
+
+def _steps(run: Run) -> str:
+    total = run.total_steps
+    of = f" of {number(total)}" if total and total != run.last_step else ""
+    return f"{number(run.last_step)}{of}"
+
+
+def _epochs(run: Run) -> str:
+    pairs = run.epochs()
+    return f"{pairs[-1][1]:.3g}" if pairs else _MISSING
+
+
+def _wall(run: Run) -> str:
+    seconds = run.timeline.wall_s
+    return duration(seconds) if seconds > 0 else _MISSING
+
+
+def _goodput(run: Run) -> str:
+    share = run.timeline.goodput
+    known = share is not None and run.timeline.source != "metrics"
+    return f"{100 * share:.0f} %" if share is not None and known else _MISSING
+
+
+def _rate(run: Run) -> str:
+    for name, unit in _RATES:
+        series = run.metrics.series.get(name)
+        if series is not None:
+            return f"{number(_rounded(float(series.values[-1])))} {unit}"
+    steps = run.metrics.series.get("loss")
+    if steps is None or len(steps.steps) < 2:
+        return _MISSING
+    seconds = float(steps.times[-1] - steps.times[0])
+    if not seconds > 0:
+        return _MISSING
+    return f"{number(_rounded(float(steps.steps[-1] - steps.steps[0]) / seconds))} steps/s"
+
+
+def _rounded(value: float) -> float:
+    return round(value, 2 - math.floor(math.log10(value))) if 0 < value < math.inf else value
+
+
+def _tiles(run: Run) -> str:
+    facts = [
+        ("State", _state(run)),
+        ("Steps", _steps(run)),
+        ("Epochs", _epochs(run)),
+        ("Wall time", _wall(run)),
+        ("Goodput", _goodput(run)),
+        ("Throughput", _rate(run)),
+    ]
+    tiles = "".join(
+        f'<div class="tile"><span>{title}</span><b>{value}</b></div>'
+        for title, value in facts
+        if value != _MISSING
+    )
+    cause = f'<p class="cause">{escape(run.cause)}</p>' if run.cause else ""
+    names = _chosen([run], _MAX_TILE_METRICS)
+    rows = []
+    for name in names:
+        series = run.metrics.series[name]
+        best = _best(series, name)
+        at = "" if best is None else f"step {number(best[1])}"
+        rows.append(
+            (
+                f"<code>{escape(name)}</code>",
+                number(float(series.values[-1])),
+                _MISSING if best is None else number(best[0]),
+                at,
+            )
+        )
+    metrics = table(("Metric", "Last", "Best", "Best at"), rows, "numbers") if rows else ""
+    return f'<div class="tiles">{tiles}</div>{cause}{metrics}'
+
+
+def _chosen(runs: Sequence[Run], most: int) -> list[str]:
+    """Return the metrics of the overview: losses, then what validations measure."""
+    names = {name for run in runs for name in run.metrics.series}
+    chosen = [name for name in names if name == "loss" or is_validation(name)]
+    if "loss" not in names:
+        chosen += [name for name in names if name not in chosen and best_of(name) == "min"]
+
+    def order(name: str) -> tuple[bool, bool, list[tuple[int, str]]]:
+        return name != "loss", not name.endswith("loss"), natural(name)
+
+    return sorted(chosen, key=order)[:most]
+
+
+def _best(series: Series, name: str) -> tuple[float, float] | None:
+    """Return the best value of a metric and its step; None if nobody knows what is best."""
+    kind = best_of(name)
+    values = np.where(np.isfinite(series.values), series.values, np.nan)
+    if kind is None or np.isnan(values).all():
+        return None
+    idx = int(np.nanargmin(values) if kind == "min" else np.nanargmax(values))
+    return float(values[idx]), float(series.steps[idx])
+
+
+def _comparison(runs: Sequence[Run]) -> str:
+    names = _chosen(runs, _MAX_METRICS)
+    head = ["Run", "State", "Steps", "Epochs", "Wall time", "Goodput", "Throughput"]
+    columns = [
+        [run_label(runs, idx) for idx in range(len(runs))],
+        *[
+            [cell(run) for run in runs]
+            for cell in (_state, _steps, _epochs, _wall, _goodput, _rate)
+        ],
+    ]
+    for name in names:
+        direction = best_of(name)
+        columns.append(_metric_column(runs, name))
+        head.append(
+            f"<code>{escape(name)}</code><small>last"
+            f"{'' if direction is None else ' / best'}</small>"
+        )
+    keep = [idx for idx, column in enumerate(columns) if any(cell != _MISSING for cell in column)]
+    rows = zip(*(columns[idx] for idx in keep), strict=True)
+    return table([head[idx] for idx in keep], rows, "numbers")
+
+
+def _metric_column(runs: Sequence[Run], name: str) -> list[str]:
+    """Return last and best value of each run, with the best of all marked."""
+    found = [run.metrics.series.get(name) for run in runs]
+    best = [None if one is None else _best(one, name) for one in found]
+    known = [pair[0] for pair in best if pair is not None]
+    top = (min(known) if best_of(name) == "min" else max(known)) if len(known) > 1 else None
+    cells = []
+    for series, pair in zip(found, best, strict=True):
+        if series is None:
+            cells.append(_MISSING)
+            continue
+        text = number(float(series.values[-1]))
+        if pair is not None:
+            shown = number(pair[0])
+            text += f" / {f'<b>{shown}</b>' if pair[0] == top else shown}"
+        cells.append(text)
+    return cells
+
+
+def notes(runs: Sequence[Run], of_page: Iterable[str]) -> str:
+    """Return what a reader must know of what is missing."""
+    lines = [escape(note) for note in of_page]
+    for idx, run in enumerate(runs):
+        label = f"{run_label(runs, idx)}: " if len(runs) > 1 else ""
+        lines += [f"{label}{escape(note)}" for note in run.notes]
+        if run.cause and len(runs) > 1:
+            lines.append(f"{label}{escape(run.state)}: {escape(run.cause)}")
+    items = "".join(f"<li>{line}</li>" for line in lines)
+    return f'<ul class="notes">{items}</ul>' if items else ""
+
+
+# ---- time
+
+
+def goodput(runs: Sequence[Run]) -> str:
+    """Return the share of each kind of time."""
+    known = [idx for idx, run in enumerate(runs) if run.timeline.wall_s > 0]
+    kinds = [kind for kind in KINDS if any(kind in runs[idx].timeline.seconds for idx in known)]
+    rows = []
+    for idx in known:
+        found = runs[idx].timeline
+        cells = [
+            f"{duration(found.seconds[kind])} <small>{100 * found.seconds[kind] / found.wall_s:.1f}"
+            f" %</small>"
+            if kind in found.seconds
+            else _MISSING
+            for kind in kinds
+        ]
+        rows.append((run_label(runs, idx), _wall(runs[idx]), str(found.num_restarts), *cells))
+    if not rows:
+        return ""
+    head = ("Run", "In all", "Restarts", *(KINDS[kind] for kind in kinds))
+    return table(head, rows, "numbers")
+
+
+# ---- what the runs are
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Facts of several runs: which differ, which only some have, which are the same."""
+
+    differing: str
+    partial: str
+    same: str
+
+
+def settings(runs: Sequence[Run]) -> Comparison:
+    """Return the settings of the runs as tables."""
+    return _compared(runs, [run.settings for run in runs], "Setting")
+
+
+def environment(runs: Sequence[Run]) -> str:
+    """Return versions, devices, commands and commits of the runs."""
+    found = _compared(runs, [run.environment for run in runs], "")
+    return found.differing + found.partial + found.same
+
+
+def _compared(runs: Sequence[Run], found: Sequence[Mapping[str, str]], title: str) -> Comparison:
+    keys = list(dict.fromkeys(key for one in found for key in one))
+    known = [idx for idx, one in enumerate(found) if one]
+    groups: dict[str, list[str]] = {"differing": [], "partial": [], "same": []}
+    for key in keys:
+        values = [found[idx].get(key) for idx in known]
+        is_same = len(set(values)) == 1 or key.endswith(_RUN_DIR)
+        groups["same" if is_same else "partial" if None in values else "differing"].append(key)
+
+    def made(group: str, chosen: Sequence[int], head: Sequence[str]) -> str:
+        rows = [
+            [f"<code>{escape(key)}</code>", *(_cell(found[idx].get(key)) for idx in chosen)]
+            for key in groups[group]
+        ]
+        return table((title, *head), rows, "settings") if rows else ""
+
+    labels = [run_label(runs, idx) for idx in known]
+    several = "In all runs" if len(runs) > 1 else ""
+    return Comparison(
+        made("differing", known, labels),
+        made("partial", known, labels),
+        made("same", known[:1], (several,)),
+    )
+
+
+def _cell(text: str | None) -> str:
+    if text is None:
+        return _MISSING
+    shown = text if len(text) <= _LONGEST_CELL else f"{text[:_LONGEST_CELL]} ..."
+    return escape(shown)
+
+
+def checkpoints(runs: Sequence[Run]) -> str:
+    """Return the checkpoints of the runs: step, size, path."""
+    head = ("Run", "Step", "Size", "Written", "State", "Path")
+    rows: list[tuple[str, ...]] = []
+    newest: list[tuple[str, ...]] = []
+    for idx, run in enumerate(runs):
+        own = [_checkpoint_row(run_label(runs, idx), one) for one in run.checkpoints]
+        rows += own[-_MAX_CHECKPOINTS:]
+        newest += own[-1:]
+    if len(rows) <= _FEW_CHECKPOINTS:
+        return table(head, rows, "list") if rows else ""
+    every = f"<details><summary>All {len(rows)}</summary>{table(head, rows, 'list')}</details>"
+    return f'<p class="hint">The newest of each run:</p>{table(head, newest, "list")}{every}'
+
+
+def _checkpoint_row(label: str, item: Overview) -> tuple[str, ...]:
+    return (
+        label,
+        _MISSING if item.step is None else number(item.step),
+        readable(item.num_bytes),
+        f"{item.written:%Y-%m-%d %H:%M:%S}" if item.written else _MISSING,
+        escape(item.verdict()),
+        f"<code>{escape(str(item.path))}</code>",
+    )
+
+
+def when(seconds: float) -> str:
+    """Return an instant for a reader, in local time."""
+    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"

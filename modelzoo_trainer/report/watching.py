@@ -1,0 +1,154 @@
+"""Serve a report on this computer, and keep it current."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Final
+
+from typing_extensions import override
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.report.output import check_target, write_report
+from modelzoo_trainer.report.page import page, plotly_js
+from modelzoo_trainer.stderr import say
+
+HOST: Final = "127.0.0.1"
+_INTERVAL_S: Final = 2.0
+_SHARE: Final = 5  # at most one fifth of the time goes into making pages
+_WATCHED: Final = ("metrics.jsonl", "logs/*/*.*", "checkpoint_*/manifest.json", "restarts/*/*.json")
+
+
+class Watched:
+    """The newest report of some runs, made anew when their files have changed.
+
+    Raises:
+        ConfigError: If one of them is no run.
+    """
+
+    def __init__(self, paths: Sequence[Path], output: Path | None = None) -> None:
+        self._paths = list(paths)
+        self._output = output
+        self._lock = threading.Lock()
+        self._seen = ""
+        self._next = 0.0
+        self._html = b""
+        self._problem = ""
+        self.version = ""
+        """Of the page at hand."""
+        self._make()
+
+    def refresh(self) -> None:
+        """Make the page anew if a file has changed, and the last time is not just now."""
+        with self._lock:
+            if time.monotonic() < self._next or self._signature() == self._seen:
+                return
+            try:
+                self._make()
+            except ConfigError as error:  # removed in the meantime, or the disk refuses
+                if str(error) != self._problem:
+                    say(f"The report is not refreshed: {error}")
+                self._problem = str(error)
+                self._next = time.monotonic() + _INTERVAL_S
+
+    def html(self) -> bytes:
+        """Return the page."""
+        self.refresh()
+        return self._html
+
+    def _make(self) -> None:
+        from modelzoo_trainer.report.command import read_runs
+
+        began = time.monotonic()
+        seen = self._signature()
+        runs = read_runs(self._paths)
+        version = f"{hash(seen) & 0xFFFFFFFFFFFF:x}"
+        self._html = page(runs, version=version).encode(errors="replace")
+        self._seen, self.version, self._problem = seen, version, ""
+        if self._output is not None:
+            write_report(self._output, page(runs))
+        took = time.monotonic() - began
+        self._next = time.monotonic() + max(_INTERVAL_S, _SHARE * took)
+
+    def _signature(self) -> str:
+        """Return what changes when a file of the runs does."""
+        found = []
+        for path in self._paths:
+            files = [path] if path.is_file() else [one for p in _WATCHED for one in path.glob(p)]
+            for file in files:
+                try:
+                    facts = file.stat()
+                except OSError:  # going at this moment
+                    continue
+                found.append(f"{file} {facts.st_mtime_ns} {facts.st_size}")
+        return "\n".join(sorted(found))
+
+
+class _Handler(BaseHTTPRequestHandler):
+    watched: Watched
+
+    @override
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing of requests."""
+
+    def do_GET(self) -> None:
+        """Answer with the page, or with its version."""
+        host = (self.headers.get("Host") or "").rpartition(":")[0] or HOST
+        if host not in (HOST, "localhost"):  # a page of another site, by a name of its own
+            self.send_error(HTTPStatus.FORBIDDEN)
+        elif self.path == "/":
+            self._answer(self.watched.html(), "text/html; charset=utf-8")
+        elif self.path == "/version":
+            self.watched.refresh()
+            self._answer(self.watched.version.encode(), "text/plain; charset=utf-8")
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _answer(self, content: bytes, kind: str) -> None:
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def make_server(
+    paths: Sequence[Path], port: int, output: Path | None = None
+) -> ThreadingHTTPServer:
+    """Return a server of the report of some runs, for this computer alone.
+
+    Raises:
+        ConfigError: If the port is taken, one of them is no run, or there is no plotly.
+    """
+    if output is not None:
+        check_target(output)
+    plotly_js()
+    handler = type("_Handler", (_Handler,), {"watched": Watched(paths, output)})
+    try:
+        server = ThreadingHTTPServer((HOST, port), handler)
+    except OSError as error:
+        raise ConfigError(
+            f"--watch {port}: {HOST}:{port} cannot be used: {error.strerror or error}. Give "
+            f"another port, or 0 for any free one."
+        ) from None
+    server.daemon_threads = True
+    return server
+
+
+def serve(paths: Sequence[Path], port: int, output: Path | None = None) -> None:
+    """Serve the report of some runs until Ctrl-C.
+
+    Raises:
+        ConfigError: As `make_server`.
+    """
+    with make_server(paths, port, output) as server:
+        say(f"Serving the report on http://{HOST}:{server.server_port}/ (Ctrl-C ends it).")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return

@@ -1,0 +1,238 @@
+"""The page in headless Chromium: what it draws, what a reader does with it, what it asks for."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from modelzoo_trainer.report import watching
+from modelzoo_trainer.report.command import main
+from tests.report.run_lines import losses, to_text
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def browser():
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        sync_playwright = None
+    if sync_playwright is None or CHROMIUM is None:
+        pytest.skip(
+            "needs Chromium (apt-get install chromium) and playwright (pip install playwright)"
+        )
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+class Page:
+    """A page, and what it said and asked for."""
+
+    def __init__(self, browser, address, **options):
+        self.said: list[str] = []
+        self.requests: list[str] = []
+        self.page = browser.new_page(viewport={"width": 1400, "height": 900}, **options)
+        self.page.on("console", lambda one: self.said.append(f"{one.type}: {one.text}"))
+        self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(address)
+        self.page.wait_for_selector("#loss .main-svg")
+
+    def evaluate(self, code, argument=None):
+        return self.page.evaluate(code, argument)
+
+    def chart(self, title):
+        return self.page.locator("figure[data-chart]", has=self.page.get_by_text(title, exact=True))
+
+    def range_of(self, title):
+        self.chart(title).scroll_into_view_if_needed()
+        plot = self.chart(title).locator(".js-plotly-plot")
+        return plot.evaluate("div => div._fullLayout.xaxis.range")
+
+    def num_lines(self, title):
+        return self.chart(title).locator(".scatterlayer .trace .lines path.js-line").count()
+
+    def drag(self, title, start, end):
+        box = self.chart(title).locator(".nsewdrag").first.bounding_box()
+        middle = box["y"] + box["height"] / 2
+        self.page.mouse.move(box["x"] + start * box["width"], middle)
+        self.page.mouse.down()
+        self.page.mouse.move(box["x"] + end * box["width"], middle + 2, steps=8)
+        self.page.mouse.up()
+        self.page.wait_for_timeout(600)  # Plotly waits for a second click
+
+
+def write(folder: Path, num: int, scale: float) -> None:
+    folder.mkdir(parents=True)
+    lines = losses(num, scale=scale)
+    for line in lines:
+        if "loss" in line:
+            line["train_loss_epoch"] = line["loss"]
+        else:
+            line["validate_0/loss"] = scale / line["step"] * 1.1
+    lines[num // 2]["loss"] = "nan"
+    (folder / "metrics.jsonl").write_text(to_text(lines))
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A report of two runs, one with a name that is markup."""
+    folder = tmp_path_factory.mktemp("report")
+    for name, num, scale in (("good", 200, 1.0), ("<img src=x onerror=alert(1)>", 120, 2.0)):
+        write(folder / name, num, scale)
+    runs = sorted(str(path) for path in folder.iterdir())
+    assert main([*reversed(runs), "-o", str(folder / "report.html")]) == 0
+    return folder / "report.html"
+
+
+@pytest.fixture
+def page(browser, report):
+    opened = Page(browser, report.as_uri())
+    yield opened
+    opened.page.close()
+
+
+def test_nothing_is_asked_for_and_the_console_stays_empty(page, report):
+    page.page.mouse.wheel(0, 20_000)
+    page.page.wait_for_timeout(500)
+    assert page.said == []
+    assert page.requests == [report.as_uri()]
+    loaded = page.evaluate("performance.getEntriesByType('resource').map(e => e.name)")
+    assert [name for name in loaded if not name.startswith("data:")] == []
+
+
+def test_the_page_may_not_ask_for_anything(page):
+    blocked = page.evaluate("fetch('https://example.org').then(() => false, () => true)")
+    assert blocked
+    assert [text for text in page.said if "Content Security Policy" in text]
+
+
+def test_hovering_shows_the_values_at_a_step(page):
+    box = page.chart("loss").locator(".nsewdrag").first.bounding_box()
+    page.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    label = page.chart("loss").locator(".hoverlayer .legend, .hoverlayer .hovertext").first
+    label.wait_for(timeout=5000)
+    text = label.text_content()
+    assert "good" in text
+    assert any(char.isdigit() for char in text)
+
+
+def test_dragging_zooms_all_charts_of_the_section_and_a_double_click_resets(page):
+    whole = page.range_of("loss")
+    page.drag("loss", 0.25, 0.5)
+    low, high = page.range_of("loss")
+    assert whole[0] < low < high < whole[1]
+    assert page.range_of("train_loss_epoch") == [low, high]
+    assert page.range_of("lr/0")[1] > high
+    page.chart("loss").locator(".nsewdrag").first.dblclick()
+    page.page.wait_for_timeout(600)
+    assert page.range_of("loss") == whole
+
+
+def test_the_legend_of_the_runs_hides_a_run_everywhere(page):
+    assert page.num_lines("train_loss_epoch") == 2
+    page.page.locator(".chip", has_text="good").click()
+    page.page.wait_for_timeout(400)
+    assert page.num_lines("train_loss_epoch") == 1
+    page.page.locator(".chip", has_text="good").click()
+    page.page.wait_for_timeout(400)
+    assert page.num_lines("train_loss_epoch") == 2
+
+
+def test_the_legend_of_a_chart_hides_a_curve(page):
+    before = page.num_lines("loss")
+    page.chart("loss").locator(".legendtoggle").nth(1).click()
+    page.page.wait_for_timeout(600)
+    assert (before, page.num_lines("loss")) == (4, 2)
+
+
+def test_the_x_axis_can_be_time(page):
+    page.page.select_option("#x-axis", "time")
+    page.page.wait_for_timeout(300)
+    assert "time since the start" in page.chart("loss").locator(".xtitle").text_content()
+
+
+def test_losses_can_have_a_logarithmic_axis(page):
+    page.page.check("#log-losses")
+    kind = "div => div._fullLayout.yaxis.type"
+    assert page.chart("loss").locator(".js-plotly-plot").evaluate(kind) == "log"
+    page.chart("loss").locator("button.log").click()
+    assert page.chart("loss").locator(".js-plotly-plot").evaluate(kind) == "linear"
+
+
+def test_smoothing_keeps_the_raw_curve_in_the_background(page):
+    before = page.num_lines("train_loss_epoch")
+    page.page.locator("#smoothing").fill("0.9")
+    page.page.wait_for_timeout(400)
+    assert page.num_lines("train_loss_epoch") == 2 * before
+
+
+def test_a_value_that_is_not_finite_is_marked(page):
+    marks = (
+        page.chart("loss")
+        .locator(".js-plotly-plot")
+        .evaluate("div => div.data.filter(t => t.yaxis === 'y2').map(t => t.text[0])")
+    )
+    assert marks == ["nan", "nan"]
+
+
+def test_a_metric_can_be_found(page):
+    page.page.fill("#find", "lr")
+    shown = page.page.locator("figure[data-chart]:visible figcaption code").all_text_contents()
+    assert shown == ["lr/0"]
+
+
+def test_a_name_that_is_markup_is_text(page):
+    assert page.page.locator("img").count() == 0
+    assert page.page.locator(".chip", has_text="<img src=x onerror=alert(1)>").count() == 1
+    ticks = page.page.locator("#timeline .ytick").all_text_contents()
+    assert any("<img src=x" in tick for tick in ticks)
+
+
+def test_charts_follow_the_color_scheme(browser, report):
+    dark = Page(browser, report.as_uri(), color_scheme="dark")
+    font = "div => div._fullLayout.font.color"
+    assert dark.chart("loss").locator(".js-plotly-plot").evaluate(font) == "#e4e8ed"
+    dark.page.emulate_media(color_scheme="light")
+    dark.page.wait_for_timeout(400)
+    assert dark.chart("loss").locator(".js-plotly-plot").evaluate(font) == "#1d232b"
+    assert dark.said == []
+    dark.page.close()
+
+
+def test_a_page_that_is_watched_refreshes_itself_and_keeps_its_settings(
+    browser, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(watching, "_INTERVAL_S", 0.1)
+    write(tmp_path / "run", 50, 1.0)
+    server = watching.make_server([tmp_path / "run"], 0)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        address = f"http://127.0.0.1:{server.server_port}/"
+        opened = Page(browser, address)
+        opened.page.select_option("#x-axis", "time")
+        assert opened.page.locator(".tile", has_text="50").text_content() == "Steps50"
+        shutil.rmtree(tmp_path / "run")
+        write(tmp_path / "run", 80, 1.0)
+        opened.page.locator(".tile", has_text="80").wait_for(timeout=20_000)
+        assert opened.page.input_value("#x-axis") == "time"
+        assert {url.removeprefix(address) for url in opened.requests} == {"", "version"}
+        assert opened.said == []
+        opened.page.close()
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,110 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from modelzoo_trainer.report import page as page_module
+from modelzoo_trainer.report.command import main
+from modelzoo_trainer.report.page import MARKER
+from tests.report.run_lines import losses
+
+
+@pytest.fixture(autouse=True)
+def _without_plotly(monkeypatch):
+    monkeypatch.setattr(page_module, "plotly_js", lambda: "/* plotly */")
+
+
+@pytest.fixture
+def run(write_run):
+    return write_run(lines=losses(3))
+
+
+def test_a_report_is_written_and_said(run, tmp_path, capsys):
+    assert main([str(run), "-o", str(tmp_path / "out.html")]) == 0
+    assert MARKER in (tmp_path / "out.html").read_text()
+    assert str(tmp_path / "out.html") in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_the_default_is_in_the_working_folder(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run"]) == 0
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_a_report_is_overwritten_also_through_a_link(run, tmp_path):
+    target, link = tmp_path / "out.html", tmp_path / "link.html"
+    target.write_text(f"<head>{MARKER}</head> of yesterday")
+    link.symlink_to(target)
+    assert main([str(run), "-o", str(link)]) == 0
+    assert link.is_symlink()
+    assert "of yesterday" not in target.read_text()
+
+
+def test_an_empty_file_is_overwritten(run, tmp_path):
+    (tmp_path / "out.html").touch()
+    assert main([str(run), "-o", str(tmp_path / "out.html")]) == 0
+
+
+@pytest.mark.parametrize("content", ["my thesis", f"{'x' * 5000}{MARKER}"], ids=["text", "late"])
+def test_what_is_no_report_is_not_overwritten(content, run, tmp_path, capsys):
+    target = tmp_path / "out.html"
+    target.write_text(content)
+    assert main([str(run), "-o", str(target)]) == 2
+    assert target.read_text() == content
+    assert str(target) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", ["", "none/out.html", "run/metrics.jsonl"])
+def test_a_target_that_cannot_be_is_refused(target, run, tmp_path, capsys):
+    before = (run / "metrics.jsonl").read_text()
+    assert main([str(run), "-o", str(tmp_path / target)]) == 2
+    assert str(tmp_path / target) in capsys.readouterr().err
+    assert (run / "metrics.jsonl").read_text() == before
+
+
+def test_a_pipe_is_refused_at_once(run, tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    assert main([str(run), "-o", str(tmp_path / "pipe")]) == 2
+    assert "pipe" in capsys.readouterr().err
+
+
+def test_a_disk_that_refuses_leaves_the_old_report(run, tmp_path, capsys, monkeypatch):
+    target = tmp_path / "out.html"
+    target.write_text(f"{MARKER} old")
+
+    def refuse(self, other):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.replace", refuse)
+    assert main([str(run), "-o", str(target)]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert target.read_text().endswith("old")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_nothing_is_written_if_a_folder_is_no_run(run, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert main([str(run), str(tmp_path / "empty"), "-o", str(tmp_path / "out.html")]) == 2
+    assert str(tmp_path / "empty") in capsys.readouterr().err
+    assert not (tmp_path / "out.html").exists()
+
+
+@pytest.mark.parametrize("port", ["x", "-1", "70000", "8.5"])
+def test_a_port_must_be_a_number(port, run, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([str(run), f"--watch={port}"])
+    assert repr(port) in capsys.readouterr().err
+
+
+def test_the_module_runs_alone_and_imports_no_torch(run, tmp_path):
+    code = (
+        "import sys; from modelzoo_trainer.report.command import main; "
+        "code = main(sys.argv[1:]); assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    target = tmp_path / "out.html"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(run), "-o", str(target)], capture_output=True, text=True
+    )
+    assert (done.returncode, target.is_file()) == (0, True), done.stderr

@@ -1,0 +1,184 @@
+import json
+import re
+
+import pytest
+
+from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.report import page as page_module
+from modelzoo_trainer.report.page import MARKER
+from tests.report.run_lines import losses
+
+EVIL = "<script>alert(1)</script>"
+
+
+@pytest.fixture(autouse=True)
+def _without_plotly(monkeypatch):
+    monkeypatch.setattr(page_module, "plotly_js", lambda: "/* plotly */")
+
+
+def data_of(html):
+    return json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', html)[1]
+    )
+
+
+def sections(html):
+    return re.findall(r'<section id="([\w-]+)">', html)
+
+
+def test_sections_without_content_are_left_out(write_run, page_of):
+    assert sections(page_of(write_run(lines=losses(20)))) == [
+        "overview",
+        "loss",
+        "validation",
+        "lr",
+        "time",
+    ]
+
+
+def test_a_report_has_all_that_a_run_has(write_run, page_of):
+    run = write_run(
+        lines=[
+            {"step": 1, "time": 1.0, "loss": 1.0, "grad_norm": 2.0, "samples_per_sec": 3.0},
+            {"step": 2, "time": 2.0, "other": 1.0, "text": "a sample that was logged"},
+        ],
+        events=[
+            {"time": 1.0, "event": "start", "step": 0},
+            {"time": 1.5, "event": "memory", "step": 1, "host_peak_bytes": 2**30},
+        ],
+        params="# git commit: abcdef\ntrainer: {init: {seed: 7}}\n",
+        files={
+            "checkpoint_2/manifest.json": "{}",
+            "logs/20260101_000000/sample.txt": "once upon a time",
+            "logs/20260101_000000/images/a.png": b"\x89PNG",
+        },
+    )
+    html = page_of(run)
+    assert sections(html) == [
+        *("overview", "loss", "norm", "throughput", "memory", "other", "time"),
+        *("configuration", "environment", "checkpoints", "samples"),
+    ]
+    words = ("abcdef", "trainer.init.seed", "once upon a time", "a sample that was logged")
+    assert [word in html for word in words] == [True] * 4
+    assert "data:image/png;base64,iVBORw==" in html
+
+
+def test_what_differs_between_runs_comes_first(write_run, page_of):
+    params = "trainer: {{init: {{seed: 1, lr: {lr}, model_dir: ./{lr}}}}}\n"
+    html = page_of(
+        *(write_run(f"run_{lr}", losses(1), params=params.format(lr=lr)) for lr in ("0.1", "0.01"))
+    )
+    section = re.search(r'<section id="configuration">(.*?)</section>', html, re.DOTALL)[1]
+    first, rest = section.split("<details>", 1)
+    assert re.findall(r"<code>(.*?)</code>", first) == ["trainer.init.lr"]
+    assert re.findall(r"<td>(0[.\d]+)</td>", first) == ["0.1", "0.01"]
+    assert re.findall(r"<code>(.*?)</code>", rest) == [
+        "trainer.init.seed",
+        "trainer.init.model_dir",
+    ]
+
+
+def test_the_best_value_of_the_runs_is_marked(write_run, page_of):
+    html = page_of(write_run("a", losses(10)), write_run("b", losses(10, scale=0.5)))
+    row = re.search(r"<tr>(?:(?!</tr>).)*>b</span>.*?</tr>", html, re.DOTALL)[0]
+    assert "<b>0.05</b>" in row
+    assert "<b>0.1</b>" not in html
+
+
+@pytest.mark.parametrize("place", ["name", "metric", "text", "setting", "sample", "event"])
+def test_texts_from_files_cannot_become_markup(place, write_run, page_of):
+    name = EVIL.replace("/", "") if place == "name" else "run"
+    lines = [{"step": 1, "time": 1.0, EVIL if place == "metric" else "loss": 1.0}]
+    lines += [{"step": 1, "note": EVIL if place == "text" else "x"}]
+    cause = EVIL if place == "event" else "x"
+    html = page_of(
+        write_run(
+            name,
+            lines,
+            params=f'trainer: {{a: "{EVIL if place == "setting" else 1}"}}\n',
+            files={"logs/20260101_000000/sample.txt": EVIL if place == "sample" else "x"},
+            events=[
+                {"time": 1.0, "event": "start", "step": 0},
+                {"time": 2.0, "event": "end", "step": 1, "outcome": cause, "cause": cause},
+            ],
+        )
+    )
+    assert "<script>alert" not in html
+    assert "alert(1)" in html
+    assert len(re.findall(r"<script\b", html)) == 3
+
+
+def test_secrets_are_not_in_the_page(write_run, page_of):
+    token = "hf_abcdefghijklmnopqrstuvwxyz0123456789"
+    html = page_of(
+        write_run(
+            lines=[{"step": 1, "loss": 1.0, "note": f"Bearer {token}"}],
+            params=f"# command: run.py --hf_token={token}\ntrainer: {{hf_token: {token}}}\n",
+            files={"logs/20260101_000000/sample.txt": f"token={token}"},
+        )
+    )
+    assert token not in html
+
+
+def test_the_page_may_load_nothing(write_run, page_of):
+    html = page_of(write_run(lines=losses(1)))
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="(.*?)"', html)[1]
+    assert "default-src 'none'" in policy
+    assert "connect-src 'none'" in policy
+    assert not re.findall(r'(?:src|href)="(?!#|data:)', html)
+    assert MARKER in html[:300]
+
+
+def test_equal_learning_rates_are_drawn_once(write_run, page_of):
+    lines = [{"step": s, "lr/0": 0.1 / s, "lr/1": 0.1 / s, "lr/2": 0.2 / s} for s in range(1, 5)]
+    html = page_of(write_run(lines=lines))
+    assert [chart["title"] for chart in data_of(html)["charts"]] == ["lr/0", "lr/2"]
+    assert 'title="lr/1"' in html
+
+
+def test_many_metrics_of_a_kind_share_a_chart(write_run, page_of):
+    lines = [{"step": 1, **{f"norm/layer_{idx}": 1.0 for idx in (2, 10, 1)}}]
+    one = data_of(page_of(write_run("a", lines)))["charts"]
+    assert [curve["variant"] for curve in one[0]["curves"]] == ["layer_1", "layer_2", "layer_10"]
+    two = data_of(page_of(*(write_run(name, lines) for name in "bc")))["charts"]
+    assert [chart["members"] for chart in two] == [["layer_1", "layer_2", "layer_10"]]
+
+
+def test_values_that_are_not_finite_are_marked(write_run, page_of):
+    lines = [{"step": 1, "loss": 1.0}, {"step": 2, "loss": "nan"}, {"step": 3, "loss": "inf"}]
+    curve = data_of(page_of(write_run(lines=lines)))["charts"][0]["curves"][0]
+    assert (curve["bad"]["kind"], curve["bad"]["n"]) == (["nan", "inf"], 2)
+
+
+def test_long_curves_are_thinned_and_that_is_said(write_run, page_of):
+    lines = [{"step": step, "loss": 1.0} for step in range(1, 5001)]
+    html = page_of(write_run(lines=lines))
+    curve = data_of(html)["charts"][0]["curves"][0]
+    assert (curve["n"], "mean" in curve) == (5000, True)
+    assert "thinned" in html
+
+
+@pytest.mark.slow
+def test_a_million_points_of_two_runs_and_large_samples_stay_under_10_mb(
+    write_run, page_of, monkeypatch
+):
+    monkeypatch.undo()
+    names = [f"norm/layer_{idx}" for idx in range(100)]
+    lines = [
+        {"step": step, "time": 1.7e9 + step, **dict.fromkeys(names, step % 97 + 0.1)}
+        for step in range(5000)
+    ]
+    session = "logs/20260101_000000"
+    files = {f"{session}/{idx}.txt": "text " * 4000 for idx in range(30)}
+    files |= {f"{session}/{idx}.png": b"x" * 400_000 for idx in range(9)}
+    runs = [write_run(name, lines, files=files) for name in "ab"]
+    html = page_of(*runs)
+    assert 5_000_000 < len(html.encode()) < 10_000_000
+
+
+def test_without_plotly_the_remedy_is_named(monkeypatch):
+    monkeypatch.undo()
+    page_module.plotly_js.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
+    with pytest.raises(ConfigError, match=r"pip install 'modelzoo-trainer\[report\]'"):
+        page_module.plotly_js()
