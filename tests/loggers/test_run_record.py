@@ -131,3 +131,36 @@ def test_the_record_asks_nothing_of_the_device_in_a_step(make, batches):
     trainer = make(JsonlLogger(), device="fake", checkpoint=Checkpoint(steps=2))
     trainer.fit(batches, batches[:1])
     assert kinds(trainer)[-1] == ("end", 4)
+
+
+class Fragile(Callback):
+    def __init__(self, limit=1):
+        pass
+
+    @property
+    def limit(self):
+        raise RuntimeError("not now")
+
+
+def test_a_property_that_fails_stops_nothing(make, batches, caplog):
+    trainer = make(JsonlLogger(), callbacks=[Fragile()])
+    trainer.fit(batches)
+    assert [one.exc_info is not None for one in caplog.records if "not now" in one.message] == [
+        True
+    ]
+    assert kinds(trainer)[-1] == ("end", 4)
+    assert not (trainer.artifact_dir / "run.json").exists()
+
+
+def test_several_optimizers_are_noted_by_name(make, batches):
+    trainer = make(
+        JsonlLogger(),
+        optimizer=lambda model: {
+            "first": torch.optim.SGD(model.layers.parameters(), lr=0.5),
+            "second": torch.optim.Adam(model.head.parameters(), lr=0.25),
+        },
+    )
+    trainer.validate(batches[:1])
+    found = facts(trainer)["settings"]["optimizers"]
+    assert found["first"]["SGD"]["lr"] == 0.5
+    assert found["second"]["Adam"]["lr"] == 0.25
