@@ -9,7 +9,7 @@ from modelzoo_trainer.errors import ConfigError
 from tests.report.run_lines import losses
 
 
-def event(kind, time, step=0, **facts):
+def event(kind, time, step=0, /, **facts):
     return {"time": 1_700_000_000.0 + time, "event": kind, "step": step, **facts}
 
 
@@ -84,6 +84,17 @@ def test_the_state_of_a_run(last, holder, state, write_run, read):
     events = [event("start", 0), event("train_start", 1), *last]
     (found,) = read(write_run(lines=losses(3), events=events, files=files))
     assert found.state == state
+
+
+def test_a_validation_after_a_failure_does_not_make_the_run_finished(write_run, read):
+    events = [event("start", 0, kind="fit"), event("end", 9, 5, outcome="failed")]
+    run = write_run(lines=losses(3), events=events)
+    second = run / "logs" / "20260102_000000"
+    second.mkdir()
+    later = [event("start", 99, kind="validate"), event("end", 99, outcome="finished")]
+    (second / "events.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in later))
+    (found,) = read(run)
+    assert found.state == "failed"
 
 
 def test_settings_are_those_of_the_newest_session(write_run, read):
