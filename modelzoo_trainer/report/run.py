@@ -132,7 +132,7 @@ def _refuse_without_metrics(path: Path, sessions: list[Session]) -> None:
     """
     if not path.exists():
         raise ConfigError(f"{str(path)!r} does not exist. Give the model_dir of a run.")
-    if any(session.events for session in sessions):
+    if any(session.events for session in sessions) or _is_alive(path, path / METRICS):
         return
     if (path / "logs").is_dir() or any(path.glob("checkpoint_*")):
         raise ConfigError(

@@ -66,6 +66,12 @@ def test_a_run_that_has_just_begun_is_shown_without_metrics(write_run, read):
     assert found.notes == ["No metrics yet."]
 
 
+def test_a_run_whose_process_is_starting_is_shown(write_run, read):
+    holder = {"pid": os.getpid(), "host": platform.node()}
+    (found,) = read(write_run(files={".lock": json.dumps(holder)}))
+    assert (found.state, found.notes) == ("running", ["No metrics yet."])
+
+
 @pytest.mark.parametrize(
     ("last", "holder", "state"),
     [
