@@ -17,9 +17,9 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Callback, Loader, Metrics
 from modelzoo_trainer.constraints import FinitePositiveFloat, checked
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.loggers.jsonl import JsonlLogger
 
 if TYPE_CHECKING:
+    from modelzoo_trainer.loggers.logger import Logger
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.report")
@@ -75,7 +75,7 @@ class Report(Callback):
 
     @override
     def post_setup(self, trainer: Trainer) -> None:
-        if not any(isinstance(one, JsonlLogger) for one in trainer.loggers):
+        if not any(_has_metrics(one) for one in trainer.loggers):
             log.warning(
                 "Report: the trainer has no JsonlLogger, so there is nothing to report. Add "
                 "loggers=[JsonlLogger()]."
@@ -111,7 +111,7 @@ class Report(Callback):
         self._depth -= 1
         if self._depth == 0:
             for logger in trainer.loggers:
-                if isinstance(logger, JsonlLogger):
+                if _has_metrics(logger):
                     logger.flush()
             self._wait()
             self._start()
@@ -184,3 +184,9 @@ class Report(Callback):
         if not self._has_failed:
             log.warning("The report is no longer written; training continues: %s", why)
         self._has_failed = True
+
+
+def _has_metrics(logger: Logger) -> bool:
+    """Return whether a logger writes the file that the report is made from."""
+    # Callbacks do not import loggers.
+    return any(cls.__name__ == "JsonlLogger" for cls in type(logger).__mro__)

@@ -9,11 +9,12 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from modelzoo_trainer.callback import Loader
 from modelzoo_trainer.core.optimizer_facts import is_plain, settings_of
@@ -126,7 +127,12 @@ class RunRecord:
 
     def _write_facts(self, trainer: Trainer, loader: Loader) -> None:
         has_params = (self._folder / _PARAMS).exists()
-        text = json.dumps(facts_of(trainer, loader, has_params=has_params), indent=1)
+        try:
+            facts = facts_of(trainer, loader, has_params=has_params)
+        except Exception as error:  # a property of a user's class
+            log.warning("The settings of the run are not noted: %s", error, exc_info=error)
+            return
+        text = json.dumps(facts, indent=1)
         try:
             (self._folder / FACTS).write_text(f"{text}\n", encoding="utf-8")
         except OSError as error:
@@ -176,17 +182,23 @@ def _model(trainer: Trainer) -> dict[str, Any]:
 def _settings(trainer: Trainer) -> dict[str, Any]:
     """Return what a Python program gave the trainer, as far as it is plain."""
     found: dict[str, Any] = {"model": type(trainer.model).__name__}
-    if trainer.has_optimizer:
-        groups = settings_of(trainer.optimizer)
-        found["optimizer"] = {type(trainer.optimizer).__name__: groups[0] if groups else {}}
-        if len(groups) > 1:
-            found["optimizer"]["parameter groups"] = len(groups)
-        found["schedulers"] = [type(one).__name__ for one in trainer.schedulers]
+    made = {name: _optimizer(one) for name, one in trainer.optimizers.items()}
+    found |= made if list(made) == ["optimizer"] else {"optimizers": made}
+    if made:
+        found["schedulers"] = [_described(one) for one in trainer.schedulers]
     for name in ("precision", "loop", "checkpoint", "logging"):
         found[name] = _described(getattr(trainer, name))
     found["callbacks"] = [_described(one) for one in trainer.callbacks.user]
     found["loggers"] = [type(one).__name__ for one in trainer.loggers]
     return found
+
+
+def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    groups = settings_of(optimizer)
+    settings = dict(groups[0]) if groups else {}
+    if len(groups) > 1:
+        settings["parameter groups"] = len(groups)
+    return {type(optimizer).__name__: _without_secrets(settings)}
 
 
 def _data(loader: Loader) -> dict[str, Any]:
@@ -195,21 +207,22 @@ def _data(loader: Loader) -> dict[str, Any]:
     dataset = getattr(loader, "dataset", None)
     if dataset is not None:
         found["dataset"] = type(dataset).__name__
-    for name in ("batch_size", "drop_last", "num_workers"):
-        value = getattr(loader, name, None)
-        if value is not None and is_plain(value):
-            found[name] = value
-    return found
+    return found | _plain_attributes(loader, ("batch_size", "drop_last", "num_workers"))
 
 
 def _described(part: object) -> dict[str, Any]:
     """Return the class of a component, with those of its arguments that are plain attributes."""
-    kept: dict[str, Any] = {}
-    for name in inspect.signature(type(part).__init__).parameters:
+    kept = _plain_attributes(part, inspect.signature(type(part).__init__).parameters)
+    return {type(part).__name__: _without_secrets(kept)}
+
+
+def _plain_attributes(part: object, names: Iterable[str]) -> dict[str, Any]:
+    found = {}
+    for name in names:
         value = getattr(part, name, None)
         if value is not None and is_plain(value):
-            kept[name] = value
-    return {type(part).__name__: _without_secrets(kept)}
+            found[name] = value
+    return found
 
 
 def _without_secrets(settings: Mapping[str, Any]) -> Any:

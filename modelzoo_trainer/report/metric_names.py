@@ -36,7 +36,7 @@ _LESS_IS_BETTER: Final = re.compile(
     r".*(?:loss|perplexity|ppl|nll|error|err|mse|mae|rmse|wer|cer|bpb)(?:_epoch)?", re.IGNORECASE
 )
 _MORE_IS_BETTER: Final = re.compile(
-    r".*(?:acc|accuracy|f1|auc|auroc|bleu|rouge\w*|precision|recall|map|iou|dice|r2|score|"
+    r".*(?:acc|accuracy|f1|auc|auroc|bleu|roug\w+|precision|recall|map|iou|dice|r2|score|"
     r"exact_match|top_?\d+)",
     re.IGNORECASE,
 )

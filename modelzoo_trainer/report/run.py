@@ -25,6 +25,7 @@ from modelzoo_trainer.report.sessions import (
     of_this_run,
     read_sessions,
     samples_of,
+    training_calls,
 )
 from modelzoo_trainer.report.timeline import Timeline, timeline_of
 
@@ -131,7 +132,7 @@ def _refuse_without_metrics(path: Path, sessions: list[Session]) -> None:
     """
     if not path.exists():
         raise ConfigError(f"{str(path)!r} does not exist. Give the model_dir of a run.")
-    if any(session.events for session in sessions):
+    if any(session.events for session in sessions) or _is_alive(path, path / METRICS):
         return
     if (path / "logs").is_dir() or any(path.glob("checkpoint_*")):
         raise ConfigError(
@@ -180,7 +181,7 @@ def _take_settings(run: Run) -> None:
 
 def _state(run: Run, run_dir: Path, file: Path) -> tuple[str, str]:
     """Return the state of a run, and why it ended if that is known."""
-    known = [session for session in run.sessions if session.events]
+    known = training_calls(run.sessions)
     marks = known[-1].of("start", "end") if known else []
     if marks and marks[-1].kind == "end":
         cause = str(marks[-1].facts.get("cause") or "")

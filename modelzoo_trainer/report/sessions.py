@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -73,10 +73,31 @@ class Session:
         return [event for event in self.events if event.kind in kinds]
 
     @property
+    def is_finished(self) -> bool:
+        """Whether its last call came to its end."""
+        ends = self.of("end")
+        return bool(ends) and ends[-1].facts.get("outcome") == "finished"
+
+    @property
     def first_step(self) -> float | None:
         """The step at which it began to train; None = it did not."""
         starts = self.of("train_start")
         return starts[0].step if starts else None
+
+
+def training_calls(sessions: Iterable[Session]) -> list[Session]:
+    """Return the events of each call of `fit`, as sessions; those of all calls if none trained.
+
+    One that only validates, perhaps days later, says nothing of how training went.
+    """
+    calls: list[Session] = []
+    for session in sessions:
+        for event in session.events:
+            if event.kind == "start" or not calls or calls[-1].path != session.path:
+                calls.append(Session(session.path))
+            calls[-1].events.append(event)
+    fits = [call for call in calls if call.events[0].facts.get("kind") != "validate"]
+    return fits or calls
 
 
 def read_sessions(run_dir: Path) -> list[Session]:

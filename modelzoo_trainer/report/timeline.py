@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from modelzoo_trainer.report.sessions import Event, Session
+from modelzoo_trainer.report.sessions import Event, Session, training_calls
 
 KINDS: Final = {
     "train": "Training",
@@ -70,7 +70,7 @@ def timeline_of(
 
     `first_time`, `last_time`: of its metrics, NaN if they have none.
     """
-    known = [session for session in sessions if session.events]
+    known = training_calls(sessions)
     found = Timeline(source="events" if known else "metrics")
     if not known and math.isfinite(first_time):
         found.spans.append(Span("train", first_time, last_time))
@@ -96,11 +96,12 @@ def _add_session(
     end = max([end, *(event.time + (event.number("seconds") or 0) for event in session.events)])
     spans = _session_spans(session, start, end)
     resumed = later.first_step if later is not None else None
-    if resumed is not None:
+    is_restart = later is not None and not session.is_finished
+    if is_restart and resumed is not None:
         spans = _mark_lost(spans, session, resumed)
-        found.num_restarts += 1
+    found.num_restarts += is_restart
     found.spans += spans
-    if later is not None and next_start > end:
+    if is_restart and next_start > end:
         found.spans.append(Span("down", end, next_start))
 
 

@@ -1,6 +1,7 @@
 """The metrics of a run in memory: what is asked, kept, forgotten and restored."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -269,3 +270,41 @@ def test_the_loss_of_an_epoch_is_whole_in_a_run_that_resumes(make, tmp_path, num
 
     assert fit("cut", Cut()) == []
     assert fit("cut") == fit("whole")
+
+
+# ---- plots
+
+
+def test_a_plot_has_a_chart_for_each_metric(make, batches):
+    history = RunHistory()
+    make(history).fit(batches, batches[:2])
+    figure = history.plot(["loss", "validate_0/loss"], log_y=True)
+    assert [trace.name for trace in figure.data] == ["loss", "validate_0/loss"]
+    assert list(figure.data[0].x) == [1, 2, 3, 4]
+    assert list(figure.data[0].y) == history.get_metric_values("loss")
+    assert {figure.layout.yaxis.type, figure.layout.yaxis2.type} == {"log"}
+
+
+def test_a_plot_has_all_metrics_by_default_also_many():
+    history = RunHistory()
+    for idx in range(41):
+        history.update_metric(f"m{idx:02}", idx, step=1)
+    assert len(history.plot().data) == 41
+    assert len(history.plot("m07").data) == 1
+
+
+def test_a_plot_of_nothing_is_refused():
+    history = RunHistory()
+    with pytest.raises(ValueError, match="no metric"):
+        history.plot()
+    history.update_metric("loss", 1.0)
+    with pytest.raises(ValueError, match=r"'los'.*'loss'"):
+        history.plot("los")
+
+
+def test_a_plot_without_plotly_names_the_remedy(monkeypatch):
+    history = RunHistory()
+    history.update_metric("loss", 1.0)
+    monkeypatch.setitem(sys.modules, "plotly.subplots", None)
+    with pytest.raises(ConfigError, match=r"modelzoo-trainer\[report\]"):
+        history.plot()

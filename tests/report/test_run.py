@@ -9,7 +9,7 @@ from modelzoo_trainer.errors import ConfigError
 from tests.report.run_lines import losses
 
 
-def event(kind, time, step=0, **facts):
+def event(kind, time, step=0, /, **facts):
     return {"time": 1_700_000_000.0 + time, "event": kind, "step": step, **facts}
 
 
@@ -66,6 +66,12 @@ def test_a_run_that_has_just_begun_is_shown_without_metrics(write_run, read):
     assert found.notes == ["No metrics yet."]
 
 
+def test_a_run_whose_process_is_starting_is_shown(write_run, read):
+    holder = {"pid": os.getpid(), "host": platform.node()}
+    (found,) = read(write_run(files={".lock": json.dumps(holder)}))
+    assert (found.state, found.notes) == ("running", ["No metrics yet."])
+
+
 @pytest.mark.parametrize(
     ("last", "holder", "state"),
     [
@@ -84,6 +90,17 @@ def test_the_state_of_a_run(last, holder, state, write_run, read):
     events = [event("start", 0), event("train_start", 1), *last]
     (found,) = read(write_run(lines=losses(3), events=events, files=files))
     assert found.state == state
+
+
+def test_a_validation_after_a_failure_does_not_make_the_run_finished(write_run, read):
+    events = [event("start", 0, kind="fit"), event("end", 9, 5, outcome="failed")]
+    run = write_run(lines=losses(3), events=events)
+    second = run / "logs" / "20260102_000000"
+    second.mkdir()
+    later = [event("start", 99, kind="validate"), event("end", 99, outcome="finished")]
+    (second / "events.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in later))
+    (found,) = read(run)
+    assert found.state == "failed"
 
 
 def test_settings_are_those_of_the_newest_session(write_run, read):

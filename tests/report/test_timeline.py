@@ -7,7 +7,7 @@ from modelzoo_trainer.report.timeline import MAX_SPANS, timeline_of
 from tests.report.run_lines import losses
 
 
-def event(kind, time, step=0, **facts):
+def event(kind, time, step=0, /, **facts):
     return {"time": 1000.0 + time, "event": kind, "step": step, **facts}
 
 
@@ -83,6 +83,39 @@ def test_an_earlier_run_in_the_folder_is_not_part_of_this_one(write_run):
     lines = [event("start", 5000), event("train_start", 5001, 0), event("end", 5003, 9)]
     (second / "events.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
     assert [kind for kind, _, _ in kinds(timeline(run))] == ["startup", "train"]
+
+
+def add_session(run, name, lines):
+    (run / "logs" / name).mkdir()
+    text = "".join(f"{json.dumps(one)}\n" for one in lines)
+    (run / "logs" / name / "events.jsonl").write_text(text)
+
+
+def test_a_run_that_goes_on_after_its_end_was_not_down_meanwhile(write_run):
+    run = write_run(lines=losses(1), events=FIRST)
+    more = [event("start", 9000), event("train_start", 9001, 20), event("end", 9003, 30)]
+    add_session(run, "20260102_000000", more)
+    found = timeline(run)
+    assert (found.num_restarts, found.wall_s) == (0, 16)
+
+
+def test_two_fits_of_a_trainer_are_one_run_without_the_time_between_them(write_run):
+    more = [event("start", 500, 20, kind="fit"), event("train_start", 501, 20)]
+    more += [event("end", 505, 30, outcome="finished"), event("start", 9000, kind="validate")]
+    found = timeline(write_run(lines=losses(1), events=[*FIRST, *more]))
+    assert found.seconds["train"] == 7 + 4
+    assert (found.num_restarts, found.wall_s) == (0, 13 + 5)
+
+
+def test_a_validation_on_another_day_is_not_part_of_training(write_run):
+    run = write_run(lines=losses(1), events=FIRST)
+    later = [
+        event("start", 90_000, 20, kind="validate"),
+        event("validate", 90_000, 20, seconds=5.0),
+        event("end", 90_005, 20, outcome="finished"),
+    ]
+    add_session(run, "20260102_000000", later)
+    assert timeline(run).wall_s == 13
 
 
 def test_a_background_save_takes_no_time_of_training(write_run):

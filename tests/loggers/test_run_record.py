@@ -1,0 +1,166 @@
+import json
+
+import pytest
+import torch
+
+from modelzoo_trainer import Callback, Checkpoint, TrainingLoop
+from modelzoo_trainer.callbacks import CheckLoss
+from modelzoo_trainer.loggers import JsonlLogger
+from modelzoo_trainer.loggers import run_record as module
+
+
+def events(trainer):
+    text = (trainer.artifact_dir / "events.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def kinds(trainer):
+    return [(one["event"], one["step"]) for one in events(trainer) if one["event"] != "memory"]
+
+
+def facts(trainer):
+    return json.loads((trainer.artifact_dir / "run.json").read_text())
+
+
+def test_a_fit_notes_what_its_time_went_to(make, batches):
+    loop = TrainingLoop(num_epochs=2, eval_frequency=5)
+    trainer = make(JsonlLogger(), loop=loop, checkpoint=Checkpoint(steps=5))
+    trainer.fit(batches[:5], batches[:2])
+    assert kinds(trainer) == [
+        *(("start", 0), ("train_start", 0), ("save", 5), ("epoch", 5), ("train_end", 5)),
+        *(("validate", 5), ("train_start", 5), ("save", 10), ("epoch", 10), ("train_end", 10)),
+        *(("validate", 10), ("end", 10)),
+    ]
+    by_kind = {one["event"]: one for one in events(trainer)}
+    assert by_kind["end"]["outcome"] == "finished"
+    assert by_kind["train_start"]["steps_per_epoch"] == 5
+    assert by_kind["train_start"]["total_steps"] == 10
+    assert (by_kind["epoch"]["epoch"], by_kind["save"]["name"]) == (2, "checkpoint_10")
+    assert by_kind["validate"]["seconds"] > 0
+    assert by_kind["memory"]["host_peak_bytes"] > 2**20
+    times = [one["time"] for one in events(trainer)]
+    assert max(times) - min(times) < 60
+
+
+def test_a_validation_alone_is_noted(make, batches):
+    trainer = make(JsonlLogger())
+    trainer.validate(batches[:2])
+    assert kinds(trainer) == [("start", 0), ("validate", 0), ("end", 0)]
+
+
+def test_each_fit_has_its_events_and_the_facts_are_written_once(make, batches):
+    trainer = make(JsonlLogger(), loop=TrainingLoop(num_steps=2))
+    trainer.fit(batches)
+    written = (trainer.artifact_dir / "run.json").stat().st_mtime_ns
+    trainer.fit(batches)
+    found = [kind for kind, _ in kinds(trainer)]
+    assert found == ["start", "train_start", "train_end", "end"] * 2
+    assert (trainer.artifact_dir / "run.json").stat().st_mtime_ns == written
+
+
+class Fail(Callback):
+    def __init__(self, error):
+        self.error = error
+
+    def on_step_boundary(self, trainer):
+        if trainer.global_step == 2:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "cause"),
+    [
+        (ValueError("bad data"), "failed", "ValueError: bad data"),
+        (ValueError("https://me:word@host"), "failed", "ValueError: https://***@host"),
+        (KeyboardInterrupt(), "stopped", "KeyboardInterrupt"),
+    ],
+)
+def test_the_end_of_a_fit_says_why(error, outcome, cause, make, batches):
+    trainer = make(Fail(error), JsonlLogger())
+    with pytest.raises(type(error)):
+        trainer.fit(batches)
+    last = events(trainer)[-1]
+    assert (last["event"], last["outcome"], last["cause"]) == ("end", outcome, cause)
+
+
+def test_a_run_from_python_notes_its_settings(make, batches, monkeypatch):
+    monkeypatch.setattr(module.sys, "argv", ["train.py", "--api_key=abc123def"])
+    loader = torch.utils.data.DataLoader(list(batches), batch_size=None)
+    trainer = make(CheckLoss(), JsonlLogger(), loop=TrainingLoop(max_steps=3))
+    trainer.fit(loader)
+    found = facts(trainer)
+    assert found["settings"]["optimizer"]["SGD"]["lr"] == 0.1
+    assert found["settings"]["loop"]["TrainingLoop"]["max_steps"] == 3
+    assert found["settings"]["data"] == {
+        "class": "DataLoader",
+        "dataset": "list",
+        "drop_last": False,
+        "num_workers": 0,
+    }
+    assert found["model"] == {"class": "Net", "parameters": 45, "trainable": 45}
+    assert found["environment"]["command"] == "train.py --api_key=***"
+    assert "torch" in found["environment"]["versions"]
+    assert found["environment"]["processes"] == 1
+
+
+def test_beside_a_configuration_only_what_it_lacks_is_noted(make, batches):
+    trainer = make(JsonlLogger())
+    (trainer.artifact_dir / "params.yaml").write_text("trainer: {}\n")
+    trainer.fit(batches)
+    found = facts(trainer)
+    assert "settings" not in found
+    assert set(found["environment"]) == {"device", "device_name", "host", "platform", "processes"}
+
+
+def test_memory_is_not_noted_at_every_step(make, batches):
+    trainer = make(JsonlLogger(), max_steps=10)
+    trainer.fit(batches)
+    assert 1 <= [one["event"] for one in events(trainer)].count("memory") <= 4
+
+
+def test_a_folder_that_cannot_be_written_is_one_warning(make, batches, caplog):
+    trainer = make(JsonlLogger(), checkpoint=Checkpoint(steps=2))
+    (trainer.artifact_dir / "events.jsonl").mkdir()
+    trainer.fit(batches, batches[:1])
+    told = [one.getMessage() for one in caplog.records if one.name.endswith("run_record")]
+    assert [str(trainer.artifact_dir / "events.jsonl") in text for text in told] == [True]
+    assert trainer.global_step == 4
+
+
+def test_the_record_asks_nothing_of_the_device_in_a_step(make, batches):
+    trainer = make(JsonlLogger(), device="fake", checkpoint=Checkpoint(steps=2))
+    trainer.fit(batches, batches[:1])
+    assert kinds(trainer)[-1] == ("end", 4)
+
+
+class Fragile(Callback):
+    def __init__(self, limit=1):
+        pass
+
+    @property
+    def limit(self):
+        raise RuntimeError("not now")
+
+
+def test_a_property_that_fails_stops_nothing(make, batches, caplog):
+    trainer = make(JsonlLogger(), callbacks=[Fragile()])
+    trainer.fit(batches)
+    assert [one.exc_info is not None for one in caplog.records if "not now" in one.message] == [
+        True
+    ]
+    assert kinds(trainer)[-1] == ("end", 4)
+    assert not (trainer.artifact_dir / "run.json").exists()
+
+
+def test_several_optimizers_are_noted_by_name(make, batches):
+    trainer = make(
+        JsonlLogger(),
+        optimizer=lambda model: {
+            "first": torch.optim.SGD(model.layers.parameters(), lr=0.5),
+            "second": torch.optim.Adam(model.head.parameters(), lr=0.25),
+        },
+    )
+    trainer.validate(batches[:1])
+    found = facts(trainer)["settings"]["optimizers"]
+    assert found["first"]["SGD"]["lr"] == 0.5
+    assert found["second"]["Adam"]["lr"] == 0.25
