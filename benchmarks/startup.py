@@ -103,6 +103,8 @@ def cases(folder: Path, others: Sequence[Path]) -> list[Case]:
         Case("import torch", ["-c", "import torch"]),
         Case("an empty program", ["-c", "pass"]),
         Case("--help", run("--help")),
+        Case("fit --help", run("fit", "--help")),
+        Case("error: an unknown command", run("fti", str(QUICKSTART)), code=2),
         Case("error: bad YAML", changed("syntax", "seed: 1", "seed: [1"), code=2),
         Case("error: a misspelt key", changed("key", "log_steps", "log_stpes"), code=2),
         Case("error: an unknown class", changed("class", "GenerateText", "GenerateTxet"), code=2),

@@ -14,7 +14,7 @@ from modelzoo_trainer.config.modes import MODES
 from modelzoo_trainer.config.options import OPTIONS
 
 CHECKPOINT = tuple(checkpoint_commands._EXAMPLES)
-RUNS = ("fit", "validate", "validate_all")
+RUNS = tuple(dict.fromkeys(MODES.values()))
 PARSED = (*RUNS, "check", "plan", "schema")
 ALL = ("", *PARSED, "checkpoint", *(f"checkpoint {name}" for name in CHECKPOINT))
 
