@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MakeNames: TypeAlias = "Callable[[Sequence[ModuleType]], Names]"
 
 _MODE: Final = "train_and_eval"
-_MODES: Final = ("train", _MODE, "eval", "eval_all")
+_MODES: Final = ("train", _MODE, "eval", "eval_all", "test", "predict")
 _ALIASES: Final = {"device": ("--target_device",), "model_dir": ("-o",)}
 _UNUSED: Final = ("checkpoint=null", "loggers=[]", "autorestart=null")  # by --compile-only
 _MEANT: Final = {
@@ -159,7 +159,7 @@ def _hint(word: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="modelzoo-trainer",
-        description="Train or validate what a YAML file describes.",
+        description="Train, validate, test or predict with what a YAML file describes.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

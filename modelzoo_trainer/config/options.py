@@ -18,7 +18,7 @@ class Option:
 OPTIONS: Final = (
     Option("device", "NAME", "cpu, gpu, auto, ...; replaces the file's trainer.init.device"),
     Option("model_dir", "DIR", "folder of the run; replaces the file's trainer.init.model_dir"),
-    Option("checkpoint_path", "PATH", "checkpoint to start from, or to validate"),
+    Option("checkpoint_path", "PATH", "checkpoint to start from, to validate or to predict with"),
     Option(
         "load_checkpoint_states",
         "PARTS",
@@ -27,7 +27,7 @@ OPTIONS: Final = (
     Option("max_steps", "N", "train until this step; replaces every length of the file"),
     Option("num_steps", "N", "train this many steps more; replaces every length of the file"),
     Option("num_epochs", "N", "train this many passes; replaces every length of the file"),
-    Option("eval_steps", "N", "batches of a validation"),
+    Option("eval_steps", "N", "batches of a validation, a test or a prediction"),
     Option("logging", "LEVEL", "debug, info, warning or error"),
     Option("disable_strict_checkpoint_loading", None, "load what fits and leave the rest"),
 )
