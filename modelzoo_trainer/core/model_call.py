@@ -52,16 +52,17 @@ class ModelCalls:
                 f"decide by the signature of the model's forward."
             )
         self.given = given
-        self._train = self._val = given
+        self._train: Call | None = None
+        self._val: Call | None = None
         self._logged: set[Call] = set()
 
     def begin_training(self) -> None:
         """Decide anew at the next batch of training."""
-        self._train = self.given
+        self._train = None
 
     def begin_validation(self) -> None:
         """Decide anew at the next batch of a validation: its loader may be of another kind."""
-        self._val = self.given
+        self._val = None
 
     def __call__(
         self, trainer: Trainer, batch: Batch, args: list[Any], kwargs: dict[str, Any]
@@ -79,7 +80,7 @@ class ModelCalls:
             ConfigError: If the model cannot be called in the way that was chosen.
         """
         call = self._train if trainer.val_iterator is None else self._val
-        if call is None or trainer.model_call is None:
+        if call is None:
             call = self._decide(trainer, batch)
             if self.given and len(args) == 1 and args[0] is batch and not kwargs:
                 _check(call, trainer.model, batch)
