@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from modelzoo_trainer.cli.distributed_run import Report, report_alone
 from modelzoo_trainer.cli.signals import Phase, StopRequests
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from modelzoo_trainer.config.plan import TrainerPlan
     from modelzoo_trainer.devices import StopRecord, World
     from modelzoo_trainer.supervisor.child import Child
-
-_CKPT_KEYS: Final = {"validate": "ckpt_path", "validate_all": "ckpt_paths"}
 
 
 class Runner:
@@ -62,13 +60,21 @@ class Runner:
             if self.requests.received is not None:
                 return exit_code(self.requests.received)
             if self._scratch is not None:
-                plan.init["model_dir"] = str(self._scratch / str(number))
-                if plan.method in _CKPT_KEYS:  # any weights will do
-                    plan.call.setdefault(_CKPT_KEYS[plan.method], None)
+                self._use_scratch(plan, self._scratch / str(number))
             code = self._run(number, plan)
             if code != DONE:
                 return code
         return DONE
+
+    @staticmethod
+    def _use_scratch(plan: TrainerPlan, folder: Path) -> None:
+        """Have a trainer that is only to compile graphs write nothing elsewhere."""
+        from modelzoo_trainer.config.plan import METHODS
+
+        plan.init["model_dir"] = str(folder)
+        plan.call.pop("output_dir", None)
+        if plan.method is not None and plan.method != "fit":  # any weights will do
+            plan.call.setdefault(METHODS[plan.method].ckpt, None)
 
     def _stopped_before(self) -> str | None:
         """Return what stopped the run before torchrun restarted it; None if nothing."""

@@ -13,7 +13,7 @@ from modelzoo_trainer.config.loader import read_file, to_yaml
 from modelzoo_trainer.config.modes import MODES
 from modelzoo_trainer.config.names import Names
 from modelzoo_trainer.config.overrides import Override, apply_overrides, changes_of, parse_override
-from modelzoo_trainer.config.plan import TrainerPlan
+from modelzoo_trainer.config.plan import METHODS, TrainerPlan
 from modelzoo_trainer.config.positions import (
     Node,
     Place,
@@ -29,6 +29,7 @@ from modelzoo_trainer.config.sections import (
     OPTIONAL_CALL,
     OPTIONAL_PATH,
     OPTIONAL_TEXT,
+    OPTIONAL_TEXTS,
     SEED,
     check_dataloader,
     check_installed,
@@ -41,9 +42,9 @@ from modelzoo_trainer.config.sections import (
 from modelzoo_trainer.config.sparsity import check_sparsity
 from modelzoo_trainer.errors import ConfigError
 
-TRAINER_KEYS: Final = ("init", "fit", "validate", "validate_all")
+TRAINER_KEYS: Final = ("init", *METHODS)
 
-_PREFERRED: Final = ("train_and_eval", "eval", "eval_all")
+_PREFERRED: Final = ("train_and_eval", "eval", "eval_all", "test", "predict")
 
 
 def check_config(
@@ -135,7 +136,7 @@ class _Checking:
                 init, defaults = self._init(place)
             calls = {key: self._section(key) for key in TRAINER_KEYS[1:]}
         if self._mode is None:
-            what = "has no section fit, validate or validate_all: there is nothing to run."
+            what = f"has none of {', '.join(METHODS)}: there is nothing to run."
             self._problems.note(self._place.key_at, self._place.path, what)
         return TrainerPlan(
             trainer=self._names.trainer,
@@ -224,38 +225,28 @@ class _Checking:
 
     def _section(self, key: str) -> dict[str, Any]:
         """Return the arguments of a method of the trainer."""
-        place = self._place.key(key)
-        is_needed = self._method == key
-        if place is None or (is_null(place.node) and key != "validate_all"):
-            if is_needed:
+        place, method = self._place.key(key), METHODS[key]
+        if place is None or (is_null(place.node) and method.is_needed):
+            if self._method == key:
                 path = self._place.path_of(key)
                 what = f"missing; mode {self._mode} requires it."
                 at = self._place.key_at if place is None else place.key_at
                 self._problems.add(at, path, what)
             return {}
-        checks = {"fit": self._fit, "validate": self._validate, "validate_all": self._validate_all}
-        return checks[key](place)
-
-    def _fit(self, place: Place) -> dict[str, Any]:
-        keys = ("train_dataloader", "val_dataloader", "ckpt_path")
-        if not check_keys(place, keys, keys[:1], self._problems):
+        required = (method.dataloader,) if method.is_needed else ()
+        if is_null(place.node) or not check_keys(place, method.keys, required, self._problems):
             return {}
-        call = self._one(place, "train_dataloader") | self._path(place, "ckpt_path", OPTIONAL_TEXT)
-        validation = self._one_or_several(place, "val_dataloader")
-        return call if self._mode == "train" else call | validation
-
-    def _validate(self, place: Place) -> dict[str, Any]:
-        keys = ("val_dataloader", "ckpt_path")
-        if not check_keys(place, keys, keys[:1], self._problems):
-            return {}
-        return self._one(place, "val_dataloader") | self._path(place, "ckpt_path", OPTIONAL_TEXT)
-
-    def _validate_all(self, place: Place) -> dict[str, Any]:
-        keys = ("val_dataloaders", "ckpt_paths")
-        if is_null(place.node) or not check_keys(place, keys, (), self._problems):
-            return {}
-        paths = self._path(place, "ckpt_paths", str | list[str] | None)
-        return self._one_or_several(place, "val_dataloaders") | paths
+        call: dict[str, Any] = {}
+        for name in (method.dataloader, *method.others):
+            found = self._several(place, name) if name == method.several else self._one(place, name)
+            if self._mode != "train" or name == method.dataloader:
+                call |= found
+        call |= self._path(place, method.ckpt)
+        for name, annotation in method.plain.items():
+            inner = place.key(name)
+            if inner is not None:
+                call[name] = check_plain(inner, annotation, self._problems)
+        return call
 
     def _one(self, place: Place, key: str) -> dict[str, Any]:
         inner = place.key(key)
@@ -264,7 +255,7 @@ class _Checking:
         component = check_dataloader(inner, self._names, self._problems)
         return {} if component is None else {key: component}
 
-    def _one_or_several(self, place: Place, key: str) -> dict[str, Any]:
+    def _several(self, place: Place, key: str) -> dict[str, Any]:
         inner = place.key(key)
         if inner is None or not isinstance(inner.node, Sequence):
             return self._one(place, key)
@@ -274,10 +265,11 @@ class _Checking:
         found = [check_dataloader(item, self._names, self._problems) for item in inner.items()]
         return {key: [component for component in found if component is not None]}
 
-    def _path(self, place: Place, key: str, annotation: Any) -> dict[str, Any]:
+    def _path(self, place: Place, key: str) -> dict[str, Any]:
         inner = place.key(key)
         if inner is None:
             return {}
+        annotation = OPTIONAL_TEXT if key == "ckpt_path" else OPTIONAL_TEXTS
         value = check_plain(inner, annotation, self._problems)
         if value == "":
             what = "is empty. Name a checkpoint or write null for none."

@@ -9,6 +9,8 @@ MODES: Final = {
     "train_and_eval": "fit",
     "eval": "validate",
     "eval_all": "validate_all",
+    "test": "test",
+    "predict": "predict",
 }
 """For each mode, the section that it runs, which is the trainer's method as well."""
 

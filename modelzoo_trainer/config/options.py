@@ -18,7 +18,7 @@ class Option:
 OPTIONS: Final = (
     Option("device", "NAME", "cpu, gpu, auto, ...; overrides trainer.init.device"),
     Option("model_dir", "DIR", "folder of the run; overrides trainer.init.model_dir"),
-    Option("checkpoint_path", "PATH", "checkpoint to start from or to validate"),
+    Option("checkpoint_path", "PATH", "checkpoint to start from, to validate or to predict with"),
     Option(
         "load_checkpoint_states",
         "PARTS",
@@ -27,7 +27,7 @@ OPTIONS: Final = (
     Option("max_steps", "N", "train up to global step N; overrides the length in the file"),
     Option("num_steps", "N", "train for N more steps; overrides the length in the file"),
     Option("num_epochs", "N", "train for N epochs; overrides the length in the file"),
-    Option("eval_steps", "N", "number of batches per validation"),
+    Option("eval_steps", "N", "number of batches per validation, test or prediction"),
     Option("logging", "LEVEL", "log level: debug, info, warning or error"),
     Option(
         "disable_strict_checkpoint_loading",

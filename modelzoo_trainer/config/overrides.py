@@ -9,6 +9,7 @@ from typing import Final
 
 from modelzoo_trainer.config.loader import MAX_DEPTH, read_value
 from modelzoo_trainer.config.modes import MODES
+from modelzoo_trainer.config.plan import METHODS
 from modelzoo_trainer.config.positions import (
     Entry,
     Mapping,
@@ -204,7 +205,7 @@ def changes_of(given: MappingOf[str, str | None], mode: str | None, root: Node) 
         if name == "checkpoint_path":
             changes += _checkpoint(value, mode, root)
         else:
-            changes.append(_change(name, value))
+            changes.append(_change(name, value, mode))
     if "device" in values:
         changes.append(_null(("backend", "backend_type"), "device"))
     return changes
@@ -224,7 +225,7 @@ def _checkpoint(path: str, mode: str | None, root: Node) -> list[Override]:
     sections = [key for key in MODES.values() if key in there] if mode is None else [MODES[mode]]
     return [
         set_option(
-            ("trainer", section, "ckpt_paths" if section == "validate_all" else "ckpt_path"),
+            ("trainer", section, METHODS[section].ckpt),
             path,
             "--checkpoint_path",
         )
@@ -232,10 +233,12 @@ def _checkpoint(path: str, mode: str | None, root: Node) -> list[Override]:
     ]
 
 
-def _change(name: str, value: str) -> Override:
+def _change(name: str, value: str, mode: str | None) -> Override:
     if name == "logging":
         return set_option((*_INIT, "logging", "log_level"), value.upper(), "--logging")
     steps = (*_INIT, *_SECTIONS.get(name, ()), name)
+    if mode is not None and name in METHODS[MODES[mode]].plain:
+        steps = ("trainer", MODES[mode], name)
     if name in _TEXTS:
         return set_option(steps, value, f"--{name}")
     source = f"--{name}" if name == _SWITCH else f"--{name} {value}"

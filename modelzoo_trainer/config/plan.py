@@ -3,13 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol, runtime_checkable
 
 from modelzoo_trainer.config.components import Component
 from modelzoo_trainer.config.modes import MODES as MODES
 from modelzoo_trainer.config.positions import Problem
 from modelzoo_trainer.config.secrets import without_secrets
+from modelzoo_trainer.constraints import PositiveInt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """What the section of a method of the trainer has: the method's arguments."""
+
+    dataloader: str  # its main one
+    is_needed: bool = True  # whether it must be given
+    others: tuple[str, ...] = ()  # other dataloaders
+    several: str | None = None  # the dataloader that may be a list
+    ckpt: str = "ckpt_path"
+    plain: Mapping[str, Any] = field(default_factory=dict)  # settings, with their annotations
+    needs_weights: bool = True  # whether it is refused where there is no checkpoint
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys of the section."""
+        return (self.dataloader, *self.others, self.ckpt, *self.plain)
+
+
+METHODS: Final[Mapping[str, Method]] = {
+    "fit": Method(
+        dataloader="train_dataloader",
+        others=("val_dataloader",),
+        several="val_dataloader",
+        needs_weights=False,
+    ),
+    "validate": Method(dataloader="val_dataloader"),
+    "validate_all": Method(
+        dataloader="val_dataloaders",
+        is_needed=False,
+        several="val_dataloaders",
+        ckpt="ckpt_paths",
+        needs_weights=False,  # it takes all that there are
+    ),
+    "test": Method(dataloader="dataloader", plain={"eval_steps": PositiveInt | None}),
+    "predict": Method(
+        dataloader="dataloader",
+        plain={"output_dir": Path | None, "eval_steps": PositiveInt | None},
+    ),
+}
 
 
 @runtime_checkable
@@ -40,7 +83,7 @@ class TrainerPlan:
 
     @property
     def method(self) -> str | None:
-        """The trainer's method that the mode runs: "fit", "validate" or "validate_all"."""
+        """The trainer's method that the mode runs, a key of `METHODS`."""
         return None if self.mode is None else MODES[self.mode]
 
     def build(self) -> Any:
@@ -74,15 +117,19 @@ class TrainerPlan:
     def run(self, trainer: Any) -> None:
         """Run the method of the mode.
 
+        What is predicted is written to files, also if it is small.
+
         Raises:
-            ConfigError: If no checkpoint to validate is named or found.
+            ConfigError: If no checkpoint is named where one is required, and none is found.
         """
         assert self.method is not None  # a file without one is only checked
         call = {key: _dataloaders(value) for key, value in self.call.items()}
         if self.method == "validate_all" and "ckpt_paths" not in call:
             call["ckpt_paths"] = trainer.checkpoint.all_of(trainer)
-        if self.method == "validate" and "ckpt_path" not in call:
-            trainer.checkpoint.require_any(trainer)
+        if METHODS[self.method].needs_weights and "ckpt_path" not in call:
+            trainer.checkpoint.require_any(trainer, self.method)
+        if self.method == "predict":
+            call["output_dir"] = call.get("output_dir") or trainer.model_dir / "predictions"
         getattr(trainer, self.method)(**call)
 
 

@@ -50,6 +50,7 @@ INIT_KEYS: Final = (
 )
 
 OPTIONAL_TEXT: Final = str | None
+OPTIONAL_TEXTS: Final = str | list[str] | None
 OPTIONAL_PATH: Final = Path | None
 _OLDER_NAMES: Final = {"LlamaModel": "llama"}
 SEED: Final = Seed | None

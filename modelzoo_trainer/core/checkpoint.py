@@ -296,13 +296,15 @@ class Checkpoint(CoreCallback, Advised):
             )
         return found
 
-    def require_any(self, trainer: Trainer) -> None:
+    def require_any(self, trainer: Trainer, method: str = "validate") -> None:
         """Make sure that a validation for which no checkpoint is named has one to load.
+
+        `method` of the trainer is what is to be run, "validate", "test" or "predict".
 
         A trainer that has loaded something already needs none.
 
         Raises:
-            ConfigError: If it would validate the weights as they are made.
+            ConfigError: If it would take the weights as they are made.
         """
         if not self._is_fresh(trainer) or not trainer.backend.caps.holds_values:
             return
@@ -313,8 +315,8 @@ class Checkpoint(CoreCallback, Advised):
             is_any = trainer.backend.comm.is_main and self.is_any_in(self.root(trainer))
         if not trainer.backend.comm.broadcast_object(is_any):
             raise ConfigError(
-                f"there are no weights to validate: ckpt_path is not given, and {why}. Pass "
-                f"--checkpoint_path, or set validate.ckpt_path in the file; null validates the "
+                f"there are no weights to {method}: ckpt_path is not given, and {why}. Pass "
+                f"--checkpoint_path, or set {method}.ckpt_path in the file; null takes the "
                 f"weights as they are made, untrained."
             )
 

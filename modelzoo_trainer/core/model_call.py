@@ -52,16 +52,17 @@ class ModelCalls:
                 f"decide by the signature of the model's forward."
             )
         self.given = given
-        self._train = self._val = given
+        self._train: Call | None = None
+        self._val: Call | None = None
         self._logged: set[Call] = set()
 
     def begin_training(self) -> None:
         """Decide anew at the next batch of training."""
-        self._train = self.given
+        self._train = None
 
     def begin_validation(self) -> None:
         """Decide anew at the next batch of a validation: its loader may be of another kind."""
-        self._val = self.given
+        self._val = None
 
     def __call__(
         self, trainer: Trainer, batch: Batch, args: list[Any], kwargs: dict[str, Any]
@@ -76,11 +77,13 @@ class ModelCalls:
             kwargs: Empty, likewise.
 
         Raises:
-            ConfigError: If the batch cannot be unpacked in the way that was chosen.
+            ConfigError: If the model cannot be called in the way that was chosen.
         """
         call = self._train if trainer.val_iterator is None else self._val
-        if call is None or trainer.model_call is None:
+        if call is None:
             call = self._decide(trainer, batch)
+            if self.given and len(args) == 1 and args[0] is batch and not kwargs:
+                _check(call, trainer.model, batch)
         if call != "batch":
             if len(args) == 1 and not kwargs and type(args[0]) is type(batch):
                 args, kwargs = _unpacked(call, args[0])
@@ -197,6 +200,18 @@ def _unpacked(call: Call, batch: Batch) -> tuple[list[Any], dict[str, Any]]:
         f"the model is called as {TEXTS[call]}, and this batch is {_described(batch)}. Have each "
         f"batch be {fits}, or choose another call_model."
     )
+
+
+def _check(call: Call, model: Module, batch: Batch) -> None:
+    """Raise a `ConfigError` if a model's forward does not take what was chosen to be passed."""
+    args, kwargs = ([batch], {}) if call == "batch" else _unpacked(call, batch)
+    signature = signature_of(model)
+    if signature is not None and not _binds(signature, *args, **kwargs):
+        raise ConfigError(
+            f"call_model is {call!r} for {TEXTS[call]}, but {_name(model)}.forward takes "
+            f"{signature}, and this batch is {_described(batch)}. Choose another call_model, or "
+            f"leave it out."
+        )
 
 
 # ---- notes on what a model has raised

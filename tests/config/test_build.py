@@ -345,7 +345,7 @@ def test_a_fault_in_init_is_reported_with_place_and_advice(complaints, init, mes
             "trainer: 3",
             "eval",
             "params.yaml:1:10: trainer: expected a mapping with init, fit, validate, "
-            "validate_all, got 3.",
+            "validate_all, test, predict, got 3.",
         ),
         ("trainer: [{init: }]", "eval", "params.yaml:1:12: trainer[0].init: no such key in traine"),
         (

@@ -243,7 +243,10 @@ def test_a_report_is_told_without_what_is_not_there(shown, tmp_path, monkeypatch
 
 def test_a_file_without_a_run_says_so_and_has_no_length(shown):
     text = shown("trainer: {init: {model: {name: net, sizes: [1]}}}", None)
-    assert "  mode:          none; the file has no fit, validate or validate_all\n" in text
+    assert (
+        "  mode:          none; the file has none of fit, validate, validate_all, test, predict\n"
+        in text
+    )
     assert "start:" not in text
     assert "Length" not in text
 

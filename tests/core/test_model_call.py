@@ -214,12 +214,25 @@ def test_an_unknown_choice_is_refused(trainer_of) -> None:
         ("kwargs", PAIRS[0], r"model\(\*\*batch\).* a tuple of Tensor \(4, 3\), Tensor \(4, 1\)"),
         ("kwargs", PAIRS[0][0], r"model\(\*\*batch\).* a Tensor \(4, 3\)"),
         ("kwargs", {1: PAIRS[0][0]}, r"model\(\*\*batch\).* a dict with the keys 1\."),
+        ("batch", PAIRS[0], r"'batch' .*Pair\.forward takes .*inputs.*targets.* a tuple of"),
+        ("kwargs", {"x": PAIRS[0][0]}, r"'kwargs' .*Pair\.forward takes .* with the keys 'x'"),
+        ("args", PAIRS[0][:1], r"'args' .*Pair\.forward takes .* a tuple of Tensor \(4, 3\)\."),
         ("args", DICTS[0], r"model\(\*batch\).* a dict with the keys 'inputs', 'targets'"),
     ],
 )
 def test_a_batch_that_does_not_fit_the_choice_is_refused(trainer_of, call, batch, told) -> None:
     with pytest.raises(ConfigError, match=told):
         trainer_of(model=Pair, call_model=call).fit([batch])
+
+
+def test_a_choice_that_hooks_make_fit_is_not_refused(trainer_of) -> None:
+    class Apart(Callback):
+        def on_before_forward(self, trainer, model, batch, args, kwargs):
+            args[:] = batch
+
+    trainer = trainer_of(Apart(), model=Pair, call_model="batch")
+    trainer.fit(PAIRS)
+    assert trainer.global_step == 4
 
 
 def test_each_dataloader_is_decided_on_its_own(trainer_of) -> None:

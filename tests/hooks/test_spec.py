@@ -63,6 +63,12 @@ ADDED = {
     "on_train_epoch_end": "trainer epoch",
     "on_step_boundary": "trainer",
     "on_metrics": "trainer metrics step",
+    "on_predict_start": "trainer model dataloader loop",
+    "on_predict_end": "trainer model loop",
+    "on_predict_batch_start": "trainer model batch batch_idx",
+    "on_predict_batch_end": "trainer model outputs batch batch_idx",
+    "on_predict_step_start": "trainer model batch",
+    "on_predict_step_end": "trainer model outputs batch",
     "on_interrupt": "trainer reason",
     "on_train_ready": "trainer",
     "on_step_committed": "trainer",
@@ -94,6 +100,7 @@ def test_the_hooks_inside_the_traced_step_are_these() -> None:
     assert of_phase(Phase.STEP) == {
         *("on_train_step_start", "on_train_step_end"),
         *("on_validate_step_start", "on_validate_step_end"),
+        *("on_predict_step_start", "on_predict_step_end"),
         *("on_before_forward", "on_after_forward", "on_before_backward", "on_after_backward"),
         *("on_before_optimizer_step", "on_after_optimizer_step"),
         *("on_before_optimizer_zero_grad", "on_after_optimizer_zero_grad"),
@@ -106,6 +113,7 @@ def test_the_hooks_on_the_host_between_two_steps_are_these() -> None:
         *("on_train_batch_start", "on_train_batch_end", "on_step_boundary", "on_metrics"),
         *("on_step_committed", "on_step_discarded"),
         *("on_validate_batch_start", "on_validate_batch_end"),
+        *("on_predict_batch_start", "on_predict_batch_end"),
     }
 
 

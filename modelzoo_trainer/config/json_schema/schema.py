@@ -15,11 +15,13 @@ from modelzoo_trainer.config.json_schema.components import (
     reference,
 )
 from modelzoo_trainer.config.names import Names, NameTable
+from modelzoo_trainer.config.plan import METHODS
 from modelzoo_trainer.config.sections import (
     INIT_KEYS,
     OPTIONAL_CALL,
     OPTIONAL_PATH,
     OPTIONAL_TEXT,
+    OPTIONAL_TEXTS,
     SEED,
 )
 
@@ -30,6 +32,11 @@ _TEXTS: Final = {
     "fit": "Training; required in modes train and train_and_eval.",
     "validate": "Validation on one dataloader; required in mode eval.",
     "validate_all": "Validation of several checkpoints on several dataloaders; for mode eval_all.",
+    "test": "A test, as a validation on one dataloader; required in mode test.",
+    "predict": "The outputs of the model, written to files; required in mode predict.",
+    "dataloader": "The data to test on or to predict for.",
+    "output_dir": "The folder for the predictions; null: predictions in model_dir.",
+    "eval_steps": "Number of batches; null: all.",
     "train_dataloader": "Training data.",
     "val_dataloader": "Validation data.",
     "val_dataloaders": "Validation data: one dataloader or several.",
@@ -99,16 +106,17 @@ class _Format:
             "then": one,
             "items": one,
         }
-        path = self._plain(OPTIONAL_TEXT)
-        paths = self._plain(str | list[str] | None)
-        fit = {"train_dataloader": one, "val_dataloader": several, "ckpt_path": path}
-        validate = {"val_dataloader": one, "ckpt_path": path}
-        validate_all = {"val_dataloaders": several, "ckpt_paths": paths}
-        methods = {
-            "fit": _mapping(fit, required=["train_dataloader"], is_optional=True),
-            "validate": _mapping(validate, required=["val_dataloader"], is_optional=True),
-            "validate_all": _mapping(validate_all, is_optional=True),
-        }
+        methods = {}
+        for name, method in METHODS.items():
+            parts = {
+                key: several if key == method.several else one
+                for key in (method.dataloader, *method.others)
+            }
+            path = OPTIONAL_TEXT if method.ckpt == "ckpt_path" else OPTIONAL_TEXTS
+            parts[method.ckpt] = self._plain(path)
+            parts |= {key: self._plain(annotation) for key, annotation in method.plain.items()}
+            required = [method.dataloader] if method.is_needed else None
+            methods[name] = _mapping(parts, required=required, is_optional=True)
         return _mapping({"init": reference("init")} | methods, required=["init"])
 
     def _init(self) -> JsonSchema:

@@ -15,12 +15,13 @@ from modelzoo_trainer.callbacks import (
     StepBasedEvaluation,
 )
 from modelzoo_trainer.config.components import Component
-from modelzoo_trainer.config.plan import TrainerPlan
+from modelzoo_trainer.config.plan import METHODS, TrainerPlan
 from modelzoo_trainer.config.report.components import row, show
 from modelzoo_trainer.config.report.hooks import listens, micro_batch_sizes
 from modelzoo_trainer.core import Checkpoint, Logging, TrainingLoop
 from modelzoo_trainer.core.loop import EPOCH
 
+_ROWS = {"test": "test", "predict": "predictions"}
 _FEW = 5  # positions that are listed without a gap
 
 
@@ -182,7 +183,8 @@ def length_lines(plan: TrainerPlan) -> list[str]:
         return []
     length = RunLength.of(plan)
     if plan.method != "fit":
-        return row("validations", _loaders(plan, length)) + _micro_batches(plan)
+        lines = row(_ROWS.get(plan.method, "validations"), _loaders(plan, length))
+        return lines + _micro_batches(plan) + _written(plan)
     return [
         *row("steps", _steps(plan, length)),
         *_micro_batches(plan),
@@ -191,6 +193,14 @@ def length_lines(plan: TrainerPlan) -> list[str]:
         *row("log lines", length.log_lines.describe(_counted(length))),
         *(line for hint in _hints(length) for line in row("hint", hint)),
     ]
+
+
+def _written(plan: TrainerPlan) -> list[str]:
+    """Return the line on where predictions are written."""
+    if plan.method != "predict":
+        return []
+    given = plan.call.get("output_dir")
+    return row("output_dir", "predictions in model_dir (default)" if given is None else str(given))
 
 
 def _counted(length: RunLength) -> int | None:
@@ -272,14 +282,15 @@ def _micro_batches(plan: TrainerPlan) -> list[str]:
 
 
 def _val_key(plan: TrainerPlan) -> str:
-    return "val_dataloaders" if plan.method == "validate_all" else "val_dataloader"
+    return "val_dataloader" if plan.method in (None, "fit") else METHODS[plan.method].dataloader
 
 
 def _loaders(plan: TrainerPlan, length: RunLength) -> str:
     """Return the batches and dataloaders of a validation."""
     given = plan.call.get(_val_key(plan))
     loaders = given if isinstance(given, list) else [] if given is None else [given]
-    batches = length.loop.eval_steps
+    is_own = plan.method is not None and "eval_steps" in METHODS[plan.method].plain
+    batches = plan.call.get("eval_steps") if is_own else length.loop.eval_steps
     each = "all batches" if batches is None else f"{batches} batch{'es' * (batches > 1)}"
     if not loaders:
         return f"no {_val_key(plan)}{_by_callbacks(plan)}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from modelzoo_trainer.config.components import Component
-from modelzoo_trainer.config.plan import TrainerPlan
+from modelzoo_trainer.config.plan import METHODS, TrainerPlan
 from modelzoo_trainer.config.report.components import (
     LABEL,
     argument_lines,
@@ -27,7 +27,9 @@ _MODES: Final = {
     "train_and_eval": "train_and_eval (fit)",
     "eval": "eval (validate)",
     "eval_all": "eval_all (validate_all)",
-    None: "none; the file has no fit, validate or validate_all",
+    "test": "test",
+    "predict": "predict",
+    None: f"none; the file has none of {', '.join(METHODS)}",
 }
 
 
@@ -54,7 +56,8 @@ def run_lines(plan: TrainerPlan) -> list[str]:
 
 
 def _start(plan: TrainerPlan, model_dir: str | Path | None) -> str:
-    key = "ckpt_paths" if plan.method == "validate_all" else "ckpt_path"
+    method = METHODS[plan.method or "fit"]
+    key = method.ckpt
     given = plan.call.get(key, ...)
     if given is None:
         return f"new weights ({key}: null)"
@@ -65,7 +68,7 @@ def _start(plan: TrainerPlan, model_dir: str | Path | None) -> str:
     folder = "model_dir" if root is None else show(plain(root))
     if plan.method == "validate_all":
         return f"each checkpoint in {folder}"
-    if plan.method == "validate" and (why := _lack(checkpoint, root or model_dir, folder)):
+    if method.needs_weights and (why := _lack(checkpoint, root or model_dir, folder)):
         return f"invalid: {why}, so {key} is required"
     if not checkpoint.autoload_last_checkpoint:
         return "new weights (autoload_last_checkpoint: false)"
