@@ -215,6 +215,11 @@ def metric_suffix(trainer: Trainer, optimizer: Optimizer) -> str | None:
     return None if name is None else f"/{name}"
 
 
+def overrides_training_step(trainer: Trainer) -> bool:
+    """Return whether a trainer's class has a `training_step` of its own."""
+    return getattr(type(trainer).training_step, "__module__", "") != _HOME
+
+
 def check_manual(trainer: Trainer, loop: Any) -> None:
     """Refuse what does not work with several optimizers.
 
@@ -222,7 +227,7 @@ def check_manual(trainer: Trainer, loop: Any) -> None:
         ConfigError: If there is something.
     """
     names, size = ", ".join(trainer.optimizers), trainer.data.micro_batch_size
-    if getattr(type(trainer).training_step, "__module__", "") == _HOME:
+    if not overrides_training_step(trainer):
         raise ConfigError(
             f"several optimizers ({names}) are stepped by a training_step of your own, and "
             f"{type(trainer).__name__} has none. Subclass Trainer and override "
