@@ -41,7 +41,7 @@ log = logging.getLogger("modelzoo_trainer.lr_finder")
 FILE_NAME: Final = "lr_finder.csv"
 _COLUMNS: Final = ("step", "lr", "loss", "smoothed_loss")
 _SMOOTHING: Final = 0.98  # how much of the mean stays at a step, as in fastai
-_SKIPPED: Final = 10  # 1 in so many steps in the beginning: the mean is of few losses there
+_FEW: Final = 5  # losses, or a tenth of the steps: the mean of fewer says little
 NumSteps = Annotated[int, Ge(10)]
 
 
@@ -200,9 +200,9 @@ class LRFinder(Callback):
             steps.close()
 
     def _diverges(self) -> bool:
-        lowest = min(self.smoothed)
-        limit = lowest + (self.divergence - 1) * abs(lowest)
-        return len(self.smoothed) > self.num_steps // _SKIPPED and self.smoothed[-1] > limit
+        known = self.smoothed[_first(self.num_steps) :]
+        lowest = min(known, default=math.inf)
+        return bool(known) and known[-1] > lowest + (self.divergence - 1) * abs(lowest)
 
     # ---- the result
 
@@ -220,7 +220,7 @@ class LRFinder(Callback):
                 path,
             )
             return
-        lowest = self.lrs[self.smoothed.index(min(self.smoothed))]
+        lowest = self.lrs[_lowest(self.smoothed)]
         log.info(
             "LRFinder: suggested lr %.3g (%s; the smoothed loss is lowest at %.3g). The losses "
             "are in %s.",
@@ -270,17 +270,24 @@ def suggested(lrs: list[float], losses: list[float]) -> float | None:
 
     The slope is that over the logarithm of the learning rate. None if they do not fall.
     """
-    if not losses:
-        return None
-    first, lowest = len(losses) // _SKIPPED, losses.index(min(losses))
     slopes = {
         idx: (losses[idx + 1] - losses[idx - 1]) / math.log(lrs[idx + 1] / lrs[idx - 1])
-        for idx in range(max(first, 1), min(lowest, len(losses) - 2) + 1)
+        for idx in range(_first(len(losses)), min(_lowest(losses), len(losses) - 2) + 1)
     }
     if not slopes:
         return None
     steepest = min(slopes, key=lambda idx: slopes[idx])
     return lrs[steepest] if slopes[steepest] < 0 else None
+
+
+def _first(num_steps: int) -> int:
+    """Return the place of the first mean that says something."""
+    return max(_FEW, num_steps // 10)
+
+
+def _lowest(losses: list[float]) -> int:
+    """Return the place of the lowest loss behind the first ones; 0 if there is none."""
+    return min(range(_first(len(losses)), len(losses)), key=lambda idx: losses[idx], default=0)
 
 
 def _new_axes() -> Any:

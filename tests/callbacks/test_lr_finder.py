@@ -28,7 +28,7 @@ from modelzoo_trainer.callbacks import LRFinder, ScopedTrainFlags
 from modelzoo_trainer.callbacks.lr_finder import suggested
 from modelzoo_trainer.checkpointing.compare import compare
 from modelzoo_trainer.optim.decay import LinearLR
-from tests.doubles import History, Recorder, TinyModel, make_trainer, sgd, tiny_batches
+from tests.doubles import History, Recorder, Scale, TinyModel, make_trainer, sgd, tiny_batches
 
 STEPS = 6
 
@@ -298,6 +298,14 @@ def test_the_rates_grow_by_one_factor_and_keep_those_of_groups(tmp_path) -> None
     )
     assert all(second == pytest.approx(first / 2) for first, second in seen[:13])
     assert seen[13] == [1e-3, 1e-3]
+
+
+def test_a_first_batch_with_a_small_loss_does_not_end_it(tmp_path) -> None:
+    finder = LRFinder(end_lr=1e-5, num_steps=20)
+    batches = [torch.full((2,), value) for value in (1e-3, 1.0, 1.0, 1.0)]
+    with make_trainer(tmp_path, finder, model=Scale, optimizer=sgd) as trainer:
+        trainer.fit(batches)
+    assert len(finder.lrs) == 20
 
 
 def test_the_losses_are_written_and_drawn(tmp_path) -> None:
