@@ -53,7 +53,8 @@ class LRFinder(Callback):
     for training neural networks, arXiv:1506.01186). It ends early when the loss diverges. Then
     weights, buffers, optimizer, loss scale, random generators and data are as they were, bit by
     bit, and training begins with its own learning rate. The suggestion is logged: where the
-    smoothed loss falls most steeply, before its lowest value.
+    smoothed loss falls most steeply, before its lowest value. The losses are in `lr_finder.csv`
+    beside the run's log.
 
     A step has the batches, the precision and the clipping of a step of the run. Schedulers and
     other callbacks take no part. The factors of `adjust_learning_rate` do. What functions around

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from modelzoo_trainer import (
+    Callback,
     Checkpoint,
     ConfigError,
     MixedPrecision,
@@ -202,6 +203,20 @@ def test_a_loss_scale_is_put_back(tmp_path) -> None:
             scales.append((trainer.precision.scaler.state_dict(), trainer.model.state_dict()))
     assert scales[0][0] == scales[1][0]
     assert compare(scales[0][1], scales[1][1]) == []
+
+
+def test_generators_of_the_host_are_put_back(tmp_path) -> None:
+    drawn = []
+
+    class Draws(Callback):
+        def on_train_epoch_start(self, trainer, epoch):
+            drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
+
+    for callbacks in ((), (LRFinder(num_steps=12),)):
+        folder = tmp_path / str(len(callbacks))
+        with make_trainer(folder, *callbacks, Draws(), max_steps=1) as trainer:
+            trainer.fit(LOADERS["shuffled"]())
+    assert drawn[0] == drawn[1]
 
 
 def test_weights_come_back_when_the_test_fails(tmp_path) -> None:
