@@ -178,8 +178,6 @@ class CheckLoss(Callback):
         loss = _loss_in(outputs)
         if loss is None:
             return
-        if trainer.manual is not None:
-            loss = trainer.manual.checked_loss(loss)
         is_at_hand = trainer.backend.reads_at_once and loss.ndim == 0
         if is_at_hand and math.isfinite(value := loss.item()):
             self._last_train = (value, trainer.global_step)

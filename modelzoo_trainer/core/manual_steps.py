@@ -80,7 +80,8 @@ class ManualSteps:
             trainer.hooks.on_train_step_start(trainer, trainer.model, batch)
             with self._running(trainer):
                 returned = trainer.training_step(batch)
-            outputs = _checked(trainer, returned)
+            outputs = dict(_checked(trainer, returned))
+            outputs["loss"] = self._with_others(outputs["loss"])
             self._finish(trainer)
             trainer.hooks.on_train_step_end(trainer, trainer.model, outputs, batch)
         return outputs
@@ -136,8 +137,8 @@ class ManualSteps:
         zero = loss.detach().reshape(()) * 0  # NaN if the loss is not finite
         self._others = zero if self._others is None else self._others + zero
 
-    def checked_loss(self, loss: Tensor) -> Tensor:
-        """Return a loss; NaN if any loss of the batch was not finite."""
+    def _with_others(self, loss: Tensor) -> Tensor:
+        """Return a loss; NaN if any that was differentiated is not finite: one is checked."""
         return loss if self._others is None else loss.detach() + self._others
 
     def step(self, trainer: Trainer, name: str) -> None:
