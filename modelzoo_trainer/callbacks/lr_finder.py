@@ -40,8 +40,7 @@ log = logging.getLogger("modelzoo_trainer.lr_finder")
 
 FILE_NAME: Final = "lr_finder.csv"
 _COLUMNS: Final = ("step", "lr", "loss", "smoothed_loss")
-_SMOOTHING: Final = 0.98  # how much of the mean stays at a step, as in fastai
-_FEW: Final = 5  # losses, or a tenth of the steps: the mean of fewer says little
+_FEW: Final = 3  # losses that are put together at least
 NumSteps = Annotated[int, Ge(10)]
 
 
@@ -67,7 +66,7 @@ class LRFinder(Callback):
         start_lr: The first learning rate, > 0.
         end_lr: The last one, larger.
         num_steps: Steps from the one to the other, >= 10.
-        divergence: End when the smoothed loss is this many times its lowest value, > 1.
+        divergence: End when the mean of the latest losses is this many times its lowest, > 1.
         stop_after: Stop the run after the test instead of training.
 
     Raises:
@@ -108,7 +107,7 @@ class LRFinder(Callback):
         self.losses: list[float] = []
         """The loss at each, of all processes."""
         self.smoothed: list[float] = []
-        """Their moving average."""
+        """Each as the mean over its neighbours."""
         self.suggestion: float | None = None
         """The learning rate where the loss falls most steeply; None = no test, or no answer."""
         self._given: Loader = None
@@ -139,7 +138,8 @@ class LRFinder(Callback):
         self._refuse(trainer)
         with _undone(trainer) as data:
             self._test(trainer, data if data is not None else self._given)
-        self.suggestion = suggested(self.lrs, self.smoothed)
+        self.smoothed = smooth(self.losses)
+        self.suggestion = suggested(self.lrs, self.losses)
         self._report(trainer)
         if self.stop_after:
             trainer.early_exit.stop_all("LRFinder: the test is over, and stop_after is set")
@@ -182,7 +182,6 @@ class LRFinder(Callback):
         self.lrs, self.losses, self.smoothed = [], [], []
         factors = [group.get(LR_FACTOR, 1.0) for group in trainer.optimizer.param_groups]
         growth = (self.end_lr / self.start_lr) ** (1 / (self.num_steps - 1))
-        mean = 0.0
         steps = _steps(trainer, given)
         try:
             for idx, parts in zip(range(self.num_steps), steps, strict=False):
@@ -191,19 +190,21 @@ class LRFinder(Callback):
                 loss = _take_step(trainer, parts, idx)
                 if not math.isfinite(loss):
                     return
-                mean = _SMOOTHING * mean + (1 - _SMOOTHING) * loss
                 self.lrs.append(lr)
                 self.losses.append(loss)
-                self.smoothed.append(mean / (1 - _SMOOTHING ** (idx + 1)))
                 if self._diverges():
                     return
         finally:
             steps.close()
 
     def _diverges(self) -> bool:
-        known = self.smoothed[_first(self.num_steps) :]
-        lowest = min(known, default=math.inf)
-        return bool(known) and known[-1] > lowest + (self.divergence - 1) * abs(lowest)
+        """Return whether the mean of the latest losses is too far above its lowest value."""
+        num = max(_FEW, self.num_steps // 20)
+        means = [
+            sum(self.losses[end - num : end]) / num for end in range(num, len(self.losses) + 1)
+        ]
+        lowest = min(means, default=0.0)
+        return bool(means) and means[-1] > lowest + (self.divergence - 1) * abs(lowest)
 
     # ---- the result
 
@@ -221,7 +222,7 @@ class LRFinder(Callback):
                 path,
             )
             return
-        lowest = self.lrs[_lowest(self.smoothed)]
+        lowest = self.lrs[self.smoothed.index(min(self.smoothed))]
         log.info(
             "LRFinder: suggested lr %.3g (%s; the smoothed loss is lowest at %.3g). The losses "
             "are in %s.",
@@ -266,29 +267,38 @@ class LRFinder(Callback):
         return axes
 
 
-def suggested(lrs: list[float], losses: list[float]) -> float | None:
-    """Return the learning rate where smoothed losses fall most steeply, before the lowest.
+def smooth(losses: list[float]) -> list[float]:
+    """Return the mean of each loss and its neighbours, 1 in 20 of all on either side."""
+    width = max(1, len(losses) // 20)
+    around = [losses[max(0, idx - width) : idx + width + 1] for idx in range(len(losses))]
+    return [sum(values) / len(values) for values in around]
 
-    The slope is that over the logarithm of the learning rate. None if they do not fall.
+
+def suggested(lrs: list[float], losses: list[float]) -> float | None:
+    """Return the learning rate where losses fall most steeply, before their lowest mean.
+
+    The slope is that of a straight line through the smoothed losses around, 1 in 10 of all on
+    either side, over the logarithm of the learning rate. None if they do not fall.
     """
-    slopes = {
-        idx: (losses[idx + 1] - losses[idx - 1]) / math.log(lrs[idx + 1] / lrs[idx - 1])
-        for idx in range(_first(len(losses)), min(_lowest(losses), len(losses) - 2) + 1)
-    }
+    smoothed, width = smooth(losses), max(_FEW, len(losses) // 10)
+    lowest = min(
+        range(width, len(losses)), key=lambda idx: smoothed[idx], default=0
+    )  # the first few vary most
+    slopes = {idx: _slope(lrs, smoothed, idx, width) for idx in range(width, lowest + 1)}
     if not slopes:
         return None
     steepest = min(slopes, key=lambda idx: slopes[idx])
     return lrs[steepest] if slopes[steepest] < 0 else None
 
 
-def _first(num_steps: int) -> int:
-    """Return the place of the first mean that says something."""
-    return max(_FEW, num_steps // 10)
-
-
-def _lowest(losses: list[float]) -> int:
-    """Return the place of the lowest loss behind the first ones; 0 if there is none."""
-    return min(range(_first(len(losses)), len(losses)), key=lambda idx: losses[idx], default=0)
+def _slope(lrs: list[float], losses: list[float], idx: int, width: int) -> float:
+    """Return the slope of the least-squares line around a place."""
+    around = slice(max(0, idx - width), idx + width + 1)
+    places, values = [math.log(lr) for lr in lrs[around]], losses[around]
+    middle, mean = sum(places) / len(places), sum(values) / len(values)
+    pairs = zip(places, values, strict=True)
+    products = sum((place - middle) * (value - mean) for place, value in pairs)
+    return products / sum((place - middle) ** 2 for place in places)
 
 
 def _new_axes() -> Any:
