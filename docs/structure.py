@@ -68,7 +68,7 @@ WRITERS: Final = {
     "model": "core/model.py",
     "compiled_model": "core/model.py",
     "optimizer": "core/optimizer.py",
-    "manual": "core/optimizer.py",
+    "manual_steps": "core/optimizer.py",
     "schedulers": "core/schedulers.py",
     "artifact_dir": "core/artifact_dir.py",
     "summary_dir": "core/artifact_dir.py",

@@ -135,7 +135,7 @@ class CheckLoss(Callback):
     ) -> None:
         self._forget()
         if self.judges_steps:
-            if trainer.manual is not None:
+            if trainer.manual_steps is not None:
                 raise ConfigError(
                     "CheckLoss: a policy, gradients and spikes are about the one loss of a step, "
                     "and the trainer has several optimizers. Use CheckLoss() with its defaults."

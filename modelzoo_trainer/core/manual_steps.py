@@ -210,9 +210,9 @@ def metric_suffix(trainer: Trainer, optimizer: Optimizer) -> str | None:
 
     None if it has logged in this batch already: it takes several steps with one.
     """
-    if trainer.manual is None:
+    if trainer.manual_steps is None:
         return ""
-    name = trainer.manual.first_step_of(optimizer)
+    name = trainer.manual_steps.first_step_of(optimizer)
     return None if name is None else f"/{name}"
 
 
