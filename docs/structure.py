@@ -69,7 +69,7 @@ WRITERS: Final = {
     "compiled_model": "core/model.py",
     "model_call": "core/model_call.py",
     "optimizer": "core/optimizer.py",
-    "manual": "core/optimizer.py",
+    "manual_steps": "core/optimizer.py",
     "schedulers": "core/schedulers.py",
     "artifact_dir": "core/artifact_dir.py",
     "summary_dir": "core/artifact_dir.py",

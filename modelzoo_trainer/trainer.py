@@ -142,7 +142,7 @@ class Trainer(AdvisedMethods):
     ModelCalls."""
     optimizer: Optimizer
     schedulers: list[Any]
-    manual: ManualSteps | None = None
+    manual_steps: ManualSteps | None = None
     """What runs `training_step` where there are several optimizers; None = there is one, or none.
     Set by OptimizerCallback."""
     interrupted: str | None = None
@@ -364,7 +364,7 @@ class Trainer(AdvisedMethods):
             return
         batch_idx = data.batch_idx - data.ends_batch
         self.hooks.on_train_batch_start(self, self.model, batch, batch_idx)
-        manual = self.manual
+        manual = self.manual_steps
         outputs = self.training_step(batch) if manual is None else manual.run(self, batch)
         self.hooks.on_train_batch_end(self, self.model, outputs, batch, batch_idx)
         if self.grad_accum.should_run_optimizer_step:
@@ -504,9 +504,9 @@ class Trainer(AdvisedMethods):
         self.hooks.on_after_optimizer_zero_grad(self, self.model, optimizer)
 
     def _manual_steps(self, what: str) -> ManualSteps:
-        if self.manual is None:
+        if self.manual_steps is None:
             raise ConfigError(f"{what} is for several optimizers, and the trainer has one.")
-        return self.manual
+        return self.manual_steps
 
     @event("schedulers-step")
     def schedulers_step(self) -> None:
@@ -1089,7 +1089,7 @@ class Trainer(AdvisedMethods):
     if not TYPE_CHECKING:  # else a checker would accept any attribute name
 
         def __getattr__(self, name: str) -> Any:
-            if name == "optimizer" and self.manual is not None:
+            if name == "optimizer" and self.manual_steps is not None:
                 raise AttributeError(
                     f"trainer.optimizer: there are several ({', '.join(self.optimizers)}). Use "
                     f"trainer.optimizers[name], or the optimizer that a hook is given."

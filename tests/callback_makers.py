@@ -59,6 +59,7 @@ MAKERS: Final[dict[str, Callable[[], Callback]]] = {
     "GlobalFlags": lambda: callbacks.GlobalFlags(**{SIZE: 2}),
     "HFCacheDir": lambda: callbacks.HFCacheDir("cache"),
     "KeepNCheckpoints": lambda: callbacks.KeepNCheckpoints(1),
+    "LRFinder": lambda: callbacks.LRFinder(num_steps=10),
     "LimitBatches": lambda: callbacks.LimitBatches(8),
     "LimitEvalSteps": lambda: callbacks.LimitEvalSteps(1),
     "LoadCheckpointStates": lambda: callbacks.LoadCheckpointStates("model"),

@@ -35,6 +35,7 @@ from modelzoo_trainer.callbacks.log_metrics import (
     LogSparsity,
 )
 from modelzoo_trainer.callbacks.lora import Lora
+from modelzoo_trainer.callbacks.lr_finder import LRFinder
 from modelzoo_trainer.callbacks.model_ema import ModelEma
 from modelzoo_trainer.callbacks.model_eval_metrics import ModelEvalMetrics
 from modelzoo_trainer.callbacks.model_zoo_params_metadata import ModelZooParamsMetadata
@@ -82,6 +83,7 @@ __all__ = [
     "GlobalFlags",
     "HFCacheDir",
     "KeepNCheckpoints",
+    "LRFinder",
     "LimitBatches",
     "LimitEvalSteps",
     "LoadCheckpointStates",

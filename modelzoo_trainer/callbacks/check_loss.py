@@ -135,7 +135,7 @@ class CheckLoss(Callback):
     ) -> None:
         self._forget()
         if self.judges_steps:
-            if trainer.manual is not None:
+            if trainer.manual_steps is not None:
                 raise ConfigError(
                     "CheckLoss: a policy, gradients and spikes are about the one loss of a step, "
                     "and the trainer has several optimizers. Use CheckLoss() with its defaults."
@@ -178,8 +178,6 @@ class CheckLoss(Callback):
         loss = _loss_in(outputs)
         if loss is None:
             return
-        if trainer.manual is not None:
-            loss = trainer.manual.checked_loss(loss)
         is_at_hand = trainer.backend.reads_at_once and loss.ndim == 0
         if is_at_hand and math.isfinite(value := loss.item()):
             self._last_train = (value, trainer.global_step)

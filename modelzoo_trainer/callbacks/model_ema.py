@@ -402,7 +402,7 @@ class ModelEma(ValidationCallback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        if trainer.manual is not None:
+        if trainer.manual_steps is not None:
             stack.callback(trainer.add_callback(_AtStepEnd(self._take_in)).remove)
 
     @override
@@ -434,7 +434,9 @@ class ModelEma(ValidationCallback):
         if self._guard is not None:
             self._check = self._guard.check
         overflows = trainer.precision.overflows(optimizer)
-        self._overflows = overflows if trainer.manual is None else [*self._overflows, *overflows]
+        self._overflows = (
+            overflows if trainer.manual_steps is None else [*self._overflows, *overflows]
+        )
 
     @override
     def on_after_optimizer_step(
@@ -447,7 +449,7 @@ class ModelEma(ValidationCallback):
     def on_before_optimizer_zero_grad(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
-        if trainer.manual is None:
+        if trainer.manual_steps is None:
             self._take_in()
 
     def _take_in(self) -> None:

@@ -220,6 +220,14 @@ def check_optimizer(place: Place, names: Names, problems: Problems) -> Component
     if is_null(place.node):
         return None
     num_before = problems.num_added
+    inner = [value.node for _, value in place.pairs()]
+    if len(inner) > 1 and all(isinstance(node, Mapping) for node in inner):
+        what = (
+            f"got {len(inner)} optimizers. Several are stepped by a training_step of your own, "
+            f"which a file cannot name: pass Trainer(optimizer={{name: ...}}) in Python."
+        )
+        problems.add(place.node.at, place.path, what)
+        return None
     component = check_component(place, names.optimizers, problems, num_injected=1)
     if component is not None and problems.num_added == num_before:
         _try_build(component, names.try_optimizer, _only(place), problems)

@@ -84,7 +84,7 @@ class GradientAccumulation(CoreCallback):
 
     @override
     def setup(self, trainer: Trainer) -> None:
-        if trainer.backend.comm.world_size > 1 and trainer.manual is None:
+        if trainer.backend.comm.world_size > 1 and trainer.manual_steps is None:
             self._backend, self._data = trainer.backend, trainer.data
             self._logging, self._schedule = trainer.logging, trainer.schedule
             if not self.is_active:  # each batch is a window

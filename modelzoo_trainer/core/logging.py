@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
@@ -21,6 +21,7 @@ from modelzoo_trainer.closures import active
 from modelzoo_trainer.constraints import NonNegativeInt, checked
 from modelzoo_trainer.devices import BackendError, host_value
 from modelzoo_trainer.errors import ModelZooError
+from modelzoo_trainer.hooks.table import HookTable
 
 if TYPE_CHECKING:
     from modelzoo_trainer.loggers.logger import Logger
@@ -85,6 +86,17 @@ class Logging(CoreCallback):
         self._collected_step = 0
         self._num_to_rehearse = 0
         self._failed: set[int] = set()
+
+    @contextmanager
+    def alone(self, trainer: Trainer) -> Iterator[None]:
+        """Call no hooks and log no metrics inside: steps that the run does not count."""
+        before = trainer.hooks, trainer.is_log_step
+        trainer.hooks = HookTable([], on_stop=trainer.early_exit.request_stop)
+        trainer.is_log_step = False
+        try:
+            yield
+        finally:
+            trainer.hooks, trainer.is_log_step = before
 
     # ---- messages
 

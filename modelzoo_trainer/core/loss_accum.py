@@ -140,7 +140,7 @@ class LossAccumulation(CoreCallback):
     ) -> None:
         if not trainer.grad_accum.is_active:
             own = outputs["loss"].detach()
-            manual = trainer.manual
+            manual = trainer.manual_steps
             loss = own if manual is None else manual.mean_loss(trainer, own)
             trainer.log_metrics_dict({"loss": loss})
             return

@@ -80,7 +80,8 @@ class ManualSteps:
             trainer.hooks.on_train_step_start(trainer, trainer.model, batch)
             with self._running(trainer):
                 returned = trainer.training_step(batch)
-            outputs = _checked(trainer, returned)
+            outputs = dict(_checked(trainer, returned))
+            outputs["loss"] = self._with_others(outputs["loss"])
             self._finish(trainer)
             trainer.hooks.on_train_step_end(trainer, trainer.model, outputs, batch)
         return outputs
@@ -136,8 +137,8 @@ class ManualSteps:
         zero = loss.detach().reshape(()) * 0  # NaN if the loss is not finite
         self._others = zero if self._others is None else self._others + zero
 
-    def checked_loss(self, loss: Tensor) -> Tensor:
-        """Return a loss; NaN if any loss of the batch was not finite."""
+    def _with_others(self, loss: Tensor) -> Tensor:
+        """Return a loss; NaN if any that was differentiated is not finite: one is checked."""
         return loss if self._others is None else loss.detach() + self._others
 
     def step(self, trainer: Trainer, name: str) -> None:
@@ -209,10 +210,15 @@ def metric_suffix(trainer: Trainer, optimizer: Optimizer) -> str | None:
 
     None if it has logged in this batch already: it takes several steps with one.
     """
-    if trainer.manual is None:
+    if trainer.manual_steps is None:
         return ""
-    name = trainer.manual.first_step_of(optimizer)
+    name = trainer.manual_steps.first_step_of(optimizer)
     return None if name is None else f"/{name}"
+
+
+def overrides_training_step(trainer: Trainer) -> bool:
+    """Return whether a trainer's class has a `training_step` of its own."""
+    return getattr(type(trainer).training_step, "__module__", "") != _HOME
 
 
 def check_manual(trainer: Trainer, loop: Any) -> None:
@@ -222,7 +228,7 @@ def check_manual(trainer: Trainer, loop: Any) -> None:
         ConfigError: If there is something.
     """
     names, size = ", ".join(trainer.optimizers), trainer.data.micro_batch_size
-    if getattr(type(trainer).training_step, "__module__", "") == _HOME:
+    if not overrides_training_step(trainer):
         raise ConfigError(
             f"several optimizers ({names}) are stepped by a training_step of your own, and "
             f"{type(trainer).__name__} has none. Subclass Trainer and override "

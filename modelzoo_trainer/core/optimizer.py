@@ -100,7 +100,7 @@ def warn_of_parameters(trainer: Trainer) -> None:
 def _labelled(trainer: Trainer) -> Iterator[tuple[str, Optimizer]]:
     """Yield the optimizers with what messages call them."""
     for name, optimizer in trainer.optimizers.items():
-        yield _label(name, is_alone=trainer.manual is None), optimizer
+        yield _label(name, is_alone=trainer.manual_steps is None), optimizer
 
 
 def _label(name: str, *, is_alone: bool) -> str:
@@ -215,7 +215,7 @@ class OptimizerCallback(CoreCallback, Advised):
         if is_alone:
             trainer.optimizer = states[ALONE].optimizer
         else:
-            trainer.manual = ManualSteps(self.optimizers)
+            trainer.manual_steps = ManualSteps(self.optimizers)
             trainer.precision.defer_scale()
 
     @override
@@ -232,7 +232,7 @@ class OptimizerCallback(CoreCallback, Advised):
                 "fit needs an optimizer, and the trainer has none. Pass Trainer(optimizer=...), "
                 "or trainer.init.optimizer in the YAML file."
             )
-        if trainer.manual is not None:
+        if trainer.manual_steps is not None:
             check_manual(trainer, loop)
         if trainer.backend.caps.holds_values:  # a dry run has other parameters than the host's
             check_parameters(trainer)
@@ -246,7 +246,7 @@ class OptimizerCallback(CoreCallback, Advised):
         loop: Any,
         loop_idx: int,
     ) -> None:
-        if trainer.manual is not None and trainer.backend.comm.world_size > 1:
+        if trainer.manual_steps is not None and trainer.backend.comm.world_size > 1:
             # Gradients are averaged optimizer by optimizer.
             stack.enter_context(trainer.backend.accumulating())
 
@@ -272,7 +272,7 @@ class OptimizerCallback(CoreCallback, Advised):
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         states = {name: state.save(trainer) for name, state in self._states.items()}
-        if trainer.manual is not None:
+        if trainer.manual_steps is not None:
             state_dict[_KEY_OF_SEVERAL] = states
         elif states:
             state_dict[_KEY] = states[ALONE]
@@ -281,10 +281,10 @@ class OptimizerCallback(CoreCallback, Advised):
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         if not trainer.has_optimizer:
             return
-        _check_number(state_dict, self._states, several=trainer.manual is not None)
-        if trainer.manual is not None:
+        _check_number(state_dict, self._states, several=trainer.manual_steps is not None)
+        if trainer.manual_steps is not None:
             for name, saved in state_dict.get(_KEY_OF_SEVERAL, {}).items():
-                self._states[name].load(trainer, saved, trainer.manual.schedulers[name])
+                self._states[name].load(trainer, saved, trainer.manual_steps.schedulers[name])
         elif _KEY in state_dict:
             self._states[ALONE].load(trainer, state_dict[_KEY], trainer.schedulers)
 

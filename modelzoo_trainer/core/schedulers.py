@@ -245,8 +245,8 @@ class SchedulersCallback(CoreCallback, Advised):
             ]
             check_conflicts([one for one in made if isinstance(one, Scheduler)])
             trainer.schedulers += made
-            if trainer.manual is not None and name is not None:
-                trainer.manual.schedulers[name] = made
+            if trainer.manual_steps is not None and name is not None:
+                trainer.manual_steps.schedulers[name] = made
         self._given = [settings_of(made) for made in trainer.schedulers]
         self._held = list(self._given)
         self._beginning = Beginning(trainer.schedulers, trainer.optimizers.values())
@@ -254,7 +254,7 @@ class SchedulersCallback(CoreCallback, Advised):
     def _optimizers(self, trainer: Trainer) -> list[tuple[str | None, Optimizer]]:
         """Return the optimizers with the names that schedulers go by, in order of the state."""
         known = trainer.optimizers
-        if trainer.manual is None:
+        if trainer.manual_steps is None:
             if self._by_name:
                 raise ConfigError(
                     f"schedulers is a mapping ({', '.join(map(repr, self._schedulers))}), which is "

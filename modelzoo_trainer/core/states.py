@@ -127,7 +127,7 @@ def like_of(trainer: Trainer) -> dict[str, Any]:
         name: {"state": dict(enumerate(parameters_of(optimizer)))}
         for name, optimizer in trainer.optimizers.items()
     }
-    if trainer.manual is not None:
+    if trainer.manual_steps is not None:
         like["optimizers"] = states
     elif states:
         (like["optimizer"],) = states.values()

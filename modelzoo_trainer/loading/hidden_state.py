@@ -98,7 +98,7 @@ class HiddenState:
     def __init__(
         self, owners: Mapping[str, Any], limits: Limits, known: tuple[Any, ...] = ()
     ) -> None:
-        self._owners = owners
+        self.owners = owners
         self._limits = limits
         self._known = known
         self._unsaved: list[str] = []
@@ -109,7 +109,7 @@ class HiddenState:
         }
 
     def _search(self) -> Iterator[Found]:
-        return found_in(self._owners, self._limits, self._known)
+        return found_in(self.owners, self._limits, self._known)
 
     def save(self) -> dict[str, Any]:
         """Return copies of what can be saved: nothing, if objects are not where they were."""
@@ -163,7 +163,7 @@ class HiddenState:
             Exception: Whatever a part of it raises that cannot be copied.
         """
         shared: list[Any] = list(self._known)
-        deque(found_in(self._owners, self._limits, self._known, shared), maxlen=0)
+        deque(found_in(self.owners, self._limits, self._known, shared), maxlen=0)
         return copy.deepcopy(owner, {id(one): one for one in shared})
 
 

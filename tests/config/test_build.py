@@ -289,6 +289,10 @@ MODEL = "model: {name: tiny_net, hidden_size: 1}"
             "one key; got 'AdamW', 'lr'. Indent the arguments below the name.",
         ),
         (
+            MODEL + ", optimizer: {AdamW: {lr: 1}, SGD: {lr: 1}}",
+            "trainer.init.optimizer: got 2 optimizers. Several are stepped by a training_step of ",
+        ),
+        (
             MODEL + ", optimizer: {AdamV: {}}",
             "trainer.init.optimizer.AdamV: 'AdamV' is not an opti",
         ),

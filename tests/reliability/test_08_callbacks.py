@@ -32,7 +32,7 @@ KILLS |= {"not_finite": [3, 9, 13], "spikes": [9, 13, 20], "flops": [2, 11, 23]}
 STATELESS = {
     *("ComputeNorm", "ComputeNormGNS", "ConvertSyncBatchNorm", "CountParams", "DebugArgsPath"),
     *("DumpActivations", "DumpAvailableTensorNames", "DurationProfiler", "EmailNotification"),
-    *("GenerateText", "GlobalFlags", "HFCacheDir", "LimitBatches", "LimitEvalSteps"),
+    *("GenerateText", "GlobalFlags", "HFCacheDir", "LRFinder", "LimitBatches", "LimitEvalSteps"),
     *("LoadCheckpointStates", "LogInputSummaries", "LogOptimizerParamGroup", "LogSparsity"),
     *("Lora", "ModelEvalMetrics", "ModelZooParamsMetadata", "MoveModulesToDevice", "NaNChecker"),
     *("NormTensorListener", "OpProfiler", "PrintProgress", "ProgressBar", "RateProfiler"),
