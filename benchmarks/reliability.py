@@ -1,6 +1,6 @@
 """What was done to runs and checkpoints, how often, and what came of it: a row of tests each.
 
-python benchmarks/reliability.py [--long] [--rows 1 6 13] [--jobs 2] [--page docs/reliability.md]
+python benchmarks/reliability.py [--long] [--rows 1 6 13] [--jobs 2] [--page docs/evidence.md]
 """
 
 from __future__ import annotations
