@@ -36,6 +36,12 @@ def test_blocks_are_found_with_language_marker_and_text(blocks):
     assert (second.language, second.marker, second.text) == ("", "", "b\n")
 
 
+def test_the_lowest_comment_that_is_known_counts(blocks):
+    text = "<!-- file: a -->\n<!-- not run: no -->\n<!-- after -->\n```python\n```\n"
+    [block] = blocks.blocks_of(text)
+    assert (block.name, block.value) == ("not run", "no")
+
+
 def test_an_output_is_compared_with_stdout_and_stderr(run):
     page = python("import sys; print('one', flush=True); print('two', file=sys.stderr)")
     assert run(page + output("one\ntwo")).failures == []
