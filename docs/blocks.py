@@ -15,8 +15,8 @@ A comment on the line before a block says how it is run:
                        a line `...` stands for any lines
 <!-- not run: WHY -->  is not run
 <!-- ci: NAME -->      is run by .ci/run
-<!-- keras -->         a program of another library, for tests/compat/test_migration_pages.py; so are
-                       <!-- lightning --> and <!-- transformers -->
+<!-- keras -->         a program of another library, which tests/compat/test_migration_pages.py
+                       runs; so are <!-- lightning --> and <!-- transformers -->
 
 Other comments there mean nothing here; several may stand above one another.
 """
@@ -218,7 +218,9 @@ class PageRun:
             self.execute(block, command, self.shared)
             self.printed = printed  # of the program before: a file prints nothing
             return
-        error = mistakes_in(text)
+        path = self.shared / "page.yaml"
+        path.write_text(text, encoding="utf-8")
+        error = mistakes_in(path)
         if error:
             self.fail(block, error)
 
@@ -259,15 +261,14 @@ def continued(block: Block, later: list[Block]) -> tuple[list[Block], list[Block
     return group, outputs
 
 
-def mistakes_in(text: str) -> str:
+def mistakes_in(path: Path) -> str:
     """Return what `--check` says against a configuration; nothing if it is valid."""
-    from modelzoo_trainer.config.build import check_config
-    from modelzoo_trainer.config.loader import read_text
+    from modelzoo_trainer.config.build import load_plans
     from modelzoo_trainer.config.shipped import shipped_names
     from modelzoo_trainer.errors import ConfigError
 
     try:
-        check_config(read_text(text, "page.yaml"), shipped_names())
+        load_plans(path, shipped_names, mode=None, for_a_run=False)
     except ConfigError as error:
         return str(error)
     return ""

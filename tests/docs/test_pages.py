@@ -13,7 +13,7 @@ from tests.docs.conftest import load_script
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMENT = re.compile(r"^ *<!-- (.+?) -->\n(?=(?: *<!--.*-->\n)* *```)", re.MULTILINE)
-# What other tests look for: tests/policy/test_how_it_works.py, tests/compat/test_migration_pages.py.
+# What tests/policy/test_how_it_works.py and tests/compat/test_migration_pages.py look for.
 TAGS = {"lifecycle", "after"}
 # Programs that cannot run here, each with its reason on the page. Fewer is better.
 NOT_RUN = {
