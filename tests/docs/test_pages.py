@@ -24,6 +24,7 @@ NOT_RUN = {
     "docs/from_fabric.md": 1,
     "docs/hugging_face.md": 1,
     "docs/install.md": 3,
+    "docs/scaling.md": 2,
 }
 
 
