@@ -7,6 +7,7 @@ A comment on the line before a block says how it is run:
 
 (nothing), python      a program, in an empty folder
 (nothing), bash        commands, in a folder that the page's files and commands share
+(nothing), console     lines `$ command` with what each prints; exit codes do not matter
 (nothing), yaml        a whole file is checked; with it `configs/` and `run.py` are there
 <!-- continues -->     python: goes on where the page's last program ended
 <!-- file: NAME -->    is stored in the page's folder; python is run there, yaml is checked there
@@ -35,7 +36,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-RUNNABLE: Final = ("python", "bash", "yaml")
+RUNNABLE: Final = ("python", "bash", "console", "yaml")
 ELSEWHERE: Final = ("ci", "keras", "lightning", "not run", "transformers")
 """Markers of blocks that are not run here."""
 MARKERS: Final = ("continues", "file", "inside", "output", *ELSEWHERE)
@@ -164,6 +165,8 @@ class PageRun:
             self.run_programs(block, later)
         elif block.language == "bash":
             self.execute(block, ["bash", "-eo", "pipefail", "-c", block.text], self.shared)
+        elif block.language == "console":
+            self.run_console(block)
         else:
             self.check(block)
 
@@ -182,6 +185,17 @@ class PageRun:
             self.printed = part
             if output:
                 self.compare(output)
+
+    def run_console(self, block: Block) -> None:
+        """Run the lines with a prompt, and compare the block with what a terminal would show."""
+        shown = []
+        for line in block.text.splitlines():
+            if line.startswith("$ "):
+                command = f"{{ {line[2:]}; }} || true"
+                self.execute(block, ["bash", "-o", "pipefail", "-c", command], self.shared)
+                shown.append(f"{line}\n{self.printed}")
+        self.printed = "\n".join(text.rstrip("\n") for text in shown)
+        self.compare(block)
 
     def execute(self, block: Block, command: Sequence[str], folder: Path) -> None:
         """Run a command; keep what it prints."""

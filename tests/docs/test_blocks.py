@@ -83,6 +83,14 @@ def test_commands_stop_at_the_first_error(run):
     assert "no\n" not in failure
 
 
+def test_a_console_block_is_compared_with_what_its_commands_print(run):
+    page = "```console\n$ echo one\none\n$ ls none_such\n...\n$ echo two; false\ntwo\n```\n"
+    result = run(page)
+    assert (result.num_run, result.failures) == (1, [])
+    [failure] = run(page.replace("\none\n", "\nthree\n")).failures
+    assert "not printed: three" in failure
+
+
 def test_what_is_not_run_is_not_run(run):
     result = run(python("1 / 0", "<!-- not run: divides by zero -->"))
     assert (result.num_run, result.failures) == (0, [])
