@@ -20,7 +20,11 @@ def run(text: str) -> Any:
     notebook = nbformat.reads(text, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
-            notebook, kernel_name="python3", timeout=SECONDS, startup_timeout=SECONDS
+            notebook,
+            kernel_name="python3",
+            timeout=SECONDS,
+            startup_timeout=SECONDS,
+            extra_arguments=["--log-level=ERROR"],
         )
         client.execute(cwd=folder)  # raises CellExecutionError with the traceback
     for output in (each for cell in notebook.cells for each in cell.get("outputs", ())):
