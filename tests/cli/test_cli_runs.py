@@ -221,7 +221,7 @@ def test_a_data_set_named_in_a_file_is_refused(run, tmp_path, monkeypatch, capsy
     monkeypatch.syspath_prepend(tmp_path)
     loader = f"fit.train_dataloader={{data_processor: rows_{len(method)}.Rows}}"
     assert run("--set", loader) != 0
-    assert "train_dataloader got the data set Rows" in capsys.readouterr().err
+    assert "train_dataloader got the dataset Rows" in capsys.readouterr().err
 
 
 # ---- modules of the user's, without PYTHONPATH
