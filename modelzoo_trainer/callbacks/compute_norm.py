@@ -1,4 +1,4 @@
-"""Norms of the parameters and of their gradients."""
+"""Norms of parameters and gradients."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ _LAYER: Final = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.")
 
 
 class ComputeNorm(Callback):
-    """Logs 2-norms of the trainable parameters and of their gradients, on log steps.
+    """Log 2-norms of the trainable parameters and of their gradients, on log steps.
 
-    `model_wise_params_norm` is that before the update, `model_wise_grad_norm` that of the
-    gradients before clipping, and `per_layer_grad_norm/layer_<i>` that of the gradients of the
-    parameters with `layers.<i>.` (or `h.<i>.`, `blocks.<i>.`) in their names.
+    A layer consists of the parameters with `layers.<i>.` (or `h.<i>.`, `blocks.<i>.`) in their
+    names.
 
     Metrics:
         model_wise_params_norm: 2-norm of all trainable parameters before the update.
@@ -62,7 +61,7 @@ class ComputeNorm(Callback):
     def on_before_optimizer_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
-        # One norm a tensor here; they are put together when they are on the host.
+        # One norm per tensor here; they are combined on the host.
         grads: list[Tensor] = []
         self._places = places = []
         for idx, param in enumerate(self._params):

@@ -413,7 +413,7 @@ def test_pa_34_saves_around_the_decay(trainer_of, tmp_path) -> None:
 
 
 def test_pa_34_a_scheduler_without_decays_is_refused(trainer_of) -> None:
-    with pytest.raises(ValueError, match=r"scheduler that knows its decays.*StepLR"):
+    with pytest.raises(ValueError, match=r"get_checkpoint_steps.*StepLR"):
         trainer_of(WSDCheckpoint(), schedulers=lambda optimizer: StepLR(optimizer, 1))
 
 
