@@ -194,7 +194,7 @@ def test_two_under_the_same_names_are_refused(make):
 
 
 def test_averages_need_who_makes_them(make):
-    with pytest.raises(ConfigError, match="ExtraCheckpoint.averaged requires .*ModelEma"):
+    with pytest.raises(ConfigError, match=r"ExtraCheckpoint.averaged requires .*ModelEma"):
         make(ExtraCheckpoint(steps=1, averaged=True))
 
 

@@ -103,7 +103,7 @@ def test_one_that_is_gone_already_is_no_failure(make, batches, caplog):
 
 @pytest.mark.parametrize("n", [0, -1, True, 1.5])
 def test_a_number_that_is_none_is_refused(n):
-    with pytest.raises(ConfigError, match="expected a whole number > 0 or null, got"):
+    with pytest.raises(ConfigError, match="expected an integer > 0 or null, got"):
         KeepNCheckpoints(n)
 
 

@@ -253,7 +253,7 @@ def test_without_the_library_the_extra_is_named(make, monkeypatch):
         ([], r"lora_params is empty"),
         (3, r"lora_params got 3; .* {r: 8"),
         ({}, r"lora_params\.r is missing"),
-        ({"r": 0}, "lora_params.r: expected a whole number > 0, got 0"),
+        ({"r": 0}, "lora_params.r: expected an integer > 0, got 0"),
         ({"r": 2, "alpha": 0}, "alpha: expected a finite number > 0, got 0"),
         ({"r": 2, "dropout": 1.0}, r"dropout: expected a number in \[0, 1\), got 1.0"),
         ({"r": 2, "target_modules": []}, r"target_modules: expected a list of names.*, got \[\]"),

@@ -113,7 +113,7 @@ def test_a_name_that_leads_nowhere_is_refused(make, batches, distill, name, mess
     [
         ([], r"modules: expected a list of names such as 'teacher' or null, got \[\]"),
         ([""], r"modules: expected a list of names such as 'teacher' or null, got \[''\]"),
-        ([1], r"modules\[0\]: expected text, got 1"),
+        ([1], r"modules\[0\]: expected a string, got 1"),
         ("teacher", "modules: expected a list of names such as 'teacher' or null, got 'teacher'"),
     ],
 )

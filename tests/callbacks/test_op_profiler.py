@@ -75,8 +75,8 @@ def test_a_trace_that_cannot_be_written_does_not_end_the_run(make, batches, tmp_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"start_step": 0}, "OpProfiler.start_step: expected -1 or a whole number > 0, got 0"),
-        ({"end_step": 1.5}, "OpProfiler.end_step: expected -1 or a whole number > 0, got 1.5"),
+        ({"start_step": 0}, "OpProfiler.start_step: expected -1 or an integer > 0, got 0"),
+        ({"end_step": 1.5}, "OpProfiler.end_step: expected -1 or an integer > 0, got 1.5"),
         ({"start_step": True}, "OpProfiler.start_step: .*, got true"),
         ({"start_step": 5, "end_step": 4}, "end_step is 4; it must be at least start_step, 5."),
     ],

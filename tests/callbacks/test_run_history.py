@@ -82,7 +82,7 @@ def test_old_values_and_late_names_go():
 
 @pytest.mark.parametrize("name", ["max_values", "max_metrics"])
 def test_a_bound_that_is_not_positive_is_refused(name):
-    with pytest.raises(ConfigError, match=rf"RunHistory\.{name}: expected a whole number.*got 0"):
+    with pytest.raises(ConfigError, match=rf"RunHistory\.{name}: expected an integer.*got 0"):
         RunHistory(**{name: 0})
 
 

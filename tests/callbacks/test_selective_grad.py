@@ -135,7 +135,9 @@ def test_an_entry_that_does_not_fit_is_refused(given, message):
 
 
 def test_a_filter_that_fits_nothing_is_refused(make):
-    with pytest.raises(ConfigError, match=r"'head\.wieght' matches no parameter. Did you mean 'head"):
+    with pytest.raises(
+        ConfigError, match=r"'head\.wieght' matches no parameter. Did you mean 'head"
+    ):
         make(SelectiveGrad({"param_filter": "head.wieght"}))
 
 

@@ -181,7 +181,9 @@ def test_batches_of_another_number_of_processes_are_not_left_out(make, batches, 
     places = Places()
     run(make, batches, (1, 1, 1), places, exclude_batches_path=tmp_path / "it.json")
     assert places.found == [(0, 0), (0, 1), (0, 2)]
-    assert any("lists batches of a run with 2 data shards" in r.getMessage() for r in caplog.records)
+    assert any(
+        "lists batches of a run with 2 data shards" in r.getMessage() for r in caplog.records
+    )
 
 
 def test_a_file_that_cannot_be_written_does_not_hide_the_spike(make, batches, tmp_path):

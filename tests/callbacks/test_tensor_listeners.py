@@ -112,7 +112,7 @@ def test_a_name_is_told_in_a_validation_alone(make, batches, caplog):
         (("a", []), r"tensor_names: .* a list of names, got \[\]"),
         (("a", 3), "tensor_names: .* a list of names, got 3"),
         (("a", {"b": 1}), "tensor_names: .* a list of names, got a mapping"),
-        (("a", [1]), r"tensor_names\[0\]: expected text, got 1"),
+        (("a", [1]), r"tensor_names\[0\]: expected a string, got 1"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_refused(listener, arguments, message):

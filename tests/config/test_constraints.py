@@ -53,29 +53,29 @@ CASES: list[tuple[Any, dict[str, Any], str, Any, str]] = [
     (OPTIMIZERS["Adafactor"], {}, "decay_rate", 0.5, "< 0"),
     (OPTIMIZERS["Muon"], {}, "ns_steps", 100, "[1, 100)"),
     (OPTIMIZERS["Muon"], {}, "adjust_lr_fn", "orignal", "Did you mean 'original'?"),
-    (SCHEDULERS["LinearLR"], LINE, "total_iters", 0, "a whole number > 0"),
+    (SCHEDULERS["LinearLR"], LINE, "total_iters", 0, "an integer > 0"),
     (SCHEDULERS["LinearLR"], LINE, "end_learning_rate", [1], "a finite number >= 0"),
-    (SCHEDULERS["LinearWD"], WD_LINE, "total_iters", -1, "a whole number > 0"),
+    (SCHEDULERS["LinearWD"], WD_LINE, "total_iters", -1, "an integer > 0"),
     (SCHEDULERS["LinearWD"], WD_LINE, "end_val", "x", "a finite number >= 0"),
     (SCHEDULERS["MultiStepLR"], STEPS, "milestones", [2, 1], "increase"),
     (SCHEDULERS["MultiStepLR"], STEPS, "milestones", [], "increase"),
-    (SCHEDULERS["MultiStepLR"], STEPS, "milestones", [1, "x"], "a whole number > 0"),
-    (TrainingLoop, {}, "max_steps", "x", "a whole number > 0 or null"),
-    (TrainingLoop, {}, "max_steps", 0, "a whole number > 0 or null"),
-    (TrainingLoop, {}, "num_epochs", 1.5, "a whole number > 0 or null"),
-    (TrainingLoop, {}, "grad_accum_steps", None, "a whole number > 0"),
-    (TrainingLoop, {}, "eval_steps", True, "a whole number > 0 or null"),
+    (SCHEDULERS["MultiStepLR"], STEPS, "milestones", [1, "x"], "an integer > 0"),
+    (TrainingLoop, {}, "max_steps", "x", "an integer > 0 or null"),
+    (TrainingLoop, {}, "max_steps", 0, "an integer > 0 or null"),
+    (TrainingLoop, {}, "num_epochs", 1.5, "an integer > 0 or null"),
+    (TrainingLoop, {}, "grad_accum_steps", None, "an integer > 0"),
+    (TrainingLoop, {}, "eval_steps", True, "an integer > 0 or null"),
     (callbacks.CheckLoss, {}, "policy", "skp", "Did you mean 'skip'?"),
     (callbacks.CheckLoss, {}, "spike_threshold", math.inf, "finite"),
-    (callbacks.EarlyStopping, {"metric": "loss"}, "patience", 0, "a whole number > 0"),
+    (callbacks.EarlyStopping, {"metric": "loss"}, "patience", 0, "an integer > 0"),
     (callbacks.EarlyStopping, {"metric": "loss"}, "mode", "low", "'min' or 'max'"),
     (callbacks.EmailNotification, {"mailto": "a@x.org"}, "port", 70_000, "[1, 65535]"),
-    (callbacks.KeepNCheckpoints, {}, "n", -1, "a whole number > 0 or null"),
+    (callbacks.KeepNCheckpoints, {}, "n", -1, "an integer > 0 or null"),
     (callbacks.ModelEma, {}, "decay", 1.0, "[0, 1)"),
     (callbacks.ModelEma, {}, "dtype", "float8", "'bfloat16' or null"),
     (callbacks.RunHistory, {}, "max_values", 10**10, "[1, 1000000000]"),
-    (callbacks.SaveBest, {"metric": "loss"}, "k", "2", "a whole number > 0"),
-    (callbacks.SpikeDetection, {}, "warmup", -1, "a whole number >= 0"),
+    (callbacks.SaveBest, {"metric": "loss"}, "k", "2", "an integer > 0"),
+    (callbacks.SpikeDetection, {}, "warmup", -1, "an integer >= 0"),
     (callbacks.SpikeDetection, {}, "atol", -1.0, "a finite number >= 0 or null"),
     (loggers.ProgressLogger, {}, "interval_s", -1, "a number >= 0 or null"),
     (SCHEDULERS["CyclicLR"], CYCLE, "mode", "up", "'triangular', 'triangular2' or 'exp_range'"),
@@ -84,48 +84,48 @@ CASES: list[tuple[Any, dict[str, Any], str, Any, str]] = [
         {},
         "eval_frequency",
         -1,
-        "a whole number >= 0, a fraction of the run in [0, 1]",
+        "an integer >= 0, a fraction of the run in [0, 1]",
     ),
     (TrainingLoop, {}, "eval_frequency", 1.5, "a fraction of the run in [0, 1] or null"),
-    (TrainingLoop, {}, "eval_frequency", True, "a whole number >= 0"),
+    (TrainingLoop, {}, "eval_frequency", True, "an integer >= 0"),
     (TrainingLoop, {}, "max_time", "1:60:00", "'1-11:30:00' (days, hours, minutes, seconds)"),
     (TrainingLoop, {}, "max_time", math.inf, "a number of seconds > 0 or null"),
-    (core.Checkpoint, {}, "steps", -1, "a whole number >= 0 or null"),
+    (core.Checkpoint, {}, "steps", -1, "an integer >= 0 or null"),
     (core.Checkpoint, {}, "minutes", math.inf, "a finite number > 0 or null"),
-    (core.Checkpoint, {}, "epochs", 0, "a whole number > 0 or null"),
+    (core.Checkpoint, {}, "epochs", 0, "an integer > 0 or null"),
     (core.Checkpoint, {}, "save_final_checkpoint", 1, "true or false"),
-    (core.Logging, {}, "log_steps", True, "a whole number >= 0"),
+    (core.Logging, {}, "log_steps", True, "an integer >= 0"),
     (core.Logging, {}, "log_level", "LOUD", "one of DEBUG, INFO, WARNING, ERROR, CRITICAL"),
     (core.MixedPrecision, {}, "fp16_type", "float8", "'bfloat16', 'float16' or 'cbfloat16'"),
     (core.MixedPrecision, {}, "precision_opt_level", 3, "0, 1, 2 or null"),
     (core.MixedPrecision, {}, "loss_scaling_factor", "dynamc", "Did you mean 'dynamic'?"),
-    (core.MixedPrecision, {}, "steps_per_increase", 0, "a whole number > 0"),
+    (core.MixedPrecision, {}, "steps_per_increase", 0, "an integer > 0"),
     (core.MixedPrecision, {}, "max_gradient_norm", 0.0, "a number > 0 or null"),
-    (AutoRestart, {}, "max_num_restarts", -1, "a whole number >= 0 or null"),
+    (AutoRestart, {}, "max_num_restarts", -1, "an integer >= 0 or null"),
     (AutoRestart, {}, "hang_timeout", math.nan, "a number of seconds > 0 or null"),
-    (Reproducibility, {}, "seed", 2**32, "a whole number in [0, 4294967296) or null"),
-    (FcMnist, MLP, "hidden_sizes", [2, 0], "a whole number > 0"),
+    (Reproducibility, {}, "seed", 2**32, "an integer in [0, 4294967296) or null"),
+    (FcMnist, MLP, "hidden_sizes", [2, 0], "an integer > 0"),
     (FcMnist, MLP, "hidden_sizes", [], "that is not empty"),
     (FcMnist, MLP, "dropout", 1.0, "a number in [0, 1)"),
     (FcMnist, MLP, "activation_fn", "rely", "Did you mean 'relu'?"),
-    (Gpt2, SMALL, "vocab_size", 0, "a whole number > 0"),
-    (Llama, SMALL, "num_hidden_layers", 1.5, "a whole number in [1, 1000000000]"),
+    (Gpt2, SMALL, "vocab_size", 0, "an integer > 0"),
+    (Llama, SMALL, "num_hidden_layers", 1.5, "an integer in [1, 1000000000]"),
     (Llama, SMALL, "norm_type", "rmsnrm", "Did you mean 'rmsnorm'?"),
     (Gpt2, SMALL, "attention_dropout_rate", -0.1, "a number in [0, 1) or null"),
     (Gpt2, SMALL, "pos_scaling_factor", 0.5, "a number >= 1"),
     (DigitsProcessor, {"batch_size": 2}, "val_fraction", 1.0, "a number in (0, 1)"),
     (DigitsProcessor, {"batch_size": 2}, "split", "validate", "'train' or 'val'"),
-    (SyntheticProcessor, {"batch_size": 2}, "vocab_size", 1, "a whole number >= 2"),
-    (SyntheticProcessor, {"batch_size": 2}, "shuffle_seed", 2**63, "a whole number in [0, 9223"),
-    (SyntheticProcessor, {"batch_size": 2}, "num_workers", -1, "a whole number >= 0"),
+    (SyntheticProcessor, {"batch_size": 2}, "vocab_size", 1, "an integer >= 2"),
+    (SyntheticProcessor, {"batch_size": 2}, "shuffle_seed", 2**63, "an integer in [0, 9223"),
+    (SyntheticProcessor, {"batch_size": 2}, "num_workers", -1, "an integer >= 0"),
     (sparsity.Static, {"sparsity": 0.5}, "sparsity", 1.0, "a number in [0, 1)"),
     (sparsity.Static, {"sparsity": 0.5}, "init_method", "top", "Did you mean 'topk'?"),
     (sparsity.Static, {"sparsity": 0.5}, "param_filter", [""], "a glob, a list of globs or null"),
     (sparsity.GMP, {"sparsity": 0.5}, "sparsity", 1.5, "a number in [0, 1), a mapping with type"),
     (sparsity.SET, SET, "update", 3, "a mapping with freq or steps"),
-    (sparsity.RigL, SET, "balance_in_groups", 0, "a whole number > 0 or null"),
-    (sparsity.UpdateEvery, {"freq": 1}, "stop", -1, "a whole number >= 0 or null"),
-    (sparsity.UpdateAt, {"steps": [1]}, "steps", [1, True], "a whole number >= 0"),
+    (sparsity.RigL, SET, "balance_in_groups", 0, "an integer > 0 or null"),
+    (sparsity.UpdateEvery, {"freq": 1}, "stop", -1, "an integer >= 0 or null"),
+    (sparsity.UpdateAt, {"steps": [1]}, "steps", [1, True], "an integer >= 0"),
     (sparsity.Cubic, {"final": 0.9, "steps": 5}, "final", math.inf, "a finite number"),
     (sparsity.Cycling, {"values": [1]}, "values", [0, "a"], "a finite number"),
     (callbacks.ComputeNormGNS, {"per_example_grad_norms": "Linear"}, *NO_KIND),
@@ -134,7 +134,7 @@ CASES: list[tuple[Any, dict[str, Any], str, Any, str]] = [
     (callbacks.HFCacheDir, {"cache_dir": "x"}, "cache_dir", "", "the name of a folder"),
     (callbacks.ModelEma, {}, "name_scope", "ema/", "a prefix such as 'ema'"),
     (callbacks.MoveModulesToDevice, {}, "modules", [""], "such as 'teacher' or null"),
-    (callbacks.OpProfiler, {}, "start_step", 0, "-1 or a whole number > 0"),
+    (callbacks.OpProfiler, {}, "start_step", 0, "-1 or an integer > 0"),
     (callbacks.SaveBest, {"metric": "loss"}, "metric", "", "the name of a metric"),
     (callbacks.SaveBest, {"metric": "loss"}, "checkpoint_name", "best", "with {step}, once"),
     (callbacks.SaveCheckpointState, {"k": 1}, "checkpoint_name", "{x}", "and {ckpt_name}, once"),
@@ -200,7 +200,7 @@ def test_an_integer_of_numpy_s_is_a_size_and_a_seed():
     assert FcMnist(hidden_sizes=[np.int64(3)], num_classes=np.int32(2)).layers[-1].out_features == 2
     with pytest.raises(ConfigError, match=r"num_classes: .* > 0, got np.int64\(0\)"):
         FcMnist(hidden_sizes=[3], num_classes=np.int64(0))
-    with pytest.raises(ConfigError, match=r"num_classes: expected a whole number > 0, got .*2\.0"):
+    with pytest.raises(ConfigError, match=r"num_classes: expected an integer > 0, got .*2\.0"):
         FcMnist(hidden_sizes=[3], num_classes=np.float64(2))
 
 
@@ -208,7 +208,7 @@ def test_integers_of_arrays_are_sizes_of_data_too():
     sizes = {"num_samples": np.int64(8), "vocab_size": np.int64(10)}
     data = SyntheticProcessor(kind="tokens", batch_size=4, **sizes)
     assert len(data.create_dataloader()) == 2
-    with pytest.raises(ConfigError, match=r"vocab_size: expected a whole number >= 2, got .*1"):
+    with pytest.raises(ConfigError, match=r"vocab_size: expected an integer >= 2, got .*1"):
         SyntheticProcessor(kind="tokens", batch_size=4, vocab_size=np.int64(1))
 
 
@@ -255,5 +255,5 @@ def test_text_of_numpys_and_mappings_are_text_and_mappings():
 
 @pytest.mark.parametrize("value", [0, 1.0, True, np.int64(3), "1", None, object()])
 def test_a_whole_number_is_an_int(value):
-    with pytest.raises(ConfigError, match=r"^owner\.num: expected a whole number > 0, got "):
+    with pytest.raises(ConfigError, match=r"^owner\.num: expected an integer > 0, got "):
         Taking(value)
