@@ -20,7 +20,7 @@ def require_sibling(name: str) -> None:
     found = _found(name)
     if found == here / name:
         return
-    own = f"that of modelzoo-trainer is in {here}"
+    own = f"modelzoo-trainer's own is in {here}"
     if name in sys.modules:
         raise ImportError(
             f"a module named {name!r} is already imported ({found or 'from no file'}), but {own}. "

@@ -174,7 +174,7 @@ def test_any_dimension_may_be_the_length(dim, shape) -> None:
 def test_a_sample_longer_than_all_buckets_is_refused() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"^PadToBuckets: sample 1 of the batch: 'input_ids' has length 9, and the last "
+        match=r"^PadToBuckets: sample 1 of the batch: 'input_ids' has length 9, but the last "
         r"bucket is 8\. Add a longer bucket, shorten the samples, or set truncate=True\.$",
     ):
         PadToBuckets([4, 8], TOKENS)([tokens(1), tokens(*range(9))])

@@ -137,4 +137,4 @@ def test_what_a_plugin_brings_is_told(install, trainer_of, caplog) -> None:
     install("finder", CODE, mine="finder:several")
     with caplog.at_level("INFO", "modelzoo_trainer.plugins"):
         trainer_of()
-    assert "plug-in 'mine' (finder:several) of finder 1.0: Found, Other" in caplog.text
+    assert "plugin 'mine' (finder:several) of finder 1.0: Found, Other" in caplog.text

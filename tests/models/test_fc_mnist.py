@@ -120,8 +120,8 @@ def test_what_does_not_fit_is_refused_by_name(arguments: dict[str, Any], message
     ("batch", "message"),
     [
         ({"input_ids": torch.zeros(1)}, r"got a batch of \['input_ids'\]"),
-        ((torch.zeros(1),), "got a batch of tuple; it needs the pair"),
-        (torch.zeros(2, 4), "got a batch of Tensor; it needs the pair"),
+        ((torch.zeros(1),), "got a batch of tuple; it requires the pair"),
+        (torch.zeros(2, 4), "got a batch of Tensor; it requires the pair"),
     ],
 )
 def test_a_batch_of_another_kind_is_refused(batch: Any, message: str) -> None:
