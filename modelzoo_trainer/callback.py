@@ -86,11 +86,11 @@ class Callback:
 
     @hook(Phase.RUN)
     def pre_setup(self, trainer: Trainer) -> None:
-        """Called first when a trainer is built; seeds, device and folders are made here."""
+        """Called first when a trainer is built; seeds, device and folders are created here."""
 
     @hook(Phase.RUN)
     def setup(self, trainer: Trainer) -> None:
-        """Called second when a trainer is built; model, optimizer and schedulers are made here."""
+        """Called second when a trainer is built; model, optimizer and schedulers are created here."""
 
     @hook(Phase.RUN)
     def post_setup(self, trainer: Trainer) -> None:

@@ -148,10 +148,10 @@ class CallbackList(Mapping[str, Any]):
         user = self._without_second_check()
         core = list(self.core.values())
         self._by_name = {**self.core, **named([*user, *self.loggers])}
-        everybody = [*core, *user, *self.loggers, *global_callbacks()]
-        known = set(map(id, everybody))
-        everybody += [own for own in self._model_hooks if id(own.__wrapped__) not in known]
-        self.all = tuple({id(callback): callback for callback in everybody}.values())
+        ordered = [*core, *user, *self.loggers, *global_callbacks()]
+        known = set(map(id, ordered))
+        ordered += [own for own in self._model_hooks if id(own.__wrapped__) not in known]
+        self.all = tuple({id(callback): callback for callback in ordered}.values())
         self.log_hooks = HookTable(self.all, on_stop=self._on_stop)
         self.quiet_hooks = HookTable(self.all, is_log_step=False, on_stop=self._on_stop)
 

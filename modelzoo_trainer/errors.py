@@ -26,7 +26,7 @@ class ConfigError(ModelZooError, ValueError):
 
 
 class HookError(ModelZooError, TypeError):
-    """A callback does not fit the hooks: a misspelt name, wrong parameters."""
+    """A callback does not fit the hooks: a misspelt name, or other parameters."""
 
 
 class CheckpointError(ModelZooError, RuntimeError):

@@ -143,8 +143,8 @@ class Hooks:
     @property
     def callbacks(self) -> tuple[Any, ...]:
         """The callbacks in the order in which they are called, without models."""
-        everybody = [*self._own, *(global_callbacks() if self._use_global else ())]
-        return tuple({id(callback): callback for callback in everybody}.values())
+        callbacks = [*self._own, *(global_callbacks() if self._use_global else ())]
+        return tuple({id(callback): callback for callback in callbacks}.values())
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.callbacks)

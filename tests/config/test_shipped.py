@@ -47,7 +47,7 @@ def plan(names, **changes):
     [
         (
             {"model": "{name: fc_mnist}"},
-            "3:5: trainer.init.model: hidden layers are not given: depth is None, hidden_size is",
+            "3:5: trainer.init.model: the hidden layers are not specified: depth is None",
         ),
         (
             {"optimizer": "{SGD: {lr: -1}}"},
@@ -267,7 +267,10 @@ def test_schedules_that_do_not_fit_together_are_refused(shipped, schedulers, par
     [
         (["init.loop.num_steps=3", "init.loop.num_epochs=2"], "trainer.init.loop: num_steps (3)"),
         (["init.optimizer.SGD.lr=1"], "trainer.init.optimizer: got 'AdamW', 'SGD'"),
-        (["init.model.hidden_sizes=null"], "trainer.init.model: hidden layers are not given"),
+        (
+            ["init.model.hidden_sizes=null"],
+            "trainer.init.model: the hidden layers are not specified",
+        ),
         (["fit=null"], "trainer.fit: missing"),
     ],
 )
