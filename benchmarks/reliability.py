@@ -1,4 +1,4 @@
-"""What was done to runs and checkpoints, how often, and what came of it: a row of tests each.
+"""Run the reliability tests and write a table of what they did and found.
 
 python benchmarks/reliability.py [--long] [--rows 1 6 13] [--jobs 2] [--page docs/evidence.md]
 """
@@ -47,15 +47,15 @@ Written by `{command}`, with {environment}. A row is one command,
 
 @dataclass(slots=True)
 class Row:
-    """One row of the table.
+    """A row of the table.
 
     Args:
-        number: Of the row.
+        number: Number of the row.
         what: What is done.
-        paths: The tests that do it.
-        counts: What they counted.
-        outcomes: How many tests passed, failed, were skipped.
-        seconds: How long they took.
+        paths: Its tests.
+        counts: Counts that the tests reported.
+        outcomes: Numbers of tests that passed, failed and were skipped.
+        seconds: Duration.
     """
 
     number: int
@@ -107,13 +107,13 @@ class Row:
 
     @property
     def result(self) -> str:
-        """How many tests passed, failed and were skipped."""
+        """Numbers of tests that passed, failed and were skipped."""
         found = [f"{number} {name}" for name, number in sorted(self.outcomes.items())]
         return ", ".join(found) or "in the long form"
 
 
 def all_rows() -> list[Row]:
-    """Return the rows, those of other folders too, in order."""
+    """Return all rows in order, including those of other folders."""
     rows = [Row(number, what, paths) for number, (what, paths) in ELSEWHERE.items()]
     for path in sorted((ROOT / TESTS).glob("test_*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -139,7 +139,7 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def environment() -> str:
-    """Return what it was run with."""
+    """Describe the environment."""
     return (
         f"Python {platform.python_version()}, torch {torch.__version__}, {platform.system()} "
         f"on {platform.machine()}, {os.cpu_count()} cores"
@@ -148,18 +148,16 @@ def environment() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--long", action="store_true", help="the long form: a good quarter of an hour"
-    )
+    parser.add_argument("--long", action="store_true", help="long form: more than 15 minutes")
     parser.add_argument(
         "--rows",
         type=int,
         nargs="+",
         metavar="N",
-        help="these rows only; the others of the page stay as they are",
+        help="only these rows; others on the page do not change",
     )
-    parser.add_argument("--jobs", type=int, default=2, help="rows at a time (default: 2)")
-    parser.add_argument("--page", type=Path, help="write the table there")
+    parser.add_argument("--jobs", type=int, default=2, help="concurrent rows (default: 2)")
+    parser.add_argument("--page", type=Path, help="page to write the table to")
     options = parser.parse_args()
     rows = [row for row in all_rows() if options.rows is None or row.number in options.rows]
     with ThreadPoolExecutor(options.jobs) as pool:

@@ -220,13 +220,13 @@ def check_optimizer(place: Place, names: Names, problems: Problems) -> Component
     if is_null(place.node):
         return None
     num_before = problems.num_added
-    inner = [value.node for _, value in place.pairs()]
-    if len(inner) > 1 and all(isinstance(node, Mapping) for node in inner):
+    inner = dict(place.pairs())
+    if len(inner) > 1 and all(isinstance(value.node, Mapping) for value in inner.values()):
         what = (
-            f"got {len(inner)} optimizers. Several are stepped by a training_step of your own, "
-            f"which a file cannot name: pass Trainer(optimizer={{name: ...}}) in Python."
+            f"got {', '.join(map(repr, inner))}; a file can have one optimizer. Several are stepped "
+            f"by a custom training_step: pass Trainer(optimizer={{name: ...}}) in Python."
         )
-        problems.add(place.node.at, place.path, what)
+        problems.add(option_in(place.node) or place.node.at, place.path, what)
         return None
     component = check_component(place, names.optimizers, problems, num_injected=1)
     if component is not None and problems.num_added == num_before:

@@ -170,5 +170,5 @@ def test_a_smaller_limit_than_the_checkpoint_has_got_to_is_told_by_its_name(make
 
 @pytest.mark.parametrize("callback", [LimitBatches, LimitEvalSteps])
 def test_no_number_is_refused(callback):
-    with pytest.raises(ConfigError, match="expected a whole number > 0, got null"):
+    with pytest.raises(ConfigError, match="expected an integer > 0, got null"):
         callback(None)

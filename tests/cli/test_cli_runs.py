@@ -155,7 +155,7 @@ def test_a_length_without_a_number_is_refused(run, capsys, value):
         (["--checkpoint_path", ""], "--checkpoint_path : trainer.fit.ckpt_path: is empty."),
         (
             ["--set", "init.seed=-1"],
-            "--set init.seed=-1: trainer.init.seed: expected a whole number in "
+            "--set init.seed=-1: trainer.init.seed: expected an integer in "
             "[0, 4294967296) or null, got -1.",
         ),
         (["--set", "fit.val_dataloader=[]"], "--set fit.val_dataloader=[]: trainer.fit.val_datal"),

@@ -70,10 +70,10 @@ def test_checkpoints_are_written_when_they_are_due(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"steps": -1}, "^checkpoint.steps: expected a whole number >= 0 or null, got -1"),
-        ({"steps": True}, "^checkpoint.steps: expected a whole number >= 0 or null, got true"),
-        ({"steps": 1.5}, "^checkpoint.steps: expected a whole number >= 0 or null, got 1.5"),
-        ({"epochs": 0}, "^checkpoint.epochs: expected a whole number > 0 or null, got 0"),
+        ({"steps": -1}, "^checkpoint.steps: expected an integer >= 0 or null, got -1"),
+        ({"steps": True}, "^checkpoint.steps: expected an integer >= 0 or null, got true"),
+        ({"steps": 1.5}, "^checkpoint.steps: expected an integer >= 0 or null, got 1.5"),
+        ({"epochs": 0}, "^checkpoint.epochs: expected an integer > 0 or null, got 0"),
         ({"minutes": 0}, "^checkpoint.minutes: expected a finite number > 0 or null, got 0"),
         ({"minutes": "5"}, "^checkpoint.minutes: expected a finite number > 0 or null, got '5'"),
         (
