@@ -223,7 +223,7 @@ def check_optimizer(place: Place, names: Names, problems: Problems) -> Component
     inner = dict(place.pairs())
     if len(inner) > 1 and all(isinstance(value.node, Mapping) for value in inner.values()):
         what = (
-            f"got {', '.join(map(repr, inner))}; a file can have one optimizer. Several are stepped "
+            f"got {', '.join(map(repr, inner))}; a file has one optimizer. Several are stepped "
             f"by a custom training_step: pass Trainer(optimizer={{name: ...}}) in Python."
         )
         problems.add(option_in(place.node) or place.node.at, place.path, what)
