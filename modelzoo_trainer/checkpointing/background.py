@@ -176,8 +176,7 @@ class BackgroundSaver:
 
         Raises:
             CheckpointError: If the name is in use, the state has a value that cannot be saved, or
-                the
-              folder cannot be created.
+                the folder cannot be created.
 
         Cost: Host memory for a whole state, kept. Waits for the device.
         """

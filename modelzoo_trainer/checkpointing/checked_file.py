@@ -136,7 +136,7 @@ def open_checked(path: Path, record: FileRecord | None) -> Iterator[CheckedFile]
 
     Raises:
         CheckpointError: If it cannot be read, or the `with` block raises an error for damaged
-          content.
+            content.
     """
     try:
         if path.is_symlink():

@@ -51,9 +51,9 @@ class CheckpointWriter(StorageWriter):
     Every rank writes one file of tensors; the main process commits them all with one rename. If
     any rank fails, nothing is committed and nothing is left behind. Other values are written as
     JSON; nothing is pickled. Values that differ between ranks, such as random generators, need
-    different keys: of equal keys, one rank's value is kept.
-    With torch's own planner, integer keys of dicts become strings and empty dicts are lost, as in
-    torch's own format; `CheckpointSavePlanner` keeps both.
+    different keys: of equal keys, one rank's value is kept. With torch's own planner, integer keys
+    of dicts become strings and empty dicts are lost, as in torch's own format;
+    `CheckpointSavePlanner` keeps both.
 
     Args:
         path: The checkpoint; must not exist, in a folder shared by all ranks.
@@ -176,7 +176,7 @@ def save_sharded(
     Args:
         path: The checkpoint; must not exist, in a folder shared by all ranks.
         state: As for `save`; also with DTensors and ShardedTensors. Each key has the same value on
-          all ranks, or their part of it.
+            all ranks, or their part of it.
         step: The global step, for the manifest.
         facts: Additional entries of the manifest.
         process_group: The ranks that save, over a backend for host memory; None = all.
@@ -209,7 +209,7 @@ def load_into(
     Args:
         path: The checkpoint, written by any number of ranks.
         state: Tensors and DTensors, filled in place where the checkpoint has the same names; may be
-          empty.
+            empty.
         process_group: The ranks that load, over a backend for host memory; None = all.
 
     Returns:
@@ -219,7 +219,7 @@ def load_into(
     Raises:
         CheckpointMismatch: If a tensor of `state` is missing, or has another shape or dtype.
         CheckpointError: On every rank, if the checkpoint is damaged for any of them. Nothing has
-          been changed then.
+            been changed then.
 
     Cost: Collective. A single process needs no process group.
     """
@@ -242,7 +242,7 @@ def load_like(
     Args:
         path: The checkpoint, written by any number of ranks.
         like: Tensors by names of the checkpoint, or by prefixes of names. A saved tensor of the
-          same shape is sharded like it; `like` itself is not changed.
+            same shape is sharded like it; `like` itself is not changed.
         process_group: The ranks that load, over a backend for host memory; None = all.
 
     Returns:

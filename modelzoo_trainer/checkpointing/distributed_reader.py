@@ -60,7 +60,7 @@ class CheckpointReader(StorageReader):
         path: The checkpoint.
 
     Cost: Each rank reads whole files, and holds what it needs in host memory until it is copied;
-      of a checkpoint written by one process, the whole state.
+        of a checkpoint written by one process, the whole state.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

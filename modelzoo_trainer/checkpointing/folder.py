@@ -79,7 +79,7 @@ def delete(path: Path) -> None:
 
     Raises:
         CheckpointError: If it is a link, contains other files, has `..` in its path, or the disk
-          fails.
+            fails.
     """
     problem = _foreign(path)
     if problem is not None:

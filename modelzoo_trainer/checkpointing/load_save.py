@@ -61,7 +61,7 @@ def save(
 
     Raises:
         CheckpointError: If the name is in use, the state has a value that cannot be saved, or
-          writing fails. Nothing is left behind.
+            writing fails. Nothing is left behind.
 
     Cost: Host memory for one block of a tensor.
     """

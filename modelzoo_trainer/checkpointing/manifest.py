@@ -80,7 +80,7 @@ def read_manifest(path: Path) -> Manifest:
 
     Raises:
         CheckpointError: If it is missing, unreadable, damaged, of an unknown version, refers to
-          files elsewhere, or belongs to a directory of another name.
+            files elsewhere, or belongs to a directory of another name.
     """
     file = path / MANIFEST
     try:
@@ -125,7 +125,7 @@ def parse_manifest(text: str, path: Path) -> Manifest:
     Raises:
         CheckpointError: If it is damaged, of an unknown version, or does not match the directory.
         ValueError: If it is not a manifest; may also raise LookupError, TypeError, AttributeError
-          or RecursionError.
+            or RecursionError.
     """
     if len(text) > _MAX_BYTES:
         raise ValueError(f"it has more than {_MAX_BYTES} bytes")

@@ -136,7 +136,7 @@ def check_optimizer(optimizer: Optimizer, before: list[dict[str, Any]]) -> None:
 
     Raises:
         ValueError: If a setting is of another kind, or parameters of a group have states with
-          different entries, or entries of different kinds.
+            different entries, or entries of different kinds.
     """
     for group, known in zip(optimizer.param_groups, before, strict=True):
         check_kinds(optimizer, known, group)

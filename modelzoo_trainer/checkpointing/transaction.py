@@ -84,8 +84,7 @@ class CheckpointTransaction:
 
         Raises:
             CheckpointError: If a file of `records` is missing, the name is in use by now, or
-                writing
-              fails. The transaction is discarded.
+                writing fails. The transaction is discarded.
         """
         with self._whole():
             for name, record in self.records.items():

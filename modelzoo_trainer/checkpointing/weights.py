@@ -72,11 +72,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
     Args:
         path: The file; or a folder with model.safetensors, or with model.safetensors.index.json
-          and the files that it lists.
+            and the files that it lists.
 
     Raises:
         CheckpointError: If it is missing, not a safetensors file, damaged, a pickle, or an index
-          that refers to files elsewhere or does not match its files.
+            that refers to files elsewhere or does not match its files.
 
     Cost: Reads each file once; there is no digest, so bit errors are not detected.
     """
@@ -204,7 +204,7 @@ def export(path: Path, file: Path, *, force: bool = False) -> list[str]:
     Raises:
         TargetError: If the file exists, or its name is invalid.
         CheckpointError: If the checkpoint is damaged or has no model, or the file cannot be
-          written.
+            written.
 
     Cost: The model in host memory.
     """

@@ -66,7 +66,7 @@ class DatasetObserver:
     Args:
         owners: Objects that may change, by name: the dataset and the collate function.
         stateful: The dataset, or an iterator over it, with `state_dict` and `load_state_dict`;
-          the state is returned with each batch. None = neither has them.
+            the state is returned with each batch. None = neither has them.
         notes: Receives the names of attributes changed by the first batch; None = not checked.
     """
 

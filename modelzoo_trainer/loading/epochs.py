@@ -122,7 +122,7 @@ class StartedEpoch:
         skipped: Numbers of other skipped batches.
         is_sharded: Whether the batches are `ShardedBatch`es: there are several ranks.
         marked: (batch, is it the last, number), in place of `items` and `length`; None = the
-          loader does not know the last one.
+            loader does not know the last one.
         close: Frees the resources of the epoch.
     """
 
@@ -151,7 +151,7 @@ class EpochIterator:
         place: Moves batches to the device: `backend.batches`.
         limit: Number of batches after which the epoch ends; None = no limit.
         micro_batch_size: Yield micro-batches of at most this many samples. `ends_batch`: whether
-          the current one is the last of its batch. `num_parts`: how many the batch has.
+            the current one is the last of its batch. `num_parts`: how many the batch has.
     """
 
     def __init__(

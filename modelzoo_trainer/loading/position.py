@@ -35,7 +35,7 @@ class ShardLayout:
         per_batch: Draws per batch over all ranks.
         size: Samples per draw; None = not known.
         first: Draws before batch 0, less than `per_batch`; not 0 in an epoch that was started with
-          another number of ranks.
+            another number of ranks.
     """
 
     num_shards: int = 1
@@ -119,7 +119,7 @@ class Position(NamedTuple):
         Args:
             num: Batches to skip; a partly consumed one counts.
             end: Returns the number of batches of an epoch, given the draws before its batch 0;
-              None = not known, so stay in this epoch.
+                None = not known, so stay in this epoch.
         """
         epoch, idx, layout, loader = (
             self.epoch,

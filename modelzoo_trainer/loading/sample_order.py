@@ -90,7 +90,7 @@ def draws(
         epoch: The number of the epoch.
         start: How many draws to skip.
         watch: Called with the number and items of each draw of an iterated sampler, including
-          skipped ones.
+            skipped ones.
     """
     order_seed = OrderSeed(seed, epoch, loader.generator is None)
     batches = loader.batch_sampler

@@ -139,7 +139,7 @@ def start_iterator(loader: Any) -> WorkerIterator:
 
     Args:
         loader: Any iterable; if it starts workers, it has torch's `num_workers`,
-          `worker_init_fn` and `multiprocessing_context`.
+            `worker_init_fn` and `multiprocessing_context`.
     """
     if not getattr(loader, "num_workers", 0) or not all(hasattr(loader, n) for n in _SETTINGS):
         return WorkerIterator(_waiting(iter, loader))

@@ -153,7 +153,7 @@ def test_two_trainers_leave_the_switch_as_it_was(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("torch.backends.cudnn.benchmrk", True, "is not a switch of torch"),
+        ("torch.backends.cudnn.benchmrk", True, "is not a known switch of torch"),
         ("backends.cudnn.benchmark", True, f"is not a flag. Did you mean '{BENCHMARK}'"),
         (BENCHMARK, "yes", "is 'yes'; expected true or false."),
     ],

@@ -153,7 +153,7 @@ def test_the_environment_may_say_that_there_is_no_limit(make, batches, monkeypat
 @pytest.mark.parametrize("text", ["few", "0", "-1", "1.5"])
 def test_what_is_no_number_is_refused_by_name(make, monkeypatch, text):
     monkeypatch.setenv(VARIABLE, text)
-    with pytest.raises(ConfigError, match=f"{VARIABLE}: '{text}' is not a whole number > 0"):
+    with pytest.raises(ConfigError, match=f"{VARIABLE}: '{text}' is not an integer > 0"):
         make()
 
 

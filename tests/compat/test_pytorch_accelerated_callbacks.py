@@ -319,7 +319,7 @@ def test_pa_30_fewer_batches_by_callback_environment_and_with(trainer_of, monkey
     monkeypatch.setenv("MODELZOO_LIMIT_BATCHES", "none")
     assert numbers() == (10, 4, 10)
     monkeypatch.setenv("MODELZOO_LIMIT_BATCHES", "some")
-    with pytest.raises(ConfigError, match="MODELZOO_LIMIT_BATCHES: 'some' is not a whole number"):
+    with pytest.raises(ConfigError, match="MODELZOO_LIMIT_BATCHES: 'some' is not an integer"):
         numbers()
 
 

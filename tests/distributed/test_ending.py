@@ -280,7 +280,7 @@ def test_a_process_that_ends_while_the_run_starts_leaves_nothing(
             if not (told(run.folder, 0) or told(run.folder, 1)):  # else it had begun meanwhile
                 gone = rf"process {rank} is gone \(it was killed or has crashed\)\n"
                 # Those that do not know each other yet, and one that ends slowly.
-                unmet = rf"process {1 - rank} of 2 cannot reach the others: .*\n"
+                unmet = rf"process {1 - rank} of 2 cannot connect to the others: .*\n"
                 told_late = r"process \d: stopped by SIG\w+\n"
                 said = complaints(workers)
                 assert re.fullmatch(f"({gone}|{unmet}|{told_late})?", said), said
