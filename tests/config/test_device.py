@@ -125,7 +125,7 @@ def test_a_device_beside_the_hardware_that_is_not_driven_here_is_taken(shipped):
 def test_a_device_that_is_not_on_this_machine_is_no_mistake_of_the_file(shipped, monkeypatch):
     monkeypatch.setattr(CudaBackend, "is_available", staticmethod(lambda: False))
     (line,) = problems(shipped, "{backend_type: GPU}")
-    assert line.startswith("f.yaml:3:29: trainer.init.backend.backend_type: 'GPU' was asked for, ")
+    assert line.startswith("f.yaml:3:29: trainer.init.backend.backend_type: 'GPU' is not available")
     root = read_text(FILE % ("{backend_type: GPU}", ""), "f.yaml")
     (found,) = check_config(root, shipped, problems=Problems(for_a_run=False))
-    assert "cannot run as it is: 'GPU' was asked for" in str(found.notes[0])
+    assert "cannot run as it is: 'GPU' is not available" in str(found.notes[0])

@@ -137,7 +137,7 @@ def test_a_process_that_hangs_is_shown_where_it_does(tmp_path, where, rank) -> N
     ]
     assert f'disturbing.py", line {line} in _act' in hanging
     assert "Traceback" not in hanging
-    assert f"process {1 - rank}: waited 6 s for another process in vain" in waiting
+    assert f"process {1 - rank}: timed out after 6 s" in waiting
     assert waiting.count("Traceback") == 1
     assert_whole(run.folder)
 

@@ -244,7 +244,7 @@ def test_the_options_of_the_plan_need_it(file: Path, capsys: pytest.CaptureFixtu
 
 def test_a_lazy_device_is_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(file, "--device", "xla") == 2
-    assert "not offered for torch_xla" in capsys.readouterr().err
+    assert "--plan does not support torch_xla" in capsys.readouterr().err
 
 
 def test_a_device_that_is_not_here_can_be_planned(
@@ -279,7 +279,7 @@ def test_what_does_not_fit_is_tried_with_settings_that_take_less(file: Path) -> 
     assert not fits
     assert "It does not fit: " in text
     assert f"--set '{SHARD}'" in text
-    assert "which fits." in text
+    assert " fits." in text
 
 
 @pytest.mark.slow
@@ -288,5 +288,5 @@ def test_what_nothing_helps_ends_with_an_error_code(
 ) -> None:
     assert run(file, "--memory", "1KiB") == 1
     text = capsys.readouterr().out
-    assert "which is still too much." in text
-    assert "Smaller batches" in text
+    assert "still does not fit." in text
+    assert "smaller batches" in text

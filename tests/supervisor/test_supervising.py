@@ -188,7 +188,7 @@ def test_a_stopped_process_is_killed_and_counts_as_hung(run):
     acts = ["start:0", "train:2", "save:2", "signal:SIGSTOP"]
     done = run(acts, ["exit:0"], hang_timeout=0.2)
     assert done.code == 0
-    assert done.ends()[0] == ("hung", "hung: the process stood still for 2 s")
+    assert done.ends()[0] == ("hung", "hung: the process did not respond for 2 s")
 
 
 def test_what_a_killed_child_has_left_behind_is_killed_as_well(run):
@@ -228,7 +228,7 @@ def test_a_child_that_cannot_be_killed_is_named(run, monkeypatch):
     kills = []  # as if it waited for a dead disk
     monkeypatch.setattr(subprocess.Popen, "kill", lambda popen: kills.append(popen))
     monkeypatch.setattr(process, "_KILL_S", 0.1)
-    with pytest.raises(TimeoutError, match=r"process \d+ has been killed and does not end"):
+    with pytest.raises(TimeoutError, match=r"process \d+ was killed but does not end"):
         run(["start:0", "train:2", "signal:SIGSTOP"], hang_timeout=0.2)
     [left] = kills
     monkeypatch.undo()
