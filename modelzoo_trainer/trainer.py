@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Loader, Metrics, Outputs, ValidationCallback
 from modelzoo_trainer.callback_list import CallbackList, core_callbacks
+from modelzoo_trainer.constraints import Progress
 from modelzoo_trainer.core import (
     AutoRestart,
     Checkpoint,
@@ -41,7 +42,7 @@ from modelzoo_trainer.core.dataloader import NOTHING
 from modelzoo_trainer.core.grad_accum import Weight, weight_of
 from modelzoo_trainer.core.model import ModelFactory, note_call, require_loss, to_outputs
 from modelzoo_trainer.core.optimizer import OptimizerFactory
-from modelzoo_trainer.core.trainer_arguments import Progress, check_arguments, check_progress
+from modelzoo_trainer.core.trainer_arguments import check_arguments, check_progress
 from modelzoo_trainer.devices import Backend, Stream
 from modelzoo_trainer.errors import CheckpointError, ConfigError, RollBack, StopTraining
 from modelzoo_trainer.hooks.global_callbacks import global_pairs, watch_global_callbacks

@@ -39,7 +39,12 @@ MakeNames: TypeAlias = "Callable[[Sequence[ModuleType]], Names]"
 _MODE: Final = "train_and_eval"
 _MODES: Final = ("train", _MODE, "eval", "eval_all")
 _ALIASES: Final = {"device": ("--target_device",), "model_dir": ("-o",)}
-_UNUSED: Final = ("checkpoint=null", "loggers=[]", "autorestart=null")  # by --compile-only
+_UNUSED: Final = (
+    "checkpoint=null",
+    "loggers=[]",
+    "autorestart=null",
+    "progress=none",
+)  # by --compile-only
 _MEANT: Final = {
     "epochs": "--num_epochs",
     "max_epochs": "--num_epochs",

@@ -29,5 +29,10 @@ OPTIONS: Final = (
     Option("num_epochs", "N", "train this many passes; replaces every length of the file"),
     Option("eval_steps", "N", "batches of a validation"),
     Option("logging", "LEVEL", "debug, info, warning or error"),
+    Option(
+        "progress",
+        "KIND",
+        "what the console shows: bar, lines or none; a bar on a terminal, else lines",
+    ),
     Option("disable_strict_checkpoint_loading", None, "load what fits and leave the rest"),
 )

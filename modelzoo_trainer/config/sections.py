@@ -27,7 +27,7 @@ from modelzoo_trainer.config.positions import (
     is_null,
     option_in,
 )
-from modelzoo_trainer.constraints import Seed
+from modelzoo_trainer.constraints import Progress, Seed
 from modelzoo_trainer.errors import ConfigError
 
 INIT_KEYS: Final = (
@@ -44,6 +44,7 @@ INIT_KEYS: Final = (
     "logging",
     "callbacks",
     "loggers",
+    "progress",
     "seed",
     "autorestart",
 )
@@ -52,6 +53,7 @@ OPTIONAL_TEXT: Final = str | None
 OPTIONAL_PATH: Final = Path | None
 _OLDER_NAMES: Final = {"LlamaModel": "llama"}
 SEED: Final = Seed | None
+PROGRESS: Final = Progress | None
 
 
 def check_model(place: Place, names: Names, problems: Problems) -> Component | None:

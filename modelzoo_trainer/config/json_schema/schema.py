@@ -15,7 +15,13 @@ from modelzoo_trainer.config.json_schema.components import (
     reference,
 )
 from modelzoo_trainer.config.names import Names, NameTable
-from modelzoo_trainer.config.sections import INIT_KEYS, OPTIONAL_PATH, OPTIONAL_TEXT, SEED
+from modelzoo_trainer.config.sections import (
+    INIT_KEYS,
+    OPTIONAL_PATH,
+    OPTIONAL_TEXT,
+    PROGRESS,
+    SEED,
+)
 
 _MODEL_KEYS: Final = ("name", "model_name")
 _TEXTS: Final = {
@@ -30,6 +36,8 @@ _TEXTS: Final = {
     "ckpt_path": "Start from this checkpoint; null: from the weights as they are; left out: from "
     "the newest one of model_dir.",
     "ckpt_paths": "The checkpoints, one or several paths or patterns of paths.",
+    "progress": "What the console shows: a bar, lines, or none; null: a bar on a terminal, else "
+    "lines.",
     "device": "What to run on: cpu, gpu, auto or another, in any case.",
     "backend": "Options of the device.",
     "backend_type": "What to run on, as in `device`.",
@@ -119,6 +127,7 @@ class _Format:
             "schedulers": _list_of("scheduler"),
             "callbacks": _list_of("callback"),
             "loggers": _list_of("logger"),
+            "progress": self._plain(PROGRESS),
             "seed": self._plain(SEED),
         }
         for key, target in self._names.sections.items():
