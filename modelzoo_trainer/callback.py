@@ -90,7 +90,7 @@ class Callback:
 
     @hook(Phase.RUN)
     def setup(self, trainer: Trainer) -> None:
-        """Called second when a trainer is built; model, optimizer and schedulers are created here."""
+        """Called second; model, optimizer and schedulers are created here."""
 
     @hook(Phase.RUN)
     def post_setup(self, trainer: Trainer) -> None:

@@ -1,4 +1,4 @@
-"""The decoder as a whole: outputs, causality, sharing, devices, starting weights, generation."""
+"""The complete decoder: outputs, causality, tied weights, devices, initialization, generation."""
 
 import math
 from typing import Any
@@ -270,7 +270,7 @@ def test_a_loss_weight_without_effect_is_reported() -> None:
         make(loss_weight=0.5)
 
 
-def test_generate_adds_the_asked_for_tokens_after_the_given_ones() -> None:
+def test_generate_adds_the_requested_tokens_after_the_given_ones() -> None:
     model = make()
     start = tokens(2, 3)
 

@@ -1,4 +1,4 @@
-"""Settings that do not fit are refused by name."""
+"""Invalid settings are reported by name."""
 
 import inspect
 import typing

@@ -1,4 +1,4 @@
-"""Every schedule against its closed formula, and against torch's where torch has one."""
+"""Every schedule compared with its closed formula, and with torch's if there is one."""
 
 from __future__ import annotations
 
