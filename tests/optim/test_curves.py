@@ -330,7 +330,7 @@ def test_a_lambda_schedule_has_one_function(name):
         (
             "MultiStepLR",
             START | {"gamma": 0.5, "milestones": []},
-            r"MultiStepLR\.milestones: expected .*increase.*, got \[\]",
+            r"MultiStepLR\.milestones: expected .*increasing.*, got \[\]",
         ),
         (
             "LinearLR",

@@ -105,7 +105,7 @@ def test_what_a_curve_says_is_limited_where_it_is_used():
             "Linear.init: .* finite .*, got nan",
         ),
         ({"type": "cosine", "init": 1, "half_period": 0}, "Cosine.half_period: .* > 0, got 0"),
-        ({"type": "cubic", "final": 0.9, "steps": 1.5}, "Cubic.steps: .* whole .*, got 1.5"),
+        ({"type": "cubic", "final": 0.9, "steps": 1.5}, "Cubic.steps: .* integer .*, got 1.5"),
         ({"type": "cycling", "values": []}, r"Cycling.values: expected a list .*, got \[\]"),
         ({"type": "cycling", "values": [0, "a"]}, r"Cycling.values\[1\]: .*, got 'a'"),
     ],
