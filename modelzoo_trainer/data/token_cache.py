@@ -222,7 +222,7 @@ def cached_tokens(
         if damage is None:
             _say_once("Using the cached tokens of split %r: %s", split, path)
             return path
-        log.warning("The cached tokens of split %r are damaged: %s (%s)", split, path, damage)
+        log.warning("Tokens of split %r: %s is damaged (%s)", split, path, damage)
     log.info("Tokenizing split %r: %d documents, to %s", split, len(documents), path)
     parts = (tokenization.encode(_read(document)) for document in documents)
     if part is not None:
