@@ -1,10 +1,10 @@
-"""Devices behind one contract; knows nothing of the trainer.
+"""Device backends behind one interface; independent of the trainer.
 
-`make_backend("cpu")` makes one; `Backend` is the contract, and `FakeBackend` (in `fake.py`) a
-device for tests that forbids host reads inside a step.
+`make_backend("cpu")` creates one; `Backend` is the interface, and `FakeBackend` (in `fake.py`) a
+device for tests that raises on host reads inside a step.
 
-The names below are imported when they are first used: `backends.coordination.launch` answers before
-torch is imported.
+The names below are imported lazily: `backends.coordination.launch` can be used before torch is
+imported.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Every device that torch.accelerator knows."""
+"""Backend for every device of torch.accelerator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .fast_step import fuse_optimizer
 from .prefetch import Lane, LookAhead, PlainLane, StreamLane, has_streams
 from .reads import DeferredReads, HostCopies
 
-# What a device's module calls its figures (mps has its own words).
+# Memory figures of a device's module (mps has other names).
 _FIGURES: Final[dict[str, tuple[str, ...]]] = {
     "device_allocated_bytes": ("memory_allocated", "current_allocated_memory"),
     "device_peak_bytes": ("max_memory_allocated",),
@@ -29,13 +29,13 @@ _FIGURES: Final[dict[str, tuple[str, ...]]] = {
 
 
 class AsynchronousBackend(Backend):
-    """A device that works beside the host: nothing in a step waits for it.
+    """An asynchronous device: nothing in a step waits for it.
 
     Args:
-        look_ahead: Ask the loader for the next batch before a step, so that its copy runs beside
+        look_ahead: Fetch the next batch from the loader before a step, so that its copy overlaps
             the step. False = only when it is needed, for a dataset that draws from torch's
-            generator in this process and is to resume with the same draws.
-        **options: Those of `Backend`.
+            generator in this process and must resume with the same draws.
+        **options: Options of `Backend`.
     """
 
     _default_lag: ClassVar[int] = 2
@@ -52,7 +52,7 @@ class AsynchronousBackend(Backend):
         super().__init__(**options)
 
     def make_lane(self) -> Lane:
-        """Return how batches get to the device."""
+        """Create the lane that copies batches to the device."""
         return PlainLane(self.to_device)
 
     @override
@@ -84,15 +84,15 @@ class AsynchronousBackend(Backend):
 
 
 class AcceleratorBackend(AsynchronousBackend):
-    """An accelerator that torch drives.
+    """An accelerator supported by torch.
 
-    Weights are initialised on the host, so that they are the same on every device. torch's Adam,
-    AdamW, SGD and Adagrad become fused where the user has not chosen.
+    Weights are initialized on the host, so that they are the same on every device. torch's Adam,
+    AdamW, SGD and Adagrad use fused kernels by default.
 
     Args:
         kind: torch's name of the device.
-        index: Which one; None = the environment variable LOCAL_RANK, else 0.
-        **options: Those of `AsynchronousBackend`.
+        index: The device index; None = the environment variable LOCAL_RANK, else 0.
+        **options: Options of `AsynchronousBackend`.
 
     Raises:
         BackendUnavailable: In `open`, if there is no such device.
@@ -113,7 +113,7 @@ class AcceleratorBackend(AsynchronousBackend):
     @staticmethod
     @override
     def is_available(kind: str | None = None) -> bool:
-        """Return whether torch finds an accelerator, of a kind if one is given."""
+        """Return whether torch finds an accelerator, optionally of a given kind."""
         found = torch.accelerator.current_accelerator(check_available=True)
         return found is not None and kind in (None, found.type)
 
@@ -142,15 +142,15 @@ class AcceleratorBackend(AsynchronousBackend):
             self.module.reset_peak_memory_stats(self._device)
 
     def select_device(self) -> None:
-        """Make the device the current one.
+        """Set the current device.
 
         Raises:
-            BackendUnavailable: If it is not there.
+            BackendUnavailable: If it does not exist.
         """
         kind, index = self._device.type, self._device.index
         if not self.is_available(kind):
             raise BackendUnavailable(
-                f"device: {kind!r} was asked for, but torch {torch.__version__} finds none. Use "
+                f"device: {kind!r} is not available: torch {torch.__version__} finds none. Use "
                 f"device: cpu or auto, or install a torch build for it."
             )
         count = torch.accelerator.device_count()
@@ -191,7 +191,7 @@ class AcceleratorBackend(AsynchronousBackend):
 
     @override
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        if not self._has_sparse_gradients:  # no fused kernel takes those
+        if not self._has_sparse_gradients:  # fused kernels do not support them
             fuse_optimizer(optimizer, self._device)
         return optimizer
 
@@ -235,7 +235,7 @@ class AcceleratorBackend(AsynchronousBackend):
     def set_rng_state(self, state: Mapping[str, Any]) -> None:
         super().set_rng_state(state)
         if "device" not in state or state.get("device_kind") != self._device.type:
-            return  # another device's; steps are seeded anyway
+            return  # state of another device; steps are seeded anyway
         generator = self._generator()
         if generator is not None:
             generator.set_state(state["device"])

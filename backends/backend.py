@@ -1,4 +1,4 @@
-"""The contract between the trainer and a device, with the host's behaviour as default."""
+"""The interface between the trainer and a device, with the host's behaviour as default."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ Precision = Literal["highest", "high", "medium"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caps:
-    """What a backend can do: facts to ask for, instead of its name.
+    """Capabilities of a backend, to test instead of its name.
 
     Args:
         lazy: Operations are recorded and run at the step boundary.
         static_shapes: A new shape costs a compilation.
-        holds_values: Tensors have values that can be read (not so on `meta`).
-        autocast_dtypes: Types that `autocast` takes.
-        needs_scaler: Types under which gradients need a loss scaler.
-        float64: Double precision exists.
-        sharded_state: One process holds only a part of the state.
-        collectives: More than one process takes part.
-        looks_ahead: Batches may be asked for before earlier ones are trained on.
-        refused_dtypes: Types that `autocast` does not take, and that nothing may stand in for,
-            each with the reason.
+        holds_values: Tensors have values that can be read (not on `meta`).
+        autocast_dtypes: Dtypes supported by `autocast`.
+        needs_scaler: Dtypes whose gradients need a loss scaler.
+        float64: Double precision is supported.
+        sharded_state: A rank holds only a shard of the state.
+        collectives: There are several ranks.
+        looks_ahead: Batches may be fetched before earlier ones are trained on.
+        refused_dtypes: Dtypes that `autocast` does not support and that must not be replaced, each
+            with the reason.
     """
 
     lazy: bool = False
@@ -61,7 +61,7 @@ class Caps:
 
 
 class Region:
-    """The traced step: `with backend.step(index)`. One object a backend, entered each step."""
+    """The traced step: `with backend.step(index)`. One object per backend, reused in each step."""
 
     __slots__ = ("backend", "seed")
 
@@ -80,47 +80,46 @@ _OF_NORMS: Final = frozenset({"clip_grad_norm", "clip_grad_value", "grad_norm", 
 
 
 class Backend(ABC):
-    """One device and all that depends on it.
+    """A device and everything that depends on it.
 
-    Each method says whether it waits for the device and whether it is collective; one that says
-    nothing does neither. A new backend overrides what differs from the host.
+    Unless a method says so, it does not wait for the device and is not collective. A new backend
+    overrides what differs from the host.
 
     Args:
-        compile: Compile the model; None = run it as it is.
+        compile: Compile the model; None = run it eagerly.
         matmul_precision: Internal precision of float32 matrix products, as in
-            `torch.set_float32_matmul_precision`; None = leave it.
-        deterministic: Only algorithms that give the same bits each time; an operation without
-            one raises.
-        lag: Steps between a value's read and its delivery; None = the backend's own.
-        activation_checkpointing: What the backward pass computes anew instead of having kept it:
-            "full" = all within each block, "selective" = all but products of matrices and
+            `torch.set_float32_matmul_precision`; None = unchanged.
+        deterministic: Only use deterministic algorithms; raise for an operation without one.
+        lag: Steps between a read and its delivery; None = the backend's default.
+        activation_checkpointing: What to recompute in the backward pass instead of storing it:
+            "full" = everything in each block, "selective" = everything but matrix products and
             attention; None = nothing. Blocks are the elements of every `ModuleList`.
 
     Raises:
-        BackendError: If an option does not fit.
-        BackendUnavailable: In `open`, if the device is not there.
+        BackendError: If an option is invalid.
+        BackendUnavailable: In `open`, if the device does not exist.
     """
 
     name: ClassVar[str]
-    """The device's name, as `make_backend` takes it."""
+    """The device's name, as for `make_backend`."""
     caps: Caps = Caps()
-    """What it can do; known from `open` on."""
+    """What it supports; complete after `open`."""
     comm: Comm
-    """This process among those of the run, and what they tell each other."""
+    """This rank, and communication with the others."""
     _default_lag: ClassVar[int] = 0
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if never_called := vars(cls).keys() & _OF_NORMS:
             raise BackendError(
-                f"{cls.__name__}.{min(never_called)} is not called: return norms of your own from "
+                f"{cls.__name__}.{min(never_called)} is never called: return custom norms from "
                 f"_make_norms."
             )
 
     def __init__(
         self,
         *,
-        compile: CompileOptions | bool | None = None,  # the YAML's word
+        compile: CompileOptions | bool | None = None,  # the YAML key
         matmul_precision: Precision | None = None,
         deterministic: bool = False,
         lag: int | None = None,
@@ -128,16 +127,16 @@ class Backend(ABC):
     ) -> None:
         check_choice("matmul_precision", matmul_precision, (*get_args(Precision), None))
         if lag is not None and (type(lag) is not int or lag < 0):
-            raise BackendError(f"backend.lag is {lag!r}; it must be a whole number of steps >= 0.")
+            raise BackendError(f"backend.lag: expected an integer >= 0 (steps), got {lag!r}.")
         choices = (*get_args(CheckpointMode), None)
         check_choice("activation_checkpointing", activation_checkpointing, choices)
         self._activation_checkpointing = activation_checkpointing
         self._compile = CompileOptions() if compile is True else compile or None
         if activation_checkpointing and self._compile and self._compile.backend == "eager":
             raise BackendError(
-                "backend.activation_checkpointing: torch.compile with backend 'eager' computes "
-                "other dropout masks anew than there were. Use its backend 'aot_eager' or "
-                "'inductor', or leave one of the two out."
+                "backend.activation_checkpointing: torch.compile with backend 'eager' recomputes "
+                "other dropout masks than in the forward pass. Use its backend 'aot_eager' or "
+                "'inductor', or remove one of the two options."
             )
         self._matmul_precision = matmul_precision
         self._deterministic = deterministic
@@ -145,20 +144,20 @@ class Backend(ABC):
         self.comm = self._make_comm()
         self.seed = 0
         self.in_step = False
-        """Whether a traced step is under way."""
+        """Whether a traced step is active."""
         self.reads = self._make_reads()
-        """The queue of deferred reads. `flush` of it waits for the device."""
+        """The queue of deferred reads. Its `flush` waits for the device."""
         self.window = LossWindow()
-        """Weights and losses of the batches since the last optimizer step. `sums` is collective."""
+        """Weights and losses of batches since the last optimizer step. `sums` is collective."""
         self.norms = self._make_norms()
-        """Norms of gradients and state, and clipping. Collective where they are sharded."""
+        """Norms of gradients and state, and gradient clipping. Collective if sharded."""
         self._region = self._make_region()
         self._nothing = nullcontext()
         self._undo: list[Callable[[], None]] = []
 
     @property
     def seed(self) -> int:
-        """The run's seed, from which those of steps and passes are derived."""
+        """The run's seed, from which seeds of steps and epochs are derived."""
         return self._seed
 
     @seed.setter
@@ -172,20 +171,20 @@ class Backend(ABC):
     @staticmethod
     @abstractmethod
     def is_available() -> bool:
-        """Return whether the device is there; never raises."""
+        """Return whether the device is available; never raises."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the model and its batches are."""
+        """The device of the model and its batches."""
 
     def open(self) -> None:
-        """Start the runtime and set the process-wide switches that the options ask for.
+        """Start the runtime and apply the process-wide settings of the options.
 
-        Collective where there are several processes.
+        Collective with several processes.
 
         Raises:
-            BackendUnavailable: If the device is not there.
+            BackendUnavailable: If the device does not exist.
         """
         if self._matmul_precision is not None:
             before = torch.get_float32_matmul_precision()
@@ -197,10 +196,10 @@ class Backend(ABC):
             torch.use_deterministic_algorithms(True)
 
     def close(self, *, ok: bool = True) -> None:
-        """Undo what `open` has set; a second call does nothing.
+        """Undo `open`. Idempotent.
 
         Args:
-            ok: Whether the run ended well; if not, nothing collective may happen.
+            ok: Whether the run succeeded; if not, nothing collective may happen.
         """
         while self._undo:
             self._undo.pop()()
@@ -208,32 +207,32 @@ class Backend(ABC):
     def _make_comm(self) -> Comm:
         return Comm()
 
-    # ---- other processes: `comm` has all of it, these are the names that most callbacks need
+    # ---- other ranks: shortcuts for the members of `comm` that most callbacks need
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes what is written once: `comm.is_main`."""
+        """Whether this is the main process, which writes files and logs: `comm.is_main`."""
         return self.comm.is_main
 
     @property
     def data_shard(self) -> tuple[int, int]:
-        """Which part of the data this process reads, and of how many: `comm.data_shard`."""
+        """(index of the data shard of this rank, number of shards): `comm.data_shard`."""
         return self.comm.data_shard
 
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        """Combine a tensor over the processes that have different data. Collective."""
+        """Reduce a tensor over ranks with different data. Collective."""
         return self.comm.reduce(tensor, op)
 
     def barrier(self, name: str) -> None:
-        """Wait until every process is here. Collective."""
+        """Wait until every rank is here. Collective."""
         self.comm.barrier(name)
 
     def broadcast_object(self, value: Any) -> Any:
-        """Return the main process's value, as `comm.broadcast_object`. Collective."""
+        """Return the main process's value, see `comm.broadcast_object`. Collective."""
         return self.comm.broadcast_object(value)
 
     def gather_object(self, value: Any) -> list[Any]:
-        """Return the values of all processes, as `comm.gather_object`. Collective."""
+        """Return the values of all ranks, see `comm.gather_object`. Collective."""
         return self.comm.gather_object(value)
 
     # ---- model, optimizer, data
@@ -243,17 +242,17 @@ class Backend(ABC):
         return self._nothing
 
     def prepare_model(self, model: Module) -> Module:
-        """Move a model to the device, keeping tied parameters tied, and compile it if asked.
+        """Move a model to the device, keeping tied parameters tied, and compile it if enabled.
 
-        Collective where there are several processes; may wait for the device.
+        Collective with several processes; may wait for the device.
 
         Returns:
-            The module to call. The names of its parameters are the model's own.
+            The module to call; its parameters keep the model's names.
         """
         return self._place_model(model)
 
     def _place_model(self, model: Module) -> Module:
-        """Do what `prepare_model` says for a model that has been looked at."""
+        """Implement `prepare_model`, after activation checkpointing."""
         move_model(model, self.device)
         self._checkpoint_activations(model)
         if self._compile is not None:
@@ -261,16 +260,16 @@ class Backend(ABC):
         return model
 
     def _checkpoint_activations(self, model: Module) -> None:
-        """Have a model's blocks compute activations anew, if that was asked for."""
+        """Enable activation checkpointing for a model's blocks, if configured."""
         if self._activation_checkpointing is not None:
             checkpoint_activations(model, self._activation_checkpointing)
 
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Return an optimizer that fits the device; its parameters are there already."""
+        """Adapt an optimizer to the device; its parameters are already there."""
         return optimizer
 
     def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches on the device, in order; their loader's errors come through."""
+        """Yield the batches on the device, in order; errors of the loader propagate."""
         return map(self.to_device, batches)
 
     def to_device(self, batch: Any) -> Any:
@@ -281,11 +280,11 @@ class Backend(ABC):
     # ---- the step
 
     def step(self, index: int, stream: int = 0) -> Region:
-        """Return the step's region: seeded on entry, launched and its reads delivered on exit.
+        """Return the step's context: seeds on entry, launches and delivers reads on exit.
 
         Args:
-            index: Number of the batch within the stream; with the run's seed and this process's
-                place among the data it decides every random number of the step.
+            index: Number of the batch within the stream; with the run's seed and this rank's data
+                shard it determines every random number of the step.
             stream: A `Stream`; 0 = training.
         """
         region = self._region
@@ -296,32 +295,32 @@ class Backend(ABC):
         return Region(self)
 
     def _enter_step(self, seed: int) -> None:
-        """Seed the generators; forbid host reads where the backend can."""
+        """Seed the generators; forbid host reads where supported."""
         self._seed_device(seed)
         self.in_step = True
 
     def _exit_step(self, *, ok: bool) -> None:
-        """Launch the step, allow host reads, deliver what is due."""
+        """Launch the step, allow host reads, deliver pending reads."""
         self.in_step = False
         if ok:
             self.reads.end_group()
 
     def _seed_device(self, seed: int) -> None:
-        """Seed the generators that the step's operations draw from."""
+        """Seed the generators used by the step's operations."""
         torch.default_generator.manual_seed(seed)
 
     def backward(self, loss: Tensor) -> None:
-        """Add a loss's gradients.
+        """Accumulate a loss's gradients.
 
         Args:
-            loss: As it is to be differentiated: scaled, weighted, ().
+            loss: The scaled and weighted loss, ().
         """
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
 
     def accumulating(self) -> AbstractContextManager[Any]:
-        """Return the context of a batch after which the optimizer does not step yet.
+        """Return the context of a batch without an optimizer step after it.
 
-        Gradients are not exchanged between processes inside.
+        Gradients are not synchronized between ranks inside.
         """
         return self._nothing
 
@@ -330,29 +329,29 @@ class Backend(ABC):
         return torch.autocast(self.device.type, dtype=dtype)
 
     def inference(self) -> AbstractContextManager[Any]:
-        """Return the context of a pass without gradients.
+        """Return the context of a forward pass without gradients.
 
-        `no_grad`: tensors that a model keeps from a validation may be used in training.
+        `no_grad`: tensors that a model keeps from validation may be used in training.
         """
         return torch.no_grad()
 
     def grad_scaler(self, **options: Any) -> torch.amp.GradScaler | None:
-        """Return a loss scaler, or None where the device has no use for one."""
+        """Return a loss scaler, or None where the device needs none."""
         return None
 
     def _make_norms(self) -> Norms:
         return Norms(self)
 
     def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
-        """Update the parameters; or, where `keep` is false, leave them as they are, bit by bit.
+        """Update the parameters, or leave them bitwise unchanged where `keep` is false.
 
         Args:
-            optimizer: Its state, step counts too, stays as it is with the parameters.
+            optimizer: Its state and step counts are left unchanged with the parameters.
             keep: (), bool, on the device; None = update.
 
-        Cost: On a device a conditional step waits for it only where an optimizer counts on the
-            host, and in the first step of a parameter. Memory for a copy of parameters and state
-            during the step, unless the optimizer is a fused one.
+        Cost: On a device, a conditional step waits only if the optimizer counts steps on the host,
+            and in the first step of a parameter. Memory for a copy of parameters and state during
+            the step, unless the optimizer is fused.
         """
         if keep is None or self._look(keep):
             plain_step(optimizer)
@@ -360,7 +359,7 @@ class Backend(ABC):
             skip_step(optimizer)
 
     def restore(self, tensors: Sequence[Tensor], copies: Sequence[Tensor], keep: Tensor) -> None:
-        """Put copies back into their tensors where `keep` is false.
+        """Copy values back into their tensors where `keep` is false.
 
         Does not wait for the device.
 
@@ -373,7 +372,7 @@ class Backend(ABC):
             torch._foreach_copy_(list(tensors), list(copies))
 
     def _look(self, flag: Tensor) -> bool:
-        """Return the value of a flag, also within a step. Waits for the device."""
+        """Read a flag, also within a step. Waits for the device."""
         return bool(flag.item())
 
     def zero_grad(self, optimizer: Optimizer) -> None:
@@ -384,63 +383,63 @@ class Backend(ABC):
 
     @property
     def reads_at_once(self) -> bool:
-        """Whether a value can be read here and now without waiting or overtaking another read."""
+        """Whether a value can be read at once, without waiting or overtaking another read."""
         return False
 
     def _make_reads(self) -> Reads:
         return HostReads(self._lag)
 
     def read(self, tensors: Sequence[Tensor], deliver: Deliver) -> None:
-        """Have `deliver` called with the values, in order, at most `lag` steps later.
+        """Call `deliver` with the values, in order, at most `lag` steps later.
 
         Args:
-            tensors: What to read, as it is now.
-            deliver: Gets a list: a number for each tensor without dimensions, else a CPU tensor.
+            tensors: What to read; their current values are captured.
+            deliver: Called with a list: a number for each 0-d tensor, else a CPU tensor.
         """
         self.reads.put(tensors, deliver)
         if not self.in_step and self._lag == 0:
             self.reads.flush()
 
-    def hold(self, values: Iterable[Any]) -> None:  # noqa: B027  # right where nothing is recorded
-        """Keep tensors that nobody wants until the step's end.
+    def hold(self, values: Iterable[Any]) -> None:  # noqa: B027  # a no-op without a recorded graph
+        """Keep unused tensors alive until the step's end.
 
-        Where a step is recorded, what nobody has any more is dropped from its graph, and steps
-        with another graph are compiled anew.
+        In a recorded step, tensors without references are dropped from the graph, and a step with a
+        different graph is recompiled.
         """
 
     def flush(self) -> None:
-        """Deliver all that was read. Waits for the device."""
+        """Deliver all reads. Waits for the device."""
         self.reads.flush()
 
     # ---- state
 
     def host_state(self, tree: Any) -> Any:
-        """Return a copy of the structure with whole tensors in host memory. Waits for the device.
+        """Return a copy of the tree with full tensors in host memory. Waits for the device.
 
-        Collective where a process holds only a part of the state.
+        Collective where a rank holds only a shard of the state.
         """
         return map_tensors(tree, lambda tensor: tensor.detach().to("cpu", copy=True))
 
     def state_view(self, tree: Any) -> Any:
-        """Return the structure with whole, detached tensors that share memory with the run.
+        """Return the tree with full, detached tensors that share memory with the run.
 
-        Collective where a process holds only a part of the state.
+        Collective where a rank holds only a shard of the state.
         """
         return map_tensors(tree, lambda tensor: tensor.detach())
 
     def writable(self, tree: Any) -> Any:
-        """Return the structure with tensors whose bytes can be had one by one.
+        """Return the tree with tensors whose bytes can be accessed.
 
         May wait for the device.
         """
         return tree
 
     def for_loading(self, tree: Any, like: Mapping[str, Any] | None = None) -> Any:
-        """Return a structure of host tensors in the form that is best copied into the run's.
+        """Return a tree of host tensors in a form that can be copied into the run's tensors.
 
         Args:
-            tree: The structure.
-            like: The run's own tensors by name, where the structure has the same names.
+            tree: The tree.
+            like: The run's own tensors by name, where the tree has the same names.
         """
         return tree
 
@@ -453,7 +452,7 @@ class Backend(ABC):
         }
 
     def set_rng_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `rng_state` returned. May wait for the device."""
+        """Restore the result of `rng_state`. May wait for the device."""
         version, internal, gauss = state["python"]
         random.setstate((version, tuple(internal), gauss))
         np.random.set_state(state["numpy"])
@@ -462,22 +461,22 @@ class Backend(ABC):
     # ---- facts
 
     def counters(self) -> dict[str, int]:
-        """Return counts since the start: compilations, host reads, ... as the backend has them."""
+        """Return counts since the start: compilations, host reads, ... (backend-specific)."""
         return {}
 
     def memory(self) -> dict[str, int]:
-        """Return bytes: `host_peak_bytes`, and on a device with memory of its own its figures."""
+        """Return bytes: `host_peak_bytes`, and figures of the device's own memory, if any."""
         import resource
         import sys
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return {"host_peak_bytes": peak * (1 if sys.platform == "darwin" else 1024)}
 
-    def synchronize(self) -> None:  # noqa: B027  # right for the host
+    def synchronize(self) -> None:  # noqa: B027  # a no-op on the host
         """Wait for the device."""
 
     def explain(self, error: BaseException) -> None:
-        """Add to an error what this backend knows of its cause: what to lower on out of memory."""
+        """Add a note to an error, such as what to reduce when out of memory."""
         if is_out_of_memory(error):
             figures = ", ".join(f"{k} {v / 2**30:.2f} GiB" for k, v in self.memory().items())
             error.add_note(f"Out of memory on {self.device} ({figures}). {OUT_OF_MEMORY_ADVICE}")

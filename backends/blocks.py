@@ -1,4 +1,4 @@
-"""The repeated blocks of a model: found, compiled, checkpointed."""
+"""The repeated blocks of a model: find, compile and checkpoint them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .errors import BackendError, suggest
 
 
 def find_blocks(model: Module, names: Collection[str] | None, option: str) -> list[Module]:
-    """Return the blocks of a model, each once, those inside others before them.
+    """Return the blocks of a model, each once, inner blocks first.
 
-    `names` are those of classes; None = the elements of every `ModuleList` that is not itself
-    inside such an element. Messages start with `option`, where the names were given.
+    `names`: class names; None = the elements of every `ModuleList` that is not itself inside such
+    an element. Error messages start with `option`.
 
     Raises:
-        BackendError: If no module is of a class that was named.
+        BackendError: If no module has one of the classes.
     """
     if names is None:
         return list(dict.fromkeys(_elements(model)))
@@ -42,7 +42,7 @@ def find_blocks(model: Module, names: Collection[str] | None, option: str) -> li
 
 def _elements(owner: Module, *, in_list: bool = False) -> Iterator[Module]:
     for child in owner.children():
-        if isinstance(child, (ModuleList, ModuleDict)):  # has no forward pass of its own
+        if isinstance(child, (ModuleList, ModuleDict)):  # a container without a forward pass
             yield from _elements(child, in_list=in_list or isinstance(child, ModuleList))
         elif in_list:
             yield child
@@ -55,10 +55,10 @@ class CompileOptions:
     """How a model is compiled.
 
     Args:
-        target: "model" = as one graph; "blocks" = each element of every `ModuleList`, so that
-            equal blocks are compiled once.
-        fullgraph: Refuse graph breaks.
-        dynamic: Compile for changing shapes; None = when one has changed.
+        target: "model" = as one graph; "blocks" = each element of every `ModuleList`, so that equal
+            blocks are compiled once.
+        fullgraph: Raise on graph breaks.
+        dynamic: Compile for dynamic shapes; None = after a shape has changed.
         mode: torch.compile's mode.
         backend: torch.compile's backend.
     """
@@ -71,10 +71,10 @@ class CompileOptions:
 
 
 def compile_model(model: Module, options: CompileOptions) -> None:
-    """Compile a model in place: modules are not wrapped, so parameter names stay as they are.
+    """Compile a model in place: modules are not wrapped, so parameter names are unchanged.
 
     Raises:
-        BackendError: If blocks are asked for and the model has no `ModuleList`.
+        BackendError: If the target is "blocks" and the model has no `ModuleList`.
     """
     arguments: dict[str, Any] = asdict(options)
     if arguments.pop("target") == "model":
@@ -102,37 +102,36 @@ _COLLECTIVES: Final = "_c10d_functional"
 def checkpoint_activations(
     model: Module, mode: Mode, blocks: Collection[str] | None = None
 ) -> None:
-    """Have blocks keep their inputs only, and be computed again in the backward pass.
+    """Enable activation checkpointing: blocks keep only their inputs and are recomputed.
 
-    Losses and gradients stay the same bit by bit, with dropout too. No module is wrapped, so that
-    parameters keep their names. To be called before the model is compiled or sharded.
+    Losses and gradients are bitwise unchanged, also with dropout. Modules are not wrapped, so
+    parameter names are unchanged. Call before the model is compiled or sharded.
 
-    "full" computes all of a block again; "selective" all but matrix products, attention and
-    collectives, whose results are kept. Attention with dropout is computed again, so that the
-    random numbers after it are the same. `blocks` are names of classes, as in `find_blocks`; the
-    model is changed in place.
+    "full" recomputes whole blocks; "selective" everything but matrix products, attention and
+    collectives. Attention with dropout is recomputed, so that later random numbers are the same.
+    `blocks`: class names, as in `find_blocks`. The model is changed in place.
 
     Raises:
-        BackendError: If the mode is none of these, or there are no blocks.
+        BackendError: If the mode is invalid, or there are no blocks.
 
     Cost:
         "full" computes the forward pass of the blocks twice.
     """
     option = "backend.activation_checkpointing"
     if mode not in get_args(Mode):
-        raise BackendError(f"{option} is {mode!r}. {suggest(str(mode), get_args(Mode))}")
+        raise BackendError(f"{option}: invalid mode {mode!r}. {suggest(str(mode), get_args(Mode))}")
     found = find_blocks(model, blocks, option)
     if not found:
         raise BackendError(
             f"{option} is {mode!r}, but {type(model).__name__} has no ModuleList. Put its "
-            f"repeated parts into one, or leave the option out."
+            f"repeated blocks into one, or remove the option."
         )
     for block in found:
         vars(block)["forward"] = Recomputed(block, mode)
 
 
 class Recomputed:
-    """The forward pass of a module, computed again when its backward pass needs it."""
+    """A module's forward pass that is recomputed in the backward pass."""
 
     def __init__(self, block: Module, mode: Mode) -> None:
         self.block = block
@@ -140,7 +139,7 @@ class Recomputed:
         self.inner: Callable[..., Any] | None = vars(block).get("forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the module's own forward pass does."""
+        """Run the module's own forward pass."""
         forward = self.inner or partial(type(self.block).forward, self.block)
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
@@ -154,7 +153,7 @@ def _selective_contexts() -> Any:
 
 
 def _decide(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Say whether the result of an operation is kept."""
+    """Decide whether to keep the result of an operation."""
     name = op.name().partition("::")[2].partition(".")[0]
     if op.namespace == _COLLECTIVES or (op.namespace == "aten" and name in _MATRIX_PRODUCTS):
         return CheckpointPolicy.MUST_SAVE

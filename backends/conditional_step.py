@@ -1,4 +1,4 @@
-"""Steps of an optimizer that a flag on the device takes back."""
+"""Optimizer steps that are undone depending on a flag on the device."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ State = dict[str, Any]
 
 
 class ConditionalSteps:
-    """Takes steps that leave no trace where a flag says so, as a rule without waiting for it.
+    """Take steps that change nothing where a flag is false, usually without waiting for it.
 
-    torch's fused optimizers leave a step out themselves. Of any other one, parameters and state
-    are copied before the step and put back after it, on the device.
+    torch's fused optimizers skip a step themselves. For others, parameters and state are copied
+    before the step and restored after it, on the device.
 
     Two kinds of steps are decided on the host: the first of a parameter, as its state does not
-    exist yet, and those of an optimizer that counts on the host, as nothing else can take back a
-    number. They call `look`, which waits for the device; `num_looks` says how many these were.
+    exist yet, and steps of an optimizer that counts on the host, as its count cannot be restored
+    on the device. They call `look`, which waits for the device; `num_looks` counts these calls.
     """
 
     def __init__(self, look: Callable[[Tensor], bool]) -> None:
@@ -37,9 +37,9 @@ class ConditionalSteps:
         self._hosted: WeakSet[Optimizer] = WeakSet()
 
     def step(self, optimizer: Optimizer, keep: Tensor) -> None:
-        """Update the parameters, or leave them and the optimizer's state as they are, bit by bit.
+        """Update the parameters, or leave them and the optimizer's state bitwise unchanged.
 
-        `keep` is (), bool, on the device of the parameters.
+        `keep`: (), bool, on the device of the parameters.
         """
         params = moved(optimizer)
         if optimizer in self._hosted or not self._knows(optimizer, params):
@@ -70,20 +70,20 @@ class ConditionalSteps:
             return
         self._hosted.add(optimizer)
         log.info(
-            "%s counts on the host: to skip a step, each one waits for the device.",
+            "%s counts steps on the host: conditional steps wait for the device.",
             type(optimizer).__name__,
         )
 
 
 def skip_step(optimizer: Optimizer) -> None:
-    """Take no step; torch's schedules, which warn if there was none before theirs, are content."""
-    optimizer._opt_called = True  # type: ignore[attr-defined]  # what they look at
+    """Take no step, but mark the optimizer as stepped: torch's schedulers warn otherwise."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # checked by schedulers
 
 
 def put_back(tensors: Sequence[Tensor], copies: Sequence[Tensor], keep: Tensor) -> None:
     """Overwrite tensors by their copies where a flag is false, without waiting for it.
 
-    `keep` is (), bool, on their device; each copy has its tensor's shape and type.
+    `keep`: (), bool, on their device; each copy has its tensor's shape and dtype.
     """
     with torch.no_grad():
         for tensor, copy in zip(tensors, copies, strict=True):
@@ -102,7 +102,7 @@ def moved(optimizer: Optimizer) -> list[Tensor]:
 
 
 def numbers_in(optimizer: Optimizer) -> list[State]:
-    """Return the numbers among the settings of the groups, where some optimizers count."""
+    """Return the numbers in the param groups, where some optimizers count steps."""
     return [
         {key: value for key, value in group.items() if isinstance(value, (int, float))}
         for group in optimizer.param_groups
@@ -110,7 +110,7 @@ def numbers_in(optimizer: Optimizer) -> list[State]:
 
 
 def _is_on_device(param: Tensor, state: State | None) -> bool:
-    """Return whether tensors on the device are all that a parameter's state consists of."""
+    """Return whether a parameter's state consists only of tensors on its device."""
     return all(
         value is None
         or isinstance(value, (bool, str))
@@ -120,7 +120,7 @@ def _is_on_device(param: Tensor, state: State | None) -> bool:
 
 
 def _fused_step(optimizer: Any, keep: Tensor) -> None:
-    # What torch's loss scaler does. The fused kernels know it, and do not count such a step.
+    # Like torch's GradScaler: the fused kernels skip such a step and do not count it.
     optimizer.grad_scale = None
     optimizer.found_inf = keep.logical_not().to(torch.float32)
     try:

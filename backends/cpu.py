@@ -1,4 +1,4 @@
-"""The host itself."""
+"""The CPU backend."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -11,7 +11,7 @@ _DEVICE: Final = torch.device("cpu")
 
 
 class _HostRegion(Region):
-    """The same as `Region`, in as few calls as can be: it is entered for every batch."""
+    """Like `Region`, but with as few calls as possible: it is entered for every batch."""
 
     __slots__ = ()
 
@@ -27,7 +27,7 @@ class _HostRegion(Region):
 
 
 class CpuBackend(Backend):
-    """The CPU: values are there at once, so nothing is deferred beyond the step's end."""
+    """The CPU: values are available at once, so reads are delivered at the step's end."""
 
     name = "cpu"
 
@@ -43,16 +43,16 @@ class CpuBackend(Backend):
 
     @property
     def reads_at_once(self) -> bool:
-        """True outside a step, unless a lag was asked for."""
+        """True outside a step, unless a lag was set."""
         return not self.in_step and self._lag == 0 and self.reads.is_empty
 
     def _make_region(self) -> Region:
         return _HostRegion(self)
 
     def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches as they are."""
+        """Yield the batches unchanged."""
         return iter(batches)
 
     def to_device(self, batch: Any) -> Any:
-        """Return the batch as it is."""
+        """Return the batch unchanged."""
         return batch

@@ -1,4 +1,4 @@
-"""NVIDIA's devices, and AMD's under ROCm, which torch calls by the same name."""
+"""NVIDIA GPUs, and AMD GPUs under ROCm, which torch also calls "cuda"."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Guard = Literal["off", "warn", "error"]
 
 _GUARDS: Final = ("off", "warn", "error")
 _WORKSPACE: Final = "CUBLAS_WORKSPACE_CONFIG"
-# The two under which cuBLAS gives the same bits each time:
+# The two values with which cuBLAS is deterministic:
 # https://docs.nvidia.com/cuda/cublas/#results-reproducibility
 _REPRODUCIBLE: Final = (":4096:8", ":16:8")
 
@@ -26,14 +26,14 @@ class CudaBackend(AcceleratorBackend):
     """CUDA and ROCm.
 
     Args:
-        guard: What happens when a step waits for the device: "off", "warn" or "error". torch
-            notices most reads on the host, but no collectives.
-        **options: Those of `AcceleratorBackend`, without `kind`.
+        guard: What to do when a step waits for the device: "off", "warn" or "error". torch detects
+            most host reads, but no collectives.
+        **options: Options of `AcceleratorBackend`, without `kind`.
 
     Raises:
-        BackendError: If `guard` is none of the three; in `open`, if `deterministic` is asked for
-            too late for cuBLAS.
-        BackendUnavailable: In `open`, if the device is not there.
+        BackendError: If `guard` is invalid; in `open`, if it is too late for `deterministic`,
+            because cuBLAS has started.
+        BackendUnavailable: In `open`, if the device does not exist.
     """
 
     name: ClassVar[str] = "cuda"
@@ -61,7 +61,7 @@ class CudaBackend(AcceleratorBackend):
             self._undo.append(lambda: setattr(torch.backends.cudnn, "benchmark", before))
             torch.backends.cudnn.benchmark = False
         if self._guard_level:
-            with warnings.catch_warnings():  # torch says once that this is a prototype
+            with warnings.catch_warnings():  # torch warns that this is a prototype
                 warnings.simplefilter("ignore")
                 torch.cuda.set_sync_debug_mode(torch.cuda.get_sync_debug_mode())
 
@@ -85,7 +85,7 @@ class CudaBackend(AcceleratorBackend):
     @override
     def _look(self, flag: Tensor) -> bool:
         level = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode(0)  # this read is meant
+        torch.cuda.set_sync_debug_mode(0)  # this read is intended
         try:
             return super()._look(flag)
         finally:
@@ -98,7 +98,7 @@ class CudaBackend(AcceleratorBackend):
 
 
 def _make_cublas_reproducible() -> None:
-    """Set cuBLAS's workspace before CUDA starts; it stays set, as cuBLAS reads it once."""
+    """Set cuBLAS's workspace before CUDA starts; not undone, as cuBLAS reads it once."""
     given = os.environ.get(_WORKSPACE)
     if torch.version.hip is not None or given in _REPRODUCIBLE:
         return

@@ -1,4 +1,4 @@
-"""Weights of a model that was built without memory, drawn after it was shared out."""
+"""Initialize the weights of a model that was built on `meta`, after it was sharded."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ Step = tuple[Module, Callable[[], None]]
 
 
 def is_on_meta(model: Module) -> bool:
-    """Return whether a parameter or buffer of a model has no memory yet."""
+    """Return whether a parameter or buffer of a model is on `meta`."""
     return any(tensor.is_meta for tensor in _all_tensors(model))
 
 
 @torch.no_grad()
 def materialize(model: Module, device: torch.device) -> None:
-    """Give a model that is on `meta` memory and its initial values, in place. Collective.
+    """Allocate and initialize a model that is on `meta`, in place. Collective.
 
-    The values are those of a model that is built on the host with the same generator, on any
-    number of processes: modules are reset in the order in which constructors run, children before
-    parents, by `reset_parameters()`. A module may have `reset_steps()` besides, which yields
-    pairs of a part of it and a function that draws that part; then no more than one part is whole
-    at a time. Does nothing if no tensor is on `meta`.
+    The values are those of a model built on the host with the same generator, on any number of
+    ranks: modules are reset in the order of their constructors, children before parents, by
+    `reset_parameters()`. A module may also have `reset_steps()`, which yields pairs of a part of it
+    and a function that initializes it; then only one part at a time is unsharded. No-op if no
+    tensor is on `meta`.
 
     Raises:
         BackendError: If a parameter or buffer got no value.
 
     Cost:
-        Every process draws all values, on the host. One step's module is whole in host memory
-        while it is drawn. Parameters that a later step draws again are gathered before.
+        Every rank draws all values on the host. One step's module is unsharded in host memory while
+        it is initialized. Parameters that a later step initializes again are gathered first.
     """
     if not is_on_meta(model):
         return
@@ -55,7 +55,7 @@ def materialize(model: Module, device: torch.device) -> None:
 
 
 def _steps(model: Module) -> Iterator[Step]:
-    """Yield what has to be called, in the order in which constructors do it."""
+    """Yield the functions to call, in the order of the constructors."""
     for module in _children_first(model, set()):
         steps: Callable[[], Iterator[Step]] | None = getattr(module, "reset_steps", None)
         if steps is not None:
@@ -77,7 +77,7 @@ def _children_first(module: Module, seen: set[Module]) -> Iterator[Module]:
 
 
 def _slots(model: Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-    """Yield each place where a parameter or buffer is kept."""
+    """Yield each reference to a parameter or buffer."""
     for module in model.modules():
         for own in (module._parameters, module._buffers):
             for name, tensor in own.items():
@@ -100,7 +100,7 @@ def _allocate(model: Module, device: torch.device) -> None:
 
 
 def _share_generator() -> None:
-    """Let all processes draw the same: what the first one does."""
+    """Make all ranks draw the same numbers, those of rank 0."""
     if dist.is_initialized():
         state = torch.get_rng_state()
         dist.broadcast(state, src=0)
@@ -109,10 +109,10 @@ def _share_generator() -> None:
 
 @contextmanager
 def _whole(module: Module, written: set[int]) -> Iterator[None]:
-    """Have a module hold whole tensors on the host; then keep this process's part of them.
+    """Replace a module's tensors by full ones on the host; then keep this rank's shard of them.
 
-    `written` are the ids of the tensors that have values; the others are filled with NaN before,
-    and added if they have changed.
+    `written`: ids of initialized tensors; others are filled with NaN first, and added if they have
+    changed.
     """
     kept = list(_slots(module))
     wholes = {id(target): _host_copy(target, id(target) in written) for _, _, target in kept}
@@ -144,7 +144,7 @@ def _host_copy(target: Tensor, has_value: bool) -> Tensor:
 
 
 def _is_untouched(value: Tensor) -> bool:
-    """Return whether a tensor is full of NaN: one that is written past its version counter."""
+    """Return whether a tensor is full of NaN; version counters miss some writes."""
     return not (value.is_floating_point() or value.is_complex()) or bool(value.isnan().all())
 
 
@@ -167,8 +167,8 @@ def _check_written(model: Module, written: set[int]) -> None:
     ]
     if missing:
         raise BackendError(
-            f"backend.sharding.meta_init: nothing draws {', '.join(missing)}. Give the modules a "
-            f"method reset_parameters() that fills their parameters and buffers, or set "
+            f"backend.sharding.meta_init: nothing initializes {', '.join(missing)}. Add a method "
+            f"reset_parameters() that fills the module's parameters and buffers, or set "
             f"meta_init: false."
         )
 
@@ -178,7 +178,7 @@ def _check_other_tensors(model: Module) -> None:
         for key, value in vars(module).items():
             if isinstance(value, Tensor) and value.is_meta:
                 raise BackendError(
-                    f"backend.sharding.meta_init: {f'{name}.{key}'.lstrip('.')} is a tensor that "
-                    f"is neither parameter nor buffer, so nothing can fill it. Register it as a "
-                    f"buffer that reset_parameters() fills, or set meta_init: false."
+                    f"backend.sharding.meta_init: {f'{name}.{key}'.lstrip('.')} is a tensor, but "
+                    f"neither a parameter nor a buffer, so it cannot be initialized. Register it "
+                    f"as a buffer that reset_parameters() fills, or set meta_init: false."
                 )

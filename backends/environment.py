@@ -1,4 +1,4 @@
-"""What of the process's environment a run reads and sets."""
+"""Environment variables that a run reads and sets."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ LIMIT_BATCHES: Final = "MODELZOO_LIMIT_BATCHES"
 
 
 def limit_batches(environ: Mapping[str, str] | None = None) -> int | None:
-    """Return after how many batches an epoch ends; None = with the data.
+    """Return the number of batches after which an epoch ends; None = no limit.
 
     Raises:
-        ValueError: If it is not a number > 0, "none" or empty.
+        ValueError: If it is not an integer > 0, "none" or empty.
     """
     text = (os.environ if environ is None else environ).get(LIMIT_BATCHES, "").strip()
     if text.lower() in ("", "none"):
         return None
     if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise ValueError(f"{text!r} is not a whole number > 0, or 'none' for no limit.")
+        raise ValueError(
+            f"{text!r} is not an integer > 0. Use a number of batches, or 'none' for no limit."
+        )
     return int(text)
 
 
-# The names that the configuration format's documentation gives.
+# The names in the documentation of the configuration format.
 NOTIFICATION_ENDPOINT: Final = "CEREBRAS_NOTIFICATION_ENDPOINT"
 NOTIFICATION_MAILFROM: Final = "CEREBRAS_NOTIFICATION_MAILFROM"
 NOTIFICATION_PASSWORD: Final = "CEREBRAS_NOTIFICATION_PASSWORD"
@@ -39,21 +41,21 @@ _HF_LIBRARIES: Final = ("huggingface_hub", "transformers", "datasets")
 
 
 def from_environment(name: str) -> str | None:
-    """Return a variable of the environment; None if it is not set, or empty."""
+    """Return an environment variable; None if it is not set, or empty."""
     return os.environ.get(name) or None
 
 
 def hold_hf_cache_dir(folder: str) -> Callable[[], None]:
-    """Have Hugging Face's libraries, here and in processes started from now on, use a folder.
+    """Make Hugging Face's libraries use a cache folder, here and in new subprocesses.
 
     Returns:
-        What puts the environment back.
+        A function that restores the environment.
     """
     return _overrides().hold(dict.fromkeys(_HF_FOLDERS, folder))
 
 
 def loaded_hf_libraries() -> list[str]:
-    """Return which of those libraries have been imported: they have read the environment."""
+    """Return the imported ones of these libraries, which have already read the environment."""
     return [name for name in _HF_LIBRARIES if name in sys.modules]
 
 

@@ -1,4 +1,4 @@
-"""The exceptions of backends, and what their messages suggest."""
+"""Exceptions of backends, and hints in their messages."""
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -6,11 +6,11 @@ from typing import Final
 
 
 class BackendError(RuntimeError):
-    """A device or its runtime failed, or was asked for what it cannot do."""
+    """A device or its runtime failed, or does not support what was requested."""
 
 
 class BackendUnavailable(BackendError):
-    """The device that was asked for is not there."""
+    """The requested device does not exist."""
 
 
 class HostReadError(BackendError):
@@ -24,17 +24,17 @@ OUT_OF_MEMORY_ADVICE: Final = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory ran out, on a device or on the host."""
-    import torch  # not above: the command line knows these exceptions before it needs torch
+    """Return whether an error means out of memory, on a device or on the host."""
+    import torch  # lazy: the command line uses these exceptions without torch
 
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    said = ("can't allocate memory", "RESOURCE_EXHAUSTED")  # the host's words, and XLA's
+    said = ("can't allocate memory", "RESOURCE_EXHAUSTED")  # host, XLA
     return isinstance(error, RuntimeError) and any(words in str(error) for words in said)
 
 
 def is_too_large(error: BaseException) -> bool:
-    """Return whether an error says that a size is more than the host can hold, or count."""
+    """Return whether an error means that a size exceeds the host's memory or integers."""
     if isinstance(error, (MemoryError, OverflowError)):
         return True
     said = ("can't allocate memory", "size calculation overflowed", "Overflow when unpacking")
@@ -43,10 +43,10 @@ def is_too_large(error: BaseException) -> bool:
 
 
 def check_choice(option: str, value: object, known: Sequence[object]) -> None:
-    """Check the value of an option of a backend.
+    """Check the value of a backend option.
 
     Raises:
-        BackendError: If it is none of those known.
+        BackendError: If it is not one of those known.
     """
     if not any(_is_choice(value, one) for one in known):
         choices = f"{', '.join(map(repr, known[:-1]))} or {known[-1]!r}"
@@ -54,22 +54,22 @@ def check_choice(option: str, value: object, known: Sequence[object]) -> None:
 
 
 def _is_choice(value: object, one: object) -> bool:
-    """Return whether they are the same, and not 1 and True; a string may be an enum's."""
+    """Return whether they are equal, but not 1 and True; a string may equal an enum's value."""
     is_alike = isinstance(value, type(one)) and isinstance(value, bool) == isinstance(one, bool)
     return is_alike and value == one
 
 
 def suggest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return a sentence that helps with a wrong name, whatever its case.
+    """Return a hint for a misspelled name, ignoring case.
 
-    `cutoff`: least similarity, 0 to 1, of a suggestion (`difflib`'s ratio).
+    `cutoff`: minimum similarity, 0 to 1, of a suggestion (`difflib`'s ratio).
 
     Returns:
-        "Did you mean 'x'?" if one name is near, else "Known: a, b, c.".
+        "Did you mean 'x'?" if a name is close, else "Known: a, b, c.".
     """
     names = sorted(set(known))
     lowered = {name.lower(): name for name in names}
     near = get_close_matches(given.lower(), lowered, n=1, cutoff=cutoff)
     if near:
         return f"Did you mean {lowered[near[0]]!r}?"
-    return f"Known: {', '.join(names)}." if names else "Nothing is known here."
+    return f"Known: {', '.join(names)}." if names else "No names are known."

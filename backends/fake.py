@@ -1,4 +1,4 @@
-"""A device for tests: the CPU, with the manners of an accelerator."""
+"""A device for tests: the CPU with the restrictions of an accelerator."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _DEVICE: Final = torch.device("cpu")
 
 
 class FakeBackend(AsynchronousBackend):
-    """The CPU, held to what holds on a device: for tests of models, callbacks and the trainer.
+    """The CPU with the restrictions of a device, for tests of models, callbacks and the trainer.
 
-    The numbers are the CPU's. What differs is when they can be had:
+    Numbers are the CPU's, but access to them is restricted:
 
     * a read inside the step (`loss.item()`, `if loss > 1`, `print(loss)`, `x[mask]`, ...) raises
-      `HostReadError` with the line that did it; see `SyncGuard` for what it cannot see;
-    * `read` takes a snapshot, all of a step's go in one transfer, and are delivered `lag` steps
+      `HostReadError` with the line of the read; see `SyncGuard` for what it cannot detect;
+    * `read` takes a snapshot; all reads of a step share one transfer and are delivered `lag` steps
       later, or at a `flush`;
-    * batches are copies, and the loader is asked for one more than was taken;
+    * batches are copies, and one more is fetched from the loader than was used;
     * float16 needs a loss scaler.
 
-    `counters()` says how many reads were refused (`host_reads`), deferred (`reads`), and how many
-    transfers brought their values (`transfers`: one a step and dtype).
+    `counters()`: number of refused reads (`host_reads`), of deferred ones (`reads`), and of
+    transfers for these (`transfers`: one per step and dtype).
 
     Args:
-        **options: Those of `AsynchronousBackend`.
+        **options: Options of `AsynchronousBackend`.
 
     Example:
         >>> backend = FakeBackend()
@@ -108,7 +108,7 @@ class FakeBackend(AsynchronousBackend):
 
 
 class _PausingScaler(torch.amp.GradScaler):
-    """A loss scaler that may read, as torch's does where an optimizer is not fused."""
+    """A loss scaler that may read, as torch's does for optimizers that are not fused."""
 
     def __init__(self, guard: SyncGuard, **options: Any) -> None:
         super().__init__("cpu", **options)

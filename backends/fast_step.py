@@ -11,11 +11,11 @@ from torch.optim import optimizer as _torch_optimizer
 
 
 def plain_step(optimizer: Optimizer) -> None:
-    """Update the parameters, as `optimizer.step()` does.
+    """Update the parameters, like `optimizer.step()`.
 
-    torch wraps every `step` in a label for its profiler and a look for hooks, which costs more
-    than a small layer. The method inside is called directly if there is neither a profiler nor a
-    hook, and nothing has been put on the instance (torch's schedulers do that).
+    torch wraps every `step` in a profiler label and hook lookups, which cost more than a small
+    layer. The inner method is called directly if there is no profiler, no hook, and no `step` set
+    on the instance (torch's schedulers do that).
     """
     method: Any = type(optimizer).step
     inner = getattr(method, "__wrapped__", None) if getattr(method, "hooked", False) else None
@@ -26,7 +26,7 @@ def plain_step(optimizer: Optimizer) -> None:
         or optimizer._optimizer_step_post_hooks
         or _torch_optimizer._global_optimizer_pre_hooks
         or _torch_optimizer._global_optimizer_post_hooks
-        or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]  # not declared
+        or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]  # undeclared
     ):
         optimizer.step()
     else:
@@ -34,9 +34,9 @@ def plain_step(optimizer: Optimizer) -> None:
 
 
 def plain_zero_grad(optimizer: Optimizer) -> None:
-    """Drop the gradients, as `optimizer.zero_grad(set_to_none=True)` does.
+    """Drop the gradients, like `optimizer.zero_grad(set_to_none=True)`.
 
-    An optimizer that brings its own method has that called.
+    Calls an optimizer's own method if it overrides torch's.
     """
     if type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer):
         optimizer.zero_grad()
@@ -46,7 +46,7 @@ def plain_zero_grad(optimizer: Optimizer) -> None:
             param.grad = None
 
 
-# A subclass before its base.
+# Subclasses before their bases.
 _KERNELS: Final[dict[type[Optimizer], str]] = {
     AdamW: "aten::_fused_adamw_",
     Adam: "aten::_fused_adam_",
@@ -56,13 +56,12 @@ _KERNELS: Final[dict[type[Optimizer], str]] = {
 
 
 def fuse_optimizer(optimizer: Optimizer, device: torch.device) -> bool:
-    """Switch an optimizer to its fused form, in place, where that is possible and not decided.
+    """Switch an optimizer to its fused kernels, in place, unless the user has chosen.
 
-    The state dict stays as without it, so that a checkpoint fits every device.
+    The state dict is unchanged, so that a checkpoint works on every device.
 
-    It is left alone if it is none of torch's Adam, AdamW, SGD and Adagrad, if `foreach` or `fused`
-    was chosen, if a momentum is dampened, or if a parameter is not a floating point one on
-    `device`.
+    No-op if it is not torch's Adam, AdamW, SGD or Adagrad, if `foreach` or `fused` is set, with
+    `dampening` and momentum, or if a parameter is not a floating-point one on `device`.
 
     Returns:
         Whether it was switched.
@@ -72,7 +71,7 @@ def fuse_optimizer(optimizer: Optimizer, device: torch.device) -> bool:
         return False
     choices = [group.get("fused") for group in optimizer.param_groups]
     optimizer.defaults["fused"] = True
-    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # GradScaler asks
+    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # read by GradScaler
     _switch(optimizer)
 
     def restore(_: Optimizer, state: dict[str, Any]) -> None:
@@ -87,7 +86,7 @@ def fuse_optimizer(optimizer: Optimizer, device: torch.device) -> bool:
 def _kernel_of(optimizer: Optimizer) -> str | None:
     for cls, kernel in _KERNELS.items():
         if isinstance(optimizer, cls):
-            own = inspect.unwrap(type(optimizer).step)  # torch wraps it for its profiler
+            own = inspect.unwrap(type(optimizer).step)  # wrapped by torch's profiler
             return kernel if own is inspect.unwrap(cls.step) else None
     return None
 
@@ -104,7 +103,7 @@ def _fits(optimizer: Optimizer, device: torch.device) -> bool:
         if group.get("differentiable"):
             return False
         if group.get("momentum") and group.get("dampening"):
-            return False  # a momentum of zeros would be dampened in the first step
+            return False  # the first step would dampen a zero momentum
         for param in group["params"]:
             if param.device.type != device.type or not param.is_floating_point():
                 return False
@@ -125,10 +124,10 @@ def _switch(optimizer: Optimizer) -> None:
 
 
 def _begin_momentum(optimizer: Optimizer, params: list[torch.Tensor]) -> None:
-    """Give parameters without a momentum one of zeros, which is the same.
+    """Create zero momentum for parameters without one, which is equivalent.
 
-    Left to torch's fused step, it is memory as it was found if a loss scaler leaves out the first
-    step, and an error if only some of the parameters have one.
+    Otherwise torch's fused step leaves it uninitialized if a loss scaler skips the first step, and
+    raises if only some parameters have one.
     """
     for param in params:
         state = optimizer.state[param]

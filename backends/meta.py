@@ -17,24 +17,24 @@ from .reads import DeferredReads, HostCopies, Wait, no_wait
 
 _DEVICE: Final = torch.device("meta")
 _READ: Final = (
-    "On the meta device tensors have no values, and this line asks for one: read on the host "
-    "inside the step, it makes an accelerator wait. Defer it (backend.read, a step closure), or "
+    "Tensors on the meta device have no values, but this line needs one: reading it on the host "
+    "inside the step would block an accelerator. Defer it (backend.read, a step closure), or "
     "keep it on the device (torch.where instead of a boolean mask or an if)."
 )
 _MIXED: Final = (
-    "A tensor that was made on the host meets one of the model. Make it where the others are: "
-    "torch.arange(n, device=x.device), or a buffer of the module."
+    "A tensor created on the host is combined with one of the model. Create it on the same device: "
+    "torch.arange(n, device=x.device), or as a buffer of the module."
 )
 _MENTIONS_META: Final = re.compile(r"(?<![a-z])meta(?![a-z])", re.IGNORECASE)
 _MENTIONS_MIXTURE: Final = re.compile(r"expected device|same device")
 
 
 class MetaBackend(Backend):
-    """The `meta` device: a whole run in which every tensor has a shape and none has a value.
+    """The `meta` device: a whole run in which every tensor has a shape but no values.
 
-    It finds wrong shapes, devices mixed up, and reads on the host inside the step, without the
-    memory that the model needs: each such read raises, and `explain` says what to do. Values that
-    are read through the backend are zero. Autocast changes nothing, since torch has none for it.
+    Finds wrong shapes, mixed devices, and host reads inside the step without the memory of the
+    model: each such read raises, and `explain` adds advice. Values read through the backend are
+    zero. Autocast has no effect, since torch does not support it here.
     """
 
     name = "meta"
@@ -65,15 +65,15 @@ class MetaBackend(Backend):
 
     @override
     def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
-        super().optimizer_step(optimizer)  # a flag has no value: every step is taken
+        super().optimizer_step(optimizer)  # a flag has no value: take every step
 
     @override
     def restore(self, tensors: Sequence[Tensor], copies: Sequence[Tensor], keep: Tensor) -> None:
-        """Do nothing: there is nothing to put back."""
+        """Do nothing: there are no values to restore."""
 
     @override
     def host_state(self, tree: Any) -> Any:
-        """Return the structure as it is: there is nothing to copy."""
+        """Return the tree unchanged: there is nothing to copy."""
         return tree
 
     @override
@@ -88,7 +88,7 @@ class MetaBackend(Backend):
 
 
 class _ZeroCopies(HostCopies):
-    """Zeros in the place of what is not there."""
+    """Zeros in place of missing values."""
 
     @override
     def start(self, tensor: Tensor) -> tuple[Tensor, Wait]:

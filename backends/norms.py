@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class Norms:
-    """Norms of tensors that this process has whole.
+    """Norms of tensors that this rank holds completely.
 
-    Nothing waits for the device. Where a process holds only a part of the state, everything here
-    is collective, and the results are the same on all processes.
+    Nothing waits for the device. Where a rank holds only a shard of the state, everything here is
+    collective, and the results are equal on all ranks.
 
     Args:
-        backend: Whose device the results are on.
-        clipping: Returns the context in which gradients are clipped.
+        backend: Its device holds the results.
+        clipping: Returns the context for gradient clipping.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Norms:
     def grad_norm(self, parameters: Sequence[Tensor]) -> Tensor:
         """Return the joint 2-norm of all gradients, (), in float32, or in double if one is double.
 
-        Parameters without a gradient are left out.
+        Parameters without a gradient are ignored.
         """
         return joint_grad_norm(parameters, self._backend.device)
 
@@ -43,26 +43,26 @@ class Norms:
         """Scale gradients down to a joint 2-norm of at most `max_norm`.
 
         Returns:
-            The norm before, (), on the device. Not finite gradients do not raise.
+            The norm before, (), on the device. Non-finite gradients do not raise.
         """
         with self._clipping():
             return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def clip_grad_value(self, parameters: Sequence[Tensor], max_value: float) -> None:
-        """Limit each gradient's elements to [-max_value, max_value]."""
+        """Clip each gradient's elements to [-max_value, max_value]."""
         with self._clipping():
             torch.nn.utils.clip_grad_value_(parameters, max_value)
 
     def tensor_norms(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the 2-norm of each tensor, all of it, (), in float32 or wider."""
+        """Return the 2-norm of each full tensor, (), in float32 or wider."""
         with torch.no_grad():
             return part_norms(list(tensors))
 
 
 def joint_grad_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return the joint 2-norm of gradients that this process has whole; see `Norms.grad_norm`."""
+    """Return the joint 2-norm of unsharded gradients; see `Norms.grad_norm`."""
     grads = [param.grad.detach() for param in parameters if param.grad is not None]
-    # Entries of a sparse one that stand for the same place are not added up, which would wait.
+    # Duplicate entries of a sparse gradient are not summed, which would wait.
     parts = [grad._values() if grad.is_sparse else grad for grad in grads]
     if not parts:
         return torch.zeros((), device=device)

@@ -1,7 +1,7 @@
-"""How many floating-point operations a device does a second at most, as its maker says.
+"""Peak FLOP/s of devices according to their manufacturers.
 
-The rates are those of matrix products of dense matrices (not of sparse ones, which makers print
-larger), accumulated in float32. float32 is the rate without TF32.
+Rates are for dense matrix products (manufacturers also give larger sparse rates), accumulated in
+float32. The float32 rate is without TF32.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Rates = dict["torch.dtype | str", float]
 
 
 def _rates(half: float, tf32: float, full: float, *, bfloat16: bool = True) -> Rates:
-    """Return rates given in TFLOP/s; those of float16 and bfloat16 are the same."""
+    """Return rates from TFLOP/s; float16 and bfloat16 are equal."""
     rates: Rates = {torch.float16: half, _TF32: tf32, torch.float32: full}
     if bfloat16:
         rates[torch.bfloat16] = half
     return {kind: 1e12 * rate for kind, rate in rates.items()}
 
 
-# The first pattern that is in the device's name counts: special ones come first.
+# The first pattern found in the device's name is used: more specific ones come first.
 _TABLE: Final[tuple[tuple[str, Rates], ...]] = (
     # https://resources.nvidia.com/en-us-blackwell-architecture (HGX B200, one of eight)
     (r"\bB200\b", _rates(2250, 1100, 75)),
@@ -67,7 +67,7 @@ _TABLE: Final[tuple[tuple[str, Rates], ...]] = (
 
 
 def device_name(backend: Backend) -> str:
-    """Return what the maker calls a backend's device; the backend's own name if nobody says."""
+    """Return the manufacturer's name of a backend's device, or the backend's name."""
     kind = backend.device.type
     if kind in ("cpu", "meta"):
         return backend.name
@@ -77,11 +77,11 @@ def device_name(backend: Backend) -> str:
 
 
 def peak_flops(backend: Backend, dtype: torch.dtype) -> float | None:
-    """Return how many operations a second a backend's device does at most; None = not known.
+    """Return the peak FLOP/s of a backend's device; None = not known.
 
     Args:
-        backend: An open one.
-        dtype: That of the factors of matrix products; of float32, torch's setting for TF32 counts.
+        backend: An open backend.
+        dtype: The dtype of matrix products; for float32, torch's TF32 setting is considered.
     """
     rates = rates_of(device_name(backend))
     if rates is None:
@@ -90,7 +90,7 @@ def peak_flops(backend: Backend, dtype: torch.dtype) -> float | None:
 
 
 def _uses_tf32() -> bool:
-    # torch.get_float32_matmul_precision raises once this setting was used.
+    # torch.get_float32_matmul_precision raises after this setting was used.
     settings: Any = torch.backends
     of_products = settings.cuda.matmul.fp32_precision
     setting: str = settings.fp32_precision if of_products == "none" else of_products
@@ -100,7 +100,7 @@ def _uses_tf32() -> bool:
 def rates_of(name: str) -> Rates | None:
     """Return the rates of a device by dtype; None if it is not in the table.
 
-    The name is its maker's. A part of a device (MIG) is in no table.
+    `name`: the manufacturer's. MIG instances are not in the table.
     """
     if re.search(r"\bMIG\b", name):
         return None

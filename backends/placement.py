@@ -1,4 +1,4 @@
-"""Nested batches and models on their way to a device."""
+"""Move nested batches and models to a device."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -15,16 +15,15 @@ Places: TypeAlias = dict[int, list[tuple[Module, str]]]
 def map_tensors(
     tree: Any, function: Callable[[Tensor], Any], movable: Callable[[Any], Any] | None = None
 ) -> Any:
-    """Return the structure with `function` applied to each tensor.
+    """Apply `function` to each tensor of a tree.
 
-    Tuples (named ones too), lists and mappings keep their kind; everything else is passed on as
-    it is.
+    Tuples (including named ones), lists and mappings keep their types; other values are unchanged.
 
     Args:
-        tree: The structure.
-        function: What to do with a tensor.
-        movable: What to do with another object that has a method `to` (a packed sequence, a
-            graph): it knows which of its tensors stay on the host. None = pass it on.
+        tree: The tree.
+        function: Applied to each tensor.
+        movable: Applied to other objects with a method `to` (a packed sequence, a graph), which
+            know which of their tensors stay on the host. None = unchanged.
     """
     if isinstance(tree, Tensor):
         return function(tree)
@@ -55,8 +54,8 @@ def _like_mapping(tree: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
 def move_model(model: Module, device: torch.device) -> None:
     """Move a model in place; parameters that several modules share stay shared.
 
-    `Module.to` makes new parameters where a device's tensors are of another kind than the host's
-    (`meta`, lazy ones), and so unties them.
+    `Module.to` creates new parameters where the device's tensors are of another kind (`meta`, lazy
+    ones), which unties them.
     """
     places = parameter_places(model)
     model.to(device)
@@ -64,7 +63,7 @@ def move_model(model: Module, device: torch.device) -> None:
 
 
 def parameter_places(model: Module) -> Places:
-    """Return where each parameter is used, by its id."""
+    """Return where each parameter is used, by id."""
     places: Places = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -74,20 +73,20 @@ def parameter_places(model: Module) -> Places:
 
 
 def share_parameters(places: Places) -> None:
-    """Put the parameter of its first place into its other ones, after the first was replaced."""
+    """Copy the parameter of its first place to the others, after the first was replaced."""
     for (owner, name), *others in places.values():
         for module, other_name in others:
             module._parameters[other_name] = owner._parameters[name]
 
 
 def swap_model(model: Module, device: torch.device) -> None:
-    """Move a model in place, where `Module.to` would make other parameter objects.
+    """Move a model in place, where `Module.to` would create new parameter objects.
 
-    The objects stay and get other contents, so that parameters that are shared stay shared, and
-    an optimizer that was made before has them still.
+    The objects stay and get new contents, so that shared parameters stay shared, and an existing
+    optimizer stays valid.
 
     Raises:
-        BackendError: If something holds on to a parameter in a way that forbids that.
+        BackendError: If a reference to a parameter prevents that.
     """
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
@@ -97,8 +96,8 @@ def swap_model(model: Module, device: torch.device) -> None:
         if "Couldn't swap" not in str(error):
             raise
         raise BackendError(
-            f"The model cannot be moved to {device}: {error} Pass a model that no gradient was "
-            f"computed with yet and that nothing refers to weakly, or a callable that makes it."
+            f"The model cannot be moved to {device}: {error} Pass a model without computed "
+            f"gradients and weak references, or a callable that creates it."
         ) from error
     finally:
         torch.__future__.set_swap_module_params_on_conversion(before)

@@ -1,4 +1,4 @@
-"""Batches on the device before they are needed: one ahead, their errors at their place."""
+"""Copy batches to the device one ahead of their use."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from .reads import can_pin, has_events
 
 
 class Lane(ABC):
-    """How batches get to the device."""
+    """Copies batches to the device."""
 
     @abstractmethod
     def start(self, batch: Any) -> Any:
-        """Start to copy a batch; return a handle."""
+        """Start copying a batch; return a handle."""
 
     @abstractmethod
     def finish(self, copying: Any) -> Any:
-        """Return the batch, for use by what is computed from now on."""
+        """Return the batch, ready for subsequent computations."""
 
     @abstractmethod
     def release_source(self, copying: Any) -> None:
-        """Wait until the batch's source may be changed."""
+        """Wait until the batch's source may be overwritten."""
 
 
 class PlainLane(Lane):
-    """Copies that are done when `start` returns."""
+    """Copies that complete in `start`."""
 
     def __init__(self, place: Callable[[Any], Any]) -> None:
         self._place = place
@@ -52,13 +52,13 @@ class PlainLane(Lane):
 class _Copying:
     batch: Any
     copied: torch.Event
-    sources: list[Tensor]  # pinned memory that is being copied from
+    sources: list[Tensor]  # pinned source memory
 
 
 class StreamLane(Lane):
-    """Copies from pinned memory in a stream of their own, beside what is computed.
+    """Copies from pinned memory in a separate stream, overlapping with computations.
 
-    The device is an accelerator for which `has_streams` holds.
+    Requires an accelerator for which `has_streams` is true.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -71,7 +71,7 @@ class StreamLane(Lane):
 
         def copy(tensor: Tensor) -> Tensor:
             if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-                return tensor  # `finish` takes it
+                return tensor  # copied in `finish`
             source = tensor if tensor.is_pinned() else tensor.pin_memory()
             sources.append(source)
             return source.to(self._device, non_blocking=True)
@@ -84,27 +84,27 @@ class StreamLane(Lane):
             torch.accelerator.set_stream(before)
 
     def finish(self, copying: _Copying) -> Any:
-        """Let the current stream wait for the copies; copy what they left out."""
+        """Make the current stream wait for the copies; copy the remaining tensors."""
         current = torch.accelerator.current_stream(self._device)
         current.wait_event(copying.copied)
 
         def take(tensor: Tensor) -> Tensor:
             if tensor.device != self._device:
                 return tensor.to(self._device)
-            # Its memory is the copying stream's: it must not be reused before this one is done.
+            # The copying stream owns the memory: it must not be reused before this stream is done.
             tensor.record_stream(current)
             return tensor
 
         return map_tensors(copying.batch, take, lambda item: item.to(self._device))
 
     def release_source(self, copying: _Copying) -> None:
-        """Wait for the copies; not for what is computed."""
+        """Wait for the copies, but not for computations."""
         copying.copied.synchronize()
         copying.sources.clear()
 
 
 def has_streams(device: torch.device) -> bool:
-    """Return whether copies can run beside computations on a device."""
+    """Return whether copies can overlap with computations on a device."""
     if device.type == "cpu" or not can_pin() or not has_events(device):
         return False
     try:
@@ -121,11 +121,11 @@ class _Fetched:
 
 
 class LookAhead(Iterator[Any]):
-    """Batches on the device, of which the next is being copied while one is in use.
+    """Batches on the device; the next one is copied while one is in use.
 
-    The loader is asked for one batch more than was taken, never for two. What it raises, its end
-    too, is raised when the batch that it concerns is asked for. It may fill the memory of a batch
-    anew as soon as it is asked for the next.
+    At most one batch is prefetched. Errors and the end of the loader are raised when the batch
+    concerned is requested. The loader may overwrite a batch's memory once the next one is
+    requested.
     """
 
     def __init__(self, batches: Iterable[Any], lane: Lane) -> None:

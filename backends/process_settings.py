@@ -1,4 +1,4 @@
-"""Settings of the whole process, such as torch's switches, that several hold for a while."""
+"""Process-wide settings, such as torch's flags, held by several owners for a while."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .errors import BackendError, suggest
 
 
 class Overrides:
-    """Sets values of the process, and puts back what was there before.
+    """Set process-wide values, and restore the previous ones.
 
-    Those who set the same value may leave off in any order: it is that of the last of them who is
-    still there, and at last what it was.
+    Owners may release a value in any order: the last remaining owner's value is active, and finally
+    the original one.
     """
 
     def __init__(self, read: Callable[[str], Any], write: Callable[[str, Any], None]) -> None:
@@ -28,10 +28,10 @@ class Overrides:
         self._held: dict[str, dict[object, Any]] = {}
 
     def hold(self, values: Mapping[str, Any]) -> Callable[[], None]:
-        """Set values, all or none of them.
+        """Set values, all or none.
 
         Returns:
-            What lets go of them; a second call does nothing.
+            A function that releases them. Idempotent.
         """
         token = object()
         done: list[str] = []
@@ -51,7 +51,7 @@ class Overrides:
 
     @contextmanager
     def held(self, values: Mapping[str, Any]) -> Iterator[None]:
-        """Set values inside."""
+        """Set values inside the block."""
         let_go = self.hold(values)
         try:
             yield
@@ -75,19 +75,19 @@ class Overrides:
             self._write(name, held[next(reversed(held))])
 
 
-_WORDS: Final = {bool: "true or false", int: "a whole number > 0"}
+_WORDS: Final = {bool: "true or false", int: "an integer > 0"}
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """One setting of torch."""
+    """A setting of torch."""
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]
-    fits: type[int] | tuple[str, ...] = bool  # the type of its value, or all values
+    fits: type[int] | tuple[str, ...] = bool  # the type of its value, or the allowed values
 
     def problem(self, value: Any) -> str | None:
-        """Return what is wrong with a value; None if nothing is."""
+        """Return the problem of a value; None if it is valid."""
         if isinstance(self.fits, tuple):
             if value in self.fits and isinstance(value, str):
                 return None
@@ -98,23 +98,23 @@ class Switch:
 
 
 def is_switch(name: object) -> bool:
-    """Return whether a name is that of torch's switches, right or wrong."""
+    """Return whether a name belongs to torch's switches, known or not."""
     return isinstance(name, str) and name.startswith("torch.")
 
 
 def switch_names() -> tuple[str, ...]:
-    """Return the names of all switches that this release of torch has."""
+    """Return the names of all switches in this release of torch."""
     return tuple(_switches())
 
 
 def switch_problem(name: str, value: Any) -> str | None:
-    """Return what is wrong with a switch; None if nothing is.
+    """Return the problem of a switch; None if it is valid.
 
-    A name is as in a program: "torch.backends.cudnn.benchmark".
+    `name`: qualified, such as "torch.backends.cudnn.benchmark".
     """
     switch = _switches().get(name)
     if switch is None:
-        return f"is not a switch of torch {torch.__version__}. {suggest(name, _switches())}"
+        return f"is not a known switch of torch {torch.__version__}. {suggest(name, _switches())}"
     return switch.problem(value)
 
 
@@ -124,12 +124,12 @@ def held_switches(values: Mapping[str, Any]) -> AbstractContextManager[None]:
 
 
 def hold_switches(backend: Backend, values: Mapping[str, Any]) -> None:
-    """Set switches until a backend that is open is closed.
+    """Set switches until an open backend is closed.
 
-    The backend puts them back before those that it has set itself.
+    The backend restores them before its own.
 
     Raises:
-        BackendError: If torch refuses one.
+        BackendError: If torch rejects one.
     """
     backend._undo.append(_overrides().hold(values))
 
@@ -142,7 +142,7 @@ def _write(name: str, value: Any) -> None:
     try:
         _switches()[name].write(value)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise BackendError(f"{name}: torch refuses {value!r}: {error}") from None
+        raise BackendError(f"{name}: torch rejects {value!r}: {error}") from None
 
 
 @cache

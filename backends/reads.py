@@ -15,20 +15,20 @@ Deliver: TypeAlias = Callable[[Values], None]
 
 
 def host_value(tensor: Tensor) -> Any:
-    """Return a CPU tensor's content: a number if it has no dimensions, else a copy."""
+    """Return the value of a CPU tensor: a number if it is 0-d, else a copy."""
     return tensor.item() if tensor.dim() == 0 else tensor.detach().clone()
 
 
 class Reads(ABC):
     """The queue of a backend's deferred reads.
 
-    What is read during a step is one group: it is shipped to the host at the end of the step, and
-    delivered when `lag` more steps have ended; always then, so that a run does not depend on
-    how busy the device is.
+    Reads of one step form a group: it is copied to the host at the end of the step, and delivered
+    when `lag` more steps have ended, never earlier, so that a run does not depend on how busy the
+    device is.
     """
 
     is_empty: bool
-    """Whether nothing is open or under way."""
+    """Whether no read is pending."""
 
     def __init__(self, lag: int = 0) -> None:
         self.lag = lag
@@ -39,15 +39,15 @@ class Reads(ABC):
 
     @abstractmethod
     def capture(self, tensors: Sequence[Tensor]) -> Any:
-        """Return a copy of the tensors' values as they are now, without waiting."""
+        """Return a copy of the tensors' current values, without waiting."""
 
     @abstractmethod
     def ship(self, captured: list[Any]) -> Any:
-        """Start one transfer of all that a step captured; return a handle for `land`."""
+        """Start one transfer of all captures of a step; return a handle for `land`."""
 
     @abstractmethod
     def land(self, shipped: Any) -> list[Values]:
-        """Return the values of a transfer, one list a capture; may wait for the device."""
+        """Return the values of a transfer, one list per capture; may wait for the device."""
 
     def put(self, tensors: Sequence[Tensor], deliver: Deliver) -> None:
         """Add a read to the open group.
@@ -58,7 +58,7 @@ class Reads(ABC):
         self.is_empty = False
 
     def end_group(self) -> None:
-        """End a step's group and deliver what is `lag` groups old."""
+        """End a step's group and deliver groups that are `lag` steps old."""
         captured = [item for item, _ in self._open]
         delivers = [deliver for _, deliver in self._open]
         self._open = []
@@ -66,7 +66,7 @@ class Reads(ABC):
         self._deliver(self.lag)
 
     def flush(self) -> None:
-        """Deliver everything, also what deliveries read."""
+        """Deliver everything, including reads added by deliveries."""
         while True:
             if self._open:
                 self.end_group()
@@ -74,17 +74,17 @@ class Reads(ABC):
             if self._delivering or not self._open:
                 return
 
-    def expedite(self) -> None:  # noqa: B027  # right where nothing is held back
-        """Have all that was read so far delivered soon, where reads are held back for company."""
+    def expedite(self) -> None:  # noqa: B027  # a no-op without batching
+        """Deliver all reads so far soon, where reads are batched."""
 
     def clear(self) -> None:
-        """Forget what was read and not delivered."""
+        """Drop pending reads."""
         self._open = []
         self._shipped.clear()
         self.is_empty = True
 
     def _deliver(self, keep: int) -> None:
-        if self._delivering:  # a delivery that reads: the outer call goes on with it
+        if self._delivering:  # called by a delivery: the outer call continues
             return
         self._delivering = True
         try:
@@ -104,7 +104,7 @@ class Reads(ABC):
             try:
                 deliver(values)
             except BaseException:
-                # The rest is delivered by the next flush, so that nothing is lost.
+                # The next flush delivers the rest.
                 if pending:
                     rest = Landed([values for _, values in pending])
                     self._shipped.appendleft((rest, [deliver for deliver, _ in pending]))
@@ -112,25 +112,25 @@ class Reads(ABC):
 
 
 class Landed:
-    """Values that are on the host already."""
+    """Values already on the host."""
 
     def __init__(self, values: list[Values]) -> None:
         self.values = values
 
 
 class HostReads(Reads):
-    """Reads of a device that is the host: the values are there at once."""
+    """Reads on the host: values are available at once."""
 
     def capture(self, tensors: Sequence[Tensor]) -> Values:
         """Return the values."""
         return [host_value(tensor) for tensor in tensors]
 
     def ship(self, captured: list[Values]) -> list[Values]:
-        """Return what was captured."""
+        """Return the captured values."""
         return captured
 
     def land(self, shipped: list[Values]) -> list[Values]:
-        """Return what was captured."""
+        """Return the captured values."""
         return shipped
 
 
@@ -139,7 +139,7 @@ Wait: TypeAlias = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Where a captured tensor lies among the elements of its dtype."""
+    """Position of a captured tensor among the elements of its dtype."""
 
     dtype: torch.dtype
     start: int
@@ -148,7 +148,7 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """One read: the device's elements packed by dtype, the host's values as they were."""
+    """One read: device elements packed by dtype, and host values."""
 
     slots: list[Any]
     packs: dict[torch.dtype, Tensor]
@@ -156,16 +156,16 @@ class Captured:
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """One step's transfer: each read's slots and how many elements it has of a dtype."""
+    """One step's transfer: each read's slots and its number of elements by dtype."""
 
     reads: list[tuple[list[Any], dict[torch.dtype, int]]]
     packs: dict[torch.dtype, tuple[Tensor, Wait]]
 
 
 class HostCopies:
-    """Copies from a device to the host, asynchronous where the device can.
+    """Copies from a device to the host, asynchronous where supported.
 
-    Pinned memory and events are tried once, at the first copy; without either a copy waits.
+    Pinned memory and events are tested at the first copy; without either, a copy waits.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -175,13 +175,13 @@ class HostCopies:
 
     @property
     def is_async(self) -> bool:
-        """Whether `start` returns before the values are there."""
+        """Whether `start` returns before the values are available."""
         if self._is_async is None:
             self._is_async = self.device.type != "cpu" and can_pin() and has_events(self.device)
         return self._is_async
 
     def start(self, tensor: Tensor) -> tuple[Tensor, Wait]:
-        """Start a copy; return its target and a function that waits until it is filled."""
+        """Start a copy; return its target and a function that waits for completion."""
         self.num_transfers += 1
         if not self.is_async:
             return tensor.to("cpu"), no_wait  # host read: waits for the device
@@ -193,7 +193,7 @@ class HostCopies:
 
 
 class DeferredReads(Reads):
-    """Reads of a device that works asynchronously."""
+    """Reads of an asynchronous device."""
 
     def __init__(self, lag: int, copies: HostCopies) -> None:
         super().__init__(lag)
@@ -201,7 +201,7 @@ class DeferredReads(Reads):
         self.num_reads = 0
 
     def capture(self, tensors: Sequence[Tensor]) -> Captured:
-        """Copy the values on the device; values of host tensors are taken at once."""
+        """Copy the values on the device; values of host tensors are read at once."""
         self.num_reads += 1
         kind = self.copies.device.type
         slots: list[Any] = []
@@ -219,7 +219,7 @@ class DeferredReads(Reads):
         return Captured(slots, {dtype: _pack(pieces, kind) for dtype, pieces in parts.items()})
 
     def ship(self, captured: list[Captured]) -> Shipped:
-        """Start one transfer for each dtype."""
+        """Start one transfer per dtype."""
         parts: dict[torch.dtype, list[Tensor]] = {}
         for item in captured:
             for dtype, pack in item.packs.items():
@@ -233,11 +233,11 @@ class DeferredReads(Reads):
             (item.slots, {dtype: pack.numel() for dtype, pack in item.packs.items()})
             for item in captured
         ]
-        # The packs are let go: their memory is used again only after the copy, in stream order.
+        # Packs are released here: their memory is reused only after the copy, in stream order.
         return Shipped(reads, packs)
 
     def land(self, shipped: Shipped) -> list[Values]:
-        """Wait for the transfer, which is `lag` steps old, and take it apart."""
+        """Wait for the transfer, which is `lag` steps old, and unpack it."""
         for _, wait in shipped.packs.values():
             wait()
         bases = dict.fromkeys(shipped.packs, 0)
@@ -250,7 +250,7 @@ class DeferredReads(Reads):
 
 
 def can_pin() -> bool:
-    """Return whether the host has memory that a device copies from and to asynchronously."""
+    """Return whether the host supports pinned memory for asynchronous copies."""
     try:
         torch.empty(1, pin_memory=True)
     except (RuntimeError, NotImplementedError):
@@ -259,7 +259,7 @@ def can_pin() -> bool:
 
 
 def has_events(device: torch.device) -> bool:
-    """Return whether a place in the device's queue can be marked and waited for."""
+    """Return whether the device supports events."""
     try:
         torch.Event(device).record()
     except (RuntimeError, NotImplementedError):
@@ -268,14 +268,14 @@ def has_events(device: torch.device) -> bool:
 
 
 def no_wait() -> None:
-    """Return at once: the copy is there."""
+    """Return at once: the copy is complete."""
 
 
 def _pack(pieces: list[Tensor], kind: str) -> Tensor:
-    # Autocast would change the dtype of what is joined.
+    # Autocast would change the dtype of the concatenated tensors.
     is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     with torch.no_grad(), torch.autocast(kind, enabled=False) if is_on else nullcontext():
-        return torch.cat(pieces)  # a copy, also of a single one
+        return torch.cat(pieces)  # always a copy
 
 
 def _value(slot: Any, shipped: Shipped, bases: dict[torch.dtype, int]) -> Any:

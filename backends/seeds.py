@@ -1,4 +1,4 @@
-"""Seeds of steps: random numbers that depend on (seed, step, place) and on nothing before."""
+"""Seeds of steps: random numbers that only depend on (seed, step, data shard)."""
 
 import enum
 from typing import Final
@@ -9,11 +9,10 @@ _ALL: Final = (1 << 64) - 1
 
 
 class Stream(enum.IntEnum):
-    """What a seed is for; different streams never share numbers.
+    """Purpose of a seed; different streams never share numbers.
 
-    EPOCH is for the order of an epoch, SAMPLE for what is drawn while a sample is loaded, FETCH for
-    what is drawn while a batch is fetched from a loader whose samples are not known, and for the
-    generators of the host afterwards.
+    EPOCH is for the order of an epoch, SAMPLE for loading samples, FETCH for fetching batches from
+    a loader whose samples are not known, and for the host's generators afterwards.
     """
 
     TRAIN = 0
@@ -24,12 +23,12 @@ class Stream(enum.IntEnum):
 
 
 def stream_base(seed: int, stream: int = 0, place: int = 0) -> int:
-    """Return what the seeds of a stream's steps are counted from.
+    """Return the base of the seeds of a stream's steps.
 
-    Mixed by the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
-    generators, OOPSLA 2014), so that streams, places and neighbouring seeds are far apart.
+    Mixed by the finalizer of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
+    generators, OOPSLA 2014), so that streams, shards and close seeds give unrelated numbers.
 
-    `place` is the part of the data that this process has; equal for those that share it.
+    `place`: the data shard of this rank.
 
     Returns:
         62 bits, unsigned.
@@ -44,8 +43,7 @@ def stream_base(seed: int, stream: int = 0, place: int = 0) -> int:
 def step_seed(seed: int, index: int, stream: int = 0, place: int = 0) -> int:
     """Return the seed of one step: the stream's base plus `index` golden-ratio steps.
 
-    `index` is the number of the step within its stream, >= 0; `place` the part of the data that
-    this process has, equal for those that share it.
+    `index`: number of the step within its stream, >= 0. `place`: the data shard of this rank.
 
     Returns:
         62 bits, unsigned; different for each index.

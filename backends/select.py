@@ -1,4 +1,4 @@
-"""From a device's name to its backend."""
+"""Create the backend of a device by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .coordination.launch import read_launch
 from .errors import BackendError, BackendUnavailable, check_choice, suggest
 from .parallel.config import TIMEOUT_S, ParallelSettings, check_timeout
 
-# name -> module and class; a module is imported only when its name is asked for.
+# name -> module and class; modules are imported lazily.
 _KNOWN: Final[dict[str, tuple[str, str]]] = {
     "cpu": (".cpu", "CpuBackend"),
     "cuda": (".cuda", "CudaBackend"),
@@ -27,42 +27,42 @@ _KNOWN: Final[dict[str, tuple[str, str]]] = {
     "xla": (".xla.backend", "XlaBackend"),
 }
 _LAYERED: Final = frozenset({"accelerator", "cpu", "cuda"})
-_SHARED: Final = (*ParallelSettings.OPTIONS, "timeout")  # what only several processes use
+_SHARED: Final = (*ParallelSettings.OPTIONS, "timeout")  # only used with several ranks
 _ALIASES: Final = {"gpu": "cuda"}
-# Kinds of torch.accelerator that one class serves; which of them are there, `auto` finds out.
+# Kinds of torch.accelerator served by one class; `auto` detects which are available.
 _ACCELERATORS: Final = frozenset({"xpu", "mps", "hpu", "npu", "tpu", "neuron"})
 
 
 def backend_names() -> list[str]:
-    """Return the names that `make_backend` takes."""
+    """Return the device names for `make_backend`."""
     return sorted({*_KNOWN, *_ALIASES, *_ACCELERATORS, "auto"})
 
 
 def make_backend(device: str, options: Mapping[str, Any] | None = None) -> Backend:
-    """Make the backend of a device; nothing is started before its `open`.
+    """Create the backend of a device; nothing starts before its `open`.
 
     Args:
-        device: One of `backend_names`, in any case; "auto" = the accelerator that torch finds,
-            else what PJRT_DEVICE names for torch_xla (not the CPU), else the CPU.
-        options: The backend's own arguments.
+        device: One of `backend_names`, in any case; "auto" = the accelerator found by torch, else
+            the kind in PJRT_DEVICE for torch_xla (except the CPU), else the CPU.
+        options: The backend's arguments.
 
     Raises:
         BackendError: If the name or an option is unknown.
-        BackendUnavailable: If the device is not there.
+        BackendUnavailable: If the device does not exist.
     """
     name, cls, arguments = _class_of(device)
     is_layered = cls.name in _LAYERED
     given = _checked(cls, dict(options or {}), _SHARED if is_layered else ())
     if not (cls.is_available(name) if name in _ACCELERATORS else cls.is_available()):  # type: ignore[call-arg]
         raise BackendUnavailable(
-            f"device: {device!r} was asked for, but torch {torch.__version__} finds {_found()}. "
+            f"device: {device!r} is not available: torch {torch.__version__} finds {_found()}. "
             f"Use device: cpu or auto, or install a torch build for it."
         )
     if not _has_others():
         return _alone(cls, arguments, given) if is_layered else cls(**arguments, **given)
     if not is_layered:
         raise BackendError(
-            f"device: {device!r} is driven by one process, and this is one of several. Start it "
+            f"device: {device!r} supports a single process, but this is one of several. Start it "
             f"without torchrun, or use device: cpu, gpu or auto."
         )
     layer: type[Backend] = importlib.import_module(".parallel.backend", __package__).LAYERS[cls]
@@ -70,7 +70,7 @@ def make_backend(device: str, options: Mapping[str, Any] | None = None) -> Backe
 
 
 def _class_of(device: str) -> tuple[str, type[Backend], dict[str, Any]]:
-    """Return a device's plain name, its backend, and the arguments of that."""
+    """Return a device's canonical name, its backend class, and that class's arguments."""
     name = device.lower()
     name = _ALIASES.get(name, name)
     if name == "auto":
@@ -95,7 +95,7 @@ def _class_of(device: str) -> tuple[str, type[Backend], dict[str, Any]]:
 
 
 def _has_others() -> bool:
-    """Return whether this process is one of several.
+    """Return whether there are several ranks.
 
     Raises:
         BackendError: If the launcher's environment is invalid.
@@ -106,7 +106,7 @@ def _has_others() -> bool:
 
 
 def _alone(cls: type[Backend], arguments: dict[str, Any], given: dict[str, Any]) -> Backend:
-    """Return the backend of one process; what is for several has to fit it."""
+    """Create the backend of a single process; options for several ranks must allow that."""
     settings = ParallelSettings.from_options(
         {name: given.pop(name) for name in ParallelSettings.OPTIONS if name in given}
     )
@@ -152,8 +152,8 @@ def _is_installed(package: str) -> bool:
 def _without_xla(device: str) -> str:
     other = ", 'modelzoo-trainer[tpu]' (torch_tpu, torch 2.11 or newer)" * (device.lower() == "tpu")
     return (
-        f"device: {device!r} was asked for, but torch_xla is not installed. pip install "
-        f"'modelzoo-trainer[xla]' (it needs torch 2.9){other} in an environment of its own, or use "
+        f"device: {device!r} requires torch_xla, which is not installed. pip install "
+        f"'modelzoo-trainer[xla]' (requires torch 2.9){other} in a separate environment, or use "
         f"device: cpu or auto."
     )
 

@@ -1,4 +1,4 @@
-"""A guard that finds reads of values on the host by the functions that make them."""
+"""A guard that raises on host reads, detected by the functions that cause them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 
 from .errors import HostReadError
 
-# Functions and methods that wait for a device whatever their arguments.
+# Functions and methods that wait for a device for any arguments.
 _ALWAYS: Final = frozenset(
     {
         *("item", "tolist", "numpy", "cpu", "equal", "allclose", "is_nonzero"),
@@ -29,13 +29,12 @@ _OWN: Final = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
 class SyncGuard(TorchFunctionMode):
-    """Raises where torch is asked for a value on the host, between `arm` and `disarm`.
+    """Raise where torch reads a value on the host, between `arm` and `disarm`.
 
-    It sees calls from Python, not what a compiled or C++ function does inside, and it cannot tell
-    a tensor that is meant to be on the host from one that is meant to be on the device, unless
-    the device has a type of its own.
+    Detects calls from Python, not those inside compiled or C++ functions. It cannot tell a host
+    tensor from one that stands for a device tensor, unless the device has its own type.
 
-    Only reads of tensors on a device of the type `kind` are refused; None = of all.
+    `kind`: only reads of tensors on devices of this type are refused; None = of all tensors.
     """
 
     def __init__(self, kind: str | None = None) -> None:
@@ -57,8 +56,8 @@ class SyncGuard(TorchFunctionMode):
         if reads and self._is_meant(func, args, kwargs):
             self.num_refused += 1
             raise HostReadError(
-                f"{_name(func)} reads a value on the host inside the step, at {_caller()}: a "
-                f"device would be waited for. Defer it (backend.read, a step closure), do it "
+                f"{_name(func)} reads a value on the host inside the step, at {_caller()}, which "
+                f"blocks until the device is done. Defer it (backend.read, a step closure), do it "
                 f"after the step, or keep it on the device (torch.where instead of an if)."
             )
         return func(*args, **kwargs)
@@ -68,7 +67,7 @@ class SyncGuard(TorchFunctionMode):
     ) -> bool:
         if self._kind is None:
             return True
-        # An index is what is read of x[index], not x.
+        # For x[index], the index is read, not x.
         looked_at = args[1:2] if func.__name__ in ("__getitem__", "__setitem__") else args
         return any(
             item.device.type == self._kind
@@ -78,19 +77,19 @@ class SyncGuard(TorchFunctionMode):
         )
 
     def arm(self) -> None:
-        """Begin to raise."""
-        super().__enter__()  # type: ignore[no-untyped-call]  # torch's
+        """Start raising."""
+        super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
 
     def disarm(self) -> None:
-        """Cease to raise."""
-        super().__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch's
+        """Stop raising."""
+        super().__exit__(None, None, None)  # type: ignore[no-untyped-call]  # untyped in torch
 
     def outside(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that runs as if the guard were not there."""
+        """Return a function that runs without the guard."""
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]  # torch's
+            modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]  # untyped in torch
             if self not in modes[-1:]:
                 return function(*args, **kwargs)
             self.disarm()
@@ -103,7 +102,7 @@ class SyncGuard(TorchFunctionMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let everything pass for a while: what the backend does itself."""
+        """Allow reads inside the block, for the backend itself."""
         self._num_pauses += 1
         try:
             yield
@@ -120,7 +119,7 @@ def _reads(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def _to_host(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    # By name only: x.to(y.device) is fine, and here that device is the host.
+    # By name only: x.to(y.device) is allowed, and that device is the host here.
     return any(isinstance(arg, str) and arg == "cpu" for arg in (*args[1:], *kwargs.values()))
 
 
@@ -136,7 +135,7 @@ def _reading_assignment(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     index = _index(args)
     if any(map(_is_number, index)):
         return True
-    # A single value is filled in without knowing how many places there are.
+    # A single value is filled in without knowing the number of positions.
     value = args[2]
     return isinstance(value, Tensor) and value.numel() != 1 and any(map(_is_mask, index))
 
@@ -150,7 +149,7 @@ def _is_mask(item: Any) -> bool:
 
 
 def _is_number(item: Any) -> bool:
-    # As an index torch takes its value, as if it were a Python number.
+    # As an index, torch reads its value like a Python number.
     return (
         isinstance(item, Tensor)
         and item.dim() == 0

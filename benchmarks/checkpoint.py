@@ -1,9 +1,9 @@
-"""Checkpoints against torch.save, torch.distributed.checkpoint, safetensors and the bare disk.
+"""Checkpoints compared with torch.save, torch.distributed.checkpoint, safetensors and raw I/O.
 
 python benchmarks/checkpoint.py [--mib 512] [--rounds 7] [--folder DIR]
 
-Every save ends with fsync. Rows take turns, in another order each round; before each of them the
-disk is idle, and before a load the files are not in memory.
+Every save ends with fsync. Rows run in turn, in a different order in each round; before each, the
+disk is idle, and before a load the files are not cached.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Act = Callable[[Path], Any]
 
 
 def make_state(mib: int) -> dict[str, Any]:
-    """Return a model and its optimizer of so many MiB, in tensors of 8 MiB."""
+    """Return a model and its optimizer of this many MiB, in tensors of 8 MiB."""
     number = max(3, mib // TENSOR_MIB)
     tensors = [torch.empty(TENSOR_MIB * MIB // 4).uniform_() for _ in range(number)]
     third = number // 3
@@ -56,7 +56,7 @@ def make_state(mib: int) -> dict[str, Any]:
 
 
 def flat(state: Any, name: str = "") -> dict[str, torch.Tensor]:
-    """Return the tensors of a state under dotted names: all that safetensors takes."""
+    """Return the tensors of a state by dotted names, as safetensors requires."""
     if isinstance(state, torch.Tensor):
         return {name: state}
     found: dict[str, torch.Tensor] = {}
@@ -74,7 +74,7 @@ def sync(path: Path) -> None:
 
 
 def forget(path: Path) -> None:
-    """Take a file, or the files of a folder, out of the memory of the system."""
+    """Drop a file, or the files of a folder, from the page cache."""
     for file in [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]:
         fd = os.open(file, os.O_RDONLY)
         try:
@@ -99,12 +99,12 @@ def timed(act: Act, path: Path) -> float:
 
 @dataclass
 class Row:
-    """One line of a table.
+    """A row of a table.
 
     Args:
-        name: What is timed.
-        act: It.
-        times: Seconds, one a round.
+        name: Name of the row.
+        act: What is timed.
+        times: Seconds, one per round.
     """
 
     name: str
@@ -118,10 +118,10 @@ class Row:
 
 
 class Saves:
-    """Everybody's way to write one state.
+    """All ways to write a state.
 
     Args:
-        state: What they write.
+        state: The state.
     """
 
     def __init__(self, state: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ class Saves:
         self.dcp_stalls: list[float] = []
 
     def disk(self, path: Path) -> None:
-        """Write the bytes of the tensors, and nothing else."""
+        """Write only the bytes of the tensors."""
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         for tensor in self.tensors.values():
             os.write(fd, memoryview(tensor.numpy()).cast("B"))
@@ -145,12 +145,12 @@ class Saves:
         sync(path)
 
     def safetensors(self, path: Path) -> None:
-        """Write the tensors alone."""
+        """Write only the tensors."""
         safetensors.torch.save_file(self.tensors, path)
         sync(path)
 
     def dcp(self, path: Path) -> None:
-        """Write a directory, with the options as they are."""
+        """Write a directory, with default options."""
         dcp.save(self.state, checkpoint_id=path)
 
     def dcp_async(self, path: Path) -> None:
@@ -173,7 +173,7 @@ class Saves:
 
 
 def take_turns(rows: Iterable[Row], rounds: int, prepare: Callable[[Row], Path]) -> None:
-    """Time rows in turn, after one round that counts for nothing."""
+    """Time rows in turn, after a warm-up round."""
     rows = list(rows)
     for number in range(rounds + 1):
         for row in random.sample(rows, len(rows)):
@@ -185,7 +185,7 @@ def take_turns(rows: Iterable[Row], rounds: int, prepare: Callable[[Row], Path])
 
 
 def print_saves(saves: Saves, folder: Path, rounds: int, mib: float) -> dict[str, Row]:
-    """Time and print the saves; what they wrote stays there for the loads."""
+    """Time and print the saves; their files remain for the loads."""
     acts = {
         "disk: write + fsync": saves.disk,
         "torch.save + fsync": saves.torch,
@@ -254,18 +254,18 @@ def print_loads(saves: Saves, folder: Path, rounds: int) -> dict[str, Row]:
 
 
 def extra_mb(way: str, mib: int, folder: Path) -> float:
-    """Return how many MB a save takes besides the state, in a process of its own."""
+    """Return the memory in MB that a save takes besides the state, in a separate process."""
     command = [sys.executable, __file__, "--child", way, "--mib", str(mib), "--folder", str(folder)]
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return float(shown.split()[-1])
 
 
 def measure_extra(way: str, mib: int, folder: Path) -> None:
-    """Print by how much the highest memory of this process grows in a save."""
+    """Print the growth of this process's peak memory in a save."""
     state = make_state(mib)
     small = make_state(1)
     act: Act = getattr(Saves(small), way)
-    act(folder / "warm-up")  # what is imported counts for nothing
+    act(folder / "warm-up")  # imports do not count
     saves = Saves(state)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     getattr(saves, way)(folder / "child")
@@ -282,11 +282,11 @@ def verdict(name: str, figure: str, target: str, is_met: bool) -> None:
 def print_targets(
     saves: Saves, saved: dict[str, Row], loaded: dict[str, Row], extras: dict[str, float]
 ) -> None:
-    """Print what was to be reached, as ratios of medians."""
+    """Print the targets, as ratios of medians."""
     ours = saved["ours"].median
     stall = statistics.median(saves.stalls[1:])
     dcp_stall = statistics.median(saves.dcp_stalls[1:])
-    print("\n| target | here | wanted | met |\n|---|---|---|---|")
+    print("\n| target | measured | required | met |\n|---|---|---|---|")
     over_dcp = saved["dcp.save"].median / ours
     verdict("save: times as fast as dcp.save", f"{over_dcp:.2f}", ">= 1.40", over_dcp >= 1.4)
     of_disk = saved["disk: write + fsync"].median / ours
@@ -309,11 +309,11 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description="Time of saving and loading a state.")
     parser.add_argument("--mib", type=int, default=512, help="size of the state")
-    parser.add_argument("--rounds", type=int, default=7, help="runs of each row that count")
+    parser.add_argument("--rounds", type=int, default=7, help="timed runs of each row")
     parser.add_argument("--folder", type=Path, help="where to write; default: a temporary folder")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore")  # dcp says each time that there is one process
+    warnings.simplefilter("ignore")  # dcp always warns about a single process
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)

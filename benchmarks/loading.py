@@ -2,14 +2,15 @@
 
 python benchmarks/loading.py [--rounds 5] [--epochs 4] [--batch-size 32] [--work sleep|cpu]
 
-A run trains for several epochs, by hand or with the trainer, with a new DataLoader of the same kind
-over the same data set. A round is three runs: by hand, trainer, by hand. The table shows medians of
-the rounds; `share` is the trainer's figure over the mean of the two runs by hand of its round.
+A run trains for several epochs, in a hand-written loop or with the trainer, with a new DataLoader
+over the same data set. A round is three runs: hand-written, trainer, hand-written. The table shows
+medians of the rounds; `share` is the trainer's value divided by the mean of the two hand-written
+runs of its round.
 
-Throughput counts from the end of the first step to the end of the last: changes of epochs are in
-it, the start of the first workers is not. The time to the first batch counts from the end of the
-last step of an epoch to the first batch of the next one. It should be no longer than by hand: at
-most 102 %, or more if the two runs by hand of a round differ by more than 2 %.
+Throughput is measured from the end of the first step to the end of the last, so it includes changes
+of epochs but not the start of the first workers. The time to the first batch is measured from the
+end of the last step of an epoch to the first batch of the next one. The target is at most 102 % of
+the hand-written loop, or more if its two runs of a round differ by more than 2 %.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ LEAST_NOISE = 0.02  # of the time to the first batch
 
 
 class SlowSamples(Samples):
-    """A data set whose samples take some time each.
+    """A data set whose samples take a given time each.
 
     Args:
         num: Number of samples.
-        seconds: Time of one.
-        uses_cpu: Compute for this time, measured in CPU time of the thread; if not, sleep.
+        seconds: Time per sample.
+        uses_cpu: Whether to compute for this time (CPU time of the thread) instead of sleeping.
     """
 
     def __init__(self, num: int, seconds: float, *, uses_cpu: bool) -> None:
@@ -63,7 +64,7 @@ class SlowSamples(Samples):
 
 
 class SameSample(Dataset[Any]):
-    """A data set of any length that returns the same sample for each index."""
+    """A data set of any length with the same sample for each index."""
 
     def __init__(self, num: int) -> None:
         self.num = num
@@ -78,17 +79,17 @@ class SameSample(Dataset[Any]):
 
 @dataclass
 class Times:
-    """When the batches of a run were available, and when their steps were over, in seconds."""
+    """When the batches of a run were available, and when their steps ended, in seconds."""
 
     fetched: list[float] = field(default_factory=list)
     done: list[float] = field(default_factory=list)
 
     def batches_per_s(self) -> float:
-        """Return the throughput from the end of the first step on."""
+        """Return the throughput after the first step."""
         return (len(self.done) - 1) / (self.done[-1] - self.done[0])
 
     def first_batch_s(self, num_batches: int) -> float:
-        """Return the median time to the first batch of an epoch, which has `num_batches`."""
+        """Return the median time to the first batch of an epoch of `num_batches`."""
         firsts = range(num_batches, len(self.fetched), num_batches)
         return statistics.median(self.fetched[num] - self.done[num - 1] for num in firsts)
 
@@ -97,7 +98,7 @@ Round = tuple[Times, Times, Times]  # by hand, trainer, by hand
 
 
 class Stopwatch(Callback):
-    """Note the times of a fit."""
+    """Record the times of a fit."""
 
     def __init__(self) -> None:
         self.times = Times()
@@ -117,12 +118,12 @@ class Stopwatch(Callback):
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What both sides train on.
+    """The training of both sides.
 
     Args:
         make_loader: Returns a new DataLoader.
-        epochs: Number of epochs, two at least.
-        num_batches: Batches of an epoch, which ends after these even if the data set has more.
+        epochs: Number of epochs, at least two.
+        num_batches: Batches per epoch, even if the data set has more.
     """
 
     make_loader: Callable[[], DataLoader[Any]]
@@ -143,7 +144,7 @@ class Workload:
         return times
 
     def by_trainer(self) -> Times:
-        """Train with the trainer, with every core callback and nothing else."""
+        """Train with the trainer, with all core callbacks only."""
         stopwatch, loader = Stopwatch(), self.make_loader()
         limit = None if len(loader) == self.num_batches else self.num_batches
         with tempfile.TemporaryDirectory() as folder:
@@ -162,13 +163,13 @@ class Workload:
         return stopwatch.times
 
     def rounds(self, num: int) -> list[Round]:
-        """Return the times of some rounds: by hand, trainer, by hand."""
+        """Return the times of several rounds: hand-written, trainer, hand-written."""
         return [(self.by_hand(), self.by_trainer(), self.by_hand()) for _ in range(num)]
 
 
 @dataclass
 class Comparison:
-    """The medians of some rounds: both figures, the trainer's share, and the noise of the share."""
+    """Medians of the rounds: both values, the trainer's share, and the noise of the share."""
 
     by_hand: float
     trainer: float
@@ -177,7 +178,7 @@ class Comparison:
 
 
 def compared(rounds: list[Round], figure: Callable[[Times], float]) -> Comparison:
-    """Compare a figure of the trainer with that of the loop by hand."""
+    """Compare a value of the trainer with that of the hand-written loop."""
     figures = [(figure(before), figure(fit), figure(after)) for before, fit, after in rounds]
     means = [(before + after) / 2 for before, _, after in figures]
     pairs = list(zip(figures, means, strict=True))
@@ -244,18 +245,18 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="Throughput and first batches of DataLoaders.")
     parser.add_argument("--rounds", type=int, default=5, help="by hand, trainer, by hand")
-    parser.add_argument("--epochs", type=int, default=4, help="epochs of a run, two at least")
-    parser.add_argument("--batches", type=int, default=12, help="batches of an epoch")
-    parser.add_argument("--batch-size", type=int, default=32, help="samples of a batch")
-    parser.add_argument("--sample-ms", type=float, default=5, help="time of a sample")
+    parser.add_argument("--epochs", type=int, default=4, help="epochs per run, at least two")
+    parser.add_argument("--batches", type=int, default=12, help="batches per epoch")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples per batch")
+    parser.add_argument("--sample-ms", type=float, default=5, help="time per sample")
     parser.add_argument(
         "--work",
         choices=["sleep", "cpu"],
         default="sleep",
-        help="what a sample does in this time: sleep, as if it waited for a disk, or compute",
+        help="what a sample does in this time: sleep, as if waiting for a disk, or compute",
     )
     parser.add_argument(
-        "--order", type=int, default=10_000_000, help="samples of the data set of the last row"
+        "--order", type=int, default=10_000_000, help="samples of the data set in the last row"
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)

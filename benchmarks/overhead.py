@@ -1,10 +1,10 @@
-"""Time per step over a hand-written loop, interleaved in one process.
+"""Overhead per step compared with a hand-written loop, interleaved in one process.
 
 python benchmarks/overhead.py [--steps 1000] [--rounds 9] [--rows ghijk] [--peers] [--memory]
 
-Rows (a) to (f) train on a list of batches. Rows (g) to (k) train on a torch DataLoader; the loop by
-hand iterates over another one of the same kind, over the same data set. (j) has persistent workers
-on both sides.
+Rows (a) to (f) train on a list of batches. Rows (g) to (k) train on a torch DataLoader; the
+hand-written loop has its own DataLoader of the same kind over the same data set. (j) has persistent
+workers on both sides.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from modelzoo_trainer.models.registry import model_class
 ROOT = Path(__file__).resolve().parents[1]
 EPOCH = 100  # batches
 LIST_ROWS, LOADER_ROWS = "abcdef", "ghijk"
-Timed = Callable[[], float]  # seconds a step
+Timed = Callable[[], float]  # seconds per step
 Data = list[Any] | DataLoader[Any]
-Maker = Callable[[nn.Module, Data, int], Timed]  # of a run with that number of steps
+Maker = Callable[[nn.Module, Data, int], Timed]  # creates a run with that number of steps
 
 
 class Mlp(nn.Module):
-    """64-64-10, as in the figures that others publish."""
+    """64-64-10, as in published benchmarks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ def gpt_batches() -> list[Any]:
 
 
 class Listener(Callback):
-    """Overrides one hook of each batch."""
+    """Override one hook of each batch."""
 
     @override
     def on_train_batch_end(
@@ -118,7 +118,7 @@ class Listener(Callback):
 
 
 class EpochEnds(Callback):
-    """Note when epochs end."""
+    """Record when epochs end."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -130,13 +130,13 @@ class EpochEnds(Callback):
 
 @dataclass
 class Case:
-    """One row of the table.
+    """A row of the table.
 
     Args:
         name: Begins with the letter of the row.
         timed: What is measured.
         baseline: What it is compared with.
-        minus: Baseline and `timed` of another row, whose extra time is subtracted.
+        minus: Baseline and `timed` of another row, whose overhead is subtracted.
     """
 
     name: str
@@ -149,12 +149,12 @@ class Case:
 
     @property
     def letter(self) -> str:
-        """The letter that `--rows` takes."""
+        """Letter of the row, for `--rows`."""
         return self.name[1]
 
 
 def hand_loop(model: nn.Module, batches: Data, steps: int, averages: bool = False) -> Timed:
-    """Return the loop that everything is compared with; with a moving average of the weights."""
+    """Return the hand-written loop, optionally with a moving average of the weights."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters())
     weights = [param.detach() for param in model.parameters()]
@@ -250,17 +250,17 @@ def list_cases(steps: int) -> list[Case]:
 
 
 def loader(dataset: Dataset[Any], batch_size: int = 32, **options: Any) -> DataLoader[Any]:
-    """Return a DataLoader as the rows on DataLoaders have it."""
+    """Return a DataLoader for the DataLoader rows."""
     return DataLoader(dataset, batch_size, shuffle=True, **options)
 
 
 def whole_epochs(steps: int) -> int:
-    """Return a number of steps rounded up to whole epochs, two at least."""
+    """Round a number of steps up to whole epochs, at least two."""
     return max(2, -(-steps // EPOCH)) * EPOCH
 
 
 def loader_pair(dataset: Dataset[Any], steps: int, batch_size: int = 32) -> tuple[Timed, Timed]:
-    """Return the loop by hand and a fit as in (a), each over a DataLoader of its own."""
+    """Return the hand-written loop and a fit as in (a), each with its own DataLoader."""
     return (
         hand_loop(Mlp(), loader(dataset, batch_size), steps),
         ours(Mlp(), loader(dataset, batch_size), steps, check_loss=False),
@@ -268,7 +268,7 @@ def loader_pair(dataset: Dataset[Any], steps: int, batch_size: int = 32) -> tupl
 
 
 def worker_pair(dataset: Dataset[Any], steps: int) -> tuple[Timed, Timed]:
-    """Return the loop by hand and a fit as in (a), with two persistent workers on both sides.
+    """Return the hand-written loop and a fit as in (a), with two persistent workers on both sides.
 
     A fit ends its workers, so both sides start them in each run, and are timed from the end of the
     first epoch to the end of the last.
@@ -321,7 +321,7 @@ def loader_cases(steps: int) -> list[Case]:
 
 
 def extra_of(base: Timed, other: Timed) -> tuple[float, float]:
-    """Return the time of `base`, and the extra time of `other`: base, other, base are run."""
+    """Return the time of `base`, and the extra time of `other`; runs base, other, base."""
     before, between, after = base(), other(), base()
     alone = (before + after) / 2
     return alone, between - alone
@@ -343,7 +343,7 @@ def paired(
 
 
 def print_table(steps: int, rounds: int, letters: str) -> None:
-    """Print the rows of the MLP, and of the GPT if `letters` names none."""
+    """Print the rows of the MLP, and of the GPT unless `letters` selects rows."""
     wanted = set(letters or LIST_ROWS + LOADER_ROWS)
     rows = list_cases(steps) if wanted & set(LIST_ROWS) else []
     rows += loader_cases(steps) if wanted & set(LOADER_ROWS) else []
@@ -375,7 +375,7 @@ def print_gpt(steps: int, rounds: int) -> None:
 
 
 def print_memory() -> None:
-    """Print how memory grows over 10,000 steps with the defaults."""
+    """Print the memory growth over 10,000 steps with the default callbacks."""
     run = ours(Mlp(), mlp_batches(), 1000, callbacks=default_callbacks(), loggers=default_loggers())
     run()
     gc.collect()
@@ -389,7 +389,7 @@ def print_memory() -> None:
 
 
 def print_start() -> None:
-    """Print the time of --help, and of the import on top of torch's."""
+    """Print the time of --help, and of the import in addition to that of torch."""
 
     def seconds(*command: str) -> float:
         begin = time.perf_counter()
@@ -401,11 +401,11 @@ def print_start() -> None:
     pairs = [[seconds("-c", name) for name in names] for _ in range(5)]
     extra = statistics.median(both - alone for alone, both in pairs)
     print(f"\nrun.py --help: {shown:.2f} s (target 0.5)")
-    print(f"import of Trainer on top of torch: {extra:+.2f} s (target 0.3)")
+    print(f"import of Trainer in addition to torch: {extra:+.2f} s (target 0.3)")
 
 
 def print_peers(steps: int, rounds: int, letters: str) -> None:
-    """Print the rows of other trainers that are installed, and ours, on the data of (a) and (h)."""
+    """Print the overhead of installed other trainers and of this one, as in (a) and (h)."""
     from peers import PEERS  # beside this file
 
     found = {name: make for name, (module, make) in PEERS.items() if find_spec(module)}
@@ -429,7 +429,7 @@ def print_trainers(
     steps: int,
     rounds: int,
 ) -> None:
-    """Print the extra time of each trainer over the loop by hand; each round runs all in turn."""
+    """Print the overhead of each trainer; each round runs all in turn."""
     hand = hand_loop(Mlp(), make_data(), steps)
     runs = {trainer: make(Mlp(), make_data(), steps) for trainer, make in makers.items()}
     for run in (hand, *runs.values()):
@@ -443,15 +443,15 @@ def print_trainers(
 
 
 def arguments_of() -> argparse.Namespace:
-    """Return the options of the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Time per step over a hand-written loop.")
-    parser.add_argument("--steps", type=int, default=1000, help="steps a run")
+    parser.add_argument("--steps", type=int, default=1000, help="steps per run")
     parser.add_argument("--rounds", type=int, default=9, help="paired runs; medians are shown")
     parser.add_argument(
         "--rows", default="", metavar="LETTERS", help="only these rows, such as ghijk; default: all"
     )
     parser.add_argument("--peers", action="store_true", help="other trainers, if installed")
-    parser.add_argument("--memory", action="store_true", help="memory over 10,000 steps")
+    parser.add_argument("--memory", action="store_true", help="memory growth over 10,000 steps")
     arguments = parser.parse_args()
     if unknown := set(arguments.rows) - set(LIST_ROWS + LOADER_ROWS):
         known = LIST_ROWS + LOADER_ROWS

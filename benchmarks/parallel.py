@@ -1,11 +1,11 @@
-"""Time per step over a hand-written loop with several processes, in turn in the same processes.
+"""Overhead per step compared with a hand-written loop, with several processes.
 
 python benchmarks/parallel.py [--processes 2] [--steps 200] [--rounds 11]
 
 starts them with torchrun; or `torchrun --nproc-per-node=2 benchmarks/parallel.py`. A block is
-`--steps` steps by hand or by the trainer; a round has one of each row in random order, each between
-two blocks by hand. "wall" is the time of the first process; "own" is the time its main thread was
-on a processor, which waiting for others and their load leave alone.
+`--steps` steps of the hand-written loop or the trainer; a round has one of each row in random
+order, each between two hand-written blocks. "wall" is the time of the main process; "own" is the
+CPU time of its main thread, which excludes waiting for others and their load.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from modelzoo_trainer import Callback, Logging, Trainer, TrainingLoop
 from modelzoo_trainer.callbacks import default_callbacks
 from modelzoo_trainer.loggers import default_loggers
 
-WARM: Final = 3  # blocks that are not counted
+WARM: Final = 3  # warm-up blocks
 SHARDED: Final = {"parallel": {"shard": -1}}
 TARGET_US: Final = 30
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What a step took: seconds on the clock and on a processor, and collectives."""
+    """Wall time and CPU time of a step in seconds, and its collectives."""
 
     wall_s: float
     own_s: float
@@ -53,7 +53,7 @@ Block = Callable[[], Spent]
 
 
 class Meter(Callback):
-    """Measures the steps of a fit, without its beginning and its end; nothing in each step."""
+    """Measure the steps of a fit, without its beginning and its end; no work per step."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -90,7 +90,7 @@ def _now() -> tuple[float, float, int]:
 
 
 def wrap(model: nn.Module, *, is_sharded: bool) -> nn.Module:
-    """Return the model over all processes, as torch's tutorials do it."""
+    """Return the model over all processes, as in torch's tutorials."""
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     model.to(device)
     if not is_sharded:
@@ -112,15 +112,15 @@ def by_hand(
     is_sharded: bool,
     log_steps: int | None = None,
 ) -> Block:
-    """Return the loop that the trainer is compared with.
+    """Return the hand-written loop that the trainer is compared with.
 
     Args:
         model: Moved to the device.
-        batches: Of all processes; each takes its part.
-        steps: Of a block.
+        batches: Of all processes; each takes its slice.
+        steps: Steps per block.
         processes: All of them.
-        is_sharded: With FSDP2; if not, with DDP.
-        log_steps: Average the loss over the processes and read it every so many steps.
+        is_sharded: Whether to use FSDP2 instead of DDP.
+        log_steps: Average the loss over the processes and read it on every n-th step.
     """
     module = wrap(model, is_sharded=is_sharded)
     device = next(module.parameters()).device
@@ -156,7 +156,7 @@ def by_hand(
 def by_trainer(
     model: nn.Module, batches: list[Any], steps: int, *, is_sharded: bool, **options: Any
 ) -> Block:
-    """Return a fit of so many steps."""
+    """Return a fit of that number of steps."""
     meter = Meter(steps)
     processes = join()
     assert processes is not None
@@ -184,7 +184,7 @@ def by_trainer(
 
 @dataclass
 class Row:
-    """One row of the table: a trainer's blocks, and those by hand around them."""
+    """A row of the table: blocks of the trainer, and hand-written ones around them."""
 
     name: str
     hand: Block
@@ -193,7 +193,7 @@ class Row:
     pairs: list[tuple[Spent, Spent, Spent]] = field(default_factory=list)
 
     def measure(self) -> None:
-        """Run one block between two by hand."""
+        """Run one block between two hand-written ones."""
         self.pairs.append((self.hand(), self.ours(), self.hand()))
 
     def more(self, name: str) -> float:
@@ -246,7 +246,7 @@ def rows(steps: int, processes: World) -> list[Row]:
 
 
 def work(arguments: argparse.Namespace, processes: World) -> None:
-    """Measure as one of the processes; the first one prints the table."""
+    """Measure in one of the processes; the main process prints the table."""
     torch.set_num_threads(1)
     torch.manual_seed(0)  # the same batches everywhere
     logging.getLogger("modelzoo_trainer").addHandler(logging.NullHandler())
@@ -272,9 +272,9 @@ def main() -> int:
     """Measure, or start the processes that do; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--processes", type=int, help="default: 2, or one for each accelerator")
-    parser.add_argument("--steps", type=int, default=200, help="steps of a block")
+    parser.add_argument("--steps", type=int, default=200, help="steps per block")
     parser.add_argument("--rounds", type=int, default=11, help="rounds; medians are shown")
-    parser.add_argument("--rows", default="", help="only rows with this in their names")
+    parser.add_argument("--rows", default="", help="only rows whose names contain this")
     arguments = parser.parse_args()
     processes = join()
     if processes is not None:

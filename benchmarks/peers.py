@@ -1,8 +1,8 @@
-"""The same training by other trainers, as plain as each of them allows; each is optional.
+"""The same training in other trainers, with as few features as each allows; all are optional.
 
 The data are a list of batches, or a shuffled DataLoader without workers over pairs of input and
-label; a trainer that makes its DataLoader itself gets the data set and the batch size. Time counts
-from the start of training, not from the call, except for Ignite, which starts at once.
+label; a trainer that creates its own DataLoader gets the data set and the batch size. Time is
+measured from the start of training, not from the call, except for Ignite, which starts at once.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 Data = list[Any] | DataLoader[Any]
-Timed = Callable[[], float]  # seconds a step
+Timed = Callable[[], float]  # seconds per step
 
 
 class Batches:
-    """A dataloader over a list; Lightning takes a plain list for several dataloaders."""
+    """A dataloader over a list; Lightning treats a plain list as several dataloaders."""
 
     def __init__(self, batches: list[Any]) -> None:
         self.batches = batches
@@ -37,7 +37,7 @@ class Batches:
 
 
 def _epochs(data: Data, steps: int) -> tuple[Data, int]:
-    """Return what is trained on, and in how many epochs; a list is one epoch of `steps` batches."""
+    """Return the data and the number of epochs; a list is one epoch of `steps` batches."""
     if isinstance(data, DataLoader):
         return data, steps // len(data)
     return list(islice(cycle(data), steps)), 1
@@ -47,7 +47,7 @@ def _dataset(data: Data, steps: int) -> tuple[Any, int, int]:
     """Return the data set of `_epochs`, the batch size, and the number of epochs."""
     given, num_epochs = _epochs(data, steps)
     if isinstance(given, DataLoader):
-        assert given.batch_size is not None  # it has no batch_sampler of its own
+        assert given.batch_size is not None  # it has no custom batch_sampler
         return given.dataset, given.batch_size, num_epochs
     xs, ys = zip(*given, strict=True)
     return TensorDataset(torch.cat(xs), torch.cat(ys)), len(ys[0]), num_epochs
@@ -77,7 +77,7 @@ def ignite(model: nn.Module, data: Data, steps: int) -> Timed:
 
 
 def lightning(model: nn.Module, data: Data, steps: int) -> Timed:
-    """Lightning's Trainer with bar, logger, checkpoints and summary switched off."""
+    """Lightning's Trainer without progress bar, logger, checkpoints and summary."""
     import lightning.pytorch as pl
 
     warnings.simplefilter("ignore")
@@ -204,7 +204,7 @@ def hugging_face(model: nn.Module, data: Data, steps: int) -> Timed:
     return run
 
 
-# name -> module that must be installed, and what makes the run
+# name -> module that must be installed, and the function that creates the run
 PEERS: dict[str, tuple[str, Callable[[nn.Module, Data, int], Timed]]] = {
     "Ignite": ("ignite", ignite),
     "pytorch-accelerated": ("pytorch_accelerated", pytorch_accelerated),

@@ -1,13 +1,12 @@
-"""How far the figures of `--plan` are from those of real runs on CPUs, at 1, 2 and 4 processes.
+"""Accuracy of the figures of `--plan` compared with real runs on CPUs, with 1, 2 and 4 processes.
 
 python -m benchmarks.plan; about five minutes on two cores.
 
-Real memory is measured in two ways that know nothing of the plan: by the process's resident memory,
-whose highest value the kernel tells, and by the events of torch's CPU allocator, as torch.profiler
-records them. The latter do not see what gloo's threads free, so they are left out for FSDP2, whose
-reduce-scatter makes copies there; with DDP one of these threads may happen to let go of a bucket as
-the last one, so of its processes the one with the least counts. What is sent is read from the
-kernel as well, of the sockets.
+Real memory is measured in two ways: the peak resident memory of the process, read from the kernel,
+and the events of torch's CPU allocator, as recorded by torch.profiler. The latter miss what gloo's
+threads free, so they are omitted for FSDP2, whose reduce-scatter makes copies there; with DDP, one
+of these threads may be the last to release a bucket, so the minimum over its processes is used.
+The bytes sent are read from the kernel, too, for the sockets.
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ ENGINES = {
 }
 NUMBERS = (1, 2, 4)
 _NUM_STEPS = 4
-_BYTES_SENT = 200  # where the kernel's struct tcp_info has tcpi_bytes_sent
-_SMALL = 1 << 16  # bytes: larger pieces are given back to the kernel when they are freed
+_BYTES_SENT = 200  # offset of tcpi_bytes_sent in the kernel's struct tcp_info
+_SMALL = 1 << 16  # bytes: larger blocks are returned to the kernel when freed
 
 
 def plans_of(path: Path, changes: list[str]) -> Any:
@@ -74,7 +73,7 @@ def plans_of(path: Path, changes: list[str]) -> Any:
 
 
 def predicted(path: Path, num: int, changes: list[str]) -> Any:
-    """Return the figures on paper."""
+    """Return the predicted figures."""
     from modelzoo_trainer.devices import fake_world
     from modelzoo_trainer.planning.measure import measure
 
@@ -83,13 +82,13 @@ def predicted(path: Path, num: int, changes: list[str]) -> Any:
 
 
 def real(rank: int, path: Path, changes: list[str], watch: str) -> dict[str, float]:
-    """Train for a few steps in one of several processes, and return what that took.
+    """Train for a few steps in one of several processes, and return the measurements.
 
     Args:
-        rank: Of this process.
-        path: The file.
+        rank: Rank of this process.
+        path: The configuration file.
         changes: As for `--set`.
-        watch: "allocator" or "resident"; each one would be seen by the other.
+        watch: "allocator" or "resident"; measuring one would affect the other.
     """
     ctypes.CDLL(None).mallopt(-3, _SMALL)  # M_MMAP_THRESHOLD
     [plan] = plans_of(path, changes)
@@ -127,14 +126,14 @@ def _resident(plan: Any) -> float:
     gc.collect()
     _warm_up()
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the highest value begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = _status("VmRSS")
     _train(plan)
     return float(_status("VmHWM") - before)
 
 
 def _warm_up() -> None:
-    """Use what is loaded or allocated with the first operations, and stays."""
+    """Trigger one-time allocations of the first operations."""
     import torch
 
     weights = torch.ones(64, 64, requires_grad=True)
@@ -149,7 +148,7 @@ def _status(key: str) -> int:
 
 
 class Sent(Callback):
-    """Reads what the process has sent, over the steps after the first two."""
+    """Read the bytes that the process has sent, from the third step on."""
 
     def __init__(self) -> None:
         self._seen: list[int] = []
@@ -179,7 +178,7 @@ def _sent() -> Iterator[int]:
 def main() -> None:
     from tests.distributed.ranks import run_ranks
 
-    print(f"{'':17}{'on paper':>12}{'resident':>13}{'':8}{'allocator':>13}{'':8}")
+    print(f"{'':17}{'predicted':>12}{'resident':>13}{'':8}{'allocator':>13}{'':8}")
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.yaml"
         path.write_text(FILE)
@@ -201,7 +200,7 @@ def main() -> None:
 
 
 def line(name: str, planned: float, *measured: float) -> None:
-    """Print what was planned, and what was measured with its quotient."""
+    """Print the predicted and the measured values with their quotients."""
     cells = [f"{one / 2**20:>9.1f} MiB{_quotient(planned, one):>8}" for one in measured]
     print(f"{name:17}{planned / 2**20:>8.1f} MiB{''.join(cells)}")
 

@@ -1,6 +1,6 @@
-"""What was done to runs and checkpoints, how often, and what came of it: a row of tests each.
+"""Run the reliability tests and write a table of what they did and found.
 
-python benchmarks/reliability.py [--long] [--rows 1 6 13] [--jobs 2] [--page docs/reliability.md]
+python benchmarks/reliability.py [--long] [--rows 1 6 13] [--jobs 2] [--page docs/evidence.md]
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import ast
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -38,55 +39,23 @@ ELSEWHERE: Final[dict[int, tuple[str, Sequence[str]]]] = {
 MAXIMA: Final = ("most_", "longest_")  # of such counts the largest is shown, of others the sum
 NO_TESTS: Final = 5
 
-PAGE: Final = """\
-# What runs and checkpoints have been put through
-
+TABLE: Final = re.compile(r"^Written by.*?(?:\n\n(?:\|.*\n?)+|\Z)", re.DOTALL | re.MULTILINE)
+INTRO: Final = """\
 Written by `{command}`, with {environment}. A row is one command,
-`python -m pytest PATHS`; with `-m "soak or slow or not slow"` in its long form.
-
-{table}
-
-Numbers are counts of what was done and of what was found; of `most_...` and `longest_...` the
-largest. Zeros under `lost`, `unequal`, `undetected`, `executed`, `orphans` and `leaks` are what the
-tests demand.
-
-## How
-
-* **Runs** (rows 1, 6 to 8, 11 to 15, 21) train a small model with dropout and batch normalisation
-  on samples that python's, numpy's and torch's generators change; another process sends the signal.
-  Every batch of every attempt (its loss and all weights) is compared with that of a run that nobody
-  stopped, and at the end the sha256 of weights, optimizer, schedules, averaged weights and metrics.
-* **Disks** (rows 2 to 4): every call by which the package changes a folder is seen. Row 2 ends the
-  process before each, writes done by half; row 3 lets each fail; row 4 keeps what each would have
-  left on a disk that loses or reorders whatever was not synchronised, and finds losses when a
-  synchronisation is taken away. With root, its long form also cuts the power of a real ext4.
-* **Files** (rows 5, 17, 18): a checkpoint is damaged, changed with digests that fit again, or mixed
-  with code. Whatever loads is compared with what was saved.
-* **Processes** (rows 9, 10) are two to four on one host that train together over gloo, replicated
-  or sharded. One or all of them are killed at random instants; the launcher's part, to end the
-  others and start all again, is played by the test. After every step of every attempt each process
-  has the weights, to the bit, of a run that nobody disturbed. With another number of processes
-  weights and data go on as they were, losses agree within 1e-5, and it is said that random numbers
-  drawn on the host are others.
-
-## What it does not show
-
-A CPU with one thread a process, and one host. A kill leaves the system's page cache alone. Network
-file systems, and disks that confirm what they have not written, are not tried.
-"""
+`python -m pytest PATHS`; with `-m "soak or slow or not slow"` in its long form."""
 
 
 @dataclass(slots=True)
 class Row:
-    """One row of the table.
+    """A row of the table.
 
     Args:
-        number: Of the row.
+        number: Number of the row.
         what: What is done.
-        paths: The tests that do it.
-        counts: What they counted.
-        outcomes: How many tests passed, failed, were skipped.
-        seconds: How long they took.
+        paths: Its tests.
+        counts: Counts that the tests reported.
+        outcomes: Numbers of tests that passed, failed and were skipped.
+        seconds: Duration.
     """
 
     number: int
@@ -138,13 +107,13 @@ class Row:
 
     @property
     def result(self) -> str:
-        """How many tests passed, failed and were skipped."""
+        """Numbers of tests that passed, failed and were skipped."""
         found = [f"{number} {name}" for name, number in sorted(self.outcomes.items())]
         return ", ".join(found) or "in the long form"
 
 
 def all_rows() -> list[Row]:
-    """Return the rows, those of other folders too, in order."""
+    """Return all rows in order, including those of other folders."""
     rows = [Row(number, what, paths) for number, (what, paths) in ELSEWHERE.items()]
     for path in sorted((ROOT / TESTS).glob("test_*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -170,7 +139,7 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def environment() -> str:
-    """Return what it was run with."""
+    """Describe the environment."""
     return (
         f"Python {platform.python_version()}, torch {torch.__version__}, {platform.system()} "
         f"on {platform.machine()}, {os.cpu_count()} cores"
@@ -179,18 +148,16 @@ def environment() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--long", action="store_true", help="the long form: a good quarter of an hour"
-    )
+    parser.add_argument("--long", action="store_true", help="long form: more than 15 minutes")
     parser.add_argument(
         "--rows",
         type=int,
         nargs="+",
         metavar="N",
-        help="these rows only; the others of the page stay as they are",
+        help="only these rows; others on the page do not change",
     )
-    parser.add_argument("--jobs", type=int, default=2, help="rows at a time (default: 2)")
-    parser.add_argument("--page", type=Path, help="write the table there")
+    parser.add_argument("--jobs", type=int, default=2, help="concurrent rows (default: 2)")
+    parser.add_argument("--page", type=Path, help="page to write the table to")
     options = parser.parse_args()
     rows = [row for row in all_rows() if options.rows is None or row.number in options.rows]
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -210,8 +177,10 @@ def main() -> int:
         options.page.write_text("\n".join(lines) + "\n", encoding="utf-8")
     else:
         command = f"python benchmarks/reliability.py{' --long' if options.long else ''}"
-        page = PAGE.format(command=command, environment=environment(), table=text)
-        options.page.write_text(page, encoding="utf-8")
+        intro = INTRO.format(command=command, environment=environment())
+        page = options.page.read_text(encoding="utf-8") if options.page.exists() else "Written by"
+        found = f"{intro}\n\n{text}"
+        options.page.write_text(TABLE.sub(lambda _: found, page, count=1), encoding="utf-8")
     return int(any("failed" in row.outcomes for row in rows))
 
 

@@ -1,4 +1,4 @@
-"""How long it takes to have the next batch of a pass that goes on at step 10, and at 1,000,000.
+"""Time to the next batch of an epoch that is resumed at step 10, and at step 1,000,000.
 
 python benchmarks/resume.py [--rounds 15]
 """
@@ -23,7 +23,7 @@ NUM_SAMPLES: Final = (STEPS[-1] + 10) * BATCH_SIZE
 
 
 class Numbers(Dataset[torch.Tensor]):
-    """As many samples as the later step needs."""
+    """A data set large enough for the later step."""
 
     def __len__(self) -> int:
         return NUM_SAMPLES
@@ -33,7 +33,7 @@ class Numbers(Dataset[torch.Tensor]):
 
 
 def seconds_to_next(loader: DataLoader[torch.Tensor], step: int) -> float:
-    """Return the seconds from nothing to the first batch after a step."""
+    """Return the seconds from creating the iterator to the first batch after a step."""
     start = EpochStart(
         epoch=3,
         batch_idx=step,
@@ -52,7 +52,7 @@ def seconds_to_next(loader: DataLoader[torch.Tensor], step: int) -> float:
 def main() -> None:
     """Print a table of medians."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15, help="runs of each, in turn")
+    parser.add_argument("--rounds", type=int, default=15, help="runs of each")
     options = parser.parse_args()
     print(f"{NUM_SAMPLES:,} samples, batches of {BATCH_SIZE}, torch {torch.__version__}\n")
     print("| order | step 10 | step 1,000,000 | ratio of medians |\n|---|---|---|---|")

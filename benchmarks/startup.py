@@ -1,4 +1,4 @@
-"""How long until a run says what is wrong, and until its first step: whole processes, in turn.
+"""Time to the first error message and to the first step of a run, as whole processes.
 
 python benchmarks/startup.py [--rounds 7] [--params FILE]
 """
@@ -28,7 +28,7 @@ FIRST_STEP: Final = "the first step is done"
 
 
 class FirstStep(Callback):
-    """Says when the first step is done."""
+    """Print a line when the first step is done."""
 
     @override
     def on_train_batch_end(
@@ -39,13 +39,13 @@ class FirstStep(Callback):
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the table.
+    """A row of the table.
 
     Args:
-        name: What is timed.
-        command: After the interpreter.
-        code: The exit code that it must have.
-        until: Part of the line of output at which time stops; None = at the end of the process.
+        name: Name of the row.
+        command: Arguments of the interpreter.
+        code: The expected exit code.
+        until: Part of the line of output that stops the clock; None = end of the process.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Case:
     until: str | None = None
 
     def seconds(self) -> float:
-        """Run it once and return the time that it took."""
+        """Run it once and return the time."""
         paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
         begin = time.perf_counter()
         process = subprocess.Popen(
@@ -67,7 +67,7 @@ class Case:
         )
         stopped = None
         shown = []
-        assert process.stdout is not None  # it is piped
+        assert process.stdout is not None  # stdout is a pipe
         for line in process.stdout:
             if stopped is None and self.until is not None and self.until in line:
                 stopped = time.perf_counter() - begin
@@ -79,11 +79,11 @@ class Case:
 
 
 def cases(folder: Path, others: Sequence[Path]) -> list[Case]:
-    """Return the rows; the first is the yardstick.
+    """Return the rows; the first one is the reference.
 
     Args:
-        folder: For the files of the rows, and what their runs write.
-        others: Further files to be checked.
+        folder: For the files of the rows, and the output of their runs.
+        others: Additional files to check.
     """
     text = QUICKSTART.read_text(encoding="utf-8")
 
@@ -120,7 +120,7 @@ def cases(folder: Path, others: Sequence[Path]) -> list[Case]:
 
 
 def print_table(rows: Sequence[Case], rounds: int) -> None:
-    """Time the rows in turn, after one round that counts for nothing, and print them."""
+    """Time the rows in turn, after a warm-up round, and print them."""
     times: dict[str, list[float]] = {row.name: [] for row in rows}
     for number in range(rounds + 1):
         for row in rows:
@@ -128,7 +128,7 @@ def print_table(rows: Sequence[Case], rounds: int) -> None:
             if number:
                 times[row.name].append(taken)
     yardstick = times[rows[0].name]
-    print("| until | min | median | max | of the yardstick |\n|---|---|---|---|---|")
+    print("| until | min | median | max | relative |\n|---|---|---|---|---|")
     for name, taken in times.items():
         ratio = statistics.median(a / b for a, b in zip(taken, yardstick, strict=True))
         figures = min(taken), statistics.median(taken), max(taken)
@@ -137,13 +137,13 @@ def print_table(rows: Sequence[Case], rounds: int) -> None:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description="Time of starting up, as whole processes.")
-    parser.add_argument("--rounds", type=int, default=7, help="runs of each row that count")
+    parser = argparse.ArgumentParser(description="Start-up time of whole processes.")
+    parser.add_argument("--rounds", type=int, default=7, help="timed runs of each row")
     parser.add_argument(
-        "--params", type=Path, action="append", default=[], help="a file to check as well"
+        "--params", type=Path, action="append", default=[], help="additional file to check"
     )
     arguments = parser.parse_args()
-    print(f"{arguments.rounds} runs of each row, in turn; the yardstick is the first row\n")
+    print(f"{arguments.rounds} runs of each row, in turn; relative to the first row\n")
     with tempfile.TemporaryDirectory() as folder:
         others = [path.resolve() for path in arguments.params]
         print_table(cases(Path(folder), others), arguments.rounds)

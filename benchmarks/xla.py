@@ -1,4 +1,4 @@
-"""A fit on an XLA device against a hand-written torch_xla loop, in turn in one process.
+"""A fit on an XLA device compared with a hand-written torch_xla loop, in one process.
 
 PJRT_DEVICE=CPU python benchmarks/xla.py [--steps 200] [--rounds 7]
 """
@@ -29,7 +29,7 @@ WARM = 20  # steps that are not timed
 
 @dataclass(frozen=True)
 class Spent:
-    """A step's time, and the main thread's own part of it, in seconds; counts of all steps."""
+    """Time of a step, CPU time of the main thread in it, in seconds; counts over all steps."""
 
     wall_s: float
     host_s: float
@@ -39,7 +39,7 @@ class Spent:
 
 
 class Meter(Callback):
-    """Notes the time and the backend's counts after the warm-up and at the end."""
+    """Record the time and the backend's counters after the warm-up and at the end."""
 
     def __init__(self, last: int) -> None:
         self.last = last
@@ -53,7 +53,7 @@ class Meter(Callback):
 
 
 def spent(marks: list[tuple[float, float, dict[str, int]]], steps: int) -> Spent:
-    """Return what lies between two marks, by step."""
+    """Return the difference of two marks, per step."""
     (wall, host, before), (end, host_end, after) = marks
 
     def of(name: str) -> int:
@@ -91,13 +91,13 @@ def by_trainer(make: Callable[[], nn.Module], batches: list[Any], steps: int) ->
 
 
 def by_hand(make: Callable[[], nn.Module], batches: list[Any], steps: int) -> Spent:
-    """Do the same as somebody who knows torch_xla would write it."""
+    """Train in a hand-written torch_xla loop."""
     import torch_xla
 
     from backends import make_backend
 
     backend = make_backend("xla")
-    backend.open()  # for its counts
+    backend.open()  # for its counters
     device = torch_xla.device()
     model = make().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
@@ -123,9 +123,9 @@ def by_hand(make: Callable[[], nn.Module], batches: list[Any], steps: int) -> Sp
 
 
 def main() -> None:
-    """Print a table of medians of ratios and differences, round by round."""
+    """Print a table of medians of ratios and differences per round."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=200, help="timed steps of a round")
+    parser.add_argument("--steps", type=int, default=200, help="timed steps per round")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each, in turn")
     options = parser.parse_args()
     logging.getLogger("modelzoo_trainer").setLevel(logging.ERROR)

@@ -1,29 +1,52 @@
-"""Writes docs/reference/: python docs/make_reference.py [folder]
+"""Writes docs/reference/ and docs/command_line.md: python docs/make_reference.py [folder]
 
-Everything in it is taken from the classes: signatures, docstrings, and the hooks they override.
+Everything in it is taken from the classes: signatures, docstrings, and the hooks they override; and
+from the help of the command line.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import io
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout, suppress
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
 
+import yaml
 from torch.nn import Module
 
 from modelzoo_trainer import callbacks, loggers
 from modelzoo_trainer.callback import Callback, hook_names
 from modelzoo_trainer.callback_list import core_callbacks
-from modelzoo_trainer.core import Checkpoint, Logging, MixedPrecision, TrainingLoop, ValidationLoop
+from modelzoo_trainer.cli.command import main as run_command
+from modelzoo_trainer.core import (
+    AutoRestart,
+    Checkpoint,
+    Logging,
+    MixedPrecision,
+    TrainingLoop,
+    ValidationLoop,
+)
+from modelzoo_trainer.data import (
+    PROCESSORS,
+    PadLastBatch,
+    PadToBuckets,
+    ShardedStream,
+    processor_class,
+)
 from modelzoo_trainer.hooks.spec import HOOKS
+from modelzoo_trainer.models.registry import MODELS, model_class
+from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS
 from modelzoo_trainer.trainer import Trainer
 
-SECTION: Final = re.compile(r"^(Args|Metrics|State|Cost|Raises): ?(.*)$")
+SECTION: Final = re.compile(r"^(Args|Metrics|State|Cost|Raises|Returns|Shapes|Yields): ?(.*)$")
 ENTRY: Final = re.compile(r"^    (\*{0,2}[^\s:][^:]*): (.*)$")
 QUALIFIED: Final = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(\w+)")
 HEAD: Final = "<!-- written by docs/make_reference.py -->\n"
@@ -53,8 +76,8 @@ class Page(NamedTuple):
         return " ".join(self.sections.get(name, "").split())
 
 
-def parse(cls: type) -> Page:
-    """Return the parts of a class's docstring."""
+def parse(cls: Any) -> Page:
+    """Return the parts of the docstring of a class or function."""
     text: list[str] = []
     sections: dict[str, list[str]] = {}
     into = text
@@ -158,6 +181,38 @@ def class_lines(cls: type) -> Iterator[str]:
     yield ""
 
 
+def methods_of(cls: type) -> Iterator[str]:
+    """Yield what a page says of the public methods of a class that have a docstring."""
+    for name, member in vars(cls).items():
+        function = inspect.unwrap(member) if callable(member) else None
+        if name.startswith("_") or not inspect.isfunction(function) or not function.__doc__:
+            continue
+        page = parse(function)
+        yield f"### {cls.__name__}.{name}"
+        yield ""
+        yield f"`{name}{call_of(function)}`"
+        yield ""
+        yield page.text
+        yield from table(("argument", "meaning"), quoted(page.entries("Args")))
+        if "Returns" in page.sections:
+            yield ""
+            yield f"**Returns.** {page.paragraph('Returns')}"
+        yield from table(("raises", "when"), quoted(page.entries("Raises")))
+        yield ""
+
+
+def call_of(function: Callable[..., Any]) -> str:
+    """Return the parameters of a method, without types."""
+    given = list(inspect.signature(function).parameters.values())[1:]
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in given]
+    return str(inspect.Signature(bare)).replace("Ellipsis", "...")
+
+
+def quoted(entries: dict[str, str]) -> list[tuple[str, ...]]:
+    """Return the rows of a table of names."""
+    return [(f"`{name}`", text) for name, text in entries.items()]
+
+
 def contents(classes: list[type]) -> Iterator[str]:
     """Yield a list of links."""
     for cls in classes:
@@ -202,12 +257,11 @@ def hooks_page() -> str:
     core = core_listeners()
     lines = [HEAD, "# Hooks", ""]
     lines += [
-        "In the order of their declaration, which is about that of a run; its whole order "
-        "is in the README. At each hook core callbacks go first, in the order given, then the "
-        "user's, then loggers, last the global ones. *run*: around a run or a stage; anything "
-        "goes. "
-        "*batch*: on the host, between two steps. *step*: inside the traced step, where nothing is "
-        "read on the host.",
+        "In the order of their declaration, which is about that of a run; the order of a whole run "
+        "is on the page [How it works](../how_it_works.md#lifecycle). At each hook core callbacks "
+        "go first, in the order given, then the user's, then loggers, last the global ones. *run*: "
+        "around a run or a stage; anything goes. *batch*: on the host, between two steps. *step*: "
+        "inside the traced step, where nothing is read on the host.",
         "",
     ]
     for name, declared in HOOKS.items():
@@ -239,7 +293,8 @@ def core_listeners() -> dict[str, list[str]]:
 
 def trainer_page() -> str:
     """Return the page of the trainer and of the core callbacks that take arguments."""
-    classes = [Trainer, TrainingLoop, ValidationLoop, Checkpoint, Logging, MixedPrecision]
+    classes: list[type] = [Trainer, TrainingLoop, ValidationLoop, Checkpoint, Logging]
+    classes += [MixedPrecision, AutoRestart]
     lines = [HEAD, "# The trainer and its core callbacks", "", *contents(classes)]
     for cls in classes:
         if cls is Trainer:
@@ -262,6 +317,177 @@ def class_lines_of_trainer() -> Iterator[str]:
     ]
     yield from table(("argument", "type", "default", "meaning"), rows)
     yield ""
+    yield from methods_of(Trainer)
+
+
+# ---- optimizers, models, data: no hooks, and arguments of dataclasses
+
+
+def plain_lines(cls: type, head: str = "") -> Iterator[str]:
+    """Yield what a page says of a class without hooks."""
+    page = parse(cls)
+    yield f"## {head or cls.__name__}"
+    yield ""
+    yield page.text.replace("\n\nThe arguments are described in `DecoderSettings`.", "")
+    described = described_in(cls)
+    rows = [
+        (f"`{name}`", kind, default, described.get(name, ""))
+        for name, kind, default in constructor_of(cls)
+        if name not in ("optimizer", "model") or name in described
+    ]
+    yield from table(("argument", "type", "default", "meaning"), rows)
+    if "Shapes" in page.sections:
+        yield ""
+        yield f"**Shapes.** {page.paragraph('Shapes')}"
+    yield ""
+
+
+def described_in(cls: type) -> dict[str, str]:
+    """Return what is said of the arguments by a class and its bases."""
+    found: dict[str, str] = {}
+    for one in reversed(cls.__mro__):
+        if one.__module__.startswith("modelzoo_trainer."):
+            found |= parse(one).entries("Args")
+    return found
+
+
+def constructor_of(cls: type) -> Iterator[tuple[str, str, str]]:
+    """Yield name, type and default of each argument of a class, types without their ranges."""
+    for name, parameter in inspect.signature(cls).parameters.items():
+        kind = "" if parameter.annotation is parameter.empty else in_short(parameter.annotation)
+        given = parameter.default
+        default = "" if given is parameter.empty else f"`{getattr(given, '__name__', repr(given))}`"
+        yield name, f"`{kind}`" if kind else "", default
+
+
+def in_short(kind: Any) -> str:
+    """Return a type as a reader would write it."""
+    if isinstance(kind, str):
+        return kind
+    if get_origin(kind) is Annotated:
+        return in_short(get_args(kind)[0])
+    if get_origin(kind) is Literal:
+        return " | ".join(map(repr, get_args(kind)))
+    if get_origin(kind) in (list, dict, tuple):
+        return f"{get_origin(kind).__name__}[{', '.join(map(in_short, get_args(kind)))}]"
+    if get_args(kind) and get_origin(kind) is not None and len(get_args(kind)) > 1:
+        return " | ".join(map(in_short, get_args(kind)))
+    if kind is type(None):
+        return "None"
+    return QUALIFIED.sub(r"\1", inspect.formatannotation(kind))
+
+
+def optimizers_page() -> str:
+    """Return the page of the optimizers."""
+    classes = list(OPTIMIZERS.values())
+    lines = [HEAD, "# Optimizers", ""]
+    lines += [
+        "What may stand under `optimizer`. How to choose and tune one: "
+        "[Optimizers and schedules](../optimizers.md).",
+        "",
+        *contents(classes),
+    ]
+    for cls in classes:
+        lines += plain_lines(cls)
+    return "\n".join(lines)
+
+
+def schedules_page() -> str:
+    """Return the page of the schedules, with their pictures."""
+    pictures = pictures_module().EXAMPLES
+    lines = [HEAD, "# Schedules", ""]
+    lines += [
+        "What may stand under `schedulers`: `...LR` sets the learning rate, `...WD` the weight "
+        "decay, as a function of the number of optimizer steps. Each picture has the values of the "
+        "file below it.",
+        "",
+        *contents(list(SCHEDULERS.values())),
+    ]
+    for name, cls in SCHEDULERS.items():
+        lines += plain_lines(cls)
+        if name in pictures:
+            shown = yaml.safe_dump({"schedulers": [{name: pictures[name]}]}, sort_keys=False)
+            lines += [f"![{name}](../pictures/{name}.svg)", "", "<!-- inside: trainer.init -->"]
+            lines += ["```yaml", shown.rstrip(), "```", ""]
+    return "\n".join(lines)
+
+
+def pictures_module() -> Any:
+    """Return make_pictures.py, which lies beside this file."""
+    place = Path(__file__).with_name("make_pictures.py")
+    spec = importlib.util.spec_from_file_location("make_pictures", place)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def models_page() -> str:
+    """Return the page of the shipped models."""
+    lines = [HEAD, "# Models", ""]
+    lines += ["What may stand as `name` under `model`, with its arguments beside it.", ""]
+    for name in MODELS:
+        lines += plain_lines(model_class(name), name)
+    return "\n".join(lines)
+
+
+def data_page() -> str:
+    """Return the page of the shipped data processors, and what helps with data."""
+    classes = [*map(processor_class, PROCESSORS), PadLastBatch, PadToBuckets, ShardedStream]
+    lines = [HEAD, "# Data", ""]
+    lines += ["What may stand as `data_processor`, and wrappers of data sets.", ""]
+    lines += contents(classes)
+    for cls in classes:
+        lines += plain_lines(cls)
+    return "\n".join(lines)
+
+
+# ---- the command line
+
+COMMAND: Final = re.compile(r"^ {2,4}([a-z][\w-]*) {2,}\S", re.MULTILINE)
+
+
+def help_of(*words: str) -> str:
+    """Return what a command prints with --help, 100 characters wide."""
+    os.environ["COLUMNS"] = "100"
+    printed = io.StringIO()
+    with redirect_stdout(printed), suppress(SystemExit):
+        run_command([*words, "--help"])
+    return "\n".join(line.rstrip() for line in printed.getvalue().strip().splitlines())
+
+
+def commands_in(text: str) -> list[str]:
+    """Return the sub-commands that a help lists."""
+    part = re.search(
+        r"(?:^commands\b|^ {2}COMMAND$).*?\n\n", text + "\n\n", re.DOTALL | re.MULTILINE
+    )
+    return COMMAND.findall(part[0]) if part else []
+
+
+def command_lines(*words: str) -> Iterator[str]:
+    """Yield what the page says of a command, and of those below it."""
+    text = help_of(*words)
+    if words:
+        yield f"{'#' * (len(words) + 1)} {' '.join(words)}"
+        yield ""
+    yield f"```text\n{text}\n```"
+    yield ""
+    for name in commands_in(text):
+        yield from command_lines(*words, name)
+
+
+def command_page() -> str:
+    """Return the page of the command line."""
+    lines = [HEAD, "# Command line", ""]
+    lines += [
+        "`modelzoo-trainer` and `python -m modelzoo_trainer` are one command, and in a clone so is "
+        "`python run.py`. A first run: [Quickstart in YAML](quickstart_yaml.md). The format of "
+        "the file: [Configuration file](configuration.md).",
+        "",
+        *command_lines(),
+    ]
+    return "\n".join(lines)
 
 
 PAGES: Final[dict[str, Callable[[], str]]] = {
@@ -269,6 +495,11 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "loggers.md": loggers_page,
     "hooks.md": hooks_page,
     "trainer.md": trainer_page,
+    "optimizers.md": optimizers_page,
+    "schedules.md": schedules_page,
+    "models.md": models_page,
+    "data.md": data_page,
+    "../command_line.md": command_page,
 }
 
 

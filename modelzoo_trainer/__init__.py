@@ -1,6 +1,6 @@
-"""A trainer for PyTorch models that is only a sequence of hook calls.
+"""A PyTorch trainer that consists of hook calls.
 
-The names below are imported when they are first used, so that the command line answers at once.
+The names below are imported when they are first used, so that the command line starts fast.
 """
 
 from importlib import import_module

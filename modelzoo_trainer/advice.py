@@ -1,4 +1,4 @@
-"""Interceptors under their earlier name; see `modelzoo_trainer.interceptors`."""
+"""Deprecated name of `modelzoo_trainer.interceptors`."""
 
 from modelzoo_trainer.interceptors import Advised as Advised
 from modelzoo_trainer.interceptors import event as event

@@ -1,4 +1,4 @@
-"""A parameter's annotation: resolved, checked by pydantic, and put into words."""
+"""Annotations of parameters: resolved, checked by pydantic, and described in messages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _WORDS: Final[dict[Any, str]] = {
     bool: "true or false",
     int: "an integer",
     float: "a number",
-    str: "text",
+    str: "a string",
     Path: "a path",
     dict: "a mapping",
     list: "a list",
@@ -54,11 +54,11 @@ _WORDS: Final[dict[Any, str]] = {
 
 
 def annotations_of(target: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of the parameters of `target`, names resolved.
+    """Return the annotations of the parameters of `target`, with names resolved.
 
     Args:
-        target: A class or a function. An annotation that names what exists for type checkers only
-            counts as `Any`.
+        target: A class or a function. An annotation with names that exist only for type checkers
+            becomes `Any`.
     """
     made_by = getattr(target, "__init__") if isinstance(target, type) else target  # noqa: B009
     function = inspect.unwrap(made_by)
@@ -76,21 +76,21 @@ def annotations_of(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def writable(annotation: Any) -> Any:
-    """Return `annotation` with iterables as lists: they are checked at once, and read twice."""
+    """Return `annotation` with iterables as lists, since they are checked and then read again."""
     origin, args = get_origin(annotation), get_args(annotation)
     if annotation in (Iterable, Collection):
         return list
     if origin in (Iterable, Collection):
-        return list[writable(args[0])]  # type: ignore[misc]  # a type made at run time
+        return list[writable(args[0])]  # type: ignore[misc]  # a type created at run time
     if origin is Annotated:
         return Annotated[(writable(args[0]), *args[1:])]
     if origin in (Union, UnionType):
-        return Union[tuple(writable(arg) for arg in args)]  # noqa: UP007  # built at run time
+        return Union[tuple(writable(arg) for arg in args)]  # noqa: UP007  # created at run time
     return annotation
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:
-    """Yield the alternatives of a union, or the annotation itself; `Annotated` is kept."""
+    """Yield the alternatives of a union, or the annotation itself, with `Annotated`."""
     if get_origin(annotation) in (Union, UnionType):
         for arg in get_args(annotation):
             yield from _alternatives(arg)
@@ -101,7 +101,7 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
 
 
 def members(annotation: Any) -> list[Any]:
-    """Return the alternatives of a union, or the annotation itself; `Annotated` is left out."""
+    """Return the alternatives of a union, or the annotation itself, without `Annotated`."""
     if get_origin(annotation) is Annotated:
         return members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -110,7 +110,7 @@ def members(annotation: Any) -> list[Any]:
 
 
 def choices(annotation: Any) -> list[Any]:
-    """Return the values that an annotation lists: of its `Literal`s and enumerations."""
+    """Return the allowed values of an annotation: those of `Literal`s and enumerations."""
     found: list[Any] = []
     for member in members(annotation):
         if get_origin(member) is Literal:
@@ -121,7 +121,7 @@ def choices(annotation: Any) -> list[Any]:
 
 
 def expected(annotation: Any) -> str:
-    """Return what fits, in words: "an integer or null", "'min' or 'max'"."""
+    """Describe the expected value: "an integer or null", "'min' or 'max'"."""
     listed = [repr(choice) for choice in choices(annotation)]
     words = [_word(member) for member in _alternatives(annotation) if not choices(member)]
     plain = [word for word in words if not word.endswith(_UNWRITABLE)]
@@ -152,7 +152,7 @@ def _word(annotation: Any) -> str:
 
 
 def _is_record(annotation: Any) -> bool:
-    """Return whether it has fields: a dataclass, a typed dictionary, a model of pydantic's."""
+    """Return whether it has fields: a dataclass, a typed dictionary, a pydantic model."""
     return isinstance(annotation, type) and (
         typing_extensions.is_typeddict(annotation)
         or dataclasses.is_dataclass(annotation)
@@ -161,7 +161,7 @@ def _is_record(annotation: Any) -> bool:
 
 
 def _constrained(word: str, constraints: Sequence[Any]) -> str:
-    """Return a word with the bounds: "a whole number > 0", "a number in [0, 1)"."""
+    """Add the bounds to a description: "an integer > 0", "a number in [0, 1)"."""
     bounds: dict[str, str] = {}
     for one in constraints:
         match one:
@@ -173,9 +173,9 @@ def _constrained(word: str, constraints: Sequence[Any]) -> str:
                 word += " that is not empty" if one.min_length == 1 else f" of {one.min_length} up"
             case Predicate() if one.func is math.isfinite:
                 word = word.replace("a number", "a finite number")
-            case str():  # how messages name what a function checks
+            case str():  # the name of what a function checks
                 word = one
-    return f"{word.replace('an integer', 'a whole number')} {_range(bounds)}" if bounds else word
+    return f"{word} {_range(bounds)}" if bounds else word
 
 
 def _range(bounds: dict[str, str]) -> str:
@@ -191,17 +191,17 @@ def _either(words: list[str]) -> str:
 
 @lru_cache(maxsize=1024)
 def adapter_of(annotation: Any) -> TypeAdapter[Any] | None:
-    """Return what checks values for `annotation`.
+    """Return the pydantic adapter that checks values for `annotation`.
 
     Args:
-        annotation: None is returned if it fits everything, or is beyond pydantic.
+        annotation: None is returned if it accepts everything, or pydantic does not support it.
     """
     if annotation in (Any, object):
         return None
     try:
         return TypeAdapter(annotation, config={"arbitrary_types_allowed": True})
     except (PydanticUserError, PydanticSchemaGenerationError):
-        pass  # a model or a dataclass brings its own configuration
+        pass  # a model or a dataclass has its own configuration
     try:
         return TypeAdapter(annotation)
     except (PydanticUserError, PydanticSchemaGenerationError):
@@ -209,19 +209,19 @@ def adapter_of(annotation: Any) -> TypeAdapter[Any] | None:
 
 
 def converted(adapter: TypeAdapter[Any], plain: Any) -> Any:
-    """Return a value as the adapter has it.
+    """Return a value converted by the adapter.
 
-    JSON's rules are those of a file: a text is a path or an enumeration's value, a list is a tuple,
-    an integer is a float; and strict otherwise.
+    The rules are those of JSON, as for a file: a string may be a path or the value of an
+    enumeration, a list may be a tuple, an integer may be a float; otherwise strict.
 
     Raises:
-        ValidationError: If the value does not fit.
+        ValidationError: If the value is invalid.
     """
     return adapter.validate_json(json.dumps(plain), strict=True)
 
 
 def describe(value: Any) -> str:
-    """Return how a message names what was given: `'text'`, `3`, `[1, 2]`, "a mapping"."""
+    """Describe a given value: `'text'`, `3`, `[1, 2]`, "a mapping"."""
     match value:
         case str():
             return repr(value if len(value) <= 60 else value[:57] + "...")
@@ -240,13 +240,13 @@ def describe(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Misfit:
-    """What does not fit in a value, and how a message says it.
+    """An invalid part of a value, with its message.
 
     Args:
         location: Keys and indices that lead to it.
-        kind: Pydantic's name of the problem.
+        kind: Pydantic's error type.
         text: "expected an integer, got 'x'."
-        lacks: The key that a mapping lacks; "" if that is not the problem.
+        lacks: The missing key of a mapping; "" if that is not the problem.
     """
 
     location: tuple[int | str, ...]
@@ -256,12 +256,12 @@ class Misfit:
 
 
 def misfit(annotation: Any, plain: Any, error: ValidationError) -> Misfit:
-    """Return what is wrong with a value; the deepest of several problems.
+    """Return what is invalid in a value; the deepest of several problems.
 
     Args:
-        annotation: What fits.
+        annotation: The expected type.
         plain: The value.
-        error: What `converted` raised.
+        error: The exception of `converted`.
     """
     details = error.errors(include_url=False, include_input=False)
     found = [(_reached(plain, detail["loc"]), detail) for detail in details]
@@ -287,7 +287,7 @@ def misfit(annotation: Any, plain: Any, error: ValidationError) -> Misfit:
 
 
 def _reached(plain: Any, location: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Return the steps of a location that lead somewhere; those into a union are left out."""
+    """Return the steps of a location that exist in the value, without those into a union."""
     found = []
     for step in location:
         has_key = isinstance(plain, dict) and step in plain
@@ -299,7 +299,7 @@ def _reached(plain: Any, location: tuple[int | str, ...]) -> tuple[int | str, ..
 
 
 def _inner(annotation: Any, step: int | str) -> Any:
-    """Return the annotation of an item, or None if it is not known."""
+    """Return the annotation of an item; None if it is unknown."""
     for member in members(annotation):
         origin, args = get_origin(member), get_args(member)
         if not isinstance(origin, type) or not args:

@@ -1,4 +1,4 @@
-"""The callbacks' base classes: every hook of a run, declared once."""
+"""Base classes of callbacks; every hook of a run is declared here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from modelzoo_trainer.interceptors import is_pair, split_pair
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
-Batch: TypeAlias = Any  # whatever the user's loader yields
+Batch: TypeAlias = Any  # what the user's dataloader yields
 Outputs: TypeAlias = dict[str, Any]  # the model's output, normalised to a mapping
 StateDict: TypeAlias = dict[str, Any]
 Loader: TypeAlias = Any  # an iterable of batches, or a callable that returns one
@@ -36,37 +36,38 @@ Metrics: TypeAlias = dict[str, Any]
 
 
 class Callback:
-    """Base class of all that takes part in a run: override the hooks you need.
+    """Base class of all callbacks: override the hooks you need.
 
-    A subclass is checked when it is defined: a misspelt hook or one with other parameters than it
-    is called with is a `HookError`. Used as a context manager, a callback is global inside.
+    A subclass is checked when it is defined: a misspelt hook, or one with other parameters than
+    those it is called with, raises `HookError`. As a context manager, a callback is global inside
+    the `with` block.
 
-    State: Define `state_dict` and `load_state_dict` and it is in every checkpoint.
+    State: Define `state_dict` and `load_state_dict` to save state in every checkpoint.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         register_hooks(cls)
-        for base in cls.__mro__:  # mixins bring hooks as well
+        for base in cls.__mro__:  # mixins may define hooks too
             if base is not object and not vars(base).get("_hooks_checked"):
                 check_listener(cls.__name__, vars(base))
         cls._hooks_checked = True
 
     log_step_hooks: frozenset[str] = frozenset()
-    """Hooks of this callback that have nothing to do but on log steps: called on those only.
+    """Hooks of this callback that are called on log steps only.
 
-    Those of the traced step are also called in two steps in the beginning of a fit on a device that
-    records steps, so that the graph of log steps is compiled then; nothing is logged there.
+    On a device that traces steps, those of the traced step are also called in two early steps
+    of a fit, so that the graph of log steps is compiled early; nothing is logged there.
     """
 
     state_is_of_run: bool = False
-    """Whether its state means nothing to another run, which begins with this one's checkpoint.
+    """Whether the state is meaningless to another run that starts from this run's checkpoint.
 
-    It is given back only by checkpoints in the folder that the run writes its own to.
+    It is restored only from checkpoints in the folder that the run itself writes to.
     """
 
     needs_trainer: bool = False
-    """Whether it would do nothing in a loop of one's own: `Hooks` refuses it."""
+    """Whether the callback requires a `Trainer`; `Hooks` refuses it in a custom loop."""
 
     needs_one_optimizer: bool = False
     """Whether a fit with several optimizers is refused: it would do nothing, or something wrong."""
@@ -84,15 +85,15 @@ class Callback:
         if not handles:
             del self._entered[id(self)]
 
-    # ---- set-up and end of a trainer
+    # ---- setup and teardown
 
     @hook(Phase.RUN)
     def pre_setup(self, trainer: Trainer) -> None:
-        """Called first when a trainer is built; seeds, device and folders are made here."""
+        """Called first when a trainer is built; seeds, device and folders are created here."""
 
     @hook(Phase.RUN)
     def setup(self, trainer: Trainer) -> None:
-        """Called second when a trainer is built; model, optimizer and schedulers are made here."""
+        """Called second when a trainer is built; creates model, optimizer and schedulers."""
 
     @hook(Phase.RUN)
     def post_setup(self, trainer: Trainer) -> None:
@@ -113,25 +114,25 @@ class Callback:
         val_dataloader: Loader,
         loop: Callback,
     ) -> None:
-        """Called first in `fit`; what is entered on `stack` ends with it, whatever happens."""
+        """Called first in `fit`; what is entered on `stack` is exited when `fit` ends or raises."""
 
     @hook(Phase.RUN)
     def on_fit_start(
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Callback
     ) -> None:
-        """Called when a checkpoint, if any, has been loaded, before the first train stage."""
+        """Called after the checkpoint, if any, has been loaded and before the first train stage."""
 
     @hook(Phase.RUN)
     def on_fit_end(self, trainer: Trainer, loop: Callback) -> None:
-        """Called after the last stage, also after an early exit; not after an exception."""
+        """Called after the last stage, also after a graceful stop; not after an exception."""
 
     @hook(Phase.RUN)
     def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
-        """Called when an exception leaves `fit`, before anything unwinds."""
+        """Called when an exception leaves `fit`, before any context exits."""
 
     @hook(Phase.RUN)
     def on_fit_committed(self, trainer: Trainer, loop: Callback) -> None:
-        """Called after everybody's `on_fit_end`, when all values have been delivered."""
+        """Called after all `on_fit_end` hooks, when all deferred values have been read."""
 
     @hook(Phase.RUN)
     def on_interrupt(self, trainer: Trainer, reason: str) -> None:
@@ -142,7 +143,7 @@ class Callback:
             reason: The signal's name, such as "SIGINT".
         """
 
-    # ---- train stages: the stretches between validations
+    # ---- train stages: the training between two validations
 
     @hook(Phase.RUN)
     def on_enter_train(
@@ -153,7 +154,7 @@ class Callback:
         loop: Callback,
         loop_idx: int,
     ) -> None:
-        """Called first in a train stage; what is entered on `stack` ends with the stage."""
+        """Called first in a train stage; what is entered on `stack` is exited at its end."""
 
     @hook(Phase.RUN)
     def on_train_start(
@@ -168,17 +169,17 @@ class Callback:
 
     @hook(Phase.RUN)
     def on_train_ready(self, trainer: Trainer) -> None:
-        """Called when all state is restored, and nothing but data is between here and training.
+        """Called when all state has been restored and training is about to start.
 
-        That is after everybody's `on_train_start`; after a roll-back; and where a run resumes,
-        before the validation or the end of an epoch that it owes.
+        That is after all `on_train_start` hooks; after a rollback; and in a resumed run, before the
+        validation or the end of the epoch that the checkpoint still has pending.
         """
 
     @hook(Phase.RUN)
     def on_rollback(self, trainer: Trainer, ckpt_path: Path) -> None:
-        """Called before a run goes back to a checkpoint from before a bad step.
+        """Called before a run rolls back to a checkpoint from before a bad step.
 
-        Whatever is under way is dropped here; the state comes back by `on_load_checkpoint`.
+        Drop partial results here; the state is restored by `on_load_checkpoint`.
 
         Args:
             trainer: The trainer.
@@ -195,20 +196,20 @@ class Callback:
 
     @hook(Phase.RUN)
     def on_train_epoch_start(self, trainer: Trainer, epoch: int) -> None:
-        """Called when a pass over the training data begins (or is taken up again).
+        """Called when an epoch begins or is resumed.
 
         Args:
             trainer: The trainer.
-            epoch: Number of whole passes before this one.
+            epoch: The epoch, counted from 0.
         """
 
     @hook(Phase.RUN)
     def on_train_epoch_end(self, trainer: Trainer, epoch: int) -> None:
-        """Called when a pass over the training data is complete.
+        """Called when an epoch is complete.
 
         Args:
             trainer: The trainer.
-            epoch: Number of whole passes before this one.
+            epoch: The epoch, counted from 0.
         """
 
     # ---- one training batch
@@ -223,27 +224,27 @@ class Callback:
     def on_train_batch_end(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
     ) -> None:
-        """Called after the step of a batch, on the host; `global_step` counts it already."""
+        """Called after the step of a batch, on the host; `global_step` already counts it."""
 
     @hook(Phase.BATCH)
     def on_step_boundary(self, trainer: Trainer) -> None:
-        """Called after everybody's `on_train_batch_end` of a batch with an optimizer step.
+        """Called after all `on_train_batch_end` hooks of a batch with an optimizer step.
 
-        State is consistent here. Checkpoints, stops and evaluations are decided here.
+        State is consistent here: checkpoints, stops and validations are decided here.
         """
 
     @hook(Phase.BATCH)
     def on_step_committed(self, trainer: Trainer) -> None:
-        """Called after everybody's `on_step_boundary`, before the run may stop.
+        """Called after all `on_step_boundary` hooks, before the run may stop.
 
-        Nothing of the step changes any more: a checkpoint that is due is written here.
+        The step is final: a checkpoint that is due is written here.
         """
 
     @hook(Phase.BATCH)
     def on_step_discarded(self, trainer: Trainer) -> None:
-        """Called when a stop has cut off a step: its batches will be trained on again.
+        """Called when a stop has interrupted a step: its batches will be trained on again.
 
-        Whatever was collected for the optimizer step to come is dropped here.
+        Drop what was collected for the next optimizer step here.
         """
 
     @hook(Phase.STEP)
@@ -254,7 +255,7 @@ class Callback:
     def on_train_step_end(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
     ) -> None:
-        """Called last inside the traced step, after the optimizer's step if there was one."""
+        """Called last inside the traced step, after the optimizer step, if any."""
 
     @hook(Phase.STEP)
     def on_before_forward(
@@ -265,13 +266,13 @@ class Callback:
         args: list[Any],
         kwargs: dict[str, Any],
     ) -> None:
-        """Called inside autocast; change `args` and `kwargs` in place to change the call."""
+        """Called inside autocast; modify `args` and `kwargs` in place to change the call."""
 
     @hook(Phase.STEP)
     def on_after_forward(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
     ) -> None:
-        """Called inside autocast; `outputs` may be changed in place."""
+        """Called inside autocast; `outputs` may be modified in place."""
 
     @hook(Phase.STEP)
     def on_before_backward(self, trainer: Trainer, model: Module, outputs: Outputs) -> None:
@@ -279,43 +280,43 @@ class Callback:
 
     @hook(Phase.STEP)
     def on_after_backward(self, trainer: Trainer, model: Module, outputs: Outputs) -> None:
-        """Called after the backward pass; gradients may still be scaled and partial."""
+        """Called after the backward pass; gradients may still be scaled and incomplete."""
 
     @hook(Phase.STEP)
     def on_before_optimizer_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
-        """Called with whole, unscaled, unclipped gradients."""
+        """Called with the complete, unscaled, unclipped gradients."""
 
     @hook(Phase.STEP)
     def on_after_optimizer_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
-        """Called after the parameters were updated; gradients are still there, clipped."""
+        """Called after the parameters were updated; gradients still exist, clipped."""
 
     @hook(Phase.STEP)
     def on_before_optimizer_zero_grad(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
-        """Called before the gradients are dropped."""
+        """Called before the gradients are zeroed."""
 
     @hook(Phase.STEP)
     def on_after_optimizer_zero_grad(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
-        """Called after the gradients were dropped."""
+        """Called after the gradients were zeroed."""
 
     @hook(Phase.STEP)
     def on_before_scheduler_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer, scheduler: Any
     ) -> None:
-        """Called once per scheduler, before its step."""
+        """Called before the step of each scheduler."""
 
     @hook(Phase.STEP)
     def on_after_scheduler_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer, scheduler: Any
     ) -> None:
-        """Called once per scheduler, after its step."""
+        """Called after the step of each scheduler."""
 
     # ---- validation
 
@@ -328,7 +329,7 @@ class Callback:
         loop: Callback,
         ckpt_paths: list[Any],
     ) -> None:
-        """Called first in a validation of several dataloaders or checkpoints."""
+        """Called first in the validation of several dataloaders or checkpoints."""
 
     @hook(Phase.RUN)
     def on_enter_validate(
@@ -381,12 +382,12 @@ class Callback:
 
     @hook(Phase.RUN)
     def run_validation(self, trainer: Trainer, loop_idx: int | None, is_last: bool) -> None:
-        """Called after the dataloaders of a validation, for validations of one's own.
+        """Called after the dataloaders of a validation, to run custom validations.
 
         Args:
             trainer: The trainer.
-            loop_idx: The train stage that the validation follows; None outside `fit`.
-            is_last: Whether it is the last one of the run.
+            loop_idx: Index of the preceding train stage; None outside `fit`.
+            is_last: Whether it is the last validation of the run.
         """
 
     # ---- prediction: `on_enter_validate` and `on_validate_exception` are called there as well
@@ -431,7 +432,7 @@ class Callback:
 
     @hook(Phase.RUN)
     def postprocess_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        """Called with the whole `state_dict` before it is written; change it in place."""
+        """Called with the complete `state_dict` before it is written; modify it in place."""
 
     @hook(Phase.RUN)
     def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
@@ -439,7 +440,7 @@ class Callback:
 
     @hook(Phase.RUN)
     def on_save_trainer_state(self, trainer: Trainer, state_dict: StateDict) -> None:
-        """Called to add to `state_dict` what only an automatic restart needs."""
+        """Called to add to `state_dict` state that only an automatic restart needs."""
 
     @hook(Phase.RUN)
     def on_after_save_trainer_state(self, trainer: Trainer, trainer_state_file: Path) -> None:
@@ -447,29 +448,29 @@ class Callback:
 
     @hook(Phase.RUN)
     def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
-        """Called before a checkpoint is read; with None if none will be."""
+        """Called before a checkpoint is read; None if there is no checkpoint to load."""
 
     @hook(Phase.RUN)
     def on_load_trainer_state(self, trainer: Trainer, state_dict: StateDict) -> None:
-        """Called with what `on_save_trainer_state` collected, if the checkpoint has it."""
+        """Called with the state of `on_save_trainer_state`, if the checkpoint has it."""
 
     @hook(Phase.RUN)
     def preprocess_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        """Called with a checkpoint's content before it is used; change it in place."""
+        """Called with the content of a checkpoint before it is used; modify it in place."""
 
     @hook(Phase.RUN)
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        """Called to restore state from a checkpoint's content."""
+        """Called to restore state from the content of a checkpoint."""
 
     # ---- metrics
 
     @hook(Phase.BATCH)
     def on_metrics(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
-        """Called when metric values have arrived on the host, perhaps some steps late.
+        """Called when metric values are available on the host, possibly some steps later.
 
         Args:
             trainer: The trainer.
-            metrics: Names, with their scopes, and host values.
+            metrics: Host values by name, with the name scopes.
             step: The `global_step` that they belong to.
         """
 
@@ -481,14 +482,14 @@ class CoreCallback(Callback):
     """Base class of the callbacks that own a part of the trainer's state."""
 
     idle_hooks: frozenset[str] = frozenset()
-    """Hooks that this instance, as it was configured, has no use for: they are not called."""
+    """Hooks that this instance, as configured, does not need; they are not called."""
 
 
 class ValidationCallback(Callback, ABC):
-    """Base class of validations that are more than a pass over a dataloader.
+    """Base class of custom validations, which do more than evaluate a dataloader.
 
-    What `run_validation` of a subclass logs has `name_scope` before its name, as that is open
-    while it runs; `is_due` says whether it is its turn.
+    `run_validation` runs in the name scope `name_scope`, which prefixes the metrics that it logs.
+    `is_due` returns whether it should run.
     """
 
     _is_in_scope: bool = False
@@ -497,7 +498,7 @@ class ValidationCallback(Callback, ABC):
         super().__init_subclass__(**kwargs)
         own = vars(cls).get("run_validation")
         if own is not None:
-            cls.run_validation = _in_name_scope(own)  # type: ignore[method-assign]  # the same, scoped
+            cls.run_validation = _in_name_scope(own)  # type: ignore[method-assign]
 
     @property
     @abstractmethod
@@ -507,19 +508,19 @@ class ValidationCallback(Callback, ABC):
     @property
     @abstractmethod
     def every_n_vals(self) -> int:
-        """It runs at every n-th validation of a run, and at the last one."""
+        """Run on every n-th validation of a run, and on the last one."""
 
     @property
     @abstractmethod
     def num_validate_loops(self) -> int:
-        """Number of validation loops that one of its runs takes."""
+        """Number of validation loops per run."""
 
     def is_due(self, loop_idx: int | None, is_last: bool) -> bool:
-        """Return whether `every_n_vals` has it run.
+        """Return whether to run, by `every_n_vals`.
 
         Args:
-            loop_idx: The train stage that the validation follows; None outside `fit`: due.
-            is_last: Whether it is the last one of the run: due.
+            loop_idx: Index of the preceding train stage; None (outside `fit`) = due.
+            is_last: Whether it is the last validation of the run; True = due.
         """
         return loop_idx is None or is_last or (loop_idx + 1) % self.every_n_vals == 0
 
@@ -529,13 +530,13 @@ class ValidationCallback(Callback, ABC):
 
         Args:
             trainer: The trainer.
-            loop_idx: The train stage that the validation follows; None outside `fit`.
-            is_last: Whether it is the last one of the run.
+            loop_idx: Index of the preceding train stage; None outside `fit`.
+            is_last: Whether it is the last validation of the run.
         """
 
 
 def _in_name_scope(run_validation: Callable[..., None]) -> Callable[..., None]:
-    """Return a method that runs in its callback's name scope; within `super()`, in that one."""
+    """Wrap `run_validation` in the callback's name scope; nested calls by `super()` reuse it."""
 
     @wraps(run_validation)
     def run(
@@ -551,7 +552,7 @@ def _in_name_scope(run_validation: Callable[..., None]) -> Callable[..., None]:
                 run_validation(self, trainer, loop_idx, is_last)
         finally:
             self._is_in_scope = False
-        trainer.drain()  # what it has logged: it may be the last that happens
+        trainer.drain()  # deliver its metrics: nothing may follow
 
     return run
 
@@ -566,19 +567,19 @@ def register_global_callback(callback: Any) -> GlobalHandle: ...
 
 
 def register_global_callback(callback: Any) -> Any:
-    """Make a callback part of every trainer of the process, after all others.
+    """Add a callback to every trainer of the process, after all other callbacks.
 
     Args:
-        callback: An instance, or a class that needs no arguments (so it can decorate one); or an
-            event and its function, such as `("post-forward", f)`.
+        callback: An instance; a class without constructor arguments (so this can be used as a
+            decorator); or an event and a function, such as `("post-forward", f)`.
 
     Returns:
-        A handle whose `remove` takes it back; for a class, the class, with the handle as
+        A handle whose `remove` removes the callback. For a class, the class, with the handle as
         its attribute `global_callback_handle`.
 
     Raises:
-        HookError: If it has no hook, or one that does not fit.
-        ConfigError: If it is a function that does not fit the trainers that there are.
+        HookError: If it has no hook, or an invalid one.
+        ConfigError: If a function does not fit an existing trainer.
     """
     if isinstance(callback, type):
         handle = register_global_callback(callback())
@@ -594,12 +595,12 @@ def register_global_callback(callback: Any) -> Any:
 def hook_names(
     callback: Any, *, is_log_step: bool = True, rehearses: bool = False
 ) -> Iterator[str]:
-    """Yield the names of the declared hooks that `callback` listens to.
+    """Yield the names of the declared hooks that `callback` overrides.
 
     Args:
         callback: The callback.
-        is_log_step: Whether to include those that are for log steps only.
-        rehearses: Include those of the traced step in any case.
+        is_log_step: Whether to include the hooks for log steps only.
+        rehearses: Whether to include those of the traced step in any case.
     """
     idle: frozenset[str] = frozenset()
     if isinstance(callback, CoreCallback):
@@ -621,16 +622,16 @@ def _is_traced(name: str) -> bool:
 
 
 def check_callback(callback: Any, where: str = "callbacks") -> None:
-    """Check that an object can take part in a run.
+    """Check that an object can be used as a callback.
 
     Args:
         callback: A `Callback`, or any object with hook methods.
-        where: The argument that it was given as, for messages.
+        where: Name of the argument, for messages.
 
     Raises:
-        HookError: If it is a class, a hook was set on a `Callback` instance, a hook's name or
-            parameters do not fit, or an object of another kind has neither a hook nor a method that
-            may be an event of the user's own.
+        HookError: If it is a class, a hook was set on a `Callback` instance, the name or the
+            parameters of a hook are invalid, or an object that is not a `Callback` has neither a
+            hook nor a method that may be a custom event.
     """
     kind = type(callback).__name__
     if isinstance(callback, type):
@@ -650,7 +651,7 @@ def check_callback(callback: Any, where: str = "callbacks") -> None:
 
 
 def _check_own_events(callback: Any, kind: str, where: str) -> None:
-    """Check an object without a hook: its methods may be events of the user's own."""
+    """Check an object without hooks: its methods may be custom events."""
     own = [] if where == "loggers" else _own_methods(callback)
     likely = [f"on_{name}" for name in own]
     meant = [name if name in HOOKS else near_miss(name) for name in likely]
@@ -660,7 +661,7 @@ def _check_own_events(callback: Any, kind: str, where: str) -> None:
         advice = (
             "Pass instances of loggers, such as modelzoo_trainer.loggers.TensorBoardLogger()."
             if where == "loggers"
-            else "Derive it from modelzoo_trainer.Callback, or give it a method such as "
+            else "Subclass modelzoo_trainer.Callback, or define a method such as "
             "on_train_batch_end."
         )
         raise HookError(f"{where} got {callback!r} of type {kind}, which has no hook. {advice}")
@@ -670,9 +671,9 @@ _METHODS: Final = (FunctionType, staticmethod, classmethod)
 
 
 def _own_methods(callback: Any) -> list[str]:
-    """Return what may be events of the user's own: public methods of classes that are no library's.
+    """Return the methods that may be custom events: public methods of user-defined classes.
 
-    What is built in or torch's, such as an optimizer, was not meant as a callback.
+    An object of a built-in or torch class, such as an optimizer, was not meant as a callback.
     """
     bases = type(callback).__mro__[:-1]
     if any(base.__module__.partition(".")[0] in ("builtins", "torch") for base in bases):

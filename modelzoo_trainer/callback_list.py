@@ -1,4 +1,4 @@
-"""The callbacks of a trainer: their order, their names, the hook tables made of them."""
+"""The callbacks of a trainer: their order, names and hook tables."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from modelzoo_trainer.hooks.table import HookTable
 from modelzoo_trainer.loggers.logger import Logger
 from modelzoo_trainer.plugins import plugin_callbacks
 
-_EXAMPLES: Final = {  # with a number that a user may have given instead
+_EXAMPLES: Final = {  # formatted with a number that may have been given instead
     "autorestart": "AutoRestart(max_num_restarts={0})",
     "checkpoint": "Checkpoint(steps={0})",
     "logging": "Logging(log_steps={0})",
@@ -52,15 +52,15 @@ _EXAMPLES: Final = {  # with a number that a user may have given instead
 class CallbackList(Mapping[str, Any]):
     """The callbacks of a trainer by name, in the order in which they are called.
 
-    It changes through `trainer.add_callback` and `trainer.remove_callback` alone. Global callbacks
-    and the model's own hooks are called after those in it, and are not by name.
+    Modify it only by `trainer.add_callback` and `trainer.remove_callback`. Global callbacks and the
+    hooks of the model are called after those in it, and are not accessible by name.
 
     Args:
         core: The core callbacks by name.
-        callbacks: The user's; loggers among them join the others.
-        loggers: Called after the user's.
-        check_loss: Whether to add `CheckLoss()` where no other callback acts on a bad loss.
-        shows_progress: Whether to add `ProgressLogger()` where no other callback shows a run.
+        callbacks: The user's; loggers among them are moved to the loggers.
+        loggers: Called after the user's callbacks.
+        check_loss: Whether to add `CheckLoss()` unless another callback handles bad losses.
+        shows_progress: Whether to add `ProgressLogger()` unless another callback shows progress.
         on_stop: Called with a `StopTraining` that a hook has raised.
     """
 
@@ -108,7 +108,7 @@ class CallbackList(Mapping[str, Any]):
 
     def __setitem__(self, name: str, callback: Any) -> None:
         raise TypeError(
-            f"trainer.callbacks[{name!r}] cannot be set. Use trainer.add_callback(callback)."
+            f"trainer.callbacks[{name!r}] cannot be assigned. Use trainer.add_callback(callback)."
         )
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
@@ -134,14 +134,14 @@ class CallbackList(Mapping[str, Any]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def copy(self) -> dict[str, Any]:
-        """Return the callbacks by name, as a dictionary of its own."""
+        """Return the callbacks by name in a new dictionary."""
         return dict(self._by_name)
 
     def name_of(self, callback: Any) -> str:
-        """Return the name of one of these callbacks.
+        """Return the name of a callback.
 
         Raises:
-            ValueError: If it is not one of them.
+            ValueError: If it is not one of these callbacks.
         """
         for name, known in self.items():
             if known is callback:
@@ -151,25 +151,25 @@ class CallbackList(Mapping[str, Any]):
     # ---- hook tables
 
     def rebuild(self) -> None:
-        """Make the hook tables anew: core, user's, loggers, global, the model's own."""
+        """Rebuild the hook tables: core, user's, loggers, global, the model's."""
         user = self._without_second_check()
         self.loggers: list[Logger] = [*self._loggers, *self._console_if_alone()]
         core = list(self.core.values())
         self._by_name = {**self.core, **named([*user, *self.loggers])}
-        everybody = [*core, *user, *self.loggers, *global_callbacks()]
-        known = set(map(id, everybody))
-        everybody += [own for own in self._model_hooks if id(own.__wrapped__) not in known]
-        self.all = tuple({id(callback): callback for callback in everybody}.values())
+        ordered = [*core, *user, *self.loggers, *global_callbacks()]
+        known = set(map(id, ordered))
+        ordered += [own for own in self._model_hooks if id(own.__wrapped__) not in known]
+        self.all = tuple({id(callback): callback for callback in ordered}.values())
         self.log_hooks = HookTable(self.all, on_stop=self._on_stop)
         self.quiet_hooks = HookTable(self.all, is_log_step=False, on_stop=self._on_stop)
 
     @property
     def rehearsal_hooks(self) -> HookTable:
-        """The quiet hooks, with those of the traced step that are for log steps; made anew."""
+        """The hooks off log steps, plus those of the traced step for log steps; a new table."""
         return HookTable(self.all, is_log_step=False, rehearses=True, on_stop=self._on_stop)
 
     def _without_second_check(self) -> list[Any]:
-        """Return the user's callbacks; the default `CheckLoss` only if no other does its job."""
+        """Return the user's callbacks, with the default `CheckLoss` only if nothing replaces it."""
         default = self._default_check
         if default is None:
             return self.user
@@ -220,7 +220,7 @@ class CallbackList(Mapping[str, Any]):
             The callback, and whether it is new.
 
         Raises:
-            HookError: If it does not fit.
+            HookError: If it is invalid.
         """
         [added] = checked_callbacks([callback])
         return added, self._append(added)
@@ -233,7 +233,7 @@ class CallbackList(Mapping[str, Any]):
             self._default_console = None
 
     def include_model_hooks(self, model: Module) -> bool:
-        """Have the hooks called that the model itself defines: last, if it is no callback."""
+        """Add the hooks that the model itself defines, called last, unless it is a callback."""
         found = model_hooks(model)
         if found is not None:
             self._model_hooks = [found]
@@ -242,10 +242,10 @@ class CallbackList(Mapping[str, Any]):
     # ---- state
 
     def stateful(self) -> list[tuple[str, Any]]:
-        """Return those with state of their own, with their names in a checkpoint.
+        """Return the callbacks that have a state, with their names in a checkpoint.
 
-        The default `CheckLoss` is not among them: its state decides nothing, and checkpoints are
-        the same with and without it.
+        The default `CheckLoss` is excluded: its state affects nothing, and checkpoints are the same
+        with and without it.
         """
         left_out = {id(self._default_check), *map(id, self.core.values())}
         own = [callback for callback in self.all if id(callback) not in left_out]
@@ -257,9 +257,9 @@ class CallbackList(Mapping[str, Any]):
 
     @property
     def stateless_names(self) -> list[str]:
-        """Names whose state a checkpoint may have, though this run saves none: the default check.
+        """Names of callbacks whose state may be in a checkpoint but not in those of this run.
 
-        A run from a file saves that of its `CheckLoss`.
+        That is the default `CheckLoss`, whose state a run from a file saves.
         """
         default = self._default_check
         is_active = any(callback is default for callback in self.all)
@@ -278,7 +278,7 @@ class CallbackHandle:
 
 
 def _make_default_check(check_loss: bool) -> Any:
-    """Return a `CheckLoss`, or None if it is not wanted.
+    """Return a `CheckLoss`, or None if it is disabled.
 
     Raises:
         ConfigError: If `check_loss` is not a bool.
@@ -290,7 +290,7 @@ def _make_default_check(check_loss: bool) -> Any:
         )
     if not check_loss:
         return None
-    # All callbacks are imported with it, which takes as long as the trainer.
+    # This imports all callbacks, which takes as long as importing the trainer.
     from modelzoo_trainer.callbacks import CheckLoss
 
     return CheckLoss()
@@ -306,10 +306,10 @@ def _make_default_console() -> Logger:
 
 
 def _limit_of_environment() -> list[Any]:
-    """Return the callback that limits epochs if the environment asks for it, in a list."""
+    """Return the callback for the batch limit of the environment, if any, in a list."""
     if not from_environment(LIMIT_BATCHES):
         return []
-    # All callbacks are imported with it: only for who asks.
+    # This imports all callbacks: only if it is used.
     from modelzoo_trainer.callbacks.limit_batches import limit_of_environment
 
     return list(limit_of_environment())
@@ -318,14 +318,14 @@ def _limit_of_environment() -> list[Any]:
 def core_callbacks(parts: Mapping[str, Any]) -> OrderedDict[str, CoreCallback]:
     """Return the core callbacks, in order.
 
-    What can be refused without touching anything comes first: device and precision before the
-    folders are made.
+    Those that may refuse a configuration without side effects come first: device and precision
+    before folders are created.
 
     Args:
         parts: The trainer's arguments by name.
 
     Raises:
-        ConfigError: If one of them does not fit.
+        ConfigError: If one of them is invalid.
     """
     model = parts["model"]
     own = {
@@ -358,7 +358,7 @@ def core_callbacks(parts: Mapping[str, Any]) -> OrderedDict[str, CoreCallback]:
         logging=own["logging"],
         loss_accum=LossAccumulation(num),
         early_exit=EarlyExit(),
-        interrupt=Interrupt(),  # after what it asks: a signal must not be forgotten there
+        interrupt=Interrupt(),  # after those it queries, so that no signal is lost
         checkpoint=own["checkpoint"],
         predicting=Predicting(),
         summary=Summary(),  # after what it reports: its result is built before they leave
@@ -381,14 +381,14 @@ def checked_callbacks(callbacks: Iterable[Any] | Any, where: str = "callbacks") 
     """Return a list of the callbacks that a user gave.
 
     Args:
-        callbacks: An iterable of them, or a single one.
-        where: The argument that they were given as, for messages.
+        callbacks: An iterable of callbacks, or a single one.
+        where: Name of the argument, for messages.
 
     Returns:
-        A copy; an object that was given twice is in it once, with a warning.
+        A copy; an object that was given twice is included once, with a warning.
 
     Raises:
-        HookError: If one is none, or is a core callback.
+        HookError: If one is not a callback, or is a core callback.
     """
     if isinstance(callbacks, Iterable) and not isinstance(callbacks, (str, Mapping)):
         given = list(callbacks)
@@ -414,7 +414,7 @@ def checked_callbacks(callbacks: Iterable[Any] | Any, where: str = "callbacks") 
 
 
 def named(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Return callbacks by class name; a repeat gets `_2`, `_3`, ..."""
+    """Return callbacks by class name; repeated ones get `_2`, `_3`, ..."""
     names: dict[str, Any] = {}
     for callback in callbacks:
         name = kind = type(callback).__name__

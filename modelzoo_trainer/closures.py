@@ -1,4 +1,4 @@
-"""Step closures: code that needs a value on the host, called when the value is there."""
+"""Step closures: functions called later, with values that a step has computed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from modelzoo_trainer.errors import HookError
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
-# Of the process, not of a thread: backward hooks run in threads of autograd's.
+# Per process, not per thread: backward hooks run in threads of autograd.
 _ACTIVE: Final[list[Trainer]] = []
 
 
 @contextmanager
 def active(trainer: Trainer) -> Iterator[None]:
-    """Have `active_trainer` return this trainer inside.
+    """Context manager in which `active_trainer` returns this trainer.
 
     Args:
-        trainer: Its run begins.
+        trainer: The trainer whose run begins.
     """
     _ACTIVE.append(trainer)
     try:
@@ -35,7 +35,7 @@ def active(trainer: Trainer) -> Iterator[None]:
 
 
 def active_trainer() -> Trainer | None:
-    """Return the trainer whose run began last and is not over, or None."""
+    """Return the trainer of the innermost active run, or None."""
     return _ACTIVE[-1] if _ACTIVE else None
 
 
@@ -45,7 +45,7 @@ def is_recorded(trainer: Trainer) -> bool:
 
 
 def snapshot(tensor: Tensor) -> Tensor:
-    """Return a copy that no later operation in place changes."""
+    """Return a copy, unaffected by later in-place operations."""
     return tensor.detach().clone()
 
 
@@ -55,12 +55,12 @@ P = ParamSpec("P")
 def step_closure(function: Callable[P, None]) -> Callable[P, None]:
     """Make a function run later, with the tensors among its arguments as host values.
 
-    Calls run in the order they were made, each once, with `trainer.global_step` as it was (or,
-    inside a step, will be counted) then. A tensor without dimensions becomes a number, another
-    one a CPU tensor; values are those at the time of the call.
+    Calls run once each, in order, with the `trainer.global_step` at the time of the call (inside a
+    step: that of its end). Scalar tensors become numbers, other ones CPU tensors, with the values
+    at the time of the call.
 
     Args:
-        function: Has a parameter called `trainer`. Its result is not used.
+        function: Has a parameter named `trainer`. Its result is ignored.
 
     Returns:
         A function with the same parameters that returns at once.
@@ -72,7 +72,7 @@ def step_closure(function: Callable[P, None]) -> Callable[P, None]:
     if "trainer" not in names:
         raise HookError(
             f"step_closure: {function.__qualname__} takes ({', '.join(names)}); one parameter "
-            f"must be called 'trainer'."
+            f"must be named 'trainer'."
         )
     place = names.index("trainer")
 
@@ -92,7 +92,7 @@ def step_closure(function: Callable[P, None]) -> Callable[P, None]:
 
 
 class _Slot:
-    """Stands for the tensor with this index until its value is there."""
+    """Placeholder for the tensor with this index until its value is read."""
 
     def __init__(self, index: int) -> None:
         self.index = index

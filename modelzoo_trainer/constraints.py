@@ -1,7 +1,7 @@
-"""Ranges of constructor arguments as types, checked alike from a file and from Python.
+"""Constraints on constructor arguments as types, checked for files and Python alike.
 
-A file's arguments are checked by `config.arguments`, those of a call by `checked`; both ask
-pydantic, and give one message. It is imported when the first constrained argument is given.
+Arguments from a file are checked by `config.arguments`, those of a call by `checked`; both use
+pydantic and produce the same messages. It is imported with the first constrained argument.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from modelzoo_trainer.errors import ConfigError
 _F = TypeVar("_F", bound=Callable[..., Any])
 _T = TypeVar("_T")
 
-_OR_FLOAT: Final = "a whole number"
+_OR_FLOAT: Final = "an integer"
 _FINITE: Final = Predicate(math.isfinite)
 _OR_NUMPY: Final = Integral
 
 PositiveInt = Annotated[int, Gt(0)]
 NonNegativeInt = Annotated[int, Ge(0)]
 Count = Annotated[int, Ge(1), Le(1_000_000_000), _OR_NUMPY]
-"""A number of things that are kept in memory."""
+"""Number of objects that are kept in memory."""
 PositiveFloat = Annotated[float, Gt(0)]
 FinitePositiveFloat = Annotated[float, Gt(0), _FINITE]
 Seconds = Annotated[float, Gt(0), _FINITE, "a number of seconds"]
@@ -52,11 +52,12 @@ AtLeastOne = Annotated[float, Ge(1)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
 Share = Annotated[float, Gt(0), Lt(1)]
 Size = Annotated[int, Gt(0), _OR_NUMPY]
-"""A size of a model or its data, which a program may take from an array."""
+"""Size of a model or its data, which a program may take from an array."""
 NonNegativeSize = Annotated[int, Ge(0), _OR_NUMPY]
+Progress = Literal["bar", "lines", "none"]
 Seed = Annotated[int, Ge(0), Lt(2**32), _OR_NUMPY]
 Steps = Annotated[int, Gt(0), _OR_FLOAT]
-"""A number of steps, which a program may compute as a float: `0.1 * total`."""
+"""Number of steps, which a program may compute as a float: `0.1 * total`."""
 NonNegativeSteps = Annotated[int, Ge(0), _FINITE, _OR_FLOAT]
 Flag = Annotated[bool, "true or false"]
 """A `bool` that is checked in Python as well."""
@@ -71,23 +72,23 @@ def _is_increasing(steps: list[float]) -> bool:
 
 
 Milestones = Annotated[
-    list[Steps], MinLen(1), Predicate(_is_increasing), "a list of steps > 0 that increase"
+    list[Steps], MinLen(1), Predicate(_is_increasing), "a list of increasing steps > 0"
 ]
 
 
 def checked(owner: str = "") -> Callable[[_F], _F]:
-    """Return a decorator of a method or a dataclass that checks arguments with constrained types.
+    """Return a decorator of a method or a dataclass that checks constrained arguments.
 
-    Defaults are not checked, and neither are types without a constraint: a program may pass
-    whatever works.
+    Not checked are defaults and types without a constraint: a program may pass any object that
+    works.
 
     Args:
-        owner: What messages say before the argument's name; "" = the name of the class.
+        owner: Prefix of the argument name in messages; "" = name of the class.
     """
 
     def decorate(init: _F) -> _F:
         if isinstance(init, type):
-            init.__init__ = decorate(init.__init__)  # type: ignore[misc]  # of the same signature
+            init.__init__ = decorate(init.__init__)  # type: ignore[misc]  # same signature
             return init
         parameters = inspect.signature(init).parameters.values()
         defaults = {one.name: one.default for one in list(parameters)[1:]}
@@ -102,18 +103,18 @@ def checked(owner: str = "") -> Callable[[_F], _F]:
                     check(f"{owner or type(self).__name__}.{name}", given[name], rules[name])
             return init(self, *args, **kwargs)
 
-        return checking  # type: ignore[return-value]  # of the signature that `wraps` gives it
+        return checking  # type: ignore[return-value]  # signature of `wraps`
 
     return decorate
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
 def checked_dataclass(cls: type[_T]) -> type[_T]:
-    """Make a class a dataclass whose constructor checks its arguments, as by `checked`.
+    """Make a class a dataclass whose constructor checks its arguments, as `checked` does.
 
-    It compares by identity. Defaults are those of arguments only: they do not stay on the class.
+    It compares by identity. Defaults are only those of arguments: they are not class attributes.
     """
-    cls.__annotations__ = inspect.get_annotations(cls, eval_str=True)  # names of its own module
+    cls.__annotations__ = inspect.get_annotations(cls, eval_str=True)  # names of its module
     made: Any = checked()(dataclass(eq=False, repr=False)(cls))
     for one in fields(made):
         if one.init and one.name in vars(made):
@@ -137,7 +138,7 @@ def check(where: str, value: Any, annotation: Any) -> None:
     """Check that a value fits an annotation.
 
     Args:
-        where: What messages call the value.
+        where: Name of the value, for messages.
         value: The value, which is not converted.
         annotation: A type with constraints.
 
@@ -160,10 +161,10 @@ def check(where: str, value: Any, annotation: Any) -> None:
     try:
         try:
             converted(adapter, plain)
-        except (TypeError, ValueError) as error:  # what JSON does not have
+        except (TypeError, ValueError) as error:  # not a JSON value
             if isinstance(error, ValidationError):
                 raise
-            if isinstance(value, Number):  # of a kind that does not mix with floats
+            if isinstance(value, Number):  # a type that cannot be compared with floats
                 got = f"expected {expected(annotation)}, got {describe(value)}."
                 raise ConfigError(f"{where}: {got}") from None
             adapter.validate_python(value, strict=True)
@@ -176,10 +177,10 @@ def check(where: str, value: Any, annotation: Any) -> None:
 
 
 def _plain(value: Any, has_integers: bool) -> Any:
-    """Return what JSON has instead of a value.
+    """Return the JSON equivalent of a value.
 
-    A number of numpy's or torch's becomes a float or, if `has_integers`, an integer an int; an
-    array of one number is such a number where a float is expected.
+    A number of numpy or torch becomes a float or, if `has_integers`, an integer an int; an array of
+    one number counts as a number if a float is expected.
     """
     if isinstance(value, list | tuple):
         return [_plain(one, has_integers) for one in value]
@@ -204,13 +205,13 @@ def _constraints_of(annotation: Any) -> list[Any]:
 
 
 def _in_python(annotation: Any) -> Any:
-    """Return an annotation with floats where `Steps` has integers."""
+    """Return an annotation with floats instead of integers in `Steps`."""
     if get_origin(annotation) is Annotated and _OR_FLOAT in annotation.__metadata__:
         return Annotated[(float, *annotation.__metadata__)]
     if get_origin(annotation) is Annotated:
         return Annotated[(_in_python(get_args(annotation)[0]), *annotation.__metadata__)]
     if get_origin(annotation) is list:
-        return list[_in_python(get_args(annotation)[0])]  # type: ignore[misc]  # made at run time
+        return list[_in_python(get_args(annotation)[0])]  # type: ignore[misc]  # created at run time
     if get_origin(annotation) in (Union, UnionType):
         return functools.reduce(or_, map(_in_python, get_args(annotation)))
     return annotation

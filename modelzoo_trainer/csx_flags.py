@@ -1,6 +1,6 @@
-"""The dotted flags of the hardware that the configuration format was made for.
+"""The dotted flags of Cerebras hardware.
 
-One of them has a meaning here, the size of micro-batches; the others are checked and let be.
+Only the micro-batch size has an effect here; the others are validated and ignored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from modelzoo_trainer.errors import suggest
 
 MICRO_BATCH_SIZE: Final = "csx.performance.micro_batch_size"
 
-_WORDS: Final = {int: "a whole number", bool: "true or false", str: "text", dict: "a mapping"}
+_WORDS: Final = {int: "an integer", bool: "true or false", str: "a string", dict: "a mapping"}
 _KNOWN: Final[dict[str, tuple[type, ...]]] = {
     "csx.debug.act_memory_gi": (int,),
     "csx.debug.cmd_memory_gi": (int,),
@@ -34,23 +34,23 @@ _KNOWN: Final[dict[str, tuple[type, ...]]] = {
 
 
 def is_flag(key: object) -> bool:
-    """Return whether a key of a configuration is such a flag."""
+    """Return whether a configuration key is such a flag."""
     return isinstance(key, str) and key.startswith("csx.")
 
 
 def flag_problem(key: str, value: Any, others: Iterable[str] = ()) -> str | None:
-    """Return what is wrong with a flag; None if nothing is.
+    """Return what is wrong with a flag; None if it is valid.
 
     Args:
         key: Its dotted name.
-        value: What it is set to; None = not set.
-        others: Names that would have fitted as well.
+        value: Its value; None = not set.
+        others: Other valid names.
     """
     types = _KNOWN.get(key)
     if types is None:
         advice = suggest(key, _KNOWN, cutoff=0.85)
         if is_flag(key) and not advice.startswith("Did"):
-            return None  # of a version that is not known here
+            return None  # of an unknown version
         return f"is not a flag. {suggest(key, [*_KNOWN, *others])}"
     if value is None:
         return None
@@ -63,8 +63,7 @@ def flag_problem(key: str, value: Any, others: Iterable[str] = ()) -> str | None
 
 
 _SIZES: Final = (
-    "is {!r}; expected a whole number > 0, 'auto', 'explore', a mapping with explore, or None "
-    "(null)."
+    "is {!r}; expected an integer > 0, 'auto', 'explore', a mapping with explore, or None (null)."
 )
 
 
@@ -85,10 +84,10 @@ def _is_count(value: Any) -> bool:
 
 
 def micro_batch_size(flags: Mapping[str, Any]) -> int | None:
-    """Return how many samples go through the model at once; None = the whole batch.
+    """Return the micro-batch size; None = the whole batch.
 
     Args:
-        flags: By name. "auto" and "explore" leave the choice to a compiler that is not here.
+        flags: Values by name. "auto" and "explore" are for a compiler that does not exist here.
     """
     value = flags.get(MICRO_BATCH_SIZE)
     return value if isinstance(value, int) else None

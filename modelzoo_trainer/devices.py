@@ -3,4 +3,4 @@
 from modelzoo_trainer.sibling import require_sibling
 
 require_sibling("backends")
-from backends import *  # noqa: E402, F403  # a shadowing module is refused first
+from backends import *  # noqa: E402, F403  # a shadowing module is refused above

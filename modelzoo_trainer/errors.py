@@ -5,29 +5,29 @@ ModelZooError
 |-- HookError (TypeError)                a callback does not fit the hooks
 |-- CheckpointError (RuntimeError)       a checkpoint cannot be written or read
 |   |-- CheckpointMismatch               it is intact, but belongs to something else
-|   `-- DiskError                        the disk refused it, in this process or another
+|   `-- DiskError                        a disk error, in this process or another one
 |-- PredictionError (RuntimeError)       predictions cannot be written or read
-|-- StopTraining                         raised by anybody: the run stops gracefully
+|-- StopTraining                         requests a graceful stop of the run
 |-- RollBack                             raised by a callback: the run continues from its checkpoint
-`-- TrainingSpike (RuntimeError)         the loss has jumped; the next run leaves its batches out
+`-- TrainingSpike (RuntimeError)         a loss spike; the next run skips its batches
 
 Devices have `backends.BackendError` (RuntimeError) with `backends.BackendUnavailable`.
-Everything else is a builtin; an exception of the user's keeps its type.
+All other exceptions are built-in ones, or the user's, which keep their type.
 """
 
 from collections.abc import Iterable, Sequence
 
 
 class ModelZooError(Exception):
-    """Base of the exceptions that this package defines."""
+    """Base class of the exceptions of this package."""
 
 
 class ConfigError(ModelZooError, ValueError):
-    """A setting is invalid: an unknown name, a value that does not fit, options that exclude."""
+    """A setting is invalid: an unknown name, an invalid value, or contradictory options."""
 
 
 class HookError(ModelZooError, TypeError):
-    """A callback does not fit the hooks: a misspelt name, wrong parameters."""
+    """A callback does not fit the hooks: a misspelt name, or other parameters."""
 
 
 class CheckpointError(ModelZooError, RuntimeError):
@@ -39,7 +39,7 @@ class CheckpointMismatch(CheckpointError):
 
 
 class DiskError(CheckpointError):
-    """A disk has refused a checkpoint, in this process or in another one."""
+    """A disk error prevented writing a checkpoint, in this process or another one."""
 
 
 class PredictionError(ModelZooError, RuntimeError):
@@ -47,28 +47,28 @@ class PredictionError(ModelZooError, RuntimeError):
 
 
 def is_refusal_of_disk(error: BaseException) -> bool:
-    """Return whether it is a disk that has refused a checkpoint, and no mistake."""
+    """Return whether a checkpoint failed because of a disk error, not because of a mistake."""
     return isinstance(error, DiskError) or (
         isinstance(error, CheckpointError) and isinstance(error.__cause__, OSError)
     )
 
 
 class StopTraining(ModelZooError):
-    """Stops a run gracefully, from wherever it is raised: at the next step boundary.
+    """Stop a run gracefully, at the next step boundary.
 
-    Raised in a callback it is a request: the step at hand is completed. Raised by a model or a
-    dataloader it cuts the step off, whose batches are taken again when the run is resumed.
+    Raised in a callback, the current step is completed. Raised by a model or a dataloader, the
+    current step is interrupted, and its batches are trained on again when the run is resumed.
     """
 
 
 class RollBack(ModelZooError):
-    """Takes training back to the newest checkpoint of the run, and past the data that spoilt it.
+    """Roll back to the newest checkpoint of the run, and skip the batches of a bad step.
 
     Args:
-        message: What was found.
-        step: The `global_step` that was bad.
-        batches: Its batches: epoch and index in it.
-        cause: What is raised if there is no checkpoint to go back to.
+        message: What is wrong.
+        step: The `global_step` of the bad step.
+        batches: Its batches: epoch and index.
+        cause: Raised if there is no checkpoint to roll back to.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class RollBack(ModelZooError):
 
 
 class TrainingSpike(ModelZooError, RuntimeError):
-    """The loss of a step has jumped, on all processes.
+    """The loss of a step has spiked, on all processes.
 
     Args:
-        message: What was found.
+        message: What is wrong.
         step: Its `global_step`.
-        batches: The batches of it and of the step before: epoch and index in it.
+        batches: Its batches and those of the previous step: epoch and index.
     """
 
     def __init__(self, message: str, *, step: int, batches: Sequence[tuple[int, int]]) -> None:
@@ -101,7 +101,7 @@ class TrainingSpike(ModelZooError, RuntimeError):
 
 
 def suggest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return a sentence that helps with a wrong name; see `backends.errors.suggest`."""
+    """Return a suggestion for an unknown name; see `backends.errors.suggest`."""
     from modelzoo_trainer.sibling import require_sibling
 
     require_sibling("backends")

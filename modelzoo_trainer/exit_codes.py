@@ -1,4 +1,4 @@
-"""Exit codes of the commands, and the signals that ask a run to stop."""
+"""Exit codes of the commands, and the signals that stop a run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 DONE: Final = 0
 FAILED: Final = 1
 WRONG_USE: Final = 2
-INTERRUPTED: Final = 130  # 128 and the signal's number, as shells report it
+INTERRUPTED: Final = 130  # 128 + signal number, as in shells
 PREEMPTED: Final = 143
 
 STOP_SIGNALS: Final = tuple(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGUSR1")
-    if hasattr(signal, name)  # SIGUSR1 is not on every system
+    if hasattr(signal, name)  # SIGUSR1 does not exist on every system
 )
 
 

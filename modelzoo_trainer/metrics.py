@@ -1,4 +1,4 @@
-"""Deferred device reads and metric logging: name scopes, and the way of values to the loggers."""
+"""Deferred device reads and metric logging."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class MetricLog:
-    """What a trainer reads and logs, and under which names.
+    """The deferred reads, logged metrics and name scopes of a trainer.
 
     Args:
-        trainer: Whose; it holds this object, and is held weakly.
+        trainer: The trainer that owns this object; held weakly.
         logging: The core callback that knows which steps are logged.
     """
 
@@ -31,7 +31,7 @@ class MetricLog:
         self._logging = logging
         self.is_delivering = False
         self._name_scopes: list[str] = []
-        self._val_loaders: list[Callable[[], Loader]] = []  # as long as somebody has them
+        self._val_loaders: list[Callable[[], Loader]] = []  # while they are referenced
 
     @property
     def _trainer(self) -> Trainer:
@@ -47,7 +47,7 @@ class MetricLog:
         deliver: Callable[[list[Any]], None],
         step: int | None = None,
     ) -> None:
-        """Have values read on the host as soon as that costs nothing; see `Trainer.read`."""
+        """Read values on the host as soon as they are available; see `Trainer.read`."""
         trainer = self._trainer
         made_at = self._step(trainer) if step is None else step
 
@@ -59,7 +59,7 @@ class MetricLog:
             except StopTraining as stop:
                 trainer.early_exit.request_stop(stop)
             except BaseException as error:
-                error.add_note(f"found when the values of global_step {made_at} arrived")
+                error.add_note(f"raised while reading the values of global_step {made_at}")
                 raise
             finally:
                 trainer.loop.show_step(trainer, now)
@@ -72,17 +72,17 @@ class MetricLog:
             backend.read(tensors, at_its_step)
 
     def deliver_now(self, is_delivering: bool) -> bool:
-        """Say whether what is logged now belongs to a delivery; return what was said before."""
+        """Set whether what is logged now belongs to a delivery; return the previous value."""
         before, self.is_delivering = self.is_delivering, is_delivering
         return before
 
     def drain(self) -> None:
-        """Deliver all values under way, and what deliveries log. Waits for the device."""
+        """Deliver all pending values, and what deliveries log. Waits for the device."""
         trainer = self._trainer
         self._logging.deliver_all(trainer, trainer.backend.flush)
 
     def _step(self, trainer: Trainer) -> int:
-        """Return the step that a metric logged now belongs to."""
+        """Return the step of a metric that is logged now."""
         if self._logging.in_batch and not self.is_delivering:
             return self._logging.step
         return trainer.global_step
@@ -123,7 +123,7 @@ class MetricLog:
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:
-        """Put a prefix before the names of all metrics logged inside."""
+        """Prefix the names of all metrics logged inside."""
         self._name_scopes.append(name)
         try:
             yield
@@ -132,18 +132,18 @@ class MetricLog:
 
     @property
     def name_scope_path(self) -> str:
-        """The open name scopes, joined and closed by "/"; "" if there is none."""
+        """The open name scopes, joined and terminated by "/"; "" if there is none."""
         return "".join(f"{name}/" for name in self._name_scopes)
 
     def number_val_dataloaders(self, val_dataloaders: list[Loader]) -> list[Loader]:
-        """Fix the name scopes of dataloaders by their order, and return them."""
+        """Assign name scopes to dataloaders in this order, and return them."""
         self._val_loaders = [_reference(loader) for loader in val_dataloaders]
         return val_dataloaders
 
     def val_dataloader_scope(self, val_dataloader: Loader) -> str:
-        """Return the name scope of a validation dataloader: numbered as they are first seen.
+        """Return the name scope of a validation dataloader, numbered when first seen.
 
-        The number of one that is gone is free again.
+        The number of a deleted one is reused.
         """
         found = [known() for known in self._val_loaders]
         for wanted in (val_dataloader, None):
@@ -156,7 +156,7 @@ class MetricLog:
 
 
 def _reference(loader: Loader) -> Callable[[], Loader]:
-    """Return a weak reference, or what stands for one to something that allows none."""
+    """Return a weak reference, or a strong one if the type does not support it."""
     try:
         return weakref.ref(loader)
     except TypeError:

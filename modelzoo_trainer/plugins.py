@@ -1,4 +1,4 @@
-"""Callbacks that installed packages bring, by an entry point."""
+"""Callbacks of installed packages, by an entry point."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _is_on = True
 
 
 def set_enabled(on: bool) -> None:
-    """Switch plug-ins on or off for what is built from now on in this process.
+    """Enable or disable plugins for what is created from now on in this process.
 
     Args:
-        on: Whether they are used; they are until this is called.
+        on: Whether to use them; the default is True.
     """
-    global _is_on  # a switch of the process
+    global _is_on  # process-wide
     _is_on = on
 
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """Leave plug-ins out of what is built inside."""
+    """Ignore plugins in what is created inside."""
     before = _is_on
     set_enabled(False)
     try:
@@ -41,17 +41,17 @@ def disabled() -> Iterator[None]:
 
 
 def plugin_callbacks(checked: Callable[[list[Any]], list[Any]]) -> list[Any]:
-    """Return the callbacks of all installed plug-ins, ordered by the plug-ins' names.
+    """Return the callbacks of all installed plugins, ordered by plugin name.
 
-    A plug-in is a function without arguments that returns none, one or several callbacks, named
-    by an entry point of the group `modelzoo_trainer.callbacks_factory`.
+    A plugin is a function without arguments that returns zero or more callbacks, given by an entry
+    point of the group `modelzoo_trainer.callbacks_factory`.
 
     Args:
-        checked: Refuses what is no callback, and returns the others.
+        checked: Validates and returns a list of callbacks.
 
     Raises:
-        HookError: If an entry point is no function, or returns what is no callback. Whatever a
-            plug-in raises is passed on, with a note that names it.
+        HookError: If an entry point is not a function, or returns something else. Exceptions of a
+            plugin propagate, with a note that names it.
     """
     made: list[Any] = []
     for entry in _installed(tuple(sys.path)) if _is_on else ():
@@ -59,14 +59,14 @@ def plugin_callbacks(checked: Callable[[list[Any]], list[Any]]) -> list[Any]:
             own = checked(_as_list(_factory(entry)()))
         if own:
             names = ", ".join(type(callback).__name__ for callback in own)
-            log.info("Callbacks of the plug-in %s: %s.", _title(entry), names)
+            log.info("Callbacks of plugin %s: %s.", _title(entry), names)
         made += own
     return made
 
 
 @lru_cache(maxsize=8)
 def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points; `path` is that of imports, which says what is installed."""
+    """Return the entry points; `path` is `sys.path`, which determines what is installed."""
     found = entry_points(group=GROUP)
     return tuple(sorted(found, key=lambda entry: (entry.name, entry.value)))
 
@@ -74,7 +74,9 @@ def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 def _factory(entry: EntryPoint) -> Callable[[], Any]:
     factory: Any = entry.load()
     if not callable(factory):
-        raise HookError(f"{entry.value} is {factory!r}. Name a function that returns callbacks.")
+        raise HookError(
+            f"{entry.value} is {factory!r}. It must be a function that returns callbacks."
+        )
     return factory  # type: ignore[no-any-return]  # checked
 
 
@@ -82,7 +84,7 @@ def _as_list(made: Any) -> list[Any]:
     if made is None:
         return []
     if isinstance(made, tuple) and made and isinstance(made[0], str):
-        return [made]  # a function around a method, with its event
+        return [made]  # an event and its function
     if isinstance(made, Iterable) and not isinstance(made, (str, Mapping, Module)):
         return list(made)
     return [made]
@@ -99,7 +101,7 @@ def _named_in_errors(entry: EntryPoint) -> Iterator[None]:
         yield
     except Exception as error:
         error.add_note(
-            f"raised by the plug-in {_title(entry)}. Uninstall it, or call "
+            f"raised by plugin {_title(entry)}. Uninstall it, or call "
             f"modelzoo_trainer.plugins.set_enabled(False)."
         )
         raise

@@ -1,4 +1,4 @@
-"""Refuse pipes, sockets and devices where a run writes a file: opening one may wait forever."""
+"""Refusal of pipes, sockets and devices as files of a run: opening one may block forever."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def require_regular(path: Path, *, allow_device: bool = False) -> None:
     """Check that a path is not a named pipe, a socket or a device, without opening it.
 
     Args:
-        path: Where a file is read or written; it may be missing.
-        allow_device: Whether a device, such as `/dev/null`, may be there.
+        path: A file to read or write; it may be missing.
+        allow_device: Whether a device, such as `/dev/null`, is allowed.
 
     Raises:
         ConfigError: If it is one.
     """
     try:
         mode = path.stat().st_mode
-    except OSError:  # whoever opens it says why
+    except OSError:  # opening it will raise
         return
     for kind, is_one in {**_STREAMS, **({} if allow_device else _DEVICES)}.items():
         if is_one(mode):
             raise ConfigError(
-                f"{str(path)!r} is a {kind}; a regular file must be there, or nothing. Remove it, "
+                f"{str(path)!r} is a {kind}; it must be a regular file or not exist. Remove it, "
                 f"or choose another path."
             )

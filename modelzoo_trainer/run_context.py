@@ -1,4 +1,4 @@
-"""Around a run: how it ends, whether it is finished, asked to stop, or failed."""
+"""Context of a run: exception hooks, graceful stops, and cleanup."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def run_context(trainer: Trainer, kind: Literal["fit", "train", "validate"]) -> Iterator[ExitStack]:
-    """Yield the stack of what a run has to undo, and deal with whatever ends the run.
+    """Yield the stack of a run, and handle however the run ends.
 
-    * A failure calls `on_{kind}_exception` of every callback and is raised.
-    * A `StopTraining` ends a validation here, and is raised by a train stage: its fit goes on to
+    * An exception calls `on_{kind}_exception` of every callback and propagates.
+    * `StopTraining` ends a validation here; it propagates from a train stage, whose fit proceeds to
       its end hooks.
-    * However the run ends, the stack is unwound then.
-    * A signal that has come during a fit is raised last.
+    * The stack is closed in any case.
+    * A signal that was received during a fit is raised last.
     """
     with (
         trainer.interruptions.ending(trainer) if kind == "fit" else nullcontext(),
@@ -31,7 +31,7 @@ def run_context(trainer: Trainer, kind: Literal["fit", "train", "validate"]) -> 
         try:
             yield stack
         except StopTraining:
-            raise  # no failure
+            raise  # not a failure
         except BaseException as error:
             _report(trainer, kind, error)
             raise
@@ -39,7 +39,7 @@ def run_context(trainer: Trainer, kind: Literal["fit", "train", "validate"]) -> 
 
 @contextmanager
 def stop_scope(trainer: Trainer) -> Iterator[None]:
-    """Turn a `StopTraining` that leaves the block into the end of the run, behind the block."""
+    """Turn a `StopTraining` that leaves the block into a graceful stop after it."""
     try:
         yield
     except StopTraining as stop:
@@ -47,16 +47,16 @@ def stop_scope(trainer: Trainer) -> Iterator[None]:
 
 
 def end_run(trainer: Trainer, stop: StopTraining) -> None:
-    """End the run where a `StopTraining` was raised by something that is no callback."""
+    """Stop the run for a `StopTraining` that was raised outside a callback."""
     trainer.early_exit.end(stop)
 
 
 def _report(trainer: Trainer, kind: str, error: BaseException) -> None:
-    """Call the exception hooks, once all values under way have been delivered."""
-    trainer.backend.explain(error)  # first: other processes are told, too
+    """Call the exception hooks, after all pending values have been delivered."""
+    trainer.backend.explain(error)  # first: this notifies the other processes, too
     try:
         trainer.drain()
     except Exception as late:  # noqa: BLE001  # the first error must win
-        error.add_note(f"values that were under way: {type(late).__name__}: {late}")
+        error.add_note(f"while reading pending values: {type(late).__name__}: {late}")
     note_origin(error, trainer.all_callbacks, trainer.global_step)
     getattr(trainer.hooks, f"on_{kind}_exception")(trainer, error)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def require_sibling(name: str) -> None:
-    """Check, without importing it, that the top-level package `name` lies beside this one.
+    """Check, without importing it, that the top-level package `name` is beside this one.
 
     Args:
-        name: Of a package of this distribution.
+        name: A package of this distribution.
 
     Raises:
         ImportError: If it is missing, or another folder, module or package shadows it.
@@ -20,16 +20,16 @@ def require_sibling(name: str) -> None:
     found = _found(name)
     if found == here / name:
         return
-    own = f"modelzoo-trainer's own lies in {here}"
+    own = f"modelzoo-trainer's own is in {here}"
     if name in sys.modules:
         raise ImportError(
-            f"a module called {name!r} is already imported ({found or 'from no file'}), but {own}. "
+            f"a module named {name!r} is already imported ({found or 'from no file'}), but {own}. "
             f"Rename that module: a program can have only one {name!r}."
         )
     if found is None:
         raise ImportError(
             f"package {name!r} is not beside modelzoo_trainer in {here}. It is part of "
-            f"modelzoo-trainer: reinstall that (the PyPI project called {name!r} is unrelated)."
+            f"modelzoo-trainer: reinstall that (the PyPI project {name!r} is unrelated)."
         )
     what = "module" if found.suffix else "package"
     raise ImportError(
@@ -38,7 +38,7 @@ def require_sibling(name: str) -> None:
 
 
 def _found(name: str) -> Path | None:
-    """Return the folder or file that an import of `name` gets."""
+    """Return the folder or file that `import name` would find."""
     module = sys.modules.get(name)
     spec = find_spec(name) if module is None else module.__spec__
     if spec is None:
@@ -51,7 +51,7 @@ def _found(name: str) -> Path | None:
 
 def _advice(found: Path) -> str:
     if {"site-packages", "dist-packages"} & set(found.parts):
-        return "Another installed project brings it: uninstall that, or use another environment."
+        return "Another installed project provides it: uninstall that, or use another environment."
     return (
         "Something earlier on sys.path shadows it: rename it, or start from another folder, or "
         "with python -P."

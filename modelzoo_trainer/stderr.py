@@ -1,4 +1,4 @@
-"""Standard error, as a run writes to it: it neither fails nor waits for a reader who is gone."""
+"""Standard error for a run: writing neither fails nor blocks if the reader has gone."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import Final
 
 DESCRIPTOR: Final = 2
 _PATIENCE_S: Final = 1.0
-_PIECE: Final = getattr(select, "PIPE_BUF", 512)  # a pipe that is ready takes so many bytes at once
+_PIECE: Final = getattr(select, "PIPE_BUF", 512)  # bytes that a ready pipe accepts at once
 
 
 def say(line: str) -> None:
-    """Write a line; what cannot be written is dropped.
+    """Write a line; drop what cannot be written.
 
     Args:
-        line: Without its end.
+        line: Without a newline.
     """
     stream = sys.stderr
-    with suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
+    with suppress(AttributeError, OSError, ValueError):  # there is no stderr, or it is closed
         try:
             descriptor = stream.fileno()
-        except OSError:  # a notebook's, which has no descriptor
+        except OSError:  # in a notebook, without a descriptor
             stream.write(f"{line}\n")
         else:
             write(f"{line}\n", descriptor)
 
 
 def write(text: str, descriptor: int = DESCRIPTOR, *, patience_s: float = _PATIENCE_S) -> None:
-    """Write to a descriptor without taking a lock; what cannot be written is dropped.
+    """Write to a descriptor without taking a lock; drop what cannot be written.
 
     Args:
         text: The text.
         descriptor: Of a file, a pipe or a terminal.
-        patience_s: Seconds to wait for it, for each few hundred bytes.
+        patience_s: Timeout in seconds for each few hundred bytes.
     """
     data = text.encode(errors="backslashreplace")
     with suppress(OSError, ValueError):
@@ -44,15 +44,15 @@ def write(text: str, descriptor: int = DESCRIPTOR, *, patience_s: float = _PATIE
 
 
 def _takes_more(descriptor: int, patience_s: float) -> bool:
-    if os.name != "posix":  # select knows sockets only
+    if os.name != "posix":  # select supports only sockets
         return True
     return bool(select.select([], [descriptor], [], patience_s)[1])
 
 
 def open_missing_streams() -> None:
-    """Give a process that was started with standard streams closed empty ones.
+    """Open the null device for standard streams that are closed.
 
-    The next files that it opens would take their numbers, and get what is written to them.
+    Otherwise the next opened files would get their descriptors, and what is written to them.
     """
     opened = -1
     while opened <= DESCRIPTOR:

@@ -1,6 +1,6 @@
 """Metrics from anywhere in a run, such as a model's forward.
 
-On its own: what keeps a compiler away brings the compiler along, which takes a second to import.
+In its own module, since disabling the compiler imports it, which takes a second.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 
-# A compiler would make the trainer's state part of the graph.
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
+# The compiler would make the trainer's state part of the graph.
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # untyped in torch
 def summarize_scalar(name: str, value: Tensor | float) -> None:
-    """Log a number under a name, on log steps of the run that is under way.
+    """Log a number under a name, on log steps of the active run.
 
-    Outside of a run nothing happens, so a model may call it wherever it is used. The value is
-    taken as it is now and reaches the loggers as any metric does, in a validation with its prefix.
-    Of a step over several batches it is that of the last batch. When a name is used again in one
-    training batch, as by a module that is called twice, the first value counts; of a validation
-    the last logged batch does.
+    Outside a run this is a no-op, so a model may always call it. The current value is passed to the
+    loggers like any metric; in a validation, with its prefix. With several batches per step, the
+    last batch is logged. If a name is used repeatedly in one training batch, as by a module that is
+    called twice, the first value is logged; in a validation, that of the last logged batch.
 
     Args:
-        name: Of the metric.
+        name: Name of the metric.
         value: A number, or a tensor with one element.
 
     Raises:
         ValueError: In a run, if it is neither.
 
     Cost:
-        Off log steps nothing. In a compiled model the graph is split here.
+        None off log steps. In a compiled model, a graph break.
     """
     trainer = active_trainer()
     if trainer is None:
@@ -57,19 +56,19 @@ def summarize_scalar(name: str, value: Tensor | float) -> None:
         )
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # untyped in torch
 def summarize_tensor(name: str, value: Tensor) -> None:
     """Log a whole tensor under a name; otherwise as `summarize_scalar`.
 
     Args:
-        name: Of the metric.
-        value: One without dimensions is logged with one.
+        name: Name of the metric.
+        value: A scalar tensor is logged with one dimension.
 
     Raises:
-        ValueError: In a run, if it is no tensor.
+        ValueError: In a run, if it is not a tensor.
 
     Cost:
-        Off log steps nothing; on those, a copy of the tensor to the host.
+        None off log steps; on log steps, a copy of the tensor to the host.
     """
     trainer = active_trainer()
     if trainer is None:

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Loader, Metrics, Outputs, ValidationCallback
 from modelzoo_trainer.callback_list import CallbackHandle, CallbackList, core_callbacks
-from modelzoo_trainer.constraints import Call
+from modelzoo_trainer.constraints import Call, Progress
 from modelzoo_trainer.core import (
     AutoRestart,
     Checkpoint,
@@ -48,7 +48,7 @@ from modelzoo_trainer.core.model import ModelFactory, require_loss, set_loss, to
 from modelzoo_trainer.core.model_call import ModelCalls
 from modelzoo_trainer.core.optimizer import OptimizerFactory, SeveralGiven
 from modelzoo_trainer.core.predicting import named_outputs
-from modelzoo_trainer.core.trainer_arguments import Progress, check_arguments, check_progress
+from modelzoo_trainer.core.trainer_arguments import check_arguments, check_progress
 from modelzoo_trainer.devices import Backend, Stream
 from modelzoo_trainer.errors import CheckpointError, ConfigError, RollBack, StopTraining
 from modelzoo_trainer.hooks.global_callbacks import global_pairs, watch_global_callbacks

@@ -1,4 +1,4 @@
-"""What notices that a run hangs, shows where, and ends it."""
+"""The hang watchdog: detects that a run hangs, dumps the stacks, and ends it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from modelzoo_trainer import stderr
 from modelzoo_trainer.sibling import require_sibling
 
 require_sibling("backends")
-from backends.coordination.liveness import StallTimer as StallTimer  # noqa: E402  # needs no torch
+from backends.coordination.liveness import StallTimer as StallTimer  # noqa: E402  # does not import torch
 
 HANG_TIMEOUT_S: Final = 60.0
-"""Without progress between batches; more where ten steps take longer."""
+"""Default seconds without progress between batches; more if ten steps take longer."""
 STARTUP_TIMEOUT_S: Final = 1800.0
-"""Without progress where a single act may take long: start-up, first step, checkpoints."""
+"""Default seconds without progress in slow operations: start-up, first step, checkpoints."""
 
 _STEPS: Final = 10
 _INTERVAL_S: Final = 1.0
@@ -35,12 +35,12 @@ _LAST_RESORT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a run is.
+    """Position of a run.
 
     Args:
-        mark: Of the stretch of the run; any two different ones are progress.
-        count: Batches of the stretch; more of them are progress.
-        is_steady: Whether the next batch should take no longer than those before.
+        mark: Identifies the phase of the run; a change is progress.
+        count: Batches in the phase; an increase is progress.
+        is_steady: Whether the next batch should take no longer than the previous ones.
     """
 
     mark: Any
@@ -51,17 +51,17 @@ class Position:
 class Watchdog:
     """A thread that ends the process when the run has made no progress for too long.
 
-    It looks at the position of the run from time to time, so the run pays nothing for it.
+    It polls the position of the run, so there is no cost for the run.
 
     Args:
-        look: Returns the position; called from the thread.
-        stacks: The file that the stacks of all threads are added to; None = standard error.
+        look: Returns the position; called in the thread.
+        stacks: File that the stacks of all threads are appended to; None = standard error.
         hang_timeout: Seconds without progress between batches, > 0; None = 60, or ten times the
             median step if that is more.
-        startup_timeout: Likewise at start-up, for the first batches of a stretch, for checkpoints
-            and between stretches; None = 1800. At least `hang_timeout`.
-        on_hang: Called with what was found before anything else is done.
-        on_look: Called at each look.
+        startup_timeout: Likewise at start-up, for the first batches of a phase, for checkpoints and
+            between phases; None = 1800. At least `hang_timeout`.
+        on_hang: Called first, with the reason.
+        on_look: Called at each poll.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Watchdog:
         self._is_over = threading.Event()
 
     def set_limits(self, hang_timeout: float | None, startup_timeout: float | None) -> None:
-        """Replace the limits, as they are given to the constructor."""
+        """Replace the limits, which are those of the constructor."""
         self._hang_timeout_s = hang_timeout
         patience_s = STARTUP_TIMEOUT_S if startup_timeout is None else startup_timeout
         self._startup_timeout_s = max(patience_s, hang_timeout or 0.0)
@@ -93,11 +93,11 @@ class Watchdog:
         self._timer.interval_s = min(_INTERVAL_S, shortest_s / 4)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start polling."""
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         self._is_over.set()
 
     def _run(self) -> None:
@@ -106,10 +106,10 @@ class Watchdog:
                 self._end()
 
     def is_hung(self, now: float) -> bool:
-        """Look at the position, and return whether it has not changed for too long.
+        """Poll the position, and return whether it has not changed for too long.
 
         Args:
-            now: Seconds on a clock that never goes back.
+            now: Monotonic time in seconds.
         """
         if self._on_look is not None:
             self._on_look()
@@ -127,7 +127,7 @@ class Watchdog:
 
     @property
     def limit_s(self) -> float:
-        """Seconds without progress, where the run is now, that are too long."""
+        """Maximum seconds without progress at the current position."""
         position = self._position
         if position is None or not position.is_steady:
             return self._startup_timeout_s
@@ -137,10 +137,10 @@ class Watchdog:
         return max(HANG_TIMEOUT_S, _STEPS * median_s)
 
     def _end(self) -> None:
-        """End the process; nothing here waits for a lock that the hanging thread may hold.
+        """End the process, without waiting for locks that the hanging thread may hold.
 
-        If a disk or whoever reads standard error has gone, and with that the run, so it ends
-        without stacks.
+        If the run hangs because a disk or the reader of standard error is gone, it ends without
+        stacks.
         """
         with suppress(OSError):
             nowhere = os.open(os.devnull, os.O_WRONLY)

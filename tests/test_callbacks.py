@@ -529,7 +529,7 @@ def test_all_exception_hooks_run_although_one_fails(trainer_of) -> None:
         trainer_of(Failing(), recorder, Raising("on_train_step_end")).fit(tiny_batches(3))
     assert recorder.count("on_fit_exception") == 1
     assert caught.value.__notes__[-1] == (
-        "raised in Failing.on_fit_exception as well: OSError: disk full"
+        "raised in Failing.on_fit_exception too: OSError: disk full"
     )
 
 

@@ -125,7 +125,7 @@ def test_an_exception_in_a_closure_names_its_step(trainer_of, device) -> None:
 
     with pytest.raises(LookupError) as caught:
         trainer_of(Raises(), device=device).fit(tiny_batches(3))
-    assert caught.value.__notes__[0] == "found when the values of global_step 2 arrived"
+    assert caught.value.__notes__[0] == "raised while reading the values of global_step 2"
 
 
 def test_outside_of_a_step_a_closure_runs_at_once(trainer_of) -> None:
@@ -140,7 +140,7 @@ def test_outside_of_a_step_a_closure_runs_at_once(trainer_of) -> None:
 
 
 def test_a_closure_without_a_trainer_is_refused() -> None:
-    with pytest.raises(HookError, match=r"take takes \(value\); one parameter must be called 'tra"):
+    with pytest.raises(HookError, match=r"take takes \(value\); one parameter must be named 'tra"):
 
         @step_closure
         def take(value):

@@ -1,4 +1,4 @@
-"""Every hook of a whole run, in order, as a text that the README shows."""
+"""Every hook of a whole run, in order, as a text that docs/how_it_works.md shows."""
 
 from __future__ import annotations
 

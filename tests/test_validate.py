@@ -54,7 +54,7 @@ def test_a_training_loop_cannot_be_passed_to_validate(trainer_of) -> None:
 
 
 def test_validate_without_a_dataloader_is_refused(trainer_of) -> None:
-    with pytest.raises(ConfigError, match=r"^val_dataloader got None, which cannot be iterated"):
+    with pytest.raises(ConfigError, match=r"^val_dataloader got None, which is not iterable"):
         trainer_of().validate()
 
 

@@ -1,1 +1,1 @@
-"""Several processes that act as one: they meet, agree, see failures, and end together."""
+"""Coordination of ranks: rendezvous, consensus, failure detection and a common end."""

@@ -1,4 +1,4 @@
-"""What all processes do at the same point of their programs: a log of proposals, no collectives."""
+"""Consensus of all ranks on what to do at the same step: a log of proposals, no collectives."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ FAIL: Final = "fail"
 LIVENESS_CHECK: Final = "liveness check"
 OVER: Final = "over"
 END: Final = "end"
-# Time-outs of a wait are written to standard error by the store, so that there are none.
+# The store writes timeouts to stderr, so waits have none.
 _FOREVER: Final = timedelta(days=7)
 
 
 class EventLog:
-    """One reader and writer of the run's log of events; not to be used by two threads.
+    """One reader and writer of the run's event log; not thread-safe.
 
-    It never waits to write: entries are numbered, and the first to write a number has it. Those who
-    come too late read what was written, which may make their own entry needless. So a signal that
-    reaches a thousand processes at once makes one entry, not a thousand.
+    Writing never waits: entries are numbered, and the first writer of a number wins. Others read
+    that entry, which may make their own unnecessary: a signal that reaches a thousand ranks at once
+    makes one entry, not a thousand.
 
-    `store` is a connection of its own.
+    `store`: a separate connection.
     """
 
     def __init__(self, store: Store) -> None:
@@ -53,10 +53,10 @@ class EventLog:
                 return self._read(self.store.get(key))
 
     def post(self, entry: Entry) -> bool:
-        """Write an entry; return whether that was needed, given what others have written."""
+        """Write an entry; return whether it was necessary, given the entries of others."""
         text = json.dumps({**entry, "id": uuid.uuid4().hex})
         while True:
-            while self.store.check([self._key()]):  # what is read late may be answered by now
+            while self.store.check([self._key()]):  # an entry read late may be outdated
                 self._read(self.store.get(self._key()))
             if self._is_needless(entry):
                 return False
@@ -102,11 +102,11 @@ _FAR: Final = 1 << 62
 
 
 class Consensus:
-    """The decision points of this process's main thread."""
+    """The decision points of this rank's main thread."""
 
     def __init__(self) -> None:
         self._point = 0
-        self._limit = _FAR  # the next point that is not just passed
+        self._limit = _FAR  # the next point at which to wait
         self._open: set[int] = set()
         self._due: dict[int, list[tuple[int, str]]] = {}
         self._failure: Failure | None = None
@@ -114,20 +114,20 @@ class Consensus:
 
     @property
     def point(self) -> int:
-        """The number of the last point that the main thread has come to."""
+        """The number of the last point that the main thread has reached."""
         return self._point
 
     def decided(self) -> tuple[str, ...]:
-        """Come to the next point, and return the topics that are decided to begin here.
+        """Advance to the next point, and return the topics to act on there.
 
         Raises:
             RunFailed: If the run has failed.
 
         Cost:
-            Two comparisons; waits for the others while a decision is being made.
+            Two comparisons; waits for the other ranks while a decision is being made.
         """
-        # `hold` sets the limit before it reads the point; here it is the other way round. So
-        # either the answer has this point, or this call sees the limit.
+        # `hold` sets the limit before it reads the point; here the order is reversed. So either
+        # the answer includes this point, or this call sees the limit.
         self._point = point = self._point + 1
         if point < self._limit:
             return ()
@@ -144,7 +144,7 @@ class Consensus:
         return tuple(dict.fromkeys(topic for _, topic in sorted(topics)))
 
     def hold(self, number: int) -> int:
-        """Let the main thread wait for a proposal at its next point; return its last point."""
+        """Make the main thread wait for a proposal at its next point; return its last point."""
         with self._changed:
             self._open.add(number)
             self._set_limit()
@@ -153,7 +153,7 @@ class Consensus:
     def commit(self, number: int, topic: str, point: int) -> None:
         """Let the main thread continue; it returns the topic at the point.
 
-        No process has come to the point yet. No-op if the proposal is not open.
+        No rank has reached the point yet. No-op if the proposal is not open.
         """
         with self._changed:
             if number in self._open:
@@ -163,14 +163,14 @@ class Consensus:
                 self._changed.notify_all()
 
     def drop(self) -> None:
-        """Forget the proposals that are open: a process has come to its last point."""
+        """Forget open proposals: a rank has reached its last point."""
         with self._changed:
             self._open.clear()
             self._set_limit()
             self._changed.notify_all()
 
     def abort(self, failure: Failure) -> None:
-        """Let the main thread raise at its next point, or where it waits."""
+        """Make the main thread raise at its next point, or where it waits."""
         with self._changed:
             self._failure = failure
             self._set_limit()

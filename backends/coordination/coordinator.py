@@ -1,4 +1,4 @@
-"""Threads of each process that hear what the others say, over the store."""
+"""Threads of each rank that exchange events over the rendezvous store."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _LINGER_S: Final = 2.0
 
 
 class Coordinator:
-    """What a process hears from the others, and says to them, besides its collectives.
+    """Events sent to and received from other ranks, besides collectives.
 
-    Three threads: one waits in the store for what is announced; one announces, and sends and looks
-    for heartbeats; one never touches the store, which may not answer, and ends the process when
-    the run has failed and the main thread does not end by itself. A process writes and reads
-    two small values a second.
+    Three threads: one waits for announcements in the store; one announces, and sends and checks
+    heartbeats; one never uses the store, which may not respond, and ends the process when the run
+    has failed and the main thread does not end by itself. A rank writes and reads two small values
+    per second.
 
-    The store is hosted by the first process. A process without a heartbeat for `alive_timeout`
-    seconds is taken for lost; after a failure a main thread has `grace` seconds to end by itself.
+    The store is hosted by rank 0. A rank without a heartbeat for `alive_timeout` seconds is
+    considered lost; after a failure a main thread has `grace` seconds to end by itself.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class Coordinator:
         self.rank = rank
         self.world_size = world_size
         self.failure: Failure | None = None
-        """The first one of the run, as soon as it is known."""
+        """The first failure of the run, once known."""
         self.on_abort: Callable[[Failure], None] | None = None
-        """Called before this process is ended by a thread."""
+        """Called before a thread ends this process."""
         self._alive_timeout = alive_timeout
         self._grace = grace
         self._listening = EventLog(own_connection(store))
@@ -60,9 +60,9 @@ class Coordinator:
         self._beats = Heartbeats(self._speaking.store, rank, world_size, alive_timeout, _BEAT_S)
         self._consensus = Consensus()
         self.decided: Callable[[], tuple[str, ...]] = self._consensus.decided
-        """Comes to the next decision point; returns the topics that all processes begin there.
+        """Advances to the next decision point; returns the topics that all ranks act on there.
 
-        For the main thread; each process calls it equally often, in the same order.
+        For the main thread; each rank makes the same calls, in the same order.
         """
         self._to_say: queue.SimpleQueue[consensus.Entry | None] = queue.SimpleQueue()
         self._learning = threading.Lock()
@@ -80,18 +80,18 @@ class Coordinator:
         ]
 
     def start(self) -> None:
-        """Begin to hear, and to send heartbeats."""
+        """Start the threads."""
         self._beats.register()
         for thread in self._threads:
             thread.start()
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Say good-bye, so that nobody takes this process for dead; to be called by all.
+        """Announce this rank's regular exit. Called by all ranks.
 
-        Proposals that are not decided yet are forgotten: there are no more points to come.
+        Proposals without a decision are dropped: there are no more decision points.
 
-        Wait `timeout_s` (None = `grace`) for the others to say it too: the first process has the
-        store, and answers are needed until all have come to their last point.
+        Waits `timeout_s` (None = `grace`) for the others to announce it too: rank 0 hosts the
+        store, and answers are needed until all have reached their last point.
         """
         if not self._threads[0].is_alive():
             self._is_leaving.set()
@@ -109,21 +109,21 @@ class Coordinator:
                 thread.join(_LOOK_S)
 
     def propose(self, topic: str) -> None:
-        """Ask that all processes return a topic from `decided` at the same point.
+        """Make `decided` return a topic on all ranks at the same point.
 
-        May be called from any thread and in a signal handler: nothing is waited for.
+        Never waits: may be called from any thread and in a signal handler.
 
-        A topic that is proposed again while it is about to be returned is returned once.
+        A topic that is proposed again before it is returned is returned once.
         """
         point = self._consensus.point
         self._to_say.put({"what": consensus.PROPOSE, "topic": topic, "point": point})
 
     def fail(self, message: str, *, code: int = 1, kind: str = "error") -> Failure:
-        """Tell all processes that the run ends; return what it really ends by.
+        """End the run on all ranks; return the actual cause.
 
-        `code` is the exit code of the processes, `kind` as in `Failure`: with "lost", the process
-        whose end has led to this is looked for first, for two seconds at most; with "hang", every
-        process writes its stacks to standard error before it ends.
+        `code`: the exit code of the processes. `kind`: as in `Failure`; with "lost", first looks up
+        to two seconds for the rank whose end has caused this; with "hang", every rank writes its
+        stacks to stderr before it ends.
 
         Returns:
             The first failure of the run: this one, or an earlier one.
@@ -140,13 +140,13 @@ class Coordinator:
             self._linger(failure)
         return failure
 
-    # ---- what is heard
+    # ---- receiving
 
     def _listen(self) -> None:
         try:
             while not self._has_ended.is_set() and self.failure is None:
                 self._hear(*self._listening.next())
-        except Exception:  # noqa: BLE001  # however a store says that it is not there
+        except Exception:  # noqa: BLE001  # stores raise various types
             self._lose_store()
 
     def _hear(self, number: int, entry: consensus.Entry) -> None:
@@ -171,22 +171,22 @@ class Coordinator:
             self._has_ended.set()
 
     def _commit(self, number: int, topic: str) -> None:
-        """Announce the decision; everybody has answered, this process as the last one."""
+        """Announce the decision, after all ranks including this one have answered."""
         store = self._listening.store
         keys = [f"points/{number}/{rank}" for rank in range(self.world_size)]
-        is_quick = store.has_extended_api()  # type: ignore[attr-defined]  # not in torch's stubs
+        is_quick = store.has_extended_api()  # type: ignore[attr-defined]  # missing in torch's stubs
         points = store.multi_get(keys) if is_quick else map(store.get, keys)
         entry = {"what": consensus.COMMIT, "number": number, "topic": topic}
         self._announce({**entry, "point": max(map(int, points)) + 1})
 
     def _announce(self, entry: consensus.Entry) -> None:
-        """Write to the log from the thread that listens, through a reader of its own."""
+        """Write to the log from the listening thread, through a separate reader."""
         writer = EventLog(self._listening.store)
         writer.num_read = self._listening.num_read
         writer.post(entry)
 
     def _learn(self, failure: Failure) -> Failure:
-        """Return the first failure of the run: this one, if none is known."""
+        """Record a failure and return the first one of the run."""
         with self._learning:
             if self.failure is None:
                 self.failure = failure
@@ -198,15 +198,15 @@ class Coordinator:
             return self.failure
 
     def _lose_store(self) -> None:
-        """Take the first process for gone, unless it is in order that its store is."""
-        # Somebody has come to the end of the run: the store may go. Either thread may be late.
+        """Treat rank 0 as lost, unless its store is expected to be gone."""
+        # A rank has reached the end of the run: the store may go. Either thread may be late.
         if self._listening.is_over or self._speaking.is_over:
             self._has_ended.set()
         if not (self._is_leaving.is_set() or self._has_ended.is_set()):
-            time.sleep(_LOOK_S / 2)  # the other thread may be about to hear why
+            time.sleep(_LOOK_S / 2)  # the other thread may be about to receive the cause
             self._learn(gone(0, self.rank))
 
-    # ---- what is said
+    # ---- sending
 
     def _speak(self) -> None:
         next_beat = time.monotonic()
@@ -220,7 +220,7 @@ class Coordinator:
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + _BEAT_S
                     self._beat()
-        except Exception:  # noqa: BLE001  # however a store says that it is not there
+        except Exception:  # noqa: BLE001  # stores raise various types
             self._lose_store()
 
     def _say(self, entry: consensus.Entry) -> None:
@@ -232,7 +232,7 @@ class Coordinator:
                 self._speaking.post({"what": consensus.END})
         elif entry["what"] == consensus.LIVENESS_CHECK and not self._is_known.is_set():
             ranks = missing_ranks(store, self.world_size, self._is_known)
-            ranks = [rank for rank in ranks if not self._beats.is_seen(rank)]  # these are only late
+            ranks = [rank for rank in ranks if not self._beats.is_seen(rank)]  # only late
             if ranks and not self._is_known.is_set():
                 lost = gone(ranks[0], self.rank)
                 self._speaking.post({"what": consensus.FAIL, **lost.as_entry()})
@@ -245,7 +245,7 @@ class Coordinator:
             self._beats.kill(failure.rank)
 
     def _linger(self, failure: Failure) -> None:
-        """Wait shortly until the others have heard of the failure: the store ends with this one."""
+        """Wait shortly until the others know of the failure: the store ends with this process."""
         num = self.world_size - (failure.kind == "lost")
         deadline = time.monotonic() + _LINGER_S
         with suppress(Exception):
@@ -271,5 +271,5 @@ class Coordinator:
         if not self._is_leaving.wait(self._grace) and self.failure is not None:
             if self.on_abort is None:
                 with suppress(Exception):
-                    sys.stderr.write(f"process {self.rank} is ended: {self.failure}\n")
+                    sys.stderr.write(f"ending process {self.rank}: {self.failure}\n")
             end_process(self.failure, self.on_abort)

@@ -1,4 +1,4 @@
-"""The first failure of a run, and how a process ends by it."""
+"""The first failure of a run, and how a process ends because of it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _STANDARD_ERROR: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a run ends by.
+    """Why a run ends.
 
     Args:
-        rank: Of the process that has failed.
+        rank: The failed rank.
         message: What happened.
         code: The exit code of all processes.
-        kind: "error", "stop" (somebody wants it to end), "hang", or "lost": the process is gone,
-            or has lost the connection to others.
-        reporter: The process that has found it out, where it is not the one that has failed.
+        kind: "error", "stop" (requested), "hang", or "lost": the process is gone, or has lost the
+            connection to others.
+        reporter: The rank that detected the failure, if not the failed one.
     """
 
     rank: int
@@ -39,16 +39,16 @@ class Failure:
 
     @property
     def reporting_rank(self) -> int:
-        """The process whose part it is to tell the user: the one that has failed cannot always."""
+        """The rank that reports the failure to the user: the failed one may be unable to."""
         return self.rank if self.reporter is None else self.reporter
 
     def __str__(self) -> str:
-        """Return it as a sentence."""
+        """Return the failure as text."""
         named = f"process {self.rank}"
         return self.message if self.message.startswith(named) else f"{named}: {self.message}"
 
     def as_entry(self) -> dict[str, Any]:
-        """Return what JSON can hold."""
+        """Return the failure as JSON values."""
         return asdict(self)
 
 
@@ -61,13 +61,13 @@ class RunFailed(BackendError):
 
 
 def gone(rank: int, reporter: int) -> Failure:
-    """Return that a process does not exist any more, as another one reports."""
+    """Return the failure of a rank whose process does not exist any more."""
     message = f"process {rank} is gone (it was killed or has crashed)"
     return Failure(rank, message, kind="lost", reporter=reporter)
 
 
 def silent(rank: int, seconds: float, reporter: int) -> Failure:
-    """Return that nothing is heard of a process, as another one reports."""
+    """Return the failure of a rank without heartbeats."""
     message = (
         f"process {rank} has sent no heartbeat for {seconds:g} s (it was stopped, or its host is "
         f"gone)"
@@ -76,8 +76,8 @@ def silent(rank: int, seconds: float, reporter: int) -> Failure:
 
 
 def stopped(rank: int, seconds: float, reporter: int) -> Failure:
-    """Return that a signal has stopped a process for too long, as another one reports."""
-    message = f"process {rank} was stopped by a signal, and not continued for {seconds:g} s"
+    """Return the failure of a rank stopped by a signal for too long."""
+    message = f"process {rank} was stopped by a signal and not continued for {seconds:g} s"
     return Failure(rank, message, kind="lost", reporter=reporter)
 
 
@@ -90,9 +90,9 @@ def dump_stacks(rank: int, failure: Failure) -> None:
 
 
 def end_process(failure: Failure, on_abort: Callable[[Failure], None] | None) -> None:
-    """End this process on the spot, whatever its main thread is at; does not return.
+    """End this process at once, whatever its main thread does; does not return.
 
-    `on_abort` is called before, for a short time at most.
+    `on_abort` is called first, with a short time limit.
     """
 
     def speak() -> None:
@@ -103,7 +103,7 @@ def end_process(failure: Failure, on_abort: Callable[[Failure], None] | None) ->
             with suppress(Exception):
                 stream.flush()
 
-    # In a thread: the lock of a stream may be held by a thread that waits for ever.
+    # In a thread: the stream's lock may be held by a blocked thread.
     thread = threading.Thread(target=speak, name="on abort", daemon=True)
     thread.start()
     thread.join(_ON_ABORT_S)

@@ -1,4 +1,4 @@
-"""Heartbeats of the processes of a run, and who does not answer."""
+"""Heartbeats of the ranks of a run, and detection of missing ones."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ _PAUSE_S: Final = 0.1
 
 
 class Heartbeats:
-    """Heartbeats of this process, and a look at those of the next one.
+    """Send heartbeats of this rank, and watch those of another one.
 
-    Each process looks after one other: the next that has not left, around in a circle. One on the
-    same host also counts as alive while it computes, as an interpreter may be held by a library.
+    Each rank watches the next one that has not left, in a ring. A rank on the same host also counts
+    as alive while it uses CPU time, as a library may hold its GIL.
 
-    After `limit_s` without a heartbeat, of which there is one each `interval_s`, a process is taken
-    for lost.
+    A rank is considered lost after `limit_s` without a heartbeat; one is sent every `interval_s`.
     """
 
     def __init__(
@@ -45,11 +44,11 @@ class Heartbeats:
         self._watch((rank + 1) % world_size)
 
     def register(self) -> None:
-        """Say which process this is."""
+        """Publish the identity of this process."""
         self._store.set(f"who/{self._rank}", json.dumps(asdict(own_identity())))
 
     def beat(self) -> Failure | None:
-        """Send a heartbeat, and return whether the process that is looked after is lost.
+        """Send a heartbeat, and return a failure if the watched rank is lost.
 
         Cost:
             Three small messages to the store.
@@ -57,12 +56,12 @@ class Heartbeats:
         if not self._has_left:
             self._num_beats += 1
             self._store.set(f"alive/{self._rank}", str(self._num_beats))
-        self._lookup(0)  # who cannot be asked when the store does not answer
+        self._lookup(0)  # needed later if the store stops responding
         peer = self._peer
         if peer == self._rank or not self._lookup(peer):
             return None
         identity = self._identities[peer]
-        is_gone = identity.is_gone()  # before its last heartbeat is read: it may be a good-bye
+        is_gone = identity.is_gone()  # checked before its last heartbeat is read
         found = self._store.get(f"alive/{peer}") if self._store.check([f"alive/{peer}"]) else b""
         if found == _LEFT:
             self._watch((peer + 1) % self._num)
@@ -74,44 +73,44 @@ class Heartbeats:
         return silent(peer, limit_s, self._rank) if is_lost else None
 
     def timeout_factor(self, rank: int) -> float:
-        """Return by how much longer than the limit a process may be silent.
+        """Return the factor on the limit after which a silent rank is lost.
 
-        One on another host may only be held by a library: whether it computes is not seen.
+        On another host it cannot be seen whether a rank without heartbeats uses CPU time.
         """
         known = self._identities.get(rank)
         return 1.0 if known is not None and known.is_here() else _FAR_AWAY
 
     def announce_exit(self) -> None:
-        """Say that no more heartbeats follow, in order."""
+        """Announce that no more heartbeats follow."""
         self._has_left = True
         self._store.set(f"alive/{self._rank}", _LEFT.decode())
 
     def find_stopped(self) -> Failure | None:
-        """Return that a process of this host was stopped by a signal some seconds ago.
+        """Return a failure if a process on this host was stopped by a signal some seconds ago.
 
-        The store, which may not answer, is not asked. A process that is held by a library sends no
-        heartbeats either, but this one must be woken by somebody.
+        Does not use the store, which may not respond. A process that is blocked in a library sends
+        no heartbeats either, but only a stopped one must be continued by someone.
         """
         ranks = self._stopped_ranks()
-        first = ranks[0] if ranks else object()  # equal to nothing
+        first = ranks[0] if ranks else object()  # not equal to any rank
         is_over = self._stop_timer.is_stalled(first, _STOPPED_S)
         return stopped(ranks[0], _STOPPED_S, self._rank) if ranks and is_over else None
 
     def _stopped_ranks(self) -> list[int]:
-        known = self._identities.copy()  # the other thread gets to know more
+        known = self._identities.copy()  # the other thread adds to it
         return [rank for rank in known if rank != self._rank and known[rank].is_stopped()]
 
     def is_seen(self, rank: int) -> bool:
-        """Return whether a process of this host is known to be there, whether it answers or not."""
+        """Return whether a process on this host is known to exist, responding or not."""
         return self._lookup(rank) and self._identities[rank].is_seen()
 
     def kill(self, rank: int) -> None:
-        """Kill a process of this host that sends no heartbeats: it may only be stopped."""
+        """Kill a process on this host that sends no heartbeats: it may only be stopped."""
         if rank != self._rank and rank in self._identities:
             self._identities[rank].kill()
 
     def kill_stopped(self) -> None:
-        """Kill those of this host that were stopped by a signal: they cannot end by themselves."""
+        """Kill processes on this host that were stopped by a signal: they cannot end themselves."""
         for rank in self._stopped_ranks():
             self.kill(rank)
 
@@ -128,9 +127,9 @@ class Heartbeats:
 
 
 def missing_ranks(store: Store, world_size: int, is_known: threading.Event) -> list[int]:
-    """Return who has not answered the liveness check after a short time.
+    """Return the ranks that have not answered the liveness check after a short time.
 
-    `is_known` ends the wait: nobody must be found any more.
+    `is_known` ends the wait: the cause is known.
     """
     deadline = time.monotonic() + _LIVENESS_CHECK_S
     while store.add("here", 0) < world_size:

@@ -1,4 +1,4 @@
-"""What a launcher says of this process: its place among those of the run."""
+"""Read this process's rank from the launcher's environment variables."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _START: Final = "Start it with `torchrun --nproc-per-node=N run.py ...`."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """The place of this process in a run of several."""
+    """The rank of this process in a run of several processes."""
 
-    rank: int  # among all, from 0
-    local_rank: int  # among those of this host, from 0
+    rank: int  # global, from 0
+    local_rank: int  # on this host, from 0
     world_size: int  # > 1
-    local_world_size: int  # those of this host
-    run_id: str = ""  # tells this run from others that the same launcher has started
-    restart_count: int = 0  # how often the launcher has started the processes again
-    max_restarts: int = 0  # how often it would
-    host: str = ""  # of the launcher's store, or where that of the first process must be
+    local_world_size: int  # processes on this host
+    run_id: str = ""  # distinguishes runs of the same launcher
+    restart_count: int = 0  # restarts by the launcher so far
+    max_restarts: int = 0  # restarts allowed
+    host: str = ""  # of the launcher's store, or where rank 0 must host one
     port: int = 0  # likewise
-    uses_agent_store: bool = False  # the launcher has a store of its own, which outlives processes
-    is_one_host: bool = False  # all processes are known to be on this host
+    uses_agent_store: bool = False  # the launcher has its own store, which outlives processes
+    is_one_host: bool = False  # all processes are on this host
 
 
 def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
-    """Return what the launcher has set in the environment; None if this process is alone.
+    """Read the launcher's environment variables; None if this process is alone.
 
     Raises:
-        BackendError: If only a part is set, or it contradicts itself.
+        BackendError: If variables are missing or contradict each other.
     """
     env = os.environ if environ is None else environ
     given = [name for name in ("RANK", "WORLD_SIZE") if env.get(name)]
@@ -45,9 +45,9 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
     missing = [name for name in _NEEDED if not env.get(name)]
     if missing:
         raise BackendError(
-            f"{' and '.join(given)} set in the environment, but not {', '.join(missing)}: one "
-            f"process of several needs all of {', '.join(_NEEDED)}. {_START} To run one process "
-            f"alone, unset {' and '.join(given)}."
+            f"{' and '.join(given)} set in the environment, but not {', '.join(missing)}: a "
+            f"distributed run requires all of {', '.join(_NEEDED)}. {_START} To run a single "
+            f"process, unset {' and '.join(given)}."
         )
     num = _number(env, "WORLD_SIZE", 1)
     rank = _number(env, "RANK", 0, num)
@@ -55,16 +55,16 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
         return None
     if not env.get("LOCAL_RANK"):
         raise BackendError(
-            f"LOCAL_RANK is not set, but WORLD_SIZE is {num}: which device of its host process "
-            f"{rank} has is not known. {_START} Other launchers have to set LOCAL_RANK as well "
+            f"LOCAL_RANK is not set, but WORLD_SIZE is {num}: the device of process {rank} on its "
+            f"host is unknown. {_START} Other launchers must also set LOCAL_RANK "
             f"(with srun: LOCAL_RANK=$SLURM_LOCALID)."
         )
     local_rank = _number(env, "LOCAL_RANK", 0)
     num_local = _number(env, "LOCAL_WORLD_SIZE", 1) if env.get("LOCAL_WORLD_SIZE") else num
     if local_rank >= num_local or num_local > num:
         raise BackendError(
-            f"LOCAL_RANK is {local_rank}, LOCAL_WORLD_SIZE {num_local} and WORLD_SIZE {num}: each "
-            f"must be less than the next, the last two may be equal. {_START}"
+            f"LOCAL_RANK is {local_rank}, LOCAL_WORLD_SIZE {num_local} and WORLD_SIZE {num}; "
+            f"required: LOCAL_RANK < LOCAL_WORLD_SIZE <= WORLD_SIZE. {_START}"
         )
     host, port = env["MASTER_ADDR"], _number(env, "MASTER_PORT", 1, 65536)
     return Launch(
@@ -84,19 +84,19 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """The agent of torchrun that has started this process."""
+    """The torchrun agent that has started this process."""
 
     rank: int
     run_id: str  # as in `Launch`
-    restart_count: int  # after a failure
-    max_restarts: int  # how often it would start them again
+    restart_count: int  # restarts after failures so far
+    max_restarts: int  # restarts allowed
     host: str  # of the agents' store
     port: int  # likewise
     has_store: bool  # processes may use that store
 
 
 def read_agent(environ: Mapping[str, str] | None = None) -> Agent | None:
-    """Return what torchrun has set in the environment; None if it has not started this process.
+    """Read torchrun's environment variables; None if it has not started this process.
 
     Raises:
         BackendError: If a number is not valid.
@@ -116,10 +116,9 @@ def read_agent(environ: Mapping[str, str] | None = None) -> Agent | None:
 
 
 def be_quiet() -> None:
-    """Have torch not warn, with a stack each, of connections that end with another process.
+    """Suppress torch's warnings, with stacks, about connections lost to an ended process.
 
-    Why that one has ended is reported once. To be called before torch is imported; whoever has set
-    TORCH_CPP_LOG_LEVEL is obeyed.
+    The cause is reported once. Call before torch is imported; TORCH_CPP_LOG_LEVEL takes precedence.
     """
     os.environ.setdefault(_VERBOSITY, "ERROR")
 
@@ -133,14 +132,15 @@ def _number(
     default: int | None = None,
 ) -> int:
     text = env.get(name) or ("" if default is None else str(default))
-    fits = f"{least} or more" if above is None else f"from {least} to {above - 1}"
+    fits = f">= {least}" if above is None else f"from {least} to {above - 1}"
     try:
         found = int(text)
     except ValueError:
         raise BackendError(
-            f"{name} is {text!r} in the environment, which is not an integer; it must be {fits}. "
-            f"{_START}"
+            f"environment variable {name}: expected an integer {fits}, got {text!r}. {_START}"
         ) from None
     if found < least or (above is not None and found >= above):
-        raise BackendError(f"{name} is {found} in the environment; it must be {fits}. {_START}")
+        raise BackendError(
+            f"environment variable {name}: expected an integer {fits}, got {found}. {_START}"
+        )
     return found

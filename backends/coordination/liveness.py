@@ -1,4 +1,4 @@
-"""Whether other processes are alive."""
+"""Detect whether other processes are alive."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 
 class StallTimer:
-    """Measures how long something has not changed.
+    """Measure how long a value has not changed.
 
-    Only time in which this process itself was at work counts: between two looks at most twice
-    `interval_s`, the time that is meant to lie between them.
+    Only counts time in which this process itself was running: between two looks at most twice
+    `interval_s`, the intended interval.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -26,9 +26,9 @@ class StallTimer:
         self._looked_at: float | None = None
 
     def look(self, value: Any, now: float | None = None) -> float:
-        """Look at the value, and return for how many seconds it was the same until this look.
+        """Look at the value, and return the seconds for which it has not changed.
 
-        `now` is the time on a clock that never goes back; None = `time.monotonic`.
+        `now`: time of a monotonic clock; None = `time.monotonic`.
         """
         now = time.monotonic() if now is None else now
         if self._looked_at is not None:
@@ -40,46 +40,46 @@ class StallTimer:
         return spent_s
 
     def is_stalled(self, value: Any, limit_s: float) -> bool:
-        """Look at the value, and return whether it has been the same for too long."""
+        """Look at the value, and return whether it has not changed for too long."""
         self.look(value)
         return self.idle_s > limit_s
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process, so that no other one is taken for it."""
+    """Identifies a process uniquely."""
 
-    host: str | None  # and when that was started, and the container; None if it is not known
+    host: str | None  # boot and container of the host; None if unknown
     pid: int
-    born: str | None  # when it was started; numbers are used again
+    born: str | None  # start time, because pids are reused
 
     def is_here(self) -> bool:
-        """Return whether the process is, or was, one of this host."""
+        """Return whether the process is, or was, on this host."""
         return self.host is not None and self.born is not None and self.host == _host()
 
     def is_gone(self) -> bool:
-        """Return whether the process has ended; False if that is not known."""
+        """Return whether the process has ended; False if unknown."""
         if not self.is_here():
             return False
         found = _stat(self.pid)
         return found is None or found[0] in "ZX" or found[1] != self.born
 
     def is_seen(self) -> bool:
-        """Return whether the process is known to be there: one of this host that has not ended."""
+        """Return whether the process is known to exist on this host."""
         return self.is_here() and not self.is_gone()
 
     def is_stopped(self) -> bool:
-        """Return whether the process was stopped by a signal, so that it can be continued."""
+        """Return whether the process was stopped by a signal and can be continued."""
         found = _stat(self.pid) if self.is_here() else None
         return found is not None and found[0] == "T" and found[1] == self.born
 
     def work(self) -> str | None:
-        """Return what grows while the process does something; None if that is not known."""
+        """Return a value that grows while the process uses CPU time; None if unknown."""
         found = _stat(self.pid) if self.is_here() else None
         return found[2] if found is not None else None
 
     def kill(self) -> None:
-        """Kill the process, if it is one of this host and still there."""
+        """Kill the process, if it exists on this host."""
         if self.is_seen() and self.pid != os.getpid():
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -91,19 +91,19 @@ def own_identity() -> Identity:
 
 
 def identity_of(pid: int) -> Identity:
-    """Return the identity of a process of this host."""
+    """Return the identity of a process on this host."""
     found = _stat(pid)
     return Identity(_host(), pid, None if found is None else found[1])
 
 
 def parent_of(pid: int) -> int | None:
-    """Return the parent of a process of this host; None if that is not known."""
+    """Return the parent of a process on this host; None if unknown."""
     found = _stat(pid)
     return None if found is None else int(found[3])
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """Return the environment that a program of this host was started with; empty = not known."""
+    """Return the initial environment of a process on this host; empty if unknown."""
     try:
         text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape")
     except OSError:
@@ -120,7 +120,7 @@ def _host() -> str | None:
 
 
 def _stat(pid: int) -> tuple[str, str, str, str] | None:
-    """Return state, time of start, time at work, and parent of a process."""
+    """Return state, start time, CPU time and parent of a process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Values as bytes for other processes: JSON, and the bytes of tensors beside it; never a pickle."""
+"""Encode values as bytes for other ranks: JSON followed by the bytes of tensors; no pickle."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import Tensor
 
 from ..errors import BackendError
 
-_LENGTH: Final = 8  # bytes of the number that says how long the text is
+_LENGTH: Final = 8  # bytes of the length of the JSON text
 _KINDS: Final = ("tuple", "dict", "path", "ellipsis", "bytes", "array", "tensor")
-_NUMBERS: Final = "biufc"  # kinds of NumPy's types
+_NUMBERS: Final = "biufc"  # kinds of NumPy dtypes
 
 
 def pack(value: Any) -> bytes:
-    """Return a value as bytes.
+    """Encode a value as bytes.
 
-    It may be None, bool, int, float, str, bytes, Path, Ellipsis, tensors, NumPy's arrays and
-    numbers; lists, tuples and dicts of these. Of their subclasses the plain value is sent.
+    Supported: None, bool, int, float, str, bytes, Path, Ellipsis, tensors, NumPy arrays and
+    scalars; lists, tuples and dicts of these. Subclasses are sent as the base type.
 
     Raises:
-        BackendError: If there is something else in it.
+        BackendError: If the value contains another type.
     """
     blobs: list[bytes] = []
     text = json.dumps(_plain(value, blobs)).encode("ascii")
@@ -33,13 +33,13 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(content: bytes) -> Any:
-    """Return the value that `pack` has made bytes of; tensors are on the device of their kind."""
+    """Decode the result of `pack`; tensors are on the device of their kind."""
     start = _LENGTH + int.from_bytes(content[:_LENGTH], "little")
     return _Reader(content, start).value(json.loads(content[_LENGTH:start]))
 
 
 def _plain(value: Any, blobs: list[bytes]) -> Any:
-    """Return a value as JSON has it; what JSON has not is a dict of one key, its kind."""
+    """Convert a value to JSON; unsupported types become a dict with their kind as its only key."""
     found: Any = None
     if isinstance(value, bool | int | float | str | None) and not isinstance(value, Enum):
         found = value
@@ -59,7 +59,7 @@ def _plain(value: Any, blobs: list[bytes]) -> Any:
 
 
 def _packed(value: Any, blobs: list[bytes]) -> dict[str, Any]:
-    """Return what is said of a value whose bytes are beside the text."""
+    """Return the header of a value whose bytes follow the JSON text."""
     if isinstance(value, bytes):
         blobs.append(value)
         return {"bytes": len(value)}
@@ -73,14 +73,14 @@ def _packed(value: Any, blobs: list[bytes]) -> dict[str, Any]:
         name = str(whole.dtype).removeprefix("torch.")
         return {"tensor": [name, list(value.shape), value.device.type]}
     raise BackendError(
-        f"an object of type {type(value).__name__} cannot be sent to other processes, which "
-        f"exchange no pickles. Send None, bool, int, float, str, bytes, Path, tensors or NumPy "
+        f"an object of type {type(value).__name__} cannot be sent to other processes (without "
+        f"pickle). Send None, bool, int, float, str, bytes, Path, tensors or NumPy "
         f"arrays, and lists, tuples and dicts of them."
     )
 
 
 class _Reader:
-    """Takes the bytes beside the text, in their order."""
+    """Read the bytes after the JSON text, in order."""
 
     def __init__(self, content: bytes, start: int) -> None:
         self._content = content
@@ -93,7 +93,7 @@ class _Reader:
             return plain
         [(kind, header)] = plain.items()
         if kind not in _KINDS:
-            raise BackendError(f"a message of another process has a value of kind {kind!r}.")
+            raise BackendError(f"received a value of unknown kind {kind!r} from another process.")
         return getattr(self, f"_{kind}")(header)
 
     def _take(self, num_bytes: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Stop a process whose launcher, torchrun, has been killed: nobody else would."""
+"""Stop a process whose launcher, torchrun, has been killed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _IS_ORPHAN: Final = threading.Event()
 
 
 def watch_launcher() -> None:
-    """Stop this process when torchrun, which has started it, is no longer there. Idempotent.
+    """Stop this process when torchrun, its launcher, no longer exists. Idempotent.
 
-    It is stopped as by SIGTERM, with a checkpoint if a step ends soon, and ended 6 s later at the
-    latest, whatever its main thread waits for. Without torchrun in the environment nothing is
-    watched: whatever else started the process may end before it.
+    Stops as on SIGTERM, with a checkpoint if a step ends soon, and exits at most 6 s later,
+    whatever the main thread waits for. Without torchrun's environment variables nothing is watched:
+    another parent may end before this process.
     """
     if _WATCHES or not os.environ.get(_RUN_ID):
         return
@@ -43,10 +43,10 @@ def is_orphan() -> bool:
 
 
 def _launcher() -> Callable[[], bool] | None:
-    """Return what tells whether torchrun is gone; None if that cannot be told.
+    """Return a function that tells whether torchrun is gone; None if that is unknown.
 
-    A program that torchrun has started may have started this process: it is torchrun's child then,
-    and has this process's rank in its environment, which torchrun has not.
+    A program started by torchrun may have started this process: then torchrun's child has this
+    rank in its environment, and torchrun itself has not.
     """
     own = [os.environ.get(name) for name in _OF_A_RANK]
     parent: int | None = os.getppid()
@@ -55,12 +55,12 @@ def _launcher() -> Callable[[], bool] | None:
         if [environment.get(name) for name in _OF_A_RANK] != own:
             break
         parent = parent_of(parent)
-    if not parent:  # outside of this container
+    if not parent:  # torchrun is outside of this container
         return None
     identity = identity_of(parent)
     if identity.is_here():
         return identity.is_gone
-    return lambda: os.getppid() != parent  # a system without /proc
+    return lambda: os.getppid() != parent  # systems without /proc
 
 
 def _watch(is_gone: Callable[[], bool]) -> None:
@@ -68,9 +68,9 @@ def _watch(is_gone: Callable[[], bool]) -> None:
         time.sleep(_LOOK_S)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         with suppress(OSError):
-            os.write(_STANDARD_ERROR, b"torchrun is gone (it was killed): the run stops.\n")
+            os.write(_STANDARD_ERROR, b"torchrun is gone (it was killed): stopping the run.\n")
     else:
-        time.sleep(_LOOK_S)  # by then the first rank has reported it
+        time.sleep(_LOOK_S)  # wait for rank 0 to report it
     _IS_ORPHAN.set()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_STOP_S)

@@ -1,4 +1,4 @@
-"""The store of a run, which its processes find each other by."""
+"""The rendezvous store, in which ranks find each other."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from .launch import Agent, Launch
 log = logging.getLogger("modelzoo_trainer.backends.store")
 
 _REACH_S: Final = 8.0
-_SHAKE_HANDS_S: Final = 20.0  # in which some answers of a name server may be lost
+_SHAKE_HANDS_S: Final = 20.0  # allows for some lost DNS answers
 _SLOW_S: Final = 1.0
 _PAUSE_S: Final = 0.05
 LOOPBACK: Final = "127.0.0.1"
 
 
 def open_store(launch: Launch, *, timeout_s: float) -> Store:
-    """Return the store of this run, when all of its processes are there.
+    """Return the run's store, once all ranks have joined.
 
-    The first process hosts it. Under an agent it does so at a port of its own, which it announces
-    in the agent's store, so that nothing of an earlier attempt is in it. The announcement of an
-    earlier attempt may be read until the new one is there: then its store is gone, or its seats
-    are taken, and it is read again. (The count of restarts does not tell attempts apart: an agent
-    of another host may count one less.)
+    Rank 0 hosts it. Under an agent it does so at a new port, which it announces in the agent's
+    store, so that it has no entries of an earlier attempt. The announcement of an earlier attempt
+    may be read until the new one is written: then its store is gone, or its ranks are taken, and
+    the announcement is read again. (The restart count does not identify an attempt: the agent of
+    another host may have a lower count.)
 
     Raises:
-        BackendError: If the port is taken, or not all processes come in time.
+        BackendError: If the port is in use, or not all ranks join in time.
     """
     deadline = time.monotonic() + timeout_s
     name = uuid.uuid4().hex
@@ -54,17 +54,17 @@ def open_store(launch: Launch, *, timeout_s: float) -> Store:
             return found
         time.sleep(_PAUSE_S)
     raise BackendError(
-        f"process {launch.rank} has waited {timeout_s:g} s for process 0, which is to be found "
-        f"through {launch.host}:{launch.port}. Look at what process 0 says; it may have failed, or "
-        f"a firewall lies between the hosts."
+        f"process {launch.rank} has waited {timeout_s:g} s for process 0 at "
+        f"{launch.host}:{launch.port}. Check the output of process 0: it may have failed, or a "
+        f"firewall may block the connection."
     )
 
 
 def own_connection(store: Store) -> Store:
-    """Return a store with the same contents, whose calls do not wait for those of others."""
+    """Return a store with the same content, whose calls do not wait for those of others."""
     try:
         copy: Store = store.clone()  # type: ignore[attr-defined]  # missing in torch's stubs
-    except (AttributeError, RuntimeError):  # a FileStore: each call is one of its own
+    except (AttributeError, RuntimeError):  # a FileStore: calls are independent
         return store
     return copy
 
@@ -78,14 +78,14 @@ def agent_store(launch: Launch | Agent, deadline: float) -> Store:
     store = _connect(launch.host, launch.port, deadline, deadline)
     if store is None:
         raise BackendError(
-            f"process {launch.rank} does not reach the launcher's store at "
+            f"process {launch.rank} cannot reach the launcher's store at "
             f"{launch.host}:{launch.port} (MASTER_ADDR, MASTER_PORT)."
         )
     return store
 
 
 def _host(launch: Launch, notice: Store | None) -> TCPStore:
-    """Host the store, and announce it."""
+    """Host the store and announce it."""
     port = launch.port if notice is None else 0
     if launch.is_one_host:
         address = LOOPBACK
@@ -99,8 +99,8 @@ def _host(launch: Launch, notice: Store | None) -> TCPStore:
         if not (is_taken or "EADDRINUSE" in str(error) or "in use" in str(error)):
             raise
         raise BackendError(
-            f"port {port} (MASTER_PORT) is in use on this host, perhaps by another run. Start with "
-            f"another one: `torchrun --master-port=P`, or let `torchrun --standalone` find one."
+            f"port {port} (MASTER_PORT) is in use on this host, perhaps by another run. Use "
+            f"another one: `torchrun --master-port=P`, or let `torchrun --standalone` choose one."
         ) from None
     if notice is not None:
         notice.set(_key(launch), json.dumps([address, store.port]))
@@ -114,8 +114,7 @@ def _store_at(address: str, port: int) -> TCPStore:
 def _store_bound_to(own: str, address: str, port: int) -> TCPStore:
     """Host a store that listens at one address of this host, not at all of them.
 
-    `own` is the address in numbers, `address` what the others know it by; port 0 = any that is
-    free.
+    `own`: the numeric address. `address`: the address for other ranks. Port 0 = any free port.
     """
     family = socket.AF_INET6 if ":" in own else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
@@ -125,7 +124,7 @@ def _store_bound_to(own: str, address: str, port: int) -> TCPStore:
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
-            return _store_at(address, port)  # behind a gateway: it is not an address of this host
+            return _store_at(address, port)  # behind a gateway: not an address of this host
         listener.listen(socket.SOMAXCONN)
         port = listener.getsockname()[1]
         return TCPStore(
@@ -138,9 +137,9 @@ def _store_bound_to(own: str, address: str, port: int) -> TCPStore:
 
 
 def _only_address(host: str) -> str | None:
-    """Return the one address that others can mean by a name; None if it is not known.
+    """Return the one address that a name means to others; None if unknown.
 
-    A name of this host may be a loopback address here, and another one elsewhere.
+    A name of this host may resolve to a loopback address here, and to another one elsewhere.
     """
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
@@ -152,18 +151,18 @@ def _only_address(host: str) -> str | None:
 
 
 def loopback_interface() -> str | None:
-    """Return the name of the interface that only this host reaches; None if it is not known."""
+    """Return the name of the loopback interface; None if unknown."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in names if name in ("lo", "lo0")), None)
 
 
 def _own_address(launch: Launch) -> str:
-    """Return where the others reach this host."""
+    """Return the address at which others reach this host."""
     with suppress(OSError):
         found = socket.getaddrinfo(launch.host, launch.port, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, address = found[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)  # sends nothing: only the way is looked up
+            probe.connect(address)  # sends nothing, only looks up the route
             own = str(probe.getsockname()[0])
         if not own.startswith("127.") and own != "::1":
             return own
@@ -171,7 +170,7 @@ def _own_address(launch: Launch) -> str:
 
 
 def _guest(launch: Launch, notice: Store | None, name: str, deadline: float) -> Store | None:
-    """Go to the store of the first process; return None if it was not there, or full."""
+    """Connect to rank 0's store; return None if it does not exist, or is full."""
     address, port = LOOPBACK if launch.is_one_host else launch.host, launch.port
     if notice is not None:
         if not notice.check([_key(launch)]):
@@ -187,15 +186,15 @@ def _guest(launch: Launch, notice: Store | None, name: str, deadline: float) -> 
                 _refuse(launch, "another run")
             return None
         return store if _is_full(store, launch, deadline) else None
-    except DistError:  # it ended meanwhile
+    except DistError:  # it has ended meanwhile
         return None
 
 
 def _connect(address: str, port: int, listening_by: float, deadline: float) -> TCPStore | None:
-    """Return a store of somebody else; None if nobody listens until then.
+    """Connect to a store; return None if nothing listens by then.
 
-    Torch asks the name server for the name of each end of a connection, and a store does nothing
-    else meanwhile. Where none answers that takes ten seconds and more, each time.
+    torch looks up the name of each end of a connection, and a store does nothing else meanwhile.
+    Without a name server's answer each lookup takes ten seconds or more.
     """
     while not _is_listening(address, port):
         if time.monotonic() >= listening_by:
@@ -215,9 +214,10 @@ def _connect(address: str, port: int, listening_by: float, deadline: float) -> T
     thread.join(_SHAKE_HANDS_S)
     if not found and (asked_s := _name_lookup_s(address, port)) > _SLOW_S:
         log.warning(
-            "No name server answers within %.0f s who %s is, and torch asks for each connection: "
-            "the processes start slowly. A line '::ffff:ADDRESS NAME' in /etc/hosts for each host "
-            "helps, or 'options timeout:1 attempts:1' in /etc/resolv.conf.",
+            "No name server answers within %.0f s for %s, and torch asks for each connection: "
+            "startup "
+            "will be slow. Add a line '::ffff:ADDRESS NAME' to /etc/hosts for each host, or "
+            "'options timeout:1 attempts:1' to /etc/resolv.conf.",
             asked_s,
             address,
         )
@@ -225,13 +225,13 @@ def _connect(address: str, port: int, listening_by: float, deadline: float) -> T
     if not found:
         raise BackendError(
             f"port {port} of {address} is in use by another program (not a TCPStore). "
-            f"Start with another one: `torchrun --master-port=P`, or `torchrun --standalone`."
+            f"Use another one: `torchrun --master-port=P`, or `torchrun --standalone`."
         )
     return found[0] if isinstance(found[0], TCPStore) else None
 
 
 def _name_lookup_s(address: str, port: int) -> float:
-    """Return how long it takes to look up the name of an address, as torch does it."""
+    """Return how long the reverse lookup of an address takes, as done by torch."""
     begin = time.monotonic()
     with suppress(OSError):
         found = socket.getaddrinfo(address, port, socket.AF_INET6, flags=socket.AI_V4MAPPED)
@@ -250,7 +250,7 @@ def _is_listening(address: str, port: int) -> bool:
 
 
 def _take_seat(store: TCPStore, launch: Launch, name: str) -> bool:
-    """Return whether nobody else has this rank; tell the others when all have come."""
+    """Claim this rank; return False if it is taken. Announce when all ranks have joined."""
     seat = f"seats/{launch.rank}"
     if store.compare_set(seat, "", name) != name.encode():
         return False
@@ -271,14 +271,14 @@ def _who_is_missing(store: TCPStore, launch: Launch, timeout_s: float) -> str:
     ranks = [r for r in range(launch.world_size) if not store.check([f"seats/{r}"])]
     some = ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
     return (
-        f"{len(ranks)} of {launch.world_size} processes have not come within {timeout_s:g} s: "
-        f"{some}. Look at what they say; they may have failed, or a firewall lies between the "
-        f"hosts."
+        f"{len(ranks)} of {launch.world_size} processes have not joined within {timeout_s:g} s: "
+        f"{some}. Check their output; they may have failed, or a firewall may separate "
+        f"the hosts."
     )
 
 
 def _refuse(launch: Launch, owner: str) -> None:
     raise BackendError(
-        f"the store at {launch.host}:{launch.port} (MASTER_ADDR, MASTER_PORT) is that of {owner}, "
-        f"which has a process {launch.rank} already. Start with another port."
+        f"the store at {launch.host}:{launch.port} (MASTER_ADDR, MASTER_PORT) belongs to {owner}, "
+        f"which already has a process {launch.rank}. Use another port."
     )

@@ -1,11 +1,11 @@
-"""Stops that restarts by torchrun must not undo.
+"""Keep torchrun from restarting a run that was stopped on request.
 
-Torchrun takes every exit code but 0 for a failure, and starts the processes again. So a run that
-was stopped leaves a record in torchrun's own store: the next attempt finds it and ends at once.
-The store ends with torchrun, so that the next torchrun on the same folder trains on.
+torchrun treats every exit code but 0 as a failure and restarts the processes. So a stopped run
+leaves a record in torchrun's own store: the next attempt finds it and exits at once. The store
+ends with torchrun, so that the next torchrun in the same folder resumes training.
 
-Torchrun also stops the processes, by SIGTERM, and starts them again when a node joins. That is no
-failure and it does not count it, which tells the two apart.
+torchrun also sends SIGTERM and restarts the processes when a node joins. It does not count that as
+a failure, which distinguishes the two.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _REACH_S: Final = 60.0
 
 
 class StopRecord:
-    """What stopped the run, for later attempts of the same torchrun.
+    """Record of what stopped the run, for later attempts of the same torchrun.
 
-    Its methods are collective where there are several processes. `world` None = this one is alone.
+    Its methods are collective with several processes. `world`: None = single process.
     """
 
     def __init__(self, world: World | None) -> None:
@@ -45,7 +45,7 @@ class StopRecord:
         self._store: Store | None = None
 
     def find(self) -> str | None:
-        """Return what stopped the run in an earlier attempt; None if this one is to train."""
+        """Return what stopped an earlier attempt of the run; None if this one shall train."""
         found = self._read() if self._is_first else None
         if self._world is not None:
             found = self._world.broadcast_object(found)
@@ -54,7 +54,7 @@ class StopRecord:
         reason: str = found[0]
         count: int = found[1]
         is_counted = self._count > count
-        if self._world is not None:  # a node that has joined counts from 0
+        if self._world is not None:  # a node that has joined starts at 0
             is_counted = self._world.any_true(is_counted)
         if is_counted:
             return reason
@@ -63,19 +63,19 @@ class StopRecord:
         return None
 
     def leave(self, reason: str) -> None:
-        """Have later attempts end at once; `reason` has stopped the run, such as "SIGTERM"."""
+        """Make later attempts exit at once; `reason`: what stopped the run, such as "SIGTERM"."""
         count = self._count
         if self._world is not None:
-            if self._world.any_true(is_orphan()):  # the torchruns of other nodes may go on
+            if self._world.any_true(is_orphan()):  # torchrun may continue on other nodes
                 return
             count = max(self._world.gather_object(count))
         if self._store is not None:
-            with suppress(Exception):  # however a store says that it is gone, and torchrun with it
+            with suppress(Exception):  # the store is gone, and torchrun with it
                 self._store.set(self._key, json.dumps([reason, count]))
-                self._store.check([self._key])  # has an answer, so the record is there
+                self._store.check([self._key])  # an answer confirms the record
         elif self._is_first and self._agent is not None and self._agent.max_restarts > self._count:
             log.warning(
-                "torchrun will take this stop for a failure and restart the run, because its store "
+                "torchrun will treat this stop as a failure and restart the run, because its store "
                 "cannot be used. Send SIGTERM to torchrun."
             )
 

@@ -1,4 +1,4 @@
-"""The processes of a run, and how they talk to each other on the host."""
+"""The ranks of a run, and their communication on the host."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from .orphans import watch_launcher
 from .rendezvous import loopback_interface, open_store, own_connection
 
 STARTUP_TIMEOUT_S: Final = 1800.0
-"""For whatever may take long once: start-up, the first step, compilations."""
+"""Timeout for what takes long once: startup, the first step, compilation."""
 _MEETING_S: Final = 20.0
 _NCCL_SETTINGS: Final = {
-    # What went wrong is written down before a process that waited in vain is ended.
+    # Log the cause before a process that waited in vain is ended.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     "TORCH_FR_BUFFER_SIZE": "2000",
@@ -50,11 +50,11 @@ def _set_timeout(limit: timedelta, group: ProcessGroup) -> None:
 
 
 class World:
-    """All processes of a run; made by `join`.
+    """All ranks of a run; created by `join`.
 
-    `is_own`: torch.distributed was started here, and is to be ended here.
+    `is_own`: torch.distributed was started here, and must be shut down here.
 
-    Methods that say so are collective: all processes call them, in the same order.
+    Collective methods are marked: all ranks call them, in the same order.
     """
 
     def __init__(self, launch: Launch, store: Store, *, is_own: bool) -> None:
@@ -68,18 +68,18 @@ class World:
         self._groups: list[ProcessGroup] = []
         self.timeout_s = TIMEOUT_S
         self.describe: Callable[[BaseException], tuple[str, int]] = _describe
-        """Returns what is said of an error, and the exit code."""
+        """Returns the message and the exit code for an error."""
         self.coordinator = Coordinator(PrefixStore("control", store), self.rank, self.world_size)
         self._store = PrefixStore("meetings", own_connection(store))
         self.control_group = self.new_group()
-        """For messages between hosts' memories: decisions, names, plans."""
+        """For messages between hosts: decisions, names, plans."""
         self.checkpoint_group = self.new_group()
-        """For checkpoints that are written while training continues."""
+        """For checkpoints written while training continues."""
 
     # ---- groups
 
     def new_group(self, ranks: Sequence[int] | None = None) -> ProcessGroup:
-        """Return a group that moves host memory. Collective.
+        """Create a group for host memory. Collective.
 
         `ranks` None = all.
         """
@@ -91,9 +91,9 @@ class World:
         return group
 
     def shorten_timeouts(self, groups: Sequence[ProcessGroup] = ()) -> None:
-        """Wait no longer than `timeout_s` from now on; a second call does nothing.
+        """Use `timeout_s` for collectives from now on. Idempotent.
 
-        This holds for further `groups` too.
+        Also applies to further `groups`.
         """
         if self._has_short_timeouts:
             return
@@ -101,26 +101,26 @@ class World:
         limit = timedelta(seconds=self.timeout_s)
         for group in (dist.group.WORLD, *self._groups, *groups):
             if group is not None and group is not self.checkpoint_group:
-                with suppress(Exception):  # not every kind of group can
+                with suppress(Exception):  # not supported by every kind of group
                     _set_timeout(limit, group)
 
     # ---- messages
 
     def any_true(self, flag: bool) -> bool:
-        """Return whether the flag is true in any process. Collective."""
+        """Return whether the flag is true on any rank. Collective."""
         found = torch.tensor(int(flag))
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self.control_group)
         return bool(found.item())
 
     def barrier(self) -> None:
-        """Wait until every process is here. Collective."""
+        """Wait until every rank is here. Collective."""
         dist.barrier(group=self.control_group)
 
     def broadcast_object(self, value: Any) -> Any:
-        """Return the first process's value. Collective.
+        """Return rank 0's value. Collective.
 
         Raises:
-            BackendError: If it is not plain, see `messages.pack`.
+            BackendError: If its type is not supported, see `messages.pack`.
         """
         content = pack(value) if self.rank == 0 else b""
         length = torch.tensor(len(content), device="cpu")
@@ -130,10 +130,10 @@ class World:
         return value if self.rank == 0 else unpack(sent.numpy().tobytes())
 
     def gather_object(self, value: Any) -> list[Any]:
-        """Return everybody's values, in order. Collective.
+        """Return the values of all ranks, in order. Collective.
 
         Raises:
-            BackendError: If one is not plain, see `messages.pack`.
+            BackendError: If a type is not supported, see `messages.pack`.
         """
         content = pack(value)
         length = torch.tensor(len(content), device="cpu")
@@ -148,25 +148,25 @@ class World:
         ]
 
     def require_same(self, what: str, value: str, *, hint: str) -> None:
-        """Check that all processes have the same text. Collective.
+        """Check that all ranks have the same text. Collective.
 
-        Messages begin with `what` it is and end with the `hint`, what to do.
+        Error messages start with `what` and end with the `hint`.
 
         Raises:
-            BackendError: In every process, if it is not: with the first line that differs.
+            BackendError: On every rank, if it differs, with the first line that differs.
         """
         texts = self.gather_object(value)
         for rank, text in enumerate(texts):
             if text != texts[0]:
                 raise BackendError(
-                    f"{what} of process {rank} is not that of process 0: "
+                    f"{what} of process {rank} differs from that of process 0: "
                     f"{_first_difference(text, texts[0])}. {hint}"
                 )
 
     def try_barrier(self, name: str) -> bool:
-        """Return whether all processes come to the same place within a short time.
+        """Return whether all ranks reach the barrier within a short time.
 
-        Unlike a barrier it does not wait for those that do something else.
+        Unlike `barrier`, does not wait for ranks that are doing something else.
         """
         self._num_meetings += 1
         key = f"{name}/{self._num_meetings}"
@@ -174,25 +174,24 @@ class World:
             self._store.set(f"{key}/all", "here")
         try:
             self._store.wait([f"{key}/all"], timedelta(seconds=_MEETING_S))
-        except Exception:  # noqa: BLE001  # a time-out, or a store that is gone
+        except Exception:  # noqa: BLE001  # a timeout, or a lost store
             return False
         return True
 
-    # ---- the end
+    # ---- shutdown
 
     def fail(self, message: str, *, code: int = 1, kind: str = "error") -> Failure:
-        """Tell the others that this process ends, and why; they end as well.
+        """Announce that this process ends, and why; the others end as well.
 
         Returns:
-            The first failure of the run, which may be another process's.
+            The first failure of the run, perhaps of another rank.
         """
         return self.coordinator.fail(message, code=code, kind=kind)
 
     def fail_by(self, error: BaseException) -> Failure:
-        """Tell the others that this process ends by an error; return the run's first failure.
+        """Announce that this process ends with an error; return the run's first failure.
 
-        A lost connection is taken for what another process's end has led to, and a time-out for a
-        process that hangs.
+        A lost connection is attributed to another rank's end, and a timeout to a rank that hangs.
         """
         message, code = self.describe(error)
         if isinstance(error, KeyboardInterrupt):
@@ -204,20 +203,20 @@ class World:
         if isinstance(error, RuntimeError) and _TIMED_OUT.search(str(error)):
             limit_s = self.timeout_s if self._has_short_timeouts else STARTUP_TIMEOUT_S
             return self.fail(
-                f"waited {limit_s:g} s for another process in vain ({message}). The stacks of all "
-                f"are shown: look for the one that does not wait for a message.",
+                f"timed out after {limit_s:g} s of waiting for another process ({message}). All "
+                f"stacks are shown: look for the one that does not wait for a message.",
                 kind="hang",
             )
         is_lost = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
         return self.fail(message, code=code, kind="lost" if is_lost else "error")
 
     def leave(self, code: int) -> None:
-        """End this process, and do not return; nothing is awaited after a failure.
+        """Exit this process without waiting for anything after a failure; does not return.
 
-        gloo's threads may abort a process that ends in the ordinary way.
+        A normal exit may be aborted by gloo's threads.
         """
         if self.coordinator.failure is None:
-            with suppress(Exception):  # the run is over: the others are waited for only shortly
+            with suppress(Exception):  # the run is over: wait only shortly for others
                 limit = timedelta(seconds=_MEETING_S)
                 _set_timeout(limit, self.control_group)
             with suppress(Exception):
@@ -234,14 +233,14 @@ class World:
         os._exit(code)
 
     def close(self) -> None:
-        """Take leave of the others, in a process that ends by itself; once.
+        """Announce the exit of a process that ends by itself. Idempotent.
 
-        The first process waits for the others, as long as they live: it has what they speak by.
+        Rank 0 waits for the others as long as they live: it hosts the store.
         """
         if self._is_closed:
             return
         self._is_closed = True
-        error = getattr(sys, "last_value", None)  # what nobody has caught
+        error = getattr(sys, "last_value", None)  # an uncaught exception
         if error is not None:
             self.fail_by(error)
         if self.coordinator.failure is None:
@@ -252,13 +251,14 @@ _JOINED: list[World] = []
 
 
 def join() -> World | None:
-    """Return the processes of the run that this one is part of; None if it is alone.
+    """Join the run; return None for a single process.
 
-    The first call starts torch.distributed, unless that was done already; later ones return the
-    same.
+    The first call initializes torch.distributed, if necessary; later calls return the same
+    object.
 
     Raises:
-        BackendError: If the launcher's environment is invalid, or the others are not reached.
+        BackendError: If the launcher's environment is invalid, or the other ranks cannot be
+            reached.
     """
     watch_launcher()
     if _JOINED:
@@ -270,7 +270,7 @@ def join() -> World | None:
 
 
 def joined() -> World | None:
-    """Return what `join` has returned; None if it has not been called, or this one is alone."""
+    """Return the result of `join`; None before it is called, or for a single process."""
     return _JOINED[0] if _JOINED else None
 
 
@@ -283,7 +283,7 @@ def _install(world: World | None) -> World | None:
 
 
 def _adopted() -> World | None:
-    """Return the processes of a program that has started torch.distributed itself."""
+    """Return the ranks of a program that has initialized torch.distributed itself."""
     num = dist.get_world_size()
     if num == 1:
         return None
@@ -312,7 +312,7 @@ def _started(launch: Launch) -> World:
     if accelerator is not None:
         engine = dist.Backend.default_device_backend_map.get(accelerator.type)
         has_own = launch.local_world_size <= torch.accelerator.device_count()
-        if engine is not None and has_own:  # else it is the host that they compute on
+        if engine is not None and has_own:  # else the device is the host
             torch.accelerator.set_device_index(launch.local_rank)
             backend = f"cpu:gloo,{accelerator.type}:{engine}"
     try:
@@ -325,7 +325,7 @@ def _started(launch: Launch) -> World:
         )
     except (RuntimeError, ValueError) as error:
         raise BackendError(
-            f"process {launch.rank} of {launch.world_size} cannot reach the others: {error}"
+            f"process {launch.rank} of {launch.world_size} cannot connect to the others: {error}"
         ) from None
     return World(launch, store, is_own=True)
 
@@ -335,7 +335,7 @@ def _describe(error: BaseException) -> tuple[str, int]:
 
 
 def _as_tensor(content: bytes, length: int) -> torch.Tensor:
-    """Return bytes as a tensor in host memory, with zeros up to a length."""
+    """Return bytes as a tensor in host memory, padded with zeros."""
     return torch.from_numpy(np.frombuffer(content.ljust(length, b"\0"), np.uint8).copy())
 
 

@@ -1,1 +1,1 @@
-"""Models over several processes: replicated, sharded, split, or several of these."""
+"""Models over several ranks: replicated, sharded, tensor-parallel, or combinations."""

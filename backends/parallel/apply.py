@@ -1,4 +1,4 @@
-"""A model over many processes: copied, sharded, split, or several of these."""
+"""Apply replication, sharding and tensor parallelism to a model."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .config import AXES, ParallelSettings, Sizes
 from .fsdp import set_gradient_sync, shard_fully
 from .tensor_parallel import split_layers
 
-_BROADCAST_BYTES = 250 * 2**20  # at a time, as in torch's DistributedDataParallel
+_BROADCAST_BYTES = 250 * 2**20  # per broadcast, as in torch's DistributedDataParallel
 
 
 def make_mesh(sizes: Sizes, device_type: str) -> DeviceMesh:
-    """Return the processes as an array with the axes "replicate", "shard" and "tensor".
+    """Create the device mesh with the axes "replicate", "shard" and "tensor".
 
-    Processes that are next to each other share the arithmetic of layers. Collective.
+    Adjacent ranks share a tensor-parallel group. Collective.
     """
     shape = (sizes.replicate, sizes.shard, sizes.tensor)
     return init_device_mesh(device_type, shape, mesh_dim_names=AXES)
@@ -38,12 +38,12 @@ def parallelize(
     sizes: Sizes,
     mesh: DeviceMesh,
     device: torch.device,
-    compile: CompileOptions | None,  # the YAML's word
+    compile: CompileOptions | None,  # the YAML key
 ) -> Module:
-    """Spread a model over the processes, on the device, and compile it if asked. Collective.
+    """Distribute a model over the ranks, on the device, and compile it if enabled. Collective.
 
-    Where the processes' weights differ, those of the first count. A model on `meta` gets its
-    initial values here. Activation checkpointing, if any, comes before.
+    Where weights differ between ranks, those of rank 0 are used. A model on `meta` is initialized
+    here. Activation checkpointing must come first.
 
     The model is on the host, on the device or on `meta`; it is changed in place, and its parameters
     keep their names.
@@ -52,7 +52,7 @@ def parallelize(
         The module to call.
 
     Raises:
-        BackendError: If the model does not fit the settings.
+        BackendError: If the settings do not fit the model.
     """
     is_sharded = sizes.shard > 1 or (sizes.tensor > 1 and sizes.replicate > 1)
     is_deferred = is_on_meta(model)
@@ -75,12 +75,12 @@ def parallelize(
 
 @contextmanager
 def accumulating(module: Module, model: Module) -> Iterator[None]:
-    """Exchange no gradients in backward passes inside.
+    """Do not synchronize gradients in backward passes inside.
 
-    `module` is what `parallelize` returned for `model`.
+    `module`: the result of `parallelize` for `model`.
 
     Cost:
-        Of a sharded model each process keeps whole gradients until the next exchange.
+        With a sharded model, each rank keeps full gradients until the next synchronization.
     """
     if isinstance(module, DistributedDataParallel):
         with module.no_sync():
@@ -96,7 +96,7 @@ def accumulating(module: Module, model: Module) -> Iterator[None]:
 
 
 def _broadcast(model: Module) -> None:
-    """Give all processes the weights of the first, as torch's DistributedDataParallel does."""
+    """Broadcast rank 0's weights, like torch's DistributedDataParallel."""
     group = dist.group.WORLD
     assert group is not None
     with torch.no_grad():
@@ -107,8 +107,8 @@ def _copy(
     model: Module, settings: ParallelSettings, mesh: DeviceMesh, device: torch.device
 ) -> Module:
     if not any(param.requires_grad for param in model.parameters()):
-        return model  # no gradients to exchange
-    # Buffers that are not saved are the same everywhere: they need no broadcast each step.
+        return model  # no gradients to synchronize
+    # Non-persistent buffers are equal everywhere: no broadcast per step.
     saved = model.state_dict(keep_vars=True)
     temporary = [name for name, _ in model.named_buffers() if name not in saved]
     # What torch's `_set_params_and_buffers_to_ignore_for_model` sets.
@@ -126,17 +126,17 @@ def _copy(
 
 
 def fix_bucket_order(replica: DistributedDataParallel) -> None:
-    """Have gradients packed from the first step on as in all later ones, by a pass of zeros.
+    """Fix the packing of gradients into buckets from the first step on, with a zero pass.
 
-    Torch packs them anew after a process's first backward pass. Where in a message a number is
-    decides the order in which more than two processes add it up: unless all steps pack alike, the
-    first step after a restart has other bits than the same step without. Collective.
+    torch rebuilds its buckets after the first backward pass. The position in a message determines
+    the order in which more than two ranks sum a number: without this, the first step after a
+    restart would differ in some bits from the same step without one. Collective.
     """
     model = replica.module
     replica.module = _Nothing()
-    replica.require_forward_param_sync = False  # of buffers, in this call
+    replica.require_forward_param_sync = False  # no buffer broadcast in this call
     try:
-        replica()  # prepares a backward pass
+        replica()  # prepare a backward pass
     finally:
         replica.module = model
     sparse = {id(module.weight) for module in model.modules() if getattr(module, "sparse", False)}
@@ -147,7 +147,7 @@ def fix_bucket_order(replica: DistributedDataParallel) -> None:
 
 
 class _Nothing(Module):
-    """Stands for a model whose gradients come from elsewhere."""
+    """Stands for a model whose gradients are computed elsewhere."""
 
     def forward(self) -> None:
         pass

@@ -1,8 +1,7 @@
-"""Several processes, each with a device of its own: a layer over the backends of one device.
+"""Backends for several ranks, each with its own device: a layer over those for one device.
 
-What runs on the device is torch.distributed's: DistributedDataParallel, `fully_shard` (FSDP2),
-tensor parallelism. The places of the processes are those of a mesh with the dimensions
-`replicate`, `shard` and `tensor`.
+Uses torch.distributed: DistributedDataParallel, `fully_shard` (FSDP2) and tensor parallelism, on
+a device mesh with the dimensions `replicate`, `shard` and `tensor`.
 """
 
 from __future__ import annotations
@@ -37,27 +36,27 @@ from .fsdp import distribute, free_gathered, is_sharded, whole
 from .norms import ShardedNorms
 
 _WHOLE: Final = frozenset({"Muon", "Rprop"})
-_SHARDED_SCALING: Final = "parameters are sharded, and the loss scaler knows only whole ones"
+_SHARDED_SCALING: Final = "the loss scaler does not support sharded parameters"
 
 
 class ParallelBackend(Backend):
-    """What is different where a run has several processes.
+    """What differs with several ranks.
 
-    Every process has its own part of the data, except that those along `tensor` share one.
+    Every rank has its own data shard, except that ranks along `tensor` share one.
 
     Args:
-        parallel: Sizes of the mesh: `replicate`, `shard`, `tensor`; -1 = the rest of the
-            processes. None = replicate over all.
-        sharding: How parameters are sharded, see `ParallelSettings`.
-        tensor_plan: How modules are divided along `tensor`, by patterns of their names; None = as
-            the model says in its `tensor_plan`.
-        find_unused_parameters: Whether a step may leave parameters without a gradient; costs a
-            walk through the graph a step. For replicated models.
-        timeout: Seconds, > 0, that a process waits for the others.
-        **options: Those of the backend of one device.
+        parallel: Sizes of the mesh: `replicate`, `shard`, `tensor`; -1 = the remaining ranks. None
+            = replicate over all.
+        sharding: Options for sharding, see `ParallelSettings`.
+        tensor_plan: How modules are split along `tensor`, by patterns of their names; None = the
+            model's `tensor_plan`.
+        find_unused_parameters: Whether some steps leave parameters without a gradient; costs a
+            graph traversal per step. For replicated models.
+        timeout: Timeout of collectives in seconds, > 0.
+        **options: Options of the backend for one device.
 
     Raises:
-        BackendError: If an option does not fit; in `open`, if the mesh does not fit the processes.
+        BackendError: If an option is invalid; in `open`, if the mesh does not match the world size.
     """
 
     comm: DistributedComm
@@ -96,7 +95,7 @@ class ParallelBackend(Backend):
     def open(self) -> None:
         world = join()
         if world is None:
-            raise BackendError("this process is alone: it was not started by torchrun.")
+            raise BackendError("this is a single process: it was not started by torchrun.")
         super().open()
         world.timeout_s = self.timeout_s
         self.comm.connect(world)
@@ -125,7 +124,7 @@ class ParallelBackend(Backend):
     def _place_model(self, model: Module) -> Module:
         self._checkpoint_activations(model)
         is_copied = not (self.has_shards or self.settings.find_unused_parameters)
-        # The search for unused parameters begins at the outputs: it would not see the weights.
+        # The search for unused parameters starts at the outputs and would not find the weights.
         weighting = LossWeighting(model) if is_copied and LossWeighting.fits(model) else None
         module = parallelize(
             weighting or model,
@@ -143,12 +142,12 @@ class ParallelBackend(Backend):
 
     @override
     def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Refuse an optimizer that computes something else from parts of parameters."""
+        """Reject an optimizer whose update depends on full parameters."""
         kind = type(optimizer)
         if self.has_shards and (kind.__name__ in _WHOLE or kind is Adafactor):
             raise BackendError(
-                f"optimizer: {kind.__name__} needs whole parameters, and backend.parallel gives "
-                f"each process a part of them. Use another, such as AdamW, or replicate alone."
+                f"optimizer: {kind.__name__} requires full parameters, but backend.parallel shards "
+                f"them. Use another, such as AdamW, or only replicate."
             )
         return super().prepare_optimizer(optimizer)
 
@@ -189,7 +188,7 @@ class ParallelBackend(Backend):
     def optimizer_step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
         if not self.has_shards or keep is None:
             super().optimizer_step(optimizer, keep)
-        elif self._look(keep):  # what undoes a step on the device knows only whole tensors
+        elif self._look(keep):  # undoing a step on the device supports only full tensors
             plain_step(optimizer)
         else:
             skip_step(optimizer)
@@ -202,7 +201,7 @@ class ParallelBackend(Backend):
 
     @override
     def for_loading(self, tree: Any, like: Mapping[str, Any] | None = None) -> Any:
-        """Return the structure with tensors divided as the run's are; every process has all."""
+        """Return the tree with tensors sharded like the run's; every rank passes full tensors."""
         tree = super().for_loading(tree, like)
         if not self.has_shards or like is None:
             return tree
@@ -217,24 +216,24 @@ class ParallelBackend(Backend):
     def explain(self, error: BaseException) -> None:
         super().explain(error)
         if self.comm.is_connected:
-            self.comm.world.fail_by(error)  # at once: to unwind may take waiting for the others
+            self.comm.world.fail_by(error)  # at once: unwinding may wait for others
         if "Expected to have finished reduction" in str(error):
             error.add_note(
                 "A step left parameters without a gradient. Set backend.find_unused_parameters: "
-                "true, or leave those parameters out of the model."
+                "true, or remove those parameters from the model."
             )
 
 
 class ParallelCpuBackend(ParallelBackend, CpuBackend):
-    """The CPU, in several processes."""
+    """The CPU, with several ranks."""
 
 
 class ParallelAcceleratorBackend(ParallelBackend, AcceleratorBackend):
-    """An accelerator of torch's for each process."""
+    """An accelerator of torch for each rank."""
 
 
 class ParallelCudaBackend(ParallelBackend, CudaBackend):
-    """A CUDA device for each process."""
+    """A CUDA device for each rank."""
 
 
 LAYERS: Final[dict[type[Backend], type[ParallelBackend]]] = {
@@ -242,4 +241,4 @@ LAYERS: Final[dict[type[Backend], type[ParallelBackend]]] = {
     AcceleratorBackend: ParallelAcceleratorBackend,
     CudaBackend: ParallelCudaBackend,
 }
-"""Which backends have a form for several processes."""
+"""Backends with a version for several ranks."""

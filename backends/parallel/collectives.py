@@ -1,4 +1,4 @@
-"""Which operations on tensors are messages among processes, and what is sent for them."""
+"""Recognize collectives among tensor operations, and compute their traffic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-_INNER: Final[Any] = dist.distributed_c10d  # with what torch does not declare
+_INNER: Final[Any] = dist.distributed_c10d  # undeclared in torch
 _KINDS: Final = (
     ("allreduce", "all-reduce"),
     ("all_reduce", "all-reduce"),
@@ -25,7 +25,7 @@ _KINDS: Final = (
     ("send", "send"),
 )
 _SHARE_SENT: Final[dict[str, Callable[[int], float]]] = {
-    # of the whole tensor, by each process of n, in a ring
+    # fraction of the full tensor sent by each of n ranks, in a ring
     "all-reduce": lambda n: 2 * (n - 1) / n,
     "all-gather": lambda n: (n - 1) / n,
     "reduce-scatter": lambda n: (n - 1) / n,
@@ -35,25 +35,25 @@ _SHARE_SENT: Final[dict[str, Callable[[int], float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A message among processes."""
+    """A collective operation."""
 
     kind: str  # such as "all-reduce"
-    num: int  # processes that take part
-    on_host: bool = False  # the tensors are in host memory
+    num: int  # number of ranks
+    on_host: bool = False  # tensors in host memory
 
     @property
     def copies(self) -> bool:
-        """Whether the tensor is copied for the time of the message.
+        """Whether the tensor is copied during the operation.
 
-        gloo, which serves hosts, has no reduce-scatter: it reduces a copy of all for everybody.
+        gloo, used on hosts, has no reduce-scatter: it reduces a full copy on every rank.
         """
         return self.on_host and self.kind == "reduce-scatter"
 
     def sent(self, num_bytes: int) -> int:
-        """Return what each process sends, in the ring that engines build.
+        """Return the bytes sent by each rank in a ring.
 
-        `num_bytes` are those of the whole tensor: what an all-gather returns, a reduce-scatter
-        takes.
+        `num_bytes`: size of the full tensor: the output of an all-gather, the input of a
+        reduce-scatter.
         """
         share = _SHARE_SENT.get("all-reduce" if self.copies else self.kind)
         return round(num_bytes * (1.0 if share is None else share(self.num)))
@@ -62,9 +62,9 @@ class Collective:
 def collective_of(
     function: Any, args: Sequence[Any], *, on_host: bool = False
 ) -> Collective | None:
-    """Return what an operation sends, or None if it is no collective.
+    """Return the collective of an operation, or None.
 
-    `function` and `args` are what a dispatch mode gets; `on_host`: the tensors are in host memory.
+    `function` and `args`: as in `__torch_dispatch__`; `on_host`: tensors are in host memory.
     """
     if function.namespace not in ("c10d", "_c10d_functional"):
         return None
@@ -78,7 +78,7 @@ def _group_size(args: Sequence[Any]) -> int:
         if isinstance(arg, torch.ScriptObject):
             try:
                 return int(dist.ProcessGroup.unbox(arg).size())
-            except RuntimeError:  # not a group but an operation such as the sum
+            except RuntimeError:  # not a group but a reduce op
                 continue
     names = [arg for arg in args if isinstance(arg, str)]
     return int(_INNER._resolve_process_group(names[-1]).size()) if names else 1

@@ -1,4 +1,4 @@
-"""Communication of several processes, over torch.distributed and the run's store."""
+"""Communication between ranks, over torch.distributed and the rendezvous store."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ _OPERATIONS: Final = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max"
 
 
 class DistributedComm(Comm):
-    """One of several processes; connected to the others when the backend is opened."""
+    """Communication of one of several ranks; connected when the backend is opened."""
 
     def __init__(self) -> None:
         super().__init__()
         self._world: World | None = None
         self.has_stepped = False
-        """Whether an optimizer step is over: what takes long once, such as compilation, is too."""
+        """Whether an optimizer step has finished, and with it one-time work such as compilation."""
 
     @property
     def world(self) -> World:
-        """All processes of the run.
+        """All ranks of the run.
 
         Raises:
             BackendError: Before `connect`.
         """
         if self._world is None:
-            raise BackendError("the backend is not open yet: other processes are not known.")
+            raise BackendError("the backend is not open: other processes are unknown.")
         return self._world
 
     @property
     def is_connected(self) -> bool:
-        """Whether the other processes are known."""
+        """Whether `connect` was called."""
         return self._world is not None
 
     def connect(self, world: World) -> None:
-        """Take this process's place in the run."""
+        """Set the ranks of the run."""
         self._world = world
         self.rank, self.local_rank = world.rank, world.local_rank
         self.world_size = world.world_size
 
     def divide(self, mesh: DeviceMesh) -> None:
-        """Divide the data as the mesh says: processes along `tensor` share a part. Collective."""
+        """Set the data shards from the mesh: ranks along `tensor` share one. Collective."""
         self._mesh = mesh
         _, num_shard, self._num_tensor = mesh.shape
         self._has_shards = num_shard * self._num_tensor > 1
@@ -84,7 +84,7 @@ class DistributedComm(Comm):
 
     @override
     def broadcast_buffers(self, model: Module) -> None:
-        if self._has_shards:  # a replicated model does so in each forward pass
+        if self._has_shards:  # DDP does this in each forward pass
             for buffer in model.buffers():
                 if not is_sharded(buffer):
                     dist.broadcast(buffer, 0)
@@ -108,7 +108,7 @@ class DistributedComm(Comm):
     def gather_object(self, value: Any) -> list[Any]:
         return self.world.gather_object(value)
 
-    # ---- meeting
+    # ---- barriers
 
     @override
     def barrier(self, name: str) -> None:
@@ -126,7 +126,7 @@ class DistributedComm(Comm):
 
     @override
     def decided(self) -> Sequence[str]:
-        if not self.has_stepped:  # what takes long once may be still to come
+        if not self.has_stepped:  # one-time work may be left
             return self.world.coordinator.decided()
         groups = [self._mesh.get_group(axis) for axis in self._mesh.mesh_dim_names or ()]
         groups += [] if self._data_group is None else [self._data_group]

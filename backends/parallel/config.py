@@ -1,4 +1,4 @@
-"""How a model is spread over processes, as a file says it: how many along each axis."""
+"""Configuration of parallelism: the number of ranks along each axis."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ REST: Final = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The number of processes along each axis; their product is the number of processes."""
+    """The number of ranks along each axis; their product is the world size."""
 
-    replicate: int = 1  # copies of the model, each with data of its own
-    shard: int = 1  # processes that share one copy, each with data of its own
-    tensor: int = 1  # processes that share the arithmetic of one layer, on the same data
+    replicate: int = 1  # copies of the model, each with its own data
+    shard: int = 1  # ranks that share one copy, each with its own data
+    tensor: int = 1  # ranks that split the layers, on the same data
 
     @property
     def num_data_shards(self) -> int:
-        """The number of processes with data of their own."""
+        """The number of data shards."""
         return self.replicate * self.shard
 
 
 def fit_sizes(asked: Mapping[str, int], world_size: int) -> Sizes:
-    """Return the sizes that were asked for, with the rest filled in.
+    """Resolve the configured sizes for a world size.
 
-    At most one of the sizes asked for is -1 = the rest.
+    At most one of them is -1 = the remaining ranks.
 
     Raises:
-        BackendError: If the sizes do not multiply to the number of processes.
+        BackendError: If the product of the sizes is not the world size.
     """
     fixed = prod(size for size in asked.values() if size != REST)
     rest, left_over = divmod(world_size, fixed)
@@ -44,8 +44,8 @@ def fit_sizes(asked: Mapping[str, int], world_size: int) -> Sizes:
         given = ", ".join(f"{axis}: {size}" for axis, size in asked.items())
         fits = "a multiple of " if has_rest else ""
         raise BackendError(
-            f"backend.parallel is {{{given}}}, which fits {fits}{fixed} processes, but there are "
-            f"{world_size}. Start another number of processes, or set one axis to -1 (the rest) "
+            f"backend.parallel is {{{given}}}, which requires {fits}{fixed} processes, but there "
+            f"are {world_size}. Use another number of processes, or set one axis to -1 (the rest) "
             f"and the others so that their product divides {world_size}."
         )
     return Sizes(**{axis: rest if size == REST else size for axis, size in asked.items()})
@@ -54,14 +54,14 @@ def fit_sizes(asked: Mapping[str, int], world_size: int) -> Sizes:
 STYLES: Final = ("colwise", "colwise_gather", "rowwise")
 """How a module is split.
 
-colwise         by its outputs, of which each process keeps its part (Linear, Embedding).
-colwise_gather  by its outputs, which every process gets whole.
-rowwise         Linear: by its inputs, of which each process has its part. Embedding: by its rows.
-                Every process gets the sum.
+colwise         by its outputs; each rank keeps its part (Linear, Embedding).
+colwise_gather  by its outputs; every rank gets the full output.
+rowwise         Linear: by its inputs, of which each rank has its part. Embedding: by its rows.
+                Every rank gets the sum.
 """
 
 TIMEOUT_S: Final = 600.0
-"""That a process waits for the others, from the second step on."""
+"""Default timeout of collectives in seconds, from the second step on."""
 _LONGEST_S: Final = 86400.0
 _SHARDING: Final = (
     "blocks",
@@ -78,25 +78,24 @@ _DTYPES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSettings:
-    """The axes of a run and what is done along each.
+    """The axes of a run and their options.
 
     Args:
-        replicate: Copies of the model; -1 = as many as there are processes for.
-        shard: Processes that share one copy; -1 = the rest.
-        tensor: Processes that share the arithmetic of each layer; -1 = the rest.
-        blocks: Classes, by name, whose modules are gathered and freed as one; None = the elements
+        replicate: Copies of the model; -1 = as many as the world size allows.
+        shard: Ranks that share one copy; -1 = the remaining ranks.
+        tensor: Ranks that split each layer; -1 = the remaining ranks.
+        blocks: Class names of modules that are gathered and freed as one unit; None = the elements
             of every `ModuleList`.
-        param_dtype: What sharded parameters are gathered and computed in; None = their own type.
-        reduce_dtype: What gradients are added up in; None = that of the computation.
+        param_dtype: Dtype in which sharded parameters are gathered and used; None = their own.
+        reduce_dtype: Dtype in which gradients are reduced; None = that of the computation.
         reshard_after_forward: Free a block's parameters after its forward pass and gather them
             again for the backward pass.
-        meta_init: The model is built without memory, and its weights are drawn when it is
-            sharded.
-        tensor_plan: Pattern of module names to how those are split; None = the model's own.
-        find_unused_parameters: Some parameters get no gradient in some steps.
+        meta_init: Build the model on `meta` and initialize weights after sharding.
+        tensor_plan: Pattern of module names to how these are split; None = the model's own.
+        find_unused_parameters: Whether some steps leave parameters without a gradient.
 
     Raises:
-        BackendError: If more than one axis is the rest.
+        BackendError: If more than one axis is -1.
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = (
@@ -121,24 +120,24 @@ class ParallelSettings:
         rests = [axis for axis, size in self.axes.items() if size == REST]
         if len(rests) > 1:
             raise BackendError(
-                f"backend.parallel: {' and '.join(rests)} are both -1; only one axis can have the "
-                f"rest of the processes. Give the size of the other."
+                f"backend.parallel: {' and '.join(rests)} are both -1; only one axis can be the "
+                f"rest. Set the size of the other."
             )
 
     @property
     def axes(self) -> dict[str, int]:
-        """The sizes as they were asked for, by axis."""
+        """The configured sizes, by axis."""
         return {"replicate": self.replicate, "shard": self.shard, "tensor": self.tensor}
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> ParallelSettings:
-        """Return the settings that a configuration's options describe.
+        """Create the settings from configuration options.
 
-        Only those in `OPTIONS` are accepted; what is not given has its default. Where `shard` or
-        `tensor` has the rest, `replicate` is 1 if it is not given.
+        Only keys in `OPTIONS` are accepted; others have their defaults. With `shard` or `tensor`
+        -1, `replicate` defaults to 1.
 
         Raises:
-            BackendError: For the first key, type or value that does not fit.
+            BackendError: For the first invalid key, type or value.
         """
         _check_keys("backend", options, cls.OPTIONS, "option")
         axes = _mapping("backend.parallel", options.get("parallel"))
@@ -165,25 +164,25 @@ class ParallelSettings:
         given = [key for key in _SHARDING if getattr(self, key) != default[key]]
         if given and self.shard == 1:
             raise BackendError(
-                f"backend.sharding.{given[0]} is given, but nothing is sharded: "
-                f"backend.parallel.shard is 1. Set it, or leave backend.sharding out."
+                f"backend.sharding.{given[0]} is set, but backend.parallel.shard is 1. "
+                f"Set shard, or remove backend.sharding."
             )
         if self.tensor_plan is not None and self.tensor == 1:
             raise BackendError(
-                "backend.tensor_plan is given, but backend.parallel.tensor is 1. Set it, or leave "
-                "the plan out."
+                "backend.tensor_plan is set, but backend.parallel.tensor is 1. Set it, or remove "
+                "the plan."
             )
         if self.find_unused_parameters and (self.shard != 1 or self.tensor != 1):
             raise BackendError(
-                "backend.find_unused_parameters is for copies of a whole model; with "
-                "backend.parallel.shard or tensor it has no meaning. Leave it out."
+                "backend.find_unused_parameters only applies to replicated models, not to "
+                "backend.parallel.shard or tensor. Remove it."
             )
 
     def sizes(self, world_size: int) -> Sizes:
-        """Return the number of processes along each axis.
+        """Resolve the number of ranks along each axis.
 
         Raises:
-            BackendError: If the axes do not fit the number of processes.
+            BackendError: If the axes do not match the world size.
         """
         return fit_sizes(self.axes, world_size)
 
@@ -198,22 +197,21 @@ def _mapping(place: str, value: Any) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise BackendError(f"{place} is {value!r}; it must be a mapping.")
+        raise BackendError(f"{place}: expected a mapping, got {value!r}.")
     return value
 
 
 def _size(place: str, value: Any) -> int:
     if type(value) is not int or (value < 1 and value != REST):
         raise BackendError(
-            f"{place} is {value!r}; it must be a whole number of processes, at least 1, or -1 for "
-            f"the rest."
+            f"{place}: expected a number of processes >= 1, or -1 for the rest, got {value!r}."
         )
     return value
 
 
 def _flag(place: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise BackendError(f"{place} is {value!r}; it must be true or false.")
+        raise BackendError(f"{place}: expected true or false, got {value!r}.")
     return value
 
 
@@ -229,13 +227,13 @@ def _sharding_value(key: str, value: Any) -> Any:
 def _classes(place: str, value: Any) -> tuple[str, ...]:
     is_list = isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
     if not is_list or not value:
-        raise BackendError(f"{place} is {value!r}; it must be a list of class names.")
+        raise BackendError(f"{place}: expected a list of class names, got {value!r}.")
     return tuple(value)
 
 
 def _dtype(place: str, value: Any) -> torch.dtype:
     if value in _DTYPES.values():
-        return value  # type: ignore[no-any-return]  # one of those
+        return value  # type: ignore[no-any-return]  # one of the values
     if not isinstance(value, str) or value not in _DTYPES:
         raise BackendError(f"{place} is {value!r}. {suggest(str(value), _DTYPES)}")
     return _DTYPES[value]
@@ -251,7 +249,7 @@ def _plan(value: Any) -> dict[str, str] | None:
 
 
 def check_style(pattern: str, style: Any) -> None:
-    """Refuse what is none of `STYLES`."""
+    """Check that a style is one of `STYLES`."""
     if style not in STYLES:
         raise BackendError(
             f"backend.tensor_plan[{pattern!r}] is {style!r}. {suggest(str(style), STYLES)}"
@@ -259,7 +257,7 @@ def check_style(pattern: str, style: Any) -> None:
 
 
 def check_timeout(timeout: Any) -> float:
-    """Return a time-out in seconds.
+    """Check a timeout in seconds.
 
     Raises:
         BackendError: If it is not a number > 0.
@@ -267,6 +265,6 @@ def check_timeout(timeout: Any) -> float:
     is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
     if not is_number or not 0 < timeout <= _LONGEST_S:
         raise BackendError(
-            f"backend.timeout is {timeout!r}; it must be a number of seconds > 0, at most a day."
+            f"backend.timeout: expected seconds > 0 and at most a day, got {timeout!r}."
         )
     return float(timeout)

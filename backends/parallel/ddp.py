@@ -1,4 +1,4 @@
-"""Weights and losses of batches, summed over processes: beside the gradients, or with them."""
+"""Sums of weights and losses over ranks: separate, or reduced with the gradients."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .comm import DistributedComm
 
 
 class LossWeighting(Module):
-    """A model, and two numbers whose gradient is the sums of a window: of weights, and of losses.
+    """A model plus two parameters whose gradients are the window's sums of weights and losses.
 
-    The numbers are part of no computation: their gradient is given to autograd, by
-    `GradientWindow`. It is accumulated and reduced with those of the model, so that processes learn
-    the sums at no further message.
+    The two parameters are not used in the forward pass: `GradientWindow` passes their gradient to
+    autograd. It is accumulated and reduced with those of the model, so the sums need no extra
+    message.
 
-    The model's parameters are of one type, float32 or float64.
+    All parameters of the model have one dtype, float32 or float64.
     """
 
     def __init__(self, model: Module) -> None:
@@ -32,17 +32,17 @@ class LossWeighting(Module):
 
     @staticmethod
     def fits(model: Module) -> bool:
-        """Return whether a model's gradients count finely enough."""
+        """Return whether the dtype of a model's gradients is precise enough."""
         dtypes = {param.dtype for param in model.parameters() if param.is_floating_point()}
         return len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the model returns; nobody has hooks here, so that nothing looks for any."""
+        """Call the model directly; no module hooks are used here."""
         return self.model(*args, **kwargs)
 
 
 class ReducedWindow(LossWindow):
-    """The window of several processes; its sums are reduced when they are first asked for."""
+    """The window with several ranks; sums are reduced on first access."""
 
     def __init__(self, comm: DistributedComm, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -74,10 +74,10 @@ class ReducedWindow(LossWindow):
 
 
 class GradientWindow(LossWindow):
-    """The window of several processes whose sums are reduced with the gradients of the model.
+    """The window with several ranks whose sums are reduced with the model's gradients.
 
-    It is made when the model is on its device. What changes with each batch is kept here and not in
-    the module, where to set an attribute takes as long as a small layer.
+    Created once the model is on its device. State that changes with each batch is kept here and not
+    in the module, where setting an attribute takes as long as a small layer.
     """
 
     def __init__(self, weighting: LossWeighting) -> None:
@@ -115,10 +115,10 @@ class GradientWindow(LossWindow):
         return torch.stack((known[0], weighted_loss(loss.to(probe), weight)))
 
     def backward(self, loss: Tensor) -> None:
-        """Add a loss's gradients, and before them, so that none waits, what was added last."""
+        """Accumulate a loss's gradients, and before them those of the last `add`."""
         noted, self._noted = self._noted, None
         if noted is None:
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
             return
         one = self._one
         if one is None or not _is_like(loss, one):
@@ -127,8 +127,8 @@ class GradientWindow(LossWindow):
         if one is None:
             torch.autograd.backward([self._probe, loss], [noted, None])
             return
-        # What that ends in. Before, it compares the shapes of each gradient in Python, which takes
-        # longer than the gradients of a small layer.
+        # The function behind `backward`, which first compares the shapes of all gradients in
+        # Python; that takes longer than the gradients of a small layer.
         _engine_run_backward(
             (self._probe, loss),
             (noted, one),
@@ -142,7 +142,7 @@ class GradientWindow(LossWindow):
     @override
     def sums(self) -> tuple[Any, Any]:
         if self._reduced is None:
-            assert self._probe.grad is not None  # a batch was added
+            assert self._probe.grad is not None  # set by `add`
             weight, loss = self._probe.grad.clone().unbind()
             self._reduced = weight, loss
         return self._reduced
@@ -153,7 +153,7 @@ class GradientWindow(LossWindow):
 
 
 def _is_like(loss: Tensor, one: Tensor) -> bool:
-    """Return whether a gradient fits a loss."""
+    """Return whether a gradient has the shape, dtype and device of a loss."""
     return (
         type(loss) is Tensor
         and loss.dtype is one.dtype

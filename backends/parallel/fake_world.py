@@ -1,7 +1,7 @@
-"""Many processes on paper: this one is the first of them, and the others are made up.
+"""Simulate many ranks in one process: this is rank 0, and the others do not exist.
 
-Tensors are fake (they have a shape and no memory), and so is the process group: what it is asked
-to send is counted, and nothing is sent. The run's own backend works on it as it is.
+Tensors are fake (shapes without memory), and so is the process group: its traffic is counted but
+not sent. The run's own backend works on it unchanged.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ..coordination.launch import Launch
 from ..errors import BackendError
 from .config import TIMEOUT_S
 
-_LARGEST_MESH: Final = 1 << 20  # processes
-_BUCKETS: Final = (1 << 20, 25 << 20)  # bytes of the first one and of others, DDP's own
-_INNER: Final[Any] = dist  # with what torch does not declare
+_LARGEST_MESH: Final = 1 << 20  # ranks
+_BUCKETS: Final = (1 << 20, 25 << 20)  # bytes of the first and of other buckets, as in DDP
+_INNER: Final[Any] = dist  # undeclared in torch
 
 
 class FakeWorld:
-    """Stands for `World` in a run whose other processes do not exist."""
+    """Replaces `World` in a run whose other ranks do not exist."""
 
     failure = None
     on_abort = None
@@ -45,45 +45,45 @@ class FakeWorld:
         self.rank = self.local_rank = 0
         self.world_size = world_size
         self.timeout_s = TIMEOUT_S
-        self.coordinator = self  # has nothing to hear
+        self.coordinator = self  # nothing to receive
         self.control_group = self.checkpoint_group = dist.group.WORLD
         self._topics: list[str] = []
 
     def new_group(self, ranks: Sequence[int] | None = None) -> Any:
-        """Return a group."""
+        """Create a group."""
         return dist.new_group(None if ranks is None else list(ranks))
 
     def shorten_timeouts(self, groups: Sequence[Any] = ()) -> None:
-        """Do nothing: nobody is waited for."""
+        """Do nothing: nothing waits."""
 
     def any_true(self, flag: bool) -> bool:
-        """Return the flag: the others say the same."""
+        """Return the flag: it is equal on all ranks."""
         return flag
 
     def barrier(self) -> None:
-        """Do nothing: everybody is here."""
+        """Do nothing: there is nobody to wait for."""
 
     def broadcast_object(self, value: Any) -> Any:
-        """Return the value: this is the first process."""
+        """Return the value: this is rank 0."""
         return value
 
     def gather_object(self, value: Any) -> list[Any]:
-        """Return the value as that of every process."""
+        """Return the value for every rank."""
         return [value] * self.world_size
 
     def require_same(self, what: str, value: str, *, hint: str) -> None:
-        """Do nothing: it is the same."""
+        """Do nothing: it is equal."""
 
     def try_barrier(self, name: str) -> bool:
-        """Return True: everybody comes."""
+        """Return True: all ranks arrive."""
         return True
 
     def propose(self, topic: str) -> None:
-        """Have `decided` return the topic."""
+        """Make `decided` return the topic."""
         self._topics.append(topic)
 
     def decided(self) -> tuple[str, ...]:
-        """Return what was proposed since the last call."""
+        """Return the topics proposed since the last call."""
         topics, self._topics = tuple(self._topics), []
         return topics
 
@@ -99,18 +99,18 @@ class FakeWorld:
 
 @contextmanager
 def fake_world(world_size: int) -> Iterator[None]:
-    """Make this process the first of many that do not exist, and undo it at the end.
+    """Make this process rank 0 of many that do not exist, until the end of the block.
 
-    Backends that are made inside are those of several processes.
+    Backends created inside are those for several ranks.
 
-    For a `world_size` of one nothing is made up.
+    With a `world_size` of 1 nothing is simulated.
 
     Raises:
-        BackendError: If this process is already one of several.
+        BackendError: If this process is already one of several ranks.
     """
     if dist.is_initialized() or world.joined() is not None:
         raise BackendError(
-            "the run on paper needs one process alone, and this one is one of several. Start it "
+            "--plan requires a single process, but this is one of several. Start it "
             "without torchrun: python run.py --params FILE --plan --world-size N."
         )
     with ExitStack() as undo:
@@ -122,7 +122,7 @@ def fake_world(world_size: int) -> Iterator[None]:
 
         dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
         undo.callback(dist.destroy_process_group)
-        world._JOINED.append(FakeWorld(world_size))  # type: ignore[arg-type]  # stands for it
+        world._JOINED.append(FakeWorld(world_size))  # type: ignore[arg-type]  # replaces it
         undo.callback(world._JOINED.clear)
         _let_replicas_be_fake(undo)
         _let_shards_be_fake(undo)
@@ -130,12 +130,12 @@ def fake_world(world_size: int) -> Iterator[None]:
 
 
 def _apply(module: Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> Module:
-    """Change all tensors of a module, in `Module._apply`'s place: that one swaps their contents.
+    """Change all tensors of a module like `Module._apply`, which swaps their contents instead.
 
-    Fake tensors that somebody refers to weakly cannot be swapped.
+    Fake tensors with weak references cannot be swapped.
     """
     for child in module.children() if recurse else ():
-        child._apply(change)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        child._apply(change)  # type: ignore[no-untyped-call]  # untyped in torch
     with torch.no_grad():
         for name, param in module._parameters.items():
             changed = None if param is None else change(param)
@@ -148,10 +148,10 @@ def _apply(module: Module, change: Callable[[Tensor], Tensor], recurse: bool = T
 
 
 def _let_replicas_be_fake(undo: ExitStack) -> None:
-    """Have DistributedDataParallel do without what reads or sends real numbers.
+    """Patch DistributedDataParallel to neither read nor send real numbers.
 
-    That is: the comparison of the models at the start, the order in which gradients became ready
-    (their order in the model stands for it), and what comes back from other processes.
+    Patches the comparison of models at the start, the order in which gradients become ready
+    (replaced by their order in the model), and results from other ranks.
     """
     from torch.nn.parallel import distributed as replicated
 
@@ -167,7 +167,7 @@ def _let_replicas_be_fake(undo: ExitStack) -> None:
     assign = _INNER._compute_bucket_assignment_by_size
 
     def assigned(tensors: Any, limits: list[int], *args: Any) -> Any:
-        is_one = limits == [sys.maxsize]  # for the first step alone
+        is_one = limits == [sys.maxsize]  # for the first step only
         return assign(tensors, list(_BUCKETS) if is_one else limits, *args)
 
     _replace(undo, dist, "_compute_bucket_assignment_by_size", assigned)
@@ -188,7 +188,7 @@ def _let_replicas_be_fake(undo: ExitStack) -> None:
 
 
 def _let_shards_be_fake(undo: ExitStack) -> None:
-    """Have shards made one by one, and shapes of results worked out where nobody counts memory."""
+    """Create shards one by one, and infer shapes while memory is not tracked."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
@@ -209,7 +209,7 @@ def _replace(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
 
 
 class _Reducer:
-    """DDP's reducer, which is asked for everything but the order of its buckets."""
+    """Wraps DDP's reducer, except for the order of its buckets."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -227,7 +227,7 @@ class _Reducer:
 
 
 class _Chunks:
-    """Equal parts of a tensor, of which only those that are asked for are made."""
+    """Equal chunks of a tensor, created on access."""
 
     def __init__(self, tensor: Tensor, num_chunks: int, dim: int) -> None:
         self._tensor = tensor
@@ -243,7 +243,7 @@ class _Chunks:
 
 
 def _add_up(state: None, bucket: Any) -> Future[Tensor]:
-    """Send a bucket as torch does without a hook."""
+    """Reduce a bucket like torch without a hook."""
     buffer = bucket.buffer()
     buffer.div_(dist.get_world_size())
     dist.all_reduce(buffer)
@@ -251,7 +251,7 @@ def _add_up(state: None, bucket: Any) -> Future[Tensor]:
 
 
 class _Sent:
-    """What `all_reduce` returns at once: nothing is under way."""
+    """Result of `all_reduce`, complete at once."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -273,7 +273,7 @@ class _Sent:
 
 
 def is_for_real(function: Any, args: Sequence[Any]) -> bool:
-    """Return whether an operation is done with real numbers: those that meshes are made of."""
+    """Return whether an operation uses real numbers, such as those of meshes."""
     if function is torch.ops.aten.arange.default or function is torch.ops.aten.arange.start:
         last = args[-1] if args else None
         return isinstance(last, int) and 0 <= last <= _LARGEST_MESH
@@ -292,21 +292,21 @@ _OPTIONS: Final = (
 def fake_world_backend(
     device: str | None, options: Mapping[str, Any] | None
 ) -> tuple[str, dict[str, Any], bool]:
-    """Return the device that stands on paper for a run's, its backend's options, and more.
+    """Return a replacement for a run's device and backend options.
 
-    It is the host; options that do not decide what a process holds and sends are left out.
+    The device is the host; options that affect neither memory nor traffic are removed.
 
     Returns:
         The last value is whether the run's tensors would be in host memory.
 
     Raises:
-        BackendError: If nothing can stand for the device.
+        BackendError: If the device is not supported.
     """
     name = (device or "cpu").lower()
     if name == "xla" or (name == "tpu" and importlib.util.find_spec("torch_tpu") is None):
         raise BackendError(
-            f"device {name!r}: a run on paper is not offered for torch_xla, which traces steps in "
-            f"a way of its own. Plan with --device cpu or cuda."
+            f"device {name!r}: --plan does not support torch_xla, which traces whole steps. "
+            f"Plan with --device cpu or cuda."
         )
     kept = {key: value for key, value in (options or {}).items() if key in _OPTIONS}
     return "cpu", kept, name in ("cpu", "fake", "meta")

@@ -1,4 +1,4 @@
-"""Parameters, gradients and optimizer state shared out among processes: FSDP2, HSDP."""
+"""Shard parameters, gradients and optimizer state: FSDP2, HSDP."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .config import ParallelSettings, Sizes
 
 
 def shard_fully(model: Module, settings: ParallelSettings, sizes: Sizes, mesh: DeviceMesh) -> None:
-    """Shard a model in place, block by block, then what is left of it.
+    """Shard a model in place, block by block, then the remaining parameters.
 
-    The model is on the host, on the mesh's device, or on `meta`; the blocks move to the device one
-    after the other. With more than one replica, each shares out a copy of its own.
+    The model is on the host, on the mesh's device, or on `meta`; blocks move to the device one by
+    one. With several replicas, each shards its own copy.
 
     Raises:
-        BackendError: If no module is of a class that is named as a block.
+        BackendError: If no module has the class of a configured block.
     """
     if sizes.tensor > 1:
-        # What a split output layer returns is a view for autograd, of memory of its own.
+        # The output of a split layer is a view for autograd, with its own memory.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     own = mesh["shard"] if sizes.replicate == 1 else mesh["replicate", "shard"]
     policy = MixedPrecisionPolicy(
@@ -38,12 +38,12 @@ def shard_fully(model: Module, settings: ParallelSettings, sizes: Sizes, mesh: D
     for block in blocks:
         if any(True for _ in block.parameters()):
             fully_shard(block, mesh=own, mp_policy=policy, reshard_after_forward=is_freed)
-    # The root is needed again right away: it stays as it is between forward and backward pass.
+    # The root is needed again at once: do not free it between forward and backward pass.
     fully_shard(model, mesh=own, mp_policy=policy, reshard_after_forward=False)
 
 
 def _check_shared(model: Module, blocks: list[Module]) -> None:
-    """Refuse a parameter that belongs to two blocks, which would become two parameters."""
+    """Raise if a parameter belongs to two blocks: it would become two parameters."""
     owner = {part: block for block in (model, *reversed(blocks)) for part in block.modules()}
     first: dict[int, tuple[str, Module]] = {}
     for name, module in model.named_modules():
@@ -52,16 +52,16 @@ def _check_shared(model: Module, blocks: list[Module]) -> None:
             other, block = first.setdefault(id(param), (full_name, owner[module]))
             if param is not None and block is not owner[module]:
                 raise BackendError(
-                    f"{other} and {full_name} are one parameter, but belong to different blocks. "
-                    f"Name in backend.sharding.blocks only classes that hold both, or neither."
+                    f"{other} and {full_name} are one shared parameter in different blocks. List "
+                    f"only classes in backend.sharding.blocks that contain both, or neither."
                 )
 
 
 def set_gradient_sync(model: Module, *, is_on: bool) -> None:
-    """Say whether the next backward pass exchanges the gradients of a sharded model.
+    """Set whether the next backward pass synchronizes gradients of a sharded model.
 
     Cost:
-        While it is off each process keeps whole gradients.
+        While it is off, each rank keeps full gradients.
     """
     assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(is_on)
@@ -69,9 +69,9 @@ def set_gradient_sync(model: Module, *, is_on: bool) -> None:
 
 
 def free_gathered(model: Module) -> None:
-    """Free what a forward pass has gathered that no backward pass follows.
+    """Free parameters that a forward pass has gathered without a backward pass after it.
 
-    A state dict of a module that is still gathered has whole tensors, which are about to go.
+    Otherwise a state dict of the module would contain full tensors that are freed later.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -79,21 +79,21 @@ def free_gathered(model: Module) -> None:
 
 
 def is_sharded(value: Any) -> bool:
-    """Return whether a value is a tensor of several processes."""
+    """Return whether a value is a DTensor."""
     return isinstance(value, DTensor)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return all of a tensor. Collective if it is one of several processes."""
+    """Return the full tensor. Collective for a DTensor."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """Return what of a tensor this process has."""
+    """Return this rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def distribute(tensor: Tensor, like: DTensor) -> DTensor:
-    """Return a tensor that every process has whole, divided as another one is."""
+    """Shard a tensor that every rank has in full like another one."""
     on_device = tensor.to(like.device)
     return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)

@@ -1,4 +1,4 @@
-"""Norms and clipping of gradients of which each process may hold a part."""
+"""Norms and clipping of gradients that may be sharded."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _Axes = tuple[DeviceMesh, tuple[int, ...]]
 
 
 class ShardedNorms(Norms):
-    """Norms of tensors that are whole or sharded, on any meshes.
+    """Norms of full or sharded tensors, on any meshes.
 
-    Cost: One all-reduce for each mesh axis that tensors are sharded over, of a number for all
-    gradients, or for each of `tensor_norms`.
+    Cost: One all-reduce per mesh axis over which tensors are sharded, of one number for all
+        gradients, or one for each of `tensor_norms`.
     """
 
     @override
     def grad_norm(self, parameters: Sequence[Tensor]) -> Tensor:
-        """Return the joint 2-norm of all gradients, where the parameters are."""
+        """Return the joint 2-norm of all gradients, on the parameters' device."""
         parameters = list(parameters)  # may be a generator
         device = parameters[0].device if parameters else torch.device("cpu")
         sharded: dict[_Axes, list[Tensor]] = {}
@@ -63,7 +63,7 @@ class ShardedNorms(Norms):
 
     @override
     def tensor_norms(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the 2-norm of each tensor, (); if one is sharded, all in the widest type."""
+        """Return the 2-norm of each tensor, (); if one is sharded, all in the widest dtype."""
         if not any(isinstance(tensor, DTensor) for tensor in tensors):
             return super().tensor_norms(tensors)
         wide = torch.float32
@@ -87,7 +87,7 @@ class ShardedNorms(Norms):
 
 
 def _own_part(grad: DTensor) -> tuple[_Axes, Tensor]:
-    """Return the axes that a gradient is sharded over, and this process's part of it."""
+    """Return the axes over which a gradient is sharded, and this rank's part of it."""
     grad = _summed(grad)
     axes = tuple(axis for axis, place in enumerate(grad.placements) if not place.is_replicate())
     return (grad.device_mesh, axes), grad.to_local().detach()
@@ -103,7 +103,7 @@ def _summed(grad: DTensor) -> DTensor:
 
 def _joint_square(parts: list[Tensor], axes: _Axes, device: torch.device) -> Tensor:
     norms = part_norms(parts)
-    # Every process of the mesh has the same parameters, so the types agree too.
+    # Every rank of the mesh has the same parameters, so dtypes agree too.
     dtype = max((norm.dtype for norm in norms), key=lambda dtype: dtype.itemsize)
     joint = torch.stack([norm.to(device, dtype) for norm in norms]).square().sum()
     mesh, sharded_axes = axes
@@ -113,7 +113,7 @@ def _joint_square(parts: list[Tensor], axes: _Axes, device: torch.device) -> Ten
 
 
 def _by_kind(params: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return the elements of the gradients that are here, by type and device."""
+    """Return the local elements of the gradients, by dtype and device."""
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for param in params:
         grad = param.grad

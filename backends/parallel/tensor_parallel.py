@@ -1,4 +1,4 @@
-"""Layers whose arithmetic is split over processes that have the same data."""
+"""Tensor parallelism: layers that are split over ranks with the same data."""
 
 from __future__ import annotations
 
@@ -24,29 +24,28 @@ from ..errors import BackendError, suggest
 from ..placement import Places, parameter_places, share_parameters
 from .config import STYLES, check_style
 
-# These compute with DTensors, which can be compiled as one graph with the layers around them.
+# These compute with DTensors, which can be compiled in one graph with neighbouring layers.
 _TAKE_DTENSORS: Final = (LayerNorm, RMSNorm, Embedding, Linear)
 
 
 def split_layers(model: Module, plan: Mapping[str, str] | None, mesh: DeviceMesh) -> None:
-    """Split the layers of a model in place; what they take and return stays plain tensors.
+    """Split the layers of a model in place; their inputs and outputs stay plain tensors.
 
-    All parameters become DTensors on the mesh: an optimizer could not update both kinds at once.
-    Those that the plan leaves out are whole on every process. Parameters that are shared stay
-    shared, under the names that they had.
+    All parameters become DTensors on the mesh, as an optimizer cannot update both kinds at once.
+    Parameters outside the plan are replicated. Shared parameters stay shared and keep their names.
 
-    The model is the same on all processes. The plan maps patterns of module names, as in `fnmatch`,
-    to one of `STYLES`; None = the model's attribute `tensor_plan`.
+    The model is equal on all ranks. `plan`: patterns of module names, as in `fnmatch`, to one of
+    `STYLES`; None = the model's attribute `tensor_plan`.
 
     Raises:
-        BackendError: If there is no plan, a pattern fits no module, or a size cannot be split.
+        BackendError: If there is no plan, a pattern matches no module, or a size cannot be split.
     """
     if plan is None:
         plan = getattr(model, "tensor_plan", None)
     if not isinstance(plan, Mapping) or not plan:
         raise BackendError(
             f"backend.parallel.tensor is {mesh.size()}, but {type(model).__name__} has no "
-            f"attribute 'tensor_plan'. Write a backend.tensor_plan: patterns of module names to "
+            f"attribute 'tensor_plan'. Set backend.tensor_plan: patterns of module names to "
             f"{', '.join(STYLES)}."
         )
     styles = _resolve(model, plan)
@@ -61,7 +60,7 @@ def split_layers(model: Module, plan: Mapping[str, str] | None, mesh: DeviceMesh
 
 
 def _resolve(model: Module, plan: Mapping[str, str]) -> dict[str, str]:
-    """Return how each module that the plan names is split, by its name."""
+    """Return the style of each module in the plan, by name."""
     names = [name for name, module in model.named_modules() if _can_split(module)]
     found: dict[str, tuple[str, str]] = {}
     for pattern, style in plan.items():
@@ -70,15 +69,15 @@ def _resolve(model: Module, plan: Mapping[str, str]) -> dict[str, str]:
         if not matching:
             known = {re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in names}
             raise BackendError(
-                f"backend.tensor_plan[{pattern!r}] fits no Linear or Embedding of "
+                f"backend.tensor_plan[{pattern!r}] matches no Linear or Embedding of "
                 f"{type(model).__name__}. {suggest(pattern, known)}"
             )
         for name in matching:
             other, other_style = found.setdefault(name, (pattern, style))
             if other_style != style:
                 raise BackendError(
-                    f"backend.tensor_plan: {name} fits {other!r} ({other_style}) and {pattern!r} "
-                    f"({style}). Let one pattern fit it."
+                    f"backend.tensor_plan: {name} matches {other!r} ({other_style}) and "
+                    f"{pattern!r} ({style}). Only one pattern may match it."
                 )
     return {name: style for name, (_, style) in found.items()}
 
@@ -88,10 +87,10 @@ def _can_split(module: Module) -> bool:
 
 
 def _check_sizes(model: Module, name: str, style: str, num: int) -> None:
-    """Refuse what cannot be cut into equal parts.
+    """Raise if a size cannot be split into equal parts.
 
-    Parts whose results are put together at once may differ: rows of an embedding, and outputs
-    that every process gets whole.
+    Parts may differ where their results are combined at once: rows of an embedding, and outputs
+    that every rank gets in full.
     """
     layer = model.get_submodule(name)
     if isinstance(layer, Linear) and style == "colwise":
@@ -101,8 +100,8 @@ def _check_sizes(model: Module, name: str, style: str, num: int) -> None:
         if isinstance(head_dim, int) and size % head_dim == 0 and size // head_dim % num:
             raise BackendError(
                 f"backend.parallel.tensor is {num}, but the {size} outputs of {name} are "
-                f"{size // head_dim} heads of {head_dim}. Choose a size that divides the number "
-                f"of heads, and of groups of keys and values."
+                f"{size // head_dim} heads of {head_dim}. Use a size that divides the numbers "
+                f"of heads and of key/value groups."
             )
     elif isinstance(layer, Linear) and style == "rowwise":
         what, size = "inputs", layer.in_features
@@ -112,8 +111,8 @@ def _check_sizes(model: Module, name: str, style: str, num: int) -> None:
         return
     if size % num:
         raise BackendError(
-            f"backend.parallel.tensor is {num}, but {name} has {size} {what}. Choose a size that "
-            f"divides them."
+            f"backend.parallel.tensor is {num}, but {name} has {size} {what}. Use a divisor "
+            f"of that number."
         )
 
 
@@ -128,7 +127,7 @@ def _check_shared(model: Module, places: Places, styles: Mapping[str, str]) -> N
             shown = ", ".join(f"{name}: {_in_words(cut)}" for name, cut in cuts.items())
             raise BackendError(
                 f"backend.tensor_plan splits a shared parameter in different ways ({shown}). Split "
-                f"its modules in the same way: an Embedding rowwise and a Linear colwise_gather."
+                f"its modules alike: an Embedding rowwise and a Linear colwise_gather."
             )
 
 
@@ -151,7 +150,7 @@ def _make_style(layer: Module, style: str) -> ParallelStyle:
 
 
 def _replicate_others(places: Places, mesh: DeviceMesh) -> None:
-    """Make DTensors of the parameters that the plan leaves out, whole on every process."""
+    """Convert parameters outside the plan to replicated DTensors."""
     owners: dict[Module, list[str]] = {}
     for module, name in chain(*places.values()):
         param = module._parameters[name]
@@ -184,21 +183,21 @@ def _to_plain(_: Module, __: Any, output: Any) -> Any:
 
 
 class _PlainInside:
-    """Lets a module compute with the plain tensors inside its parameters."""
+    """Makes a module compute with the plain tensors of its parameters."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
         self.kept: list[dict[str, Any]] = []
 
     def enter(self, module: Module, _: Any) -> None:
-        """Put the plain tensors in the place of the parameters."""
+        """Replace the parameters by plain tensors."""
         own = module._parameters
         self.kept.append({name: own[name] for name in self.names})
         for name in self.names:
-            own[name] = _plain(own[name])  # type: ignore[assignment]  # for the forward pass only
+            own[name] = _plain(own[name])  # type: ignore[assignment]  # during the forward pass
 
     def leave(self, module: Module, _: Any, __: Any) -> None:
-        """Put the parameters back."""
+        """Restore the parameters."""
         if self.kept:
             module._parameters.update(self.kept.pop())
 

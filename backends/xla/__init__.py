@@ -1,1 +1,1 @@
-"""XLA devices, through torch_xla: TPUs, and whatever else has a PJRT plug-in."""
+"""XLA devices, through torch_xla: TPUs and other devices with a PJRT plugin."""

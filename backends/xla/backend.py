@@ -1,8 +1,8 @@
-"""Devices that torch_xla drives: TPUs, and whatever else has a PJRT plug-in.
+"""Devices supported by torch_xla: TPUs and other devices with a PJRT plugin.
 
-torch_xla records operations and runs them as one graph when it is told to: at the step boundary,
-which is this backend's alone. torch_xla is imported in `xla_runtime.py` and `spmd.py`, inside of
-functions, as that patches torch for the whole process.
+torch_xla records operations and runs them as one graph on request: only at the step boundary, by
+this backend. torch_xla is imported in `runtime.py` and `spmd.py`, inside functions, as that
+patches torch for the whole process.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ Accumulation = Literal["batch", "step"]
 log = logging.getLogger("modelzoo_trainer.backends.xla")
 
 _NUM_GUARDED: Final = 4  # steps
-_OWN: Final = (  # folders whose lines are not the user's
+_OWN: Final = (  # folders that contain no user code
     str(Path(torch.__file__).parent),
     str(Path(torch.__file__.replace("torch/", "torch_xla/")).parent),
     str(Path(__file__).parents[1]),
 )
 _NO_FLOAT16: Final = (
-    "a loss scaler reads on the host, at every step, whether a gradient overflowed: the step's "
-    "graph would be cut in two. bfloat16 needs no scaler"
+    "a loss scaler checks gradients for overflow on the host in every step, which would split the "
+    "step's graph. bfloat16 needs no scaler"
 )
 _CUT: Final = "Unexpected execution happens inside the compiled function"
 
 
 class _Region(Region):
-    """The step; turns torch_xla's word for a read on the host into ours, with the line."""
+    """The step; converts torch_xla's error for a host read into ours, with the line."""
 
     __slots__ = ()
 
@@ -65,7 +65,7 @@ class _Region(Region):
         if isinstance(error, RuntimeError) and _CUT in str(error):
             raise HostReadError(
                 f"{_caller(trace)}: this line reads a value on the host inside the step, which "
-                f"would cut its graph in two. Defer it (backend.read, a step closure), do it "
+                f"would split its graph. Defer it (backend.read, a step closure), do it "
                 f"after the step, or keep it on the device (torch.where instead of an if)."
             ) from error
 
@@ -73,25 +73,25 @@ class _Region(Region):
 class XlaBackend(Backend):
     """One XLA device, or several as one (SPMD): a step is one graph, compiled once.
 
-    Reads come in batches: when metrics are logged, a step later, all values since the last time
-    in one transfer.
+    Reads are batched: when metrics are logged, one step later, all values since the last transfer
+    are fetched in one transfer.
 
     Args:
-        kind: "tpu" = it must be one; None = what torch_xla finds (environment: PJRT_DEVICE).
-        accumulation: What becomes one graph: each "batch" (its cost does not depend on their
-            number), or all batches of an optimizer "step" (fewer launches, a larger graph).
-        parallel: Several devices as one: `replicate` copies of the model, each in `shard` parts;
-            -1 = the rest of the devices. None = one device.
-        recompilation: What happens when a step compiles its graph anew: "warn" (once), "error",
-            or "ignore".
-        cache_dir: Where compiled graphs are kept for the next run; None = nowhere. Devices of the
-            kind CPU cannot read them back.
-        look_ahead: Ask the loader for the next batch before a step, so that its copy runs beside.
-        **options: Those of `Backend`, without `compile`.
+        kind: "tpu" = must be a TPU; None = any kind found by torch_xla (environment: PJRT_DEVICE).
+        accumulation: What becomes one graph: each "batch" (cost independent of their number), or
+            all batches of an optimizer "step" (fewer launches, larger graph).
+        parallel: Several devices as one: `replicate` copies of the model, each in `shard` shards;
+            -1 = the remaining devices. None = one device.
+        recompilation: What to do when a step is recompiled: "warn" (once), "error", or "ignore".
+        cache_dir: Folder of compiled graphs for later runs; None = no cache. CPU devices cannot
+            load them.
+        look_ahead: Fetch the next batch from the loader before a step, so that its copy overlaps.
+        **options: Options of `Backend`, without `compile`.
 
     Raises:
-        BackendError: If an option does not fit.
-        BackendUnavailable: In `open`, if there is no such device, or torch_xla does not fit torch.
+        BackendError: If an option is invalid.
+        BackendUnavailable: In `open`, if there is no such device, or torch_xla does not match
+            torch.
     """
 
     name = "xla"
@@ -118,25 +118,27 @@ class XlaBackend(Backend):
         check_choice("accumulation", accumulation, ("batch", "step"))
         check_choice("look_ahead", look_ahead, (True, False))
         if cache_dir is not None and not isinstance(cache_dir, (str, Path)):
-            raise BackendError(f"backend.cache_dir is {cache_dir!r}. Use the path of a folder.")
+            raise BackendError(
+                f"backend.cache_dir: expected the path of a folder, got {cache_dir!r}."
+            )
         if parallel is not None:
             check_parallel(parallel)
         if options.get("compile"):
             raise BackendError(
-                "backend.compile: torch.compile does not apply to XLA devices, which compile each "
-                "step as a whole anyway. Leave it out."
+                "backend.compile: torch.compile does not apply to XLA devices, which always "
+                "compile each step as a whole. Remove it."
             )
         if options.get("activation_checkpointing"):
             raise BackendError(
-                "backend.activation_checkpointing is not offered on XLA devices, whose compiler "
-                "decides what is computed anew. Leave it out."
+                "backend.activation_checkpointing is not supported on XLA devices, whose compiler "
+                "decides what to recompute. Remove it."
             )
         self._kind = kind
         self._joins = accumulation == "step"
         self._parallel = parallel
         self._look_ahead = look_ahead
         self._cache_dir = cache_dir
-        self._runtime: XlaRuntime  # from `open` on
+        self._runtime: XlaRuntime  # set in `open`
         self._device = torch.device("xla", 0)
         self._stream = 0
         self._held: list[Any] = []
@@ -147,7 +149,7 @@ class XlaBackend(Backend):
         self._num_fetched = 0
         self._accumulates = False
         self._accumulating = _Accumulating(self)
-        self._is_open = False  # whether a graph of several batches has begun
+        self._is_open = False  # whether a graph of several batches has started
         self._num_expected = 0
         self.optimizers = LazyOptimizers(
             lambda tensors: self._runtime.send_state(tensors), self._device
@@ -162,13 +164,13 @@ class XlaBackend(Backend):
     @staticmethod
     @override
     def is_available() -> bool:
-        """Return whether torch_xla is installed; whether it finds a device, `open` finds out."""
+        """Return whether torch_xla is installed; `open` checks for a device."""
         return importlib.util.find_spec("torch_xla") is not None
 
     @property
     @override
     def device(self) -> torch.device:
-        """The device; of several as one, what stands for them."""
+        """The device; with several as one, the virtual device."""
         return self._device
 
     @override
@@ -264,7 +266,7 @@ class XlaBackend(Backend):
             return
         try:
             self._launch()
-        except RuntimeError:  # of a graph that was cut off; the error that did it is under way
+        except RuntimeError:  # the graph was split; the error that did it propagates
             if ok:
                 raise
         self._held.clear()
@@ -274,10 +276,10 @@ class XlaBackend(Backend):
             self.reads.end_group()
 
     def _end_guard(self) -> None:
-        """Cease to look for reads on the host; if there was one that nobody saw, look again.
+        """Stop checking for host reads; check again in the next step if one went undetected.
 
-        Reads of values that are there already cut no graph: the runtime lets them pass. They are
-        looked for by Python functions, which costs too much for every step.
+        Reads of values that are already available do not split a graph, so the runtime allows them.
+        They are detected by Python functions, which is too expensive for every step.
         """
         if self._is_guarded:
             self._is_guarded = False
@@ -286,27 +288,27 @@ class XlaBackend(Backend):
         elif self._runtime.num_fetched() != self._num_fetched:
             self._num_guarded[self._stream] = _NUM_GUARDED - 1
             log.warning(
-                "A step has read a value on the host, which waits for the device. The next one "
-                "that does so ends with the line."
+                "A step has read a value on the host, which waits for the device. The next such "
+                "read raises an error with its line."
             )
 
     def _launch(self) -> None:
-        """Run what was recorded."""
+        """Run the recorded operations."""
         if self._at_risk:
             self._at_risk = [snapshot for snapshot in self._at_risk if snapshot.save()]
         self._runtime.sync()
 
     @property
     def _has_strays(self) -> bool:
-        """Whether something was computed since the last step: it gets a graph of its own."""
+        """Whether operations were recorded since the last step: they get their own graph."""
         return not self._is_open and self._runtime.num_made() != self._num_expected
 
     def _run_pending(self) -> None:
-        """Run what was recorded outside of steps."""
+        """Run operations recorded outside of steps."""
         self._launch()
         self._is_open = False
         self._num_expected = self._runtime.num_made()
-        self._watch.pass_over()
+        self._watch.skip_pending()
 
     @override
     def _seed_device(self, seed: int) -> None:
@@ -349,7 +351,7 @@ class XlaBackend(Backend):
     def _snapshot(self, tensor: Tensor) -> Snapshot:
         own = tensor.detach()
         snapshot = Snapshot(own)
-        if tensor.grad_fn is None:  # in place, a result with a history is hardly ever changed
+        if tensor.grad_fn is None:  # results with a history are rarely changed in place
             self._at_risk.append(snapshot)
         return snapshot
 
@@ -362,7 +364,7 @@ class XlaBackend(Backend):
     def _fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if tensors and self.in_step:
             raise HostReadError(
-                "Values were asked for within the step (flush, host_state, a checkpoint). Ask for "
+                "Values were requested within the step (flush, host_state, a checkpoint). Request "
                 "them after it, in on_train_batch_end or on_step_boundary."
             )
         return self._runtime.fetch(tensors)
@@ -375,14 +377,14 @@ class XlaBackend(Backend):
 
     @override
     def writable(self, tree: Any) -> Any:
-        """Return the structure with its tensors on the host, fetched in one transfer. Waits."""
+        """Return the tree with its tensors on the host, in one transfer. Waits for the device."""
         return self._on_host(tree, lambda tensor: tensor)
 
     def _on_host(self, tree: Any, otherwise: Callable[[Tensor], Tensor]) -> Any:
         if not self.in_step and self._has_strays:
             self._run_pending()
         found: dict[int, Tensor] = {}
-        ids: dict[int, int] = {}  # a view has another one each time it is asked for
+        ids: dict[int, int] = {}  # the id of a view differs on each request
 
         def note(tensor: Tensor) -> None:
             if tensor.device.type == "xla":
@@ -408,12 +410,12 @@ class XlaBackend(Backend):
     @override
     def set_rng_state(self, state: Mapping[str, Any]) -> None:
         super().set_rng_state(state)
-        if state.get("device_kind") == "xla":  # else another device's; steps are seeded anyway
+        if state.get("device_kind") == "xla":  # else from another device; steps are seeded anyway
             self._runtime.seed(state["device"])
 
     @override
     def for_loading(self, tree: Any, like: Mapping[str, Any] | None = None) -> Any:
-        """Return the structure with single numbers on the device, as inputs of a graph."""
+        """Return the tree with single numbers on the device, as graph inputs."""
 
         def send(tensor: Tensor) -> Tensor:
             is_single = tensor.device.type == "cpu" and tensor.dim() == 0
@@ -425,7 +427,7 @@ class XlaBackend(Backend):
 
     @override
     def counters(self) -> dict[str, int]:
-        """Return counts since the process began; waits for the device.
+        """Return counts since the start of the process; waits for the device.
 
         `compilations`, `executions` of graphs, `transfers_to_host`, `transfers_to_device`,
         `fallbacks` (operations that ran on the host), `late_compilations` (see `recompilation`),
@@ -460,7 +462,7 @@ class XlaBackend(Backend):
 
 
 class _Accumulating(AbstractContextManager[None]):
-    """Marks a batch after which the optimizer does not step yet."""
+    """Marks a batch without an optimizer step after it."""
 
     def __init__(self, backend: XlaBackend) -> None:
         self._backend = backend
@@ -475,7 +477,7 @@ class _Accumulating(AbstractContextManager[None]):
 
 
 class _Lane(PlainLane):
-    """Batches on their way to the device, with their shapes for the watch."""
+    """Copies batches to the device, and passes their shapes to the watch."""
 
     def __init__(self, place: Callable[[Any], Any], watch: RecompilationWatch) -> None:
         super().__init__(place)
@@ -500,7 +502,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _caller(trace: TracebackType | None) -> str:
-    """Return the last line of a traceback that is no library's, or at least not torch's or ours."""
+    """Return a traceback's last line outside of libraries, or of torch and this package."""
     found = library = "the step"
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""What lets an optimizer that was written for numbers compute with numbers on a device."""
+"""Let an optimizer written for Python numbers compute with device tensors."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
 
 
 class DeviceSettings(TorchFunctionMode):
-    """Lets an optimizer compute with settings that are tensors on the device.
+    """Let an optimizer compute with settings that are tensors on the device.
 
-    Where torch takes only a number (`alpha`, `value`), the call is replaced by arithmetic. What
-    the optimizer asks of a setting in Python is answered by its number, without a read: zero
-    counts as a small number there, so that a schedule through zero does not change the path.
+    Where torch only accepts a number (`alpha`, `value`), the call is replaced by arithmetic. Python
+    checks of a setting use its number, without a read: zero is treated as a small number, so that a
+    schedule through zero does not change the path.
 
-    `numbers` has the number of each setting, by the tensor's id. `keeps_counts`: `item` of another
-    tensor on the device is that tensor, for an optimizer that computes with its step count and asks
-    nothing of it.
+    `numbers`: the number of each setting, by the tensor's id. `keeps_counts`: `item` of another
+    tensor on the device returns the tensor, for an optimizer that computes with its step count but
+    does not branch on it.
     """
 
     def __init__(self, numbers: Mapping[int, float], *, keeps_counts: bool = False) -> None:
@@ -39,7 +39,7 @@ class DeviceSettings(TorchFunctionMode):
     def __torch_function__(
         self, func: Call, types: Sequence[type], args: Args = (), kwargs: Options | None = None
     ) -> Any:
-        """Call a function, or what does the same with tensors."""
+        """Call a function, or an equivalent with tensors."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         rewritten = _REWRITTEN.get(name.rstrip("_").removeprefix("_foreach_"))
@@ -56,7 +56,7 @@ class DeviceSettings(TorchFunctionMode):
 
 
 def _answer(name: str, number: float, others: Args) -> bool | float | None:
-    """Return what a number says, or None if a tensor is to say it."""
+    """Return the result for a number, or None if a tensor must provide it."""
     if name in ("item", "__float__"):
         return number
     if name == "__bool__":
@@ -70,7 +70,7 @@ def _answer(name: str, number: float, others: Args) -> bool | float | None:
 
 
 def _with_alpha(args: Args, kwargs: Options) -> tuple[Args, Options]:
-    # self + alpha * other, also of lists
+    # self + alpha * other, also for lists
     alpha = kwargs.get("alpha")
     if not isinstance(alpha, Tensor):
         return args, kwargs
@@ -80,7 +80,7 @@ def _with_alpha(args: Args, kwargs: Options) -> tuple[Args, Options]:
 
 
 def _with_value(args: Args, kwargs: Options) -> tuple[Args, Options]:
-    # self + value * tensor1 * tensor2, also of lists, where it may be an argument without name
+    # self + value * tensor1 * tensor2, also for lists, where it may be positional
     value = kwargs.get("value", args[3] if len(args) > 3 else None)
     if not isinstance(value, Tensor):
         return args, kwargs
@@ -90,7 +90,7 @@ def _with_value(args: Args, kwargs: Options) -> tuple[Args, Options]:
 
 
 def _with_weight(args: Args, kwargs: Options) -> tuple[Args, Options]:
-    # self + weight * (end - self): torch wants the weight in the type of the tensors
+    # self + weight * (end - self): torch requires the weight in the tensors' dtype
     weight = kwargs.get("weight", args[2] if len(args) > 2 else None)
     if not isinstance(weight, Tensor) or weight.dim():
         return args, kwargs
@@ -118,7 +118,7 @@ _MATRIX_PRODUCTS: Final = ("addmm", "addmm_")
 
 def _matrix_product(func: Call, args: Args, kwargs: Options) -> Tensor:
     # beta * start + alpha * first @ second, which torch_xla computes on the host. As in torch's
-    # kernels, nothing is rounded to a narrow type before the sum.
+    # kernels, nothing is rounded to a narrow dtype before the sum.
     start, first, second = args
     product = torch.mm(first.float(), second.float()) * kwargs.get("alpha", 1)
     result: Tensor = product.add(start.float() * kwargs.get("beta", 1)).to(start.dtype)
@@ -129,10 +129,10 @@ def _matrix_product(func: Call, args: Args, kwargs: Options) -> Tensor:
 
 
 class MadeOnHost(TorchFunctionMode):
-    """Makes on the host what functions such as `zeros_like` were to make on the device.
+    """Create tensors on the host that functions such as `zeros_like` would create on the device.
 
-    What is made for others than `device` is made there. `numbers` has the number of each setting
-    that is a tensor, by its id; `made` gets what was made, and returns the result.
+    Tensors for other devices than `device` are created there. `numbers`: the number of each tensor
+    setting, by id; `made` is called with each created tensor, and returns the result.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class MadeOnHost(TorchFunctionMode):
     def __torch_function__(
         self, func: Call, types: Sequence[type], args: Args = (), kwargs: Options | None = None
     ) -> Any:
-        """Call a function, or do its work on the host."""
+        """Call a function, or create its result on the host."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         is_template = name in _BY_TEMPLATE
@@ -161,7 +161,7 @@ class MadeOnHost(TorchFunctionMode):
         options["device"] = "cpu"
         values = [self._number(value) for value in args]
         if is_template:
-            # Of the same shape and type, without memory for its elements.
+            # Same shape and dtype, without memory for its elements.
             values[0] = torch.empty((), dtype=args[0].dtype).expand(args[0].shape)
         return self.made(func(*values, **options))
 

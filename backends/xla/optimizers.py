@@ -1,14 +1,13 @@
-"""Steps of optimizers on a device that traces each one and compiles each graph that is new.
+"""Optimizer steps on a device that traces each step and compiles each new graph.
 
-There the graph of a step must be the same each time, and nothing in it may be read. So settings
-that change are inputs of the graph instead of numbers in it, steps are counted on the device, and
-state begins as an input too:
+The graph of a step must be equal each time, without reads. So changing settings are inputs of the
+graph instead of constants, steps are counted on the device, and initial state is an input too:
 
-    prepare   the switches of the groups, and the state that is there already
-    step      numbers that changed -> tensors, in one transfer
-              the groups hold these tensors, during the step only
-              a parameter's first step: its state is made on the host and sent
-              where `keep` is false, everything is put back
+    prepare   flags of the groups, and existing state
+    step      changed numbers -> tensors, in one transfer
+              groups hold these tensors only during the step
+              a parameter's first step: its state is created on the host and sent
+              where `keep` is false, everything is restored
 """
 
 from __future__ import annotations
@@ -37,27 +36,27 @@ Send: TypeAlias = Callable[[list[Tensor]], list[Tensor]]
 State: TypeAlias = dict[str, Any]
 Begun: TypeAlias = dict[int, tuple[Tensor, Tensor]]
 
-# By the name of the class of torch.optim whose `step` an optimizer has.
+# By the name of the torch.optim class that defines an optimizer's `step`.
 _REFUSED: Final = {
     "Adafactor": (
-        "it reads norms on the host at every step. Use modelzoo_trainer's Adafactor, or AdamW"
+        "it reads norms on the host in every step. Use modelzoo_trainer's Adafactor, or AdamW"
     ),
-    "LBFGS": "it reads losses and norms on the host at every step. Use AdamW or SGD",
+    "LBFGS": "it reads losses and norms on the host in every step. Use AdamW or SGD",
     "SparseAdam": "the device has no sparse gradients. Use AdamW, and layers with sparse=False",
 }
-# These take a tensor for the learning rate; the others have their calls rewritten.
+# These accept a tensor as the learning rate; calls of the others are rewritten.
 _FOR_TENSORS: Final = frozenset({"Adam", "NAdam", "RAdam", "Adamax", "ASGD", "Rprop"})
-# This one puts its learning rate into the state, as a number, and is given one.
+# This one stores its learning rate in the state, and must be given a number.
 _FOR_NUMBERS: Final = frozenset({"modelzoo_trainer.optim.sgd.ASGD"})
-# These divide by it; where a gradient has always been zero, 0 / 0 would be no number.
+# These divide by it; for a gradient that was always zero, 0 / 0 would be NaN.
 _DIVIDES: Final = frozenset({"Adam", "Adamax"})
-_HARDLY_ANY: Final = 1e-30  # a learning rate of 0 for them: no update that a float32 can hold
+_HARDLY_ANY: Final = 1e-30  # replaces a learning rate of 0: the update underflows in float32
 _UNSEEN: Final = object()
 
 
 @dataclass(slots=True)
 class _Group:
-    """A group's settings that are numbers, and the tensors that stand for them in a step."""
+    """A group's settings that are numbers, and their tensors in a step."""
 
     settings: State
     seen: dict[str, object]
@@ -67,7 +66,7 @@ class _Group:
 
 
 class _Prepared:
-    """What is known of an optimizer until it loads a state or gets another group."""
+    """Cached facts about an optimizer, until it loads a state or gets another group."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         names = {f"{cls.__module__}.{cls.__qualname__}" for cls in type(optimizer).__mro__}
@@ -87,26 +86,26 @@ class _Prepared:
         self.begun: list[Tensor] = []
 
     def fits(self, optimizer: Optimizer) -> bool:
-        """Return whether the optimizer has the groups of then."""
+        """Return whether the optimizer still has the same groups."""
         groups = optimizer.param_groups
         return self.param_groups is groups and self.num_groups == len(groups)
 
     def starts(self) -> bool:
-        """Return whether a parameter is about to be updated for the first time."""
+        """Return whether a parameter is updated for the first time."""
         return any(param.grad is not None for param in self.waiting)
 
 
 class LazyOptimizers:
-    """Lets any optimizer step on a device that traces, with one graph and without a read.
+    """Let any optimizer step on a tracing device, with one graph and without reads.
 
-    Outside of a step, groups hold the numbers that schedules and checkpoints deal with, and a
-    state dict has the switches as the user set them, so that it fits every device.
+    Outside of a step, groups hold the numbers for schedules and checkpoints, and a state dict has
+    the user's flags, so that it works on every device.
 
-    A learning rate is always an input of the graph; another number becomes one when it changes,
-    which costs one compilation. A tensor on the host counts as its number; one on the device is
-    left alone.
+    A learning rate is always an input of the graph; other numbers become one when they change,
+    which costs one compilation. A tensor on the host is treated as its number; one on the device is
+    left unchanged.
 
-    `send` brings tensors to the device, as inputs of a graph whatever their values.
+    `send` copies tensors to the device as inputs of a graph, whatever their values.
     """
 
     def __init__(self, send: Send, device: torch.device) -> None:
@@ -119,14 +118,14 @@ class LazyOptimizers:
 
     @property
     def has_new(self) -> bool:
-        """Whether there is something for `begin` to do."""
+        """Whether `begin` has work to do."""
         return bool(self._new)
 
     def begin(self) -> None:
-        """Make the state of the optimizers of torch's that have none; before a first forward pass.
+        """Create missing state of torch's optimizers, before a first forward pass.
 
-        A graph's results are in the order of their tensors' age: state that is as old as it will
-        be in the steps to come gives the first step the graph of these.
+        Results of a graph are ordered by the age of their tensors: with state as old as in later
+        steps, the first step has the same graph.
         """
         for optimizer in self._new:
             prepared = self._known[optimizer]
@@ -135,12 +134,12 @@ class LazyOptimizers:
         self._new.clear()
 
     def prepare(self, optimizer: Optimizer) -> None:
-        """Make an optimizer ready, in place; its parameters are on the device already.
+        """Prepare an optimizer in place; its parameters are already on the device.
 
-        Waits for the device if there is a state.
+        Waits for the device if there is state.
 
         Raises:
-            BackendError: If it cannot work on the device.
+            BackendError: If it does not work on the device.
         """
         _refuse(optimizer)
         if optimizer not in self._choices:
@@ -151,13 +150,13 @@ class LazyOptimizers:
         self._prepare_groups(optimizer)
 
     def step(self, optimizer: Optimizer, keep: Tensor | None = None) -> None:
-        """Update the parameters, or leave them and the optimizer's state as they are, bit by bit.
+        """Update the parameters, or leave them and the optimizer's state bitwise unchanged.
 
-        `keep` is (), bool, on the device: whether to update; None = yes.
+        `keep`: (), bool, on the device: whether to update; None = yes.
 
         Raises:
-            BackendError: If `keep` is given and the optimizer counts on the host, as nothing on
-                the device can take that back.
+            BackendError: If `keep` is given and the optimizer counts steps on the host, as that
+                cannot be undone on the device.
 
         Cost: With `keep`, memory for a copy of parameters and state during the step.
         """
@@ -169,7 +168,7 @@ class LazyOptimizers:
             self._refresh(prepared)
         if prepared.begun:
             for param in prepared.begun:
-                if param.grad is None:  # it may never have one
+                if param.grad is None:  # perhaps it never has one
                     optimizer.state.pop(param, None)
             _leave_waiting(prepared)
         if keep is not None:
@@ -182,10 +181,10 @@ class LazyOptimizers:
     # ---- groups and settings
 
     def _prepare_groups(self, optimizer: Optimizer) -> None:
-        """Set the switches of the groups, and send what there is of a state."""
+        """Set the flags of the groups, and send existing state."""
         prepared = self._known[optimizer] = _Prepared(optimizer)
         choices = self._choices[optimizer]
-        groups = optimizer.param_groups[len(choices) :]  # the others were prepared before
+        groups = optimizer.param_groups[len(choices) :]  # the others are already prepared
         for group in groups:
             switches = _switches(optimizer, group)
             choices.append({key: group[key] for key in switches})
@@ -203,7 +202,7 @@ class LazyOptimizers:
     def _belongs_here(self, value: object, prepared: _Prepared, group: State) -> bool:
         if not isinstance(value, Tensor):
             return False
-        # torch's optimizers may count on the device, also where they do not by themselves.
+        # torch's optimizers can count on the device, even where they do not by default.
         on_device = value.device.type == self._device.type
         return on_device or bool(prepared.kind) or bool(group.get("capturable"))
 
@@ -217,7 +216,7 @@ class LazyOptimizers:
         return sent
 
     def _prepare_loaded(self, optimizer: Optimizer) -> None:
-        self._choices[optimizer] = []  # loading makes new groups, with the switches of the file
+        self._choices[optimizer] = []  # loading creates new groups, with the file's flags
         self._prepare_groups(optimizer)
 
     def _restore_choices(self, optimizer: Optimizer, state_dict: State) -> None:
@@ -227,7 +226,7 @@ class LazyOptimizers:
             group.update(choices)
 
     def _refresh(self, prepared: _Prepared) -> None:
-        """Have a tensor for each number that is an input and differs from the one before."""
+        """Create tensors for input numbers that have changed."""
         changed = []
         for group in prepared.groups:
             settings = group.settings
@@ -257,18 +256,18 @@ class LazyOptimizers:
         if before not in (None, betas) and not self._has_warned:
             self._has_warned = True
             log.warning(
-                "betas of the optimizer change from step to step, and each new value is a part of "
-                "the graph: every such step is compiled anew. A schedule that cycles the momentum "
-                "takes cycle_momentum=False."
+                "betas of the optimizer change from step to step, and each new value is a constant "
+                "of the graph: every such step is recompiled. For a schedule that cycles the "
+                "momentum, set cycle_momentum=False."
             )
 
     # ---- steps
 
     def _first_step(self, optimizer: Optimizer, prepared: _Prepared) -> Begun:
-        """Take a step that makes the state of some parameters.
+        """Take a step that creates the state of some parameters.
 
         Returns:
-            By its id, each tensor of the new state, and a copy of how it began.
+            By id, each tensor of the new state, and a copy of its initial value.
         """
         begun: Begun = {}
         before = numbers_in(optimizer)
@@ -287,7 +286,7 @@ class LazyOptimizers:
         for group, then, now in zip(prepared.groups, before, numbers_in(optimizer), strict=True):
             for key in [key for key in group.seen if key != "lr"]:
                 if then.get(key) != now.get(key):
-                    del group.seen[key]  # the optimizer's own count, no setting
+                    del group.seen[key]  # the optimizer's own count, not a setting
         return begun
 
     def _begin_state(self, optimizer: Any, prepared: _Prepared) -> None:
@@ -298,7 +297,7 @@ class LazyOptimizers:
         ]
         names = inspect.signature(prepared.base._init_group).parameters  # type: ignore[union-attr]
         for param in params:
-            param.grad = param.detach()  # in the place of one: only whether there is one matters
+            param.grad = param.detach()  # placeholder: only its presence matters
         try:
             if prepared.kind == "SGD":
                 self._begin_momentum(optimizer)
@@ -311,7 +310,7 @@ class LazyOptimizers:
         prepared.begun = params
 
     def _begin_momentum(self, optimizer: Optimizer) -> list[Tensor]:
-        """Give parameters without a momentum one of zeros, which is the same."""
+        """Create zero momentum for parameters without one, which is equivalent."""
         places: list[tuple[State, str]] = []
         for group in optimizer.param_groups:
             if group["momentum"] and not group["dampening"]:
@@ -326,7 +325,7 @@ class LazyOptimizers:
 
     @contextmanager
     def _groups_begun(self, optimizer: Any, prepared: _Prepared, begun: Begun) -> Iterator[None]:
-        """Have torch's `_init_group` work on the host, and send all that it makes at once."""
+        """Run torch's `_init_group` on the host, and send all its results at once."""
         original = optimizer._init_group
 
         def begin(group: State, *lists: Any, **named: Any) -> Any:
@@ -378,7 +377,7 @@ class LazyOptimizers:
                 param.copy_(torch.where(keep, param, copy))
             for state, key, value in _entries(optimizer, params):
                 if isinstance(value, Tensor):
-                    # A new tensor, as after any other step: their order is a part of the graph.
+                    # A new tensor, as after other steps: their order affects the graph.
                     state[key] = torch.where(keep, value, copies[id(state), key])
 
 
@@ -390,7 +389,7 @@ def _leave_waiting(prepared: _Prepared) -> None:
 def _check_copies(
     optimizer: Optimizer, params: list[Tensor], copies: Container[object], numbers: list[State]
 ) -> None:
-    """Raise unless there is a copy of all that a step has changed."""
+    """Raise unless everything changed by a step has a copy."""
     if numbers != numbers_in(optimizer) or not all(
         value is None
         or isinstance(value, (bool, str))
@@ -398,16 +397,16 @@ def _check_copies(
         for state, key, value in _entries(optimizer, params)
     ):
         raise BackendError(
-            f"{type(optimizer).__name__} keeps a part of its state on the host, or begins it with "
-            f"a step: none of its steps can be skipped on a device that traces them. Use AdamW, or "
+            f"{type(optimizer).__name__} keeps a part of its state on the host, or initializes it "
+            f"with a step: its steps cannot be skipped on a device that traces them. Use AdamW, or "
             f"SGD without dampening; or no loss scaler and no mask."
         )
 
 
 def _implementation(optimizer: Optimizer) -> type[Optimizer] | None:
-    """Return the class of torch.optim whose `step` an optimizer has."""
+    """Return the torch.optim class that defines an optimizer's `step`."""
     cls = type(optimizer)
-    step = inspect.unwrap(cls.step)  # torch wraps it for its profiler, in each class
+    step = inspect.unwrap(cls.step)  # wrapped by torch's profiler in each class
     bases = [base for base in cls.__mro__ if inspect.unwrap(getattr(base, "step", len)) is step]
     is_torch = bases[-1].__module__.split(".")[:2] == ["torch", "optim"]
     return bases[-1] if is_torch else None
@@ -423,13 +422,13 @@ def _refuse(optimizer: Optimizer) -> None:
         if any(group.get(key) for group in optimizer.param_groups):
             raise BackendError(
                 f"{name} with {key}=True does not work on a device that traces its steps. "
-                f"Leave {key} out."
+                f"Remove {key}."
             )
 
 
 def _switches(optimizer: Optimizer, group: State) -> State:
-    """Return what to change in a group: it counts on the device, and has one form of all."""
-    # Adadelta's switch does not know this device; its count may be there without it.
+    """Return the flags to change in a group: count on the device, and use one implementation."""
+    # Adadelta's flag does not support this device; its count may be there without it.
     wanted = {"capturable": not isinstance(optimizer, Adadelta), "foreach": False, "fused": False}
     return {key: value for key, value in wanted.items() if key in group and group[key] != value}
 
@@ -441,9 +440,9 @@ def _is_watched(key: str, value: object) -> bool:
 
 
 def _is_new(group: _Group, key: str, now: object) -> bool:
-    """Take note of a setting, and return whether it needs another tensor than before."""
+    """Record a setting, and return whether it needs a new tensor."""
     if isinstance(now, Tensor) and now.device.type == "cpu":
-        with torch._C.DisableTorchFunction():  # a guard does not know that nothing is waited for
+        with torch._C.DisableTorchFunction():  # avoids guards: nothing waits
             number = float(now)
     else:
         group.seen[key] = now
@@ -461,7 +460,7 @@ def _is_new(group: _Group, key: str, now: object) -> bool:
 def _exchanged_step(
     optimizer: Optimizer, prepared: _Prepared, mode: AbstractContextManager[Any] | None = None
 ) -> None:
-    """Take a step during which tensors stand for the numbers that are inputs."""
+    """Take a step with tensors in place of the input numbers."""
     held = []
     for group in prepared.groups:
         settings = group.settings

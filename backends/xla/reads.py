@@ -1,4 +1,4 @@
-"""Reads of a device that is asked rarely: the values of many steps come in one transfer."""
+"""Batched reads: the values of many steps are fetched in one transfer."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from ..reads import Landed, Reads, Values, host_value
 Capture = Callable[[Tensor], Any]
 Fetch = Callable[[list[Any]], list[Tensor]]
 
-_SHORT: Final = 2  # steps: so short a lag is kept to the step
-_MANY: Final = 1 << 20  # elements: so much is not held back on the device
+_SHORT: Final = 2  # steps: such a short lag is kept exactly
+_MANY: Final = 1 << 20  # elements: more are not kept on the device
 
 
 class BatchedReads(Reads):
-    """Values that stay on the device until somebody is in a hurry for one of them.
+    """Values that stay on the device until one of them is needed soon.
 
-    Then all of them come in one transfer, a step later: the device is at work on the next step
-    meanwhile. Nobody in a hurry, they come when the oldest is `lag` steps old.
+    Then all are fetched in one transfer, one step later, while the device works on the next step.
+    Otherwise they are fetched when the oldest is `lag` steps old.
 
-    `snapshot` returns what keeps a tensor's value, whatever becomes of the tensor; `fetch` brings
-    such to the host in one transfer, and waits for the device. Tensors not of `kind` are on the
-    host already.
+    `snapshot` captures a tensor's value, even if the tensor changes; `fetch` copies captures to the
+    host in one transfer, and waits for the device. Tensors not of `kind` are already on the host.
     """
 
     def __init__(self, lag: int, snapshot: Capture, fetch: Fetch, kind: str) -> None:
@@ -36,13 +35,13 @@ class BatchedReads(Reads):
         self._snapshot = snapshot
         self._fetch = fetch
         self._kind = kind
-        self._num_urgent = 0  # steps that somebody is in a hurry for
-        self._num_due = 0  # of them, those that are to be brought next
+        self._num_urgent = 0  # steps whose values are needed soon
+        self._num_due = 0  # of these, steps to fetch next
         self._num_elements = 0
 
     @override
     def capture(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """Return snapshots; of tensors of the host, their values."""
+        """Return snapshots; for host tensors, their values."""
         self.num_reads += 1
         captured: list[Any] = []
         for tensor in tensors:
@@ -55,12 +54,12 @@ class BatchedReads(Reads):
 
     @override
     def ship(self, captured: list[list[Any]]) -> list[list[Any]]:
-        """Return what was captured: nothing moves yet."""
+        """Return the captures: nothing is copied yet."""
         return captured
 
     @override
     def land(self, shipped: list[list[Any]]) -> list[Values]:
-        """Fetch the values of one step; see `_bring`, which fetches those of several."""
+        """Fetch the values of one step; `_bring` fetches those of several."""
         [landed] = self._land_all([shipped])
         return landed
 
@@ -87,14 +86,14 @@ class BatchedReads(Reads):
         super()._deliver(keep)
 
     def _num_to_keep(self, num: int) -> int:
-        """Return how many steps, the last ones, are left on the device at the end of one."""
+        """Return how many of the last steps stay on the device at the end of one."""
         is_due = 0 < self._num_due < num
         if is_due or num > self.lag or self._num_elements > _MANY:
-            return 1  # the step that was launched just now
+            return 1  # the step just launched
         return num
 
     def _bring(self, num: int) -> None:
-        """Fetch what the first `num` steps have read, in one transfer."""
+        """Fetch the reads of the first `num` steps, in one transfer."""
         due = [
             (idx, shipped)
             for idx, (shipped, delivers) in enumerate(self._shipped)
@@ -120,6 +119,6 @@ class BatchedReads(Reads):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A value that was on the host already."""
+    """A value already on the host."""
 
     value: Any

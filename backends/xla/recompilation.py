@@ -1,4 +1,4 @@
-"""A watch over graphs that are compiled anew, and operations that fall back to the host."""
+"""Detect recompiled graphs, and operations that fall back to the host."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ Recompilation = Literal["warn", "error", "ignore"]
 Shapes = tuple[str, ...]
 Kind = tuple[object, ...]
 
-_EXPECTED: Final = 3  # steps of one kind that may compile: the state is not there in the first
+_EXPECTED: Final = 3  # steps of one kind that may compile: the first has no state yet
 _SHOWN: Final = 4
 
 
 class RecompilationError(BackendError):
-    """A step compiled its graph anew, and `recompilation: error` was asked for."""
+    """A step was recompiled, with `recompilation: error`."""
 
 
 class RecompilationWatch:
-    """Finds steps that compile when nothing should be new any more, and says why.
+    """Find steps that are recompiled unexpectedly, and report why.
 
-    Steps are of one kind if they do the same (train, take the optimizer's step, validate) with
-    batches of the same shapes. The first ones of a kind compile; later ones should not.
+    Steps are of one kind if they do the same (train, optimizer step, validate) with batches of the
+    same shapes. The first steps of a kind compile; later ones should not.
 
-    The policy is "warn" = once for each cause, "error" = raise, or "ignore" = only count.
-    `fallbacks` returns the names of operations that have run on the host, as they have no form for
-    the device.
+    Policy: "warn" = once per cause, "error" = raise, "ignore" = only count. `fallbacks` returns the
+    names of operations that ran on the host, as the device does not support them.
     """
 
     def __init__(
@@ -45,9 +44,9 @@ class RecompilationWatch:
         check_choice("recompilation", policy, get_args(Recompilation))
         self.policy = policy
         self.shapes: Shapes = ()
-        """Those of the batch at hand."""
+        """Shapes of the current batch."""
         self.num_late = 0
-        """How many steps compiled that should not have."""
+        """Number of steps that were recompiled unexpectedly."""
         self._num_compiled = num_compiled
         self._fallbacks = fallbacks
         self._seen = 0
@@ -59,21 +58,21 @@ class RecompilationWatch:
         self._reported: set[str] = set()
 
     def begin(self) -> None:
-        """Count from now on."""
+        """Start counting."""
         self._seen = self._num_compiled()
         self._num_fallbacks = len(self._fallbacks())
 
-    def pass_over(self) -> None:
-        """Leave out what has been compiled since the last step: it belongs to none."""
+    def skip_pending(self) -> None:
+        """Ignore compilations since the last step: they belong to no step."""
         self._seen = self._num_compiled()
 
     def look(self, kind: Kind, *, ends_window: bool = True) -> None:
-        """Judge a batch's step that has just been launched.
+        """Check the step of a batch that was just launched.
 
-        `ends_window`: it is the last one before the optimizer's step, or the only one.
+        `ends_window`: it is the last one before the optimizer step, or the only one.
 
         Raises:
-            RecompilationError: If it compiled when it should not have, and that is an error.
+            RecompilationError: If it was recompiled unexpectedly, with policy "error".
         """
         shapes = self.shapes
         if self._windows.get((kind, shapes)) != self._num_windows:
@@ -111,17 +110,17 @@ class RecompilationWatch:
         if self.policy != "ignore" and key not in self._reported:
             self._reported.add(key)
             log.warning(
-                "The device has no form of %s: it runs on the host, which waits for the device "
-                "and cuts the step's graph. Use other operations in their place.",
+                "The device does not support %s: it runs on the host, which waits for the device "
+                "and splits the step's graph. Use other operations instead.",
                 ", ".join(found),
             )
 
 
 _OF_GRAPH: Final = (
-    "A step has compiled its graph anew, though batches have the shapes that they had: something "
-    "else in it is not as it was. A Python number that changes becomes a part of the graph (make "
-    "it a tensor on the device), and so does an operation that runs in some steps only. With the "
-    "environment variable PT_XLA_DEBUG_LEVEL=2 the runtime says which lines compile."
+    "A step was recompiled although the shapes of batches have not changed: something else has. A "
+    "Python number that changes becomes a constant of the graph (make it a tensor on the device), "
+    "and so does an operation that runs in some steps only. Set the environment variable "
+    "PT_XLA_DEBUG_LEVEL=2 to see which lines compile."
 )
 
 
@@ -129,8 +128,8 @@ def _of_shapes(before: Shapes, now: Shapes) -> str:
     gone = [shape for shape in before if shape not in now]
     new = [shape for shape in now if shape not in before]
     return (
-        f"A step has compiled its graph anew, as batches have other shapes: {_shown(new)} after "
-        f"{_shown(gone)}. Each new shape costs a compilation, of seconds or minutes. Drop the last "
+        f"A step was recompiled because the shapes of batches have changed: {_shown(new)} after "
+        f"{_shown(gone)}. Each new shape costs a compilation of seconds or minutes. Drop the last "
         f"smaller batch (drop_last: true), or pad to a few lengths (PadToBuckets)."
     )
 

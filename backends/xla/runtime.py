@@ -1,4 +1,4 @@
-"""torch_xla as the backend uses it: started, asked, and fed, by its own functions."""
+"""Access to torch_xla: startup, transfers, counters."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ log = logging.getLogger("modelzoo_trainer.backends.xla")
 
 _INSTALL: Final = "pip install 'modelzoo-trainer[xla]'"
 _CACHE_PATH: Final = "XLA_PERSISTENT_CACHE_PATH"
-# torch.set_float32_matmul_precision's words, and torch_xla's for them.
+# Values of torch.set_float32_matmul_precision and their equivalents in torch_xla.
 _PRECISIONS: Final = {"highest": "highest", "high": "high", "medium": "default"}
 
 
 class XlaRuntime:
     """The runtime of this process, with one device, or several as one.
 
-    Making one imports torch_xla, which patches torch for the whole process.
+    Creating one imports torch_xla, which patches torch for the whole process.
 
-    The device must be of `kind` (None = any); `parallel` has the options of `backend.parallel`
-    (None = one device), `cache_dir` is where compiled graphs are kept (None = nowhere).
+    `kind`: required kind of device (None = any). `parallel`: options of `backend.parallel` (None =
+    one device). `cache_dir`: folder of compiled graphs (None = no cache).
 
     Raises:
-        BackendError: If an option does not fit.
-        BackendUnavailable: If torch_xla does not fit torch, or there is no such device.
+        BackendError: If an option is invalid.
+        BackendUnavailable: If torch_xla does not match torch, or there is no such device.
     """
 
     spmd: Spmd | None = None
@@ -49,9 +49,9 @@ class XlaRuntime:
             raise
         except (RuntimeError, ImportError, OSError) as error:
             raise BackendUnavailable(
-                f"device: torch_xla {version('torch_xla')} does not start: {error}. The "
-                f"environment variable PJRT_DEVICE ({os.environ.get('PJRT_DEVICE')!r}) says which "
-                f"kind it looks for, such as TPU or CPU."
+                f"device: torch_xla {version('torch_xla')} failed to start: {error}. The "
+                f"environment variable PJRT_DEVICE ({os.environ.get('PJRT_DEVICE')!r}) sets the "
+                f"kind of device, such as TPU or CPU."
             ) from error
         self._check_kind(kind)
         self._check_gradients()
@@ -64,14 +64,14 @@ class XlaRuntime:
 
         if cache_dir is not None:
             _begin_cache(str(Path(cache_dir).absolute()))
-        if parallel is not None:  # before anything asks for the device
+        if parallel is not None:  # before first use of the device
             self.spmd = Spmd(MeshShape.from_options(parallel, start_spmd()))
         self._xla: Any = torch_xla._XLAC
         self._pjrt: Any = runtime
         self._model: Any = xla_model
         self._metrics: Any = metrics
         self.sync: Callable[[], None] = torch_xla.sync
-        """Run what was recorded, as one graph."""
+        """Run the recorded operations as one graph."""
         self.device: torch.device = torch_xla.device()
         self._name = str(self.device)
 
@@ -79,46 +79,46 @@ class XlaRuntime:
         found = self._pjrt.device_type()
         if kind is not None and found != kind.upper():
             raise BackendUnavailable(
-                f"device: {kind!r} was asked for, but torch_xla finds devices of the kind "
+                f"device: {kind!r} is not available: torch_xla finds devices of kind "
                 f"{found}. Use device: xla for these, or unset PJRT_DEVICE."
             )
         num = self._pjrt.global_runtime_device_count()
         if num > 1 and self.spmd is None:
             log.info(
-                "There are %d devices, and one is used. backend: {parallel: {replicate: -1}} uses "
-                "all of them.",
+                "%d devices found, but only one is used. Set backend: {parallel: {replicate: -1}} "
+                "to use all.",
                 num,
             )
 
     def _check_gradients(self) -> None:
-        """Refuse a process in which autograd has begun without this device."""
+        """Raise if autograd was started without this device."""
         probe = torch.zeros((), device=self.device, requires_grad=True)
         try:
-            (probe * 2).backward()  # type: ignore[no-untyped-call]  # torch's
+            (probe * 2).backward()  # type: ignore[no-untyped-call]  # untyped in torch
         except RuntimeError as error:
             raise BackendUnavailable(
-                "device: this process computed gradients before it had an XLA device, and torch "
-                "cannot compute any there after that. Call torch_xla.device() when the program "
-                "begins, train on the XLA device first, or start another process."
+                "device: this process computed gradients before it had an XLA device, after which "
+                "torch cannot compute gradients there. Call torch_xla.device() at the start of the "
+                "program, train on the XLA device first, or start another process."
             ) from error
 
     # ---- the step
 
     def allow_launches(self, allowed: bool) -> None:
-        """Have each launch of a graph raise, or not: a read of what is recorded is one."""
+        """Set whether launching a graph raises: reading a recorded value launches one."""
         self._xla._set_allow_execution(allowed)
 
     def seed(self, seed: int) -> None:
-        """Set what random numbers are drawn from."""
+        """Set the seed of random numbers."""
         self._xla._xla_set_rng_seed(seed, self._name)
 
     @property
     def rng_seed(self) -> int:
-        """What random numbers are drawn from."""
+        """The seed of random numbers."""
         return int(self._xla._xla_get_rng_seed(self._name))
 
     def set_precision(self, precision: str) -> Callable[[], None]:
-        """Set the precision of float32 matrix products; return what undoes it."""
+        """Set the precision of float32 matrix products; return a function that undoes it."""
         backends = importlib.import_module("torch_xla.backends")
         backends.set_mat_mul_precision(_PRECISIONS[precision])
         return lambda: backends.set_mat_mul_precision("default")
@@ -134,13 +134,13 @@ class XlaRuntime:
         return self._send(tensors, None if self.spmd is None else self.spmd.batch_spec)
 
     def send_state(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Send host tensors that belong to parameters, in one transfer."""
+        """Send host tensors of parameters or state, in one transfer."""
         return self._send(tensors, None if self.spmd is None else self.spmd.spec)
 
     def _send(
         self, tensors: Sequence[Tensor], spec: Callable[[Tensor], Any] | None
     ) -> list[Tensor]:
-        # None of them becomes a constant of a graph, as single numbers do that are moved by `to`.
+        # None becomes a constant of a graph, unlike single numbers moved by `to`.
         if not tensors:
             return []
         plain = [tensor.detach() for tensor in tensors]
@@ -150,47 +150,47 @@ class XlaRuntime:
         return sent
 
     def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return tensors on the host, in one transfer. Waits for the device."""
+        """Fetch tensors to the host, in one transfer. Waits for the device."""
         if not tensors:
             return []
         fetch = self._xla._xla_get_cpu_tensors if self.spmd is None else self.spmd.fetch
         return [tensor.detach() for tensor in fetch(list(tensors))]
 
     def id_of(self, tensor: Tensor) -> int:
-        """Return what tensors that are one and the same share; of a view, another each time."""
+        """Return an id shared by aliases of a tensor; the id of a view differs on each call."""
         return int(self._xla._xla_get_tensor_id(tensor))
 
-    # ---- counts since the process began
+    # ---- counts since the start of the process
 
     def num_made(self) -> int:
-        """Return how many tensors of the device were made: as many later, nothing was done."""
+        """Return the number of created device tensors; unchanged = no operation was recorded."""
         return self._xla._xla_counter_value("CreateXlaTensor") or 0
 
     def num_compiled(self) -> int:
-        """Return how many graphs were compiled."""
+        """Return the number of compiled graphs."""
         return self._xla._xla_counter_value("UncachedCompile") or 0
 
     def num_fetched(self) -> int:
-        """Return how many transfers there were from the device."""
+        """Return the number of transfers from the device."""
         return self._num_samples("TransferFromDeviceTime")
 
     def num_sent(self) -> int:
-        """Return how many transfers there were to the device."""
+        """Return the number of transfers to the device."""
         return self._num_samples("TransferToDeviceTime")
 
     def num_executed(self) -> int:
-        """Return how many graphs have run; those under way count when they are done."""
+        """Return the number of completed graph executions."""
         return self._num_samples("ExecuteTime") + self._num_samples("ExecuteReplicatedTime")
 
     def fallbacks(self) -> list[str]:
-        """Return the names of operations that have run on the host."""
+        """Return the names of operations that ran on the host."""
         return list(self._xla._get_executed_fallback_ops())
 
     def memory(self) -> dict[str, int]:
-        """Return bytes of the device's memory, where it keeps an account."""
+        """Return bytes of the device's memory, where supported."""
         try:
             found = self._model.get_memory_info(self.device)
-        except RuntimeError:  # devices of the kind CPU keep none
+        except RuntimeError:  # not supported on CPU devices
             return {}
         names = {"bytes_used": "device_allocated_bytes", "peak_bytes_used": "device_peak_bytes"}
         return {own: int(found[name]) for name, own in names.items() if found.get(name)}
@@ -201,20 +201,20 @@ class XlaRuntime:
 
 
 def _check_versions() -> None:
-    """Make sure that torch_xla is the one that was built for this torch.
+    """Check that torch_xla was built for this torch.
 
-    Its package does not ask for a torch, so that no installer sees a mismatch, and an import of
-    the wrong one fails with an undefined symbol.
+    Its package does not declare a torch requirement, so installers see no mismatch, and importing a
+    wrong version fails with an undefined symbol.
 
     Raises:
-        BackendUnavailable: If it is not.
+        BackendUnavailable: If it was not.
     """
     found = version("torch_xla")
     wanted = ".".join(found.split(".")[:2])
     if torch.__version__.split(".")[:2] != wanted.split("."):
         raise BackendUnavailable(
-            f"device: torch_xla {found} works with torch {wanted}, and torch {torch.__version__} "
-            f"is installed. {_INSTALL} in an environment of its own: it brings both."
+            f"device: torch_xla {found} requires torch {wanted}, but torch {torch.__version__} "
+            f"is installed. {_INSTALL} in a separate environment: it installs both."
         )
 
 
@@ -227,12 +227,13 @@ def _begin_cache(path: str) -> None:
         (Path(path) / ".written").touch()
     except OSError as error:
         raise BackendError(
-            f"backend.cache_dir: {path!r} cannot be written: {error.strerror}. Name a folder of "
-            f"yours, or leave it out."
+            f"backend.cache_dir: {path!r} is not writable: {error.strerror}. Use another folder, "
+            f"or remove the option."
         ) from None
     if not torch_xla._XLAC._xla_computation_cache_is_initialized():
         runtime.initialize_cache(path)
     elif os.environ.get(_CACHE_PATH) != path:
         log.warning(
-            "backend.cache_dir: %s is not used, as computations have begun in this process.", path
+            "backend.cache_dir: %s is not used: computations have already started in this process.",
+            path,
         )

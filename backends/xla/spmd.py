@@ -1,4 +1,4 @@
-"""Several XLA devices in one process: which tensors they replicate, and which they share."""
+"""Several XLA devices in one process: which tensors are replicated or sharded."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from torch.optim import Optimizer
 from ..errors import BackendError, suggest
 
 AXES: Final = ("replicate", "shard")
-SMALLEST_SHARDED: Final = 4096  # elements; of less there is not the memory to save
+SMALLEST_SHARDED: Final = 4096  # elements; smaller ones save no memory
 _KEYS: Final = (*AXES, "tensor")
 _LOG_LEVEL: Final = "TF_CPP_MIN_LOG_LEVEL"
 _REPLICATED: Final = 0  # torch_xla.distributed.spmd.ShardingType.REPLICATED
-Partition = tuple[str | tuple[str, ...] | None, ...]  # for each dimension: over which axes
+Partition = tuple[str | tuple[str, ...] | None, ...]  # for each dimension: its mesh axes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshShape:
-    """How the devices are used; the product of the sizes is their number."""
+    """Use of the devices; the product of the sizes is their number."""
 
-    replicate: int = 1  # groups of devices that hold the same
-    shard: int = 1  # devices in a group; parameters and optimizer state are spread over them
+    replicate: int = 1  # groups of devices with equal content
+    shard: int = 1  # devices per group; parameters and optimizer state are sharded over them
 
     @property
     def num_devices(self) -> int:
@@ -36,13 +36,13 @@ class MeshShape:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], num_devices: int) -> MeshShape:
-        """Return the mesh that `backend.parallel` asks for.
+        """Create the mesh from the options of `backend.parallel`.
 
-        `replicate` and `shard` are 1 where not given, -1 = the rest. All devices of this process
-        are used.
+        `replicate` and `shard` default to 1; -1 = the remaining devices. All devices of this
+        process are used.
 
         Raises:
-            BackendError: If a key is unknown, a value is not a size, or the devices do not fit.
+            BackendError: If a key is unknown, a value is not a size, or the devices do not match.
         """
         sizes = dict.fromkeys(AXES, 1) | check_parallel(options)
         rest = [axis for axis in AXES if sizes[axis] == -1]
@@ -60,14 +60,14 @@ class MeshShape:
 
 
 def check_parallel(options: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes among the options of `backend.parallel`.
+    """Check the sizes in the options of `backend.parallel`.
 
     Raises:
         BackendError: If a key is unknown, or a value is not a size.
     """
     if not isinstance(options, Mapping):
         raise BackendError(
-            f"backend.parallel is {options!r}; give it sizes, as in {{replicate: -1}}."
+            f"backend.parallel: expected sizes, as in {{replicate: -1}}, got {options!r}."
         )
     for key, value in options.items():
         where = f"backend.parallel.{key}"
@@ -75,11 +75,11 @@ def check_parallel(options: Mapping[str, Any]) -> dict[str, int]:
             raise BackendError(f"{where}: no such axis. {suggest(str(key), AXES)}")
         if type(value) is not int or value < -1 or value == 0:
             raise BackendError(
-                f"{where} is {value!r}; use a number of devices, or -1 for the rest of them."
+                f"{where}: expected a number of devices, or -1 for the rest, got {value!r}."
             )
         if key == "tensor" and value != 1:
             raise BackendError(
-                f"{where} is {value}, but tensor parallelism is not offered on XLA. "
+                f"{where} is {value}, but tensor parallelism is not supported on XLA. "
                 f"Use replicate and shard."
             )
     return {axis: options[axis] for axis in AXES if axis in options}
@@ -90,19 +90,19 @@ def _misfit(options: Mapping[str, Any], num_devices: int) -> str:
     shards = [size for size in range(1, num_devices + 1) if num_devices % size == 0]
     fits = ", ".join(f"{num_devices // size} x {size}" for size in shards)
     return (
-        f"backend.parallel: {{{given}}} does not fit {num_devices} XLA devices, all of which are "
-        f"used. Fits, as replicate x shard: {fits}; -1 is the rest."
+        f"backend.parallel: {{{given}}} does not match {num_devices} XLA devices, all of which "
+        f"are used. Valid replicate x shard: {fits}; -1 is the rest."
     )
 
 
 def start_spmd() -> int:
-    """Switch this process to SPMD, for good, and return the number of its devices.
+    """Switch this process to SPMD permanently, and return the number of its devices.
 
-    Nothing may have asked torch_xla for a device before; a second call changes nothing. Also
-    mutes XLA's warning, once a compilation, that its partitioner will be replaced.
+    Nothing may have used a torch_xla device before. Idempotent. Also mutes XLA's warning about the
+    replacement of its partitioner, shown at each compilation.
 
     Raises:
-        BackendError: If the process uses a single device already, or there are others with
+        BackendError: If the process already uses a single device, or there are other processes with
             devices.
     """
     import torch_xla
@@ -112,33 +112,33 @@ def start_spmd() -> int:
         if torch_xla._XLAC._xla_get_spmd_config_is_locked():
             # torch_xla only warns, and the next sharded tensor is a segmentation fault.
             raise BackendError(
-                "backend.parallel was given, but this process has used XLA without it before, "
-                "and cannot change that. Start a new process."
+                "backend.parallel is set, but this process has used XLA without it before, "
+                "which cannot be changed. Start a new process."
             )
         xr.use_spmd()
-        if os.environ.get(_LOG_LEVEL) == "1":  # as torch_xla sets it; read at the first message
+        if os.environ.get(_LOG_LEVEL) == "1":  # torch_xla's default; read at the first message
             os.environ[_LOG_LEVEL] = "2"
     num_devices = int(xr.global_runtime_device_count())
     own = int(xr.addressable_runtime_device_count())
     if own != num_devices:
         raise BackendError(
-            f"backend.parallel: this process has {own} of {num_devices} XLA devices, and needs "
-            f"all of them: more than one host is not offered on XLA."
+            f"backend.parallel: this process has {own} of {num_devices} XLA devices, but "
+            f"requires all of them: several hosts are not supported on XLA."
         )
     return num_devices
 
 
 class Spmd:
-    """Shards tensors over the mesh of devices.
+    """Shard tensors over the mesh of devices.
 
-    A parameter is spread over `shard` along its largest dimension that can be divided, and so is
-    an optimizer's state; small and indivisible ones, scalars and buffers are on every device. A
-    batch is spread over both axes. Nothing is wrapped: names stay as they are. The numbers of a
-    run do not depend on the mesh, but for rounding.
+    A parameter is sharded over `shard` along its largest divisible dimension, and so is its
+    optimizer state; small and indivisible tensors, scalars and buffers are replicated. A batch is
+    sharded over both axes. Nothing is wrapped: names are unchanged. Results do not depend on the
+    mesh, except for rounding.
 
-    `start_spmd` comes first.
+    Call `start_spmd` first.
 
-    Parameters and states of fewer than `smallest` elements are not spread.
+    Parameters and states of fewer than `smallest` elements are replicated.
     """
 
     def __init__(self, mesh_shape: MeshShape, *, smallest: int = SMALLEST_SHARDED) -> None:
@@ -158,9 +158,9 @@ class Spmd:
     # ---- model and optimizer
 
     def partition(self, shape: Sequence[int]) -> Partition:
-        """Return over which axis each dimension is spread; None = over none.
+        """Return the mesh axis of each dimension; None = not sharded.
 
-        The shape is that of a parameter, or of state that an optimizer has for one.
+        `shape`: of a parameter, or of its optimizer state.
         """
         num = self.mesh_shape.shard
         nowhere: Partition = (None,) * len(shape)
@@ -171,10 +171,10 @@ class Spmd:
         return (*nowhere[:largest], "shard", *nowhere[largest + 1 :])
 
     def shard_model(self, model: Module) -> None:
-        """Place a model's parameters and buffers, which are on the device already.
+        """Place a model's parameters and buffers, which are already on the device.
 
-        Called right after the move, before anything is executed, each device gets its part only.
-        May be called again: what has kept its place is not touched.
+        If called right after the move, before any execution, each device receives only its shard.
+        May be called again: tensors with a placement are unchanged.
         """
         for param in model.parameters():
             self.place(param)
@@ -182,9 +182,9 @@ class Spmd:
             self._place(buffer, (None,) * buffer.dim())
 
     def shard_optimizer(self, optimizer: Optimizer) -> None:
-        """Place all state that an optimizer has; to be called again when it has got another.
+        """Place an optimizer's state; call again after new state.
 
-        That is when state was made or loaded: a loaded one is whole on every device.
+        State is new when it was created or loaded: loaded state is replicated.
         """
         for state in optimizer.state.values():
             for value in state.values():
@@ -192,14 +192,14 @@ class Spmd:
                     self.place(value)
 
     def place(self, tensor: Tensor) -> None:
-        """Place a parameter, or state of one, by its shape; on the host it is left alone."""
+        """Place a parameter, or its state, by its shape; no-op for a host tensor."""
         self._place(tensor, self.partition(tensor.shape))
 
     def spec(self, tensor: Tensor) -> Any:
-        """Return how to send a parameter, or state of one, so that it gets its place at once.
+        """Return the sharding with which to send a parameter, or its state.
 
         Returns:
-            For `torch_xla._XLAC._xla_tensors_from_aten`; None = whole to every device.
+            For `torch_xla._XLAC._xla_tensors_from_aten`; None = replicate.
         """
         return self._spec(tensor, self.partition(tensor.shape))
 
@@ -210,19 +210,19 @@ class Spmd:
         if place and place == self._placed.get(partition):
             return
         if place:
-            self._xla._xla_clear_sharding(tensor)  # or another one is refused
+            self._xla._xla_clear_sharding(tensor)  # required before setting another one
         self._xla._xla_mark_sharding(tensor, self.mesh.get_op_sharding(partition))
         self._placed[partition] = self._xla._get_xla_sharding_spec(tensor)
 
     # ---- batches
 
     def batch_spec(self, tensor: Tensor) -> Any:
-        """Return how to send a host tensor of a batch: dimension 0 spread over all devices.
+        """Return the sharding with which to send a batch's tensor: dimension 0 over all devices.
 
         Returns:
-            For `torch_xla._XLAC._xla_tensors_from_aten`; None = whole to every device. That is
-            for a tensor without dimensions, and for one that cannot be divided evenly: where such
-            a one is an index (of an embedding), the partitioner aborts the process in backward.
+            For `torch_xla._XLAC._xla_tensors_from_aten`; None = replicate, for 0-d tensors and for
+            indivisible ones: if such a tensor is an index (of an embedding), the partitioner aborts
+            the process in the backward pass.
         """
         if tensor.dim() == 0 or tensor.shape[0] % self.mesh_shape.num_devices:
             return None
@@ -239,13 +239,13 @@ class Spmd:
     # ---- values
 
     def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return whole copies in host memory. Waits for the device.
+        """Return full copies in host memory. Waits for the device.
 
-        Tensors that have not been executed are executed now.
+        Tensors that are not executed yet are executed now.
 
         Cost:
-            Two transfers at most, and no compilation; torch_xla's own way compiles a program to
-            gather each tensor that is spread, each time.
+            At most two transfers, and no compilation; torch_xla compiles a program to gather each
+            sharded tensor, each time.
         """
         kinds = map(self._xla._get_xla_sharding_type, tensors)
         is_whole = [kind is None or kind == _REPLICATED for kind in kinds]
@@ -268,6 +268,6 @@ def _joined(tensor: Tensor, parts: Sequence[Any], places: Sequence[Any]) -> Tens
     whole = torch.empty(tensor.shape, dtype=tensor.dtype)
     for (part, _), (replica, indices) in zip(parts, places, strict=True):
         if replica == 0:
-            # An uneven division leaves padding at the end of a part.
+            # An uneven division leaves padding at the end of a shard.
             whole[tuple(indices)] = part[tuple(slice(i.stop - i.start) for i in indices)]
     return whole

@@ -1,4 +1,4 @@
-"""Tensors of a device that records: values that are kept, in-place arithmetic, batch norm."""
+"""Tensors of a tracing device: snapshots, in-place arithmetic, batch norm."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ log = logging.getLogger("modelzoo_trainer.backends.xla")
 
 
 class Snapshot:
-    """A tensor's value as it is now, without an operation of the graph for it.
+    """A tensor's current value, without an extra operation in the graph.
 
-    The value under a tensor does not change: what is done in place gives the tensor another one.
-    But the memory of the one before is used again by the graph that does it, so that has to make
-    a copy.
+    Values are immutable: an in-place operation gives the tensor a new one. But the graph that does
+    so reuses the memory of the old value, so it must be copied.
 
-    The tensor is detached and shares its memory with what is read.
+    The tensor is detached and shares its memory with the source.
     """
 
     __slots__ = ("_tensor", "kept")
@@ -37,21 +36,21 @@ class Snapshot:
             self.kept = torch._from_functional_tensor(tensor)
             self._tensor = tensor
         else:
-            self.kept = tensor.clone()  # what was changed in place once will be again
+            self.kept = tensor.clone()  # changed in place before, so expected to change again
 
     def forget(self) -> None:
         """Stop following the tensor."""
         self._tensor = None
 
     def save(self) -> bool:
-        """Make the copy if the tensor has been changed; return whether it may be still."""
+        """Copy the value if the tensor has changed; return whether it may still change."""
         if self._tensor is None:
             return False
         if _num_changes(self._tensor):
             if torch._from_functional_tensor(self._tensor) is self.kept:
                 log.warning(
-                    "A tensor was overwritten (copy_) before its value, which was to be read, had "
-                    "left the device: the new value is read. Read a clone of it."
+                    "A tensor was overwritten (copy_) before its pending read: the new value is "
+                    "read. Read a clone of it."
                 )
             self.kept = self.kept.clone()
             self._tensor = None
@@ -59,8 +58,8 @@ class Snapshot:
 
 
 def _num_changes(tensor: Tensor) -> int:
-    """Return how often a tensor's memory was changed in place, through whichever of its views."""
-    # A tensor's own version does not know of what was done to its `.data`.
+    """Return how often a tensor's memory was changed in place, through any of its views."""
+    # A tensor's own version does not include changes of its `.data`.
     num: int = torch._functionalize_mutation_counter(tensor)
     return num
 
@@ -73,12 +72,11 @@ _METHODS: Final = (
 
 
 class OutOfPlace(TorchFunctionMode):
-    """Computes what is done in place beside, and puts it in its place: x.mul_(y) as x = x * y.
+    """Replace in-place operations by out-of-place ones: x.mul_(y) becomes x = x * y.
 
-    The graph is the same, and so is the memory that the result is in; of a list, no two elements
-    may share memory. But for what is done in
-    place torch works out shapes by Python functions, which takes the host some 200 us for an
-    `addcmul_`, and 25 us this way.
+    The graph and the memory of the result are the same; elements of a list must not share memory.
+    For in-place operations torch infers shapes with Python functions, which takes about 200 us on
+    the host for an `addcmul_`, and 25 us this way.
     """
 
     def __torch_function__(
@@ -88,7 +86,7 @@ class OutOfPlace(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a function, or the one that does the same beside."""
+        """Call a function, or its out-of-place form."""
         kwargs = kwargs or {}
         beside = _BESIDE.get(func)
         if beside is not None:
@@ -112,8 +110,8 @@ def _fill(target: Tensor, result: Tensor) -> Tensor:
         or not torch._is_functional_tensor(target)
     ):
         return target.copy_(result)
-    # What torch does after an operation in place. A `copy_` would change the value itself, which
-    # a read of the time before may still have.
+    # What torch does after an in-place operation. A `copy_` would change the value itself,
+    # which an earlier read may still hold.
     before = torch._from_functional_tensor(target)
     torch._functionalize_replace(target, torch._from_functional_tensor(result))
     torch._functionalize_commit_update(target)
@@ -147,10 +145,10 @@ _Norm = _BatchNorm | _InstanceNorm
 
 
 def check_batch_norms(model: Module) -> None:
-    """Refuse what reads on the host in each step.
+    """Raise if a module reads on the host in each step.
 
     Raises:
-        BackendError: If an average has no momentum.
+        BackendError: If a running average has no momentum.
     """
     for name, module in model.named_modules():
         if isinstance(module, _Norm) and module.track_running_stats and module.momentum is None:
@@ -161,10 +159,10 @@ def check_batch_norms(model: Module) -> None:
 
 
 def correct_batch_norms(model: Module) -> None:
-    """Have the running variances of a model average unbiased ones, as torch's documentation says.
+    """Make running variances average unbiased variances, as torch documents.
 
-    torch_xla 2.9.0 averages biased ones, smaller by (n - 1) / n for n values to a channel. The
-    numbers of a training step are right; those of a validation, which uses the average, are not.
+    torch_xla 2.9.0 averages biased ones, smaller by (n - 1) / n for n values per channel. Training
+    steps are correct; validation, which uses the average, is not.
     """
     for module in model.modules():
         is_meant = isinstance(module, _Norm) and module.track_running_stats
@@ -180,32 +178,32 @@ def _is_corrected(module: Module) -> bool:
 
 
 class _Correction:
-    """Adds what the average of one module lacks after each forward pass in training."""
+    """Corrects the average of one module after each forward pass in training."""
 
     def __init__(self) -> None:
         self._before: Tensor | None = None
 
     def remember(self, module: _Norm, args: tuple[Any, ...]) -> None:
-        """Keep the average from before."""
+        """Store the previous average."""
         variance = module.running_var
         is_here = module.training and variance is not None and variance.device.type == "xla"
         self._before = variance.clone() if is_here and variance is not None else None
 
     def correct(self, module: _Norm, args: tuple[Any, ...], output: Tensor) -> None:
-        """Make the part that came in anew n / (n - 1) times as large."""
+        """Scale the new contribution by n / (n - 1)."""
         before, self._before = self._before, None
         if before is None or module.running_var is None or module.momentum is None:
             return
         num = _num_values(module, output)
-        # Autograd has noted the average's version, though it needs it no more.
+        # Autograd has recorded the average's version, though it is not needed any more.
         with torch.no_grad(), _unsafe_preserve_version_counter(module.running_var):
             part = module.running_var - (1 - module.momentum) * before
             module.running_var.add_(part / (num - 1))
 
 
 def _num_values(module: _Norm, output: Tensor) -> int:
-    """Return how many values a variance is of."""
-    if isinstance(module, _InstanceNorm):  # of each sample; their variances are averaged
-        num_dims: int = module._get_no_batch_dim() - 1  # type: ignore[no-untyped-call]  # torch's
+    """Return the number of values behind a variance."""
+    if isinstance(module, _InstanceNorm):  # per sample; variances are averaged
+        num_dims: int = module._get_no_batch_dim() - 1  # type: ignore[no-untyped-call]  # untyped in torch
         return output.shape[-num_dims:].numel()
     return output.numel() // output.shape[1]

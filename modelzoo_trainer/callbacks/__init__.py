@@ -1,6 +1,6 @@
-"""The add-on callbacks, one file each; the core ones are at hand here as well.
+"""Add-on callbacks, one file each; the core callbacks can be imported from here, too.
 
-`__all__` is the registry: its classes are what a YAML file may name under `callbacks`.
+`__all__` is the registry: a YAML file may name its classes under `callbacks`.
 """
 
 from modelzoo_trainer.callback import Callback as Callback
@@ -127,7 +127,7 @@ __all__ = [
 
 
 def default_callbacks() -> list[Callback]:
-    """Return new instances of the callbacks that a YAML file gets without naming them."""
+    """Return new instances of the callbacks that a YAML file gets by default."""
     return [
         CheckLoss(),
         LogOptimizerParamGroup("lr"),

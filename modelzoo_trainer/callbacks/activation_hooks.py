@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 AfterForward = Callable[[str, Module, tuple[Any, ...], dict[str, Any], Any], None]
 
 
-class Place(NamedTuple):
-    """Where a tensor of a module was."""
+class TensorPath(NamedTuple):
+    """Identifies a tensor of a module."""
 
     call: str
     """The module, with the number of the call if it is not the first."""
     kind: Literal["fwd", "bwd"]
     path: str
-    """Where it is in the output, such as `.loss`."""
+    """Its path in the output, such as `.loss`."""
 
     @property
     def key(self) -> str:
-        """The tensor's name."""
+        """Name of the tensor."""
         return f"{self.call}.{self.kind}{self.path}"
 
 
 class ActivationHooks:
-    """Calls a function after the forward pass of each module, between `begin` and `end`.
+    """Call a function after the forward pass of each module, between `begin` and `end`.
 
-    Hooks are on the modules for that long only: a batch that is not watched costs nothing, and
-    what activation checkpointing computes again is not seen twice. A compiled module runs as it is
-    written in a batch that is watched, since a compiled graph has no modules.
+    Hooks are registered only in between: a batch that is not watched costs nothing, and what
+    activation checkpointing recomputes is not seen twice. Compiled modules run eagerly in a watched
+    batch, since a compiled graph has no modules.
     """
 
     def __init__(self, model: Module, after_forward: AfterForward) -> None:
@@ -65,35 +65,35 @@ class ActivationHooks:
             self._open.enter_context(torch.compiler.set_stance("force_eager"))
 
     def end(self) -> None:
-        """Take the hooks off; a second call does nothing."""
+        """Remove the hooks. Idempotent."""
         self._open.close()
 
 
-class WatchesTensors(Callback, ABC):
-    """Base of the callbacks that look at the tensors of a step.
+class TensorWatcher(Callback, ABC):
+    """Base class of callbacks that inspect the tensors of a step.
 
-    The output of a module is `<module>.fwd`, of its second call in a batch `<module>.call1.fwd`;
-    parts of an output that is a mapping or a sequence have their key after it. The model itself
-    goes by the name of its class. What the backward pass brings to an output ends with `.bwd`
-    instead. A module that has several names goes by its first.
+    The output of a module is `<module>.fwd`, that of its second call in a batch
+    `<module>.call1.fwd`; an item of a mapping or a sequence has its key appended. The model itself
+    is named after its class. The gradient with respect to an output ends with `.bwd` instead. A
+    module with several names has the first one.
     """
 
     needs_one_optimizer = True  # it begins with `forward`
 
     watches_validation = True
-    """Whether batches of validations are watched."""
+    """Whether to watch validation batches."""
 
     def __init__(self) -> None:
         self._hooks: ActivationHooks | None = None
         self._num_calls: Counter[str] = Counter()
 
     @abstractmethod
-    def wants(self, trainer: Trainer) -> bool:
-        """Return whether the batch at hand is watched; asked within the step, before it."""
+    def is_watched(self, trainer: Trainer) -> bool:
+        """Return whether to watch the current batch; called within the step, before it."""
 
     @abstractmethod
-    def see(self, trainer: Trainer, place: Place, tensor: Tensor) -> None:
-        """Take a tensor, within the step; it may be changed in place afterwards."""
+    def process(self, trainer: Trainer, place: TensorPath, tensor: Tensor) -> None:
+        """Process a tensor within the step; it may be modified in place afterwards."""
 
     # ---- when
 
@@ -116,8 +116,8 @@ class WatchesTensors(Callback, ABC):
             self.enter(trainer, stack)
 
     def enter(self, trainer: Trainer, stack: ExitStack) -> None:
-        """Get ready for a fit, or for a validation outside of one."""
-        self._hooks = ActivationHooks(trainer.model, partial(self._see_output, trainer))
+        """Prepare for a fit, or for a validation outside `fit`."""
+        self._hooks = ActivationHooks(trainer.model, partial(self._process_output, trainer))
         stack.callback(setattr, self, "_hooks", None)
         stack.callback(self._hooks.end)
 
@@ -132,7 +132,7 @@ class WatchesTensors(Callback, ABC):
     ) -> None:
         if self._hooks is None or not (self.watches_validation or trainer.val_iterator is None):
             return
-        if self.wants(trainer):
+        if self.is_watched(trainer):
             self._num_calls.clear()
             self.before(trainer, model, args, kwargs)
             self._hooks.begin()
@@ -140,7 +140,7 @@ class WatchesTensors(Callback, ABC):
     def before(
         self, trainer: Trainer, model: Module, args: list[Any], kwargs: dict[str, Any]
     ) -> None:
-        """Get ready for a batch that is watched, within the step."""
+        """Prepare for a watched batch, within the step."""
 
     @override
     def on_after_forward(
@@ -151,7 +151,7 @@ class WatchesTensors(Callback, ABC):
 
     # ---- what
 
-    def _see_output(
+    def _process_output(
         self,
         trainer: Trainer,
         name: str,
@@ -164,60 +164,60 @@ class WatchesTensors(Callback, ABC):
         self._num_calls[name] += 1
         call = f"{name}.call{num}" if num else name
         for path, tensor in named_tensors(output):
-            self.see(trainer, Place(call, "fwd", path), tensor)
-            if tensor.grad_fn is not None:  # not a parameter, whose hook would stay
-                # A hook that returns something would change the gradient.
-                see_grad = partial(self.see, trainer, Place(call, "bwd", path))
-                tensor.register_hook(see_grad)  # type: ignore[no-untyped-call]  # torch's
+            self.process(trainer, TensorPath(call, "fwd", path), tensor)
+            if tensor.grad_fn is not None:  # not a parameter: its hook would persist
+                # A hook that returns a value would replace the gradient.
+                see_grad = partial(self.process, trainer, TensorPath(call, "bwd", path))
+                tensor.register_hook(see_grad)  # type: ignore[no-untyped-call]  # untyped in torch
 
 
-class NamesTensors(WatchesTensors):
-    """Base of the callbacks for which also parameters and their gradients have names.
+class NamedTensorWatcher(TensorWatcher):
+    """Base class of callbacks for which parameters and their gradients have names as well.
 
-    A parameter goes by its own name, as it is before the update, and its gradient, whole and
-    before clipping, by that with `.grad` after it.
+    A parameter has its own name and its value before the update. Its gradient, complete and
+    unclipped, has the same name with `.grad` appended.
     """
 
     @abstractmethod
-    def see_named(self, trainer: Trainer, name: str, tensor: Tensor) -> None:
-        """Take a tensor, within the step; it may be changed in place afterwards."""
+    def process_named(self, trainer: Trainer, name: str, tensor: Tensor) -> None:
+        """Process a tensor within the step; it may be modified in place afterwards."""
 
     @override
-    def see(self, trainer: Trainer, place: Place, tensor: Tensor) -> None:
-        self.see_named(trainer, place.key, tensor)
+    def process(self, trainer: Trainer, place: TensorPath, tensor: Tensor) -> None:
+        self.process_named(trainer, place.key, tensor)
 
     @override
     def before(
         self, trainer: Trainer, model: Module, args: list[Any], kwargs: dict[str, Any]
     ) -> None:
         for name, param in named_params(model).items():
-            self.see_named(trainer, name, param)
+            self.process_named(trainer, name, param)
 
     @override
     def on_before_optimizer_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
-        if self.wants(trainer):
+        if self.is_watched(trainer):
             for name, param in named_params(model).items():
                 if param.grad is not None:
-                    self.see_named(trainer, f"{name}.grad", param.grad)
+                    self.process_named(trainer, f"{name}.grad", param.grad)
 
 
 def named_modules(model: Module) -> Iterator[tuple[str, Module]]:
-    """Yield the modules under the names that they have in a bare model, each once."""
+    """Yield each module once, with its name in the uncompiled model."""
     for name, module in model.named_modules():
         if not _is_wrapper(module):
             yield uncompiled(f"{name}.").strip(".") or type(module).__name__, module
 
 
 def named_params(model: Module) -> dict[str, Tensor]:
-    """Return the parameters under the names that they have in a bare model, each once."""
+    """Return each parameter once, by its name in the uncompiled model."""
     params = dict(model.named_parameters())
     return {bare: params[name] for bare, name in bare_names(params).items()}
 
 
 def named_tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of nested mappings and sequences; `.key` or `.index` leads to each."""
+    """Yield the tensors of nested mappings and sequences with their paths, such as `.key.0`."""
     if isinstance(tree, Tensor):
         yield path, tree
     elif isinstance(tree, Mapping):
@@ -229,10 +229,10 @@ def named_tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _is_wrapper(module: Module) -> bool:
-    """Return whether a module is what `torch.compile` puts around another."""
+    """Return whether a module is the wrapper of `torch.compile`."""
     return "_orig_mod" in module._modules
 
 
 def is_inexact(tensor: Tensor) -> bool:
-    """Return whether a tensor is of a floating-point or a complex type."""
+    """Return whether a tensor has a floating-point or complex dtype."""
     return tensor.is_floating_point() or tensor.is_complex()

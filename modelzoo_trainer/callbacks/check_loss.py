@@ -1,4 +1,4 @@
-"""What happens when the loss is not finite, or jumps."""
+"""Handling of non-finite losses and loss spikes."""
 
 from __future__ import annotations
 
@@ -34,49 +34,49 @@ Policy = Literal["raise", "skip", "rollback"]
 
 
 class CheckLoss(Callback):
-    """Acts when the loss of a training or validation step is NaN or infinite.
+    """Raise, skip the step or roll back when the loss is NaN, infinite or a spike.
 
-    Nothing waits for the device: what is found may be reported some steps late, and names the step
-    that it belongs to. No checkpoint is written in between.
+    Nothing waits for the device: a bad step may be reported some steps later, with its own step
+    number. No checkpoint is written in between.
 
-    * `raise` ends the run.
-    * `skip` discards the step: weights, buffers and the optimizer's state stay as they were
-      before its first batch, bit by bit; schedules and `global_step` continue, and so does a change
-      of sparsity's masks that is due. That is decided on the device, so a step is skipped
-      however late it is reported.
+    * `raise` ends the run with an error.
+    * `skip` discards the step: weights, buffers and the optimizer state stay bit by bit as they
+      were before its first batch; schedules, `global_step` and updates of sparsity masks proceed.
+      This is decided on the device, so a step is skipped however late it is reported.
     * `rollback` goes back to the newest checkpoint of the run from before the first batch of the
-      bad step, from where it continues without the batches of that step (as Chowdhery et al. 2022,
-      PaLM, section 5.1, did by hand).
+      bad step and continues without the batches of that step (as Chowdhery et al. 2022, PaLM,
+      section 5.1, did manually).
 
-    A validation whose loss is not finite ends the run under each of them: it changes nothing that
-    could be skipped or undone.
+    A non-finite validation loss ends the run with an error under each policy: there is no step to
+    skip or to undo.
 
     A loss is a spike if it is more than `spike_threshold` robust standard deviations (1.4826 times
-    the median absolute deviation) above the median of the last `spike_window` good losses; none is
-    before there are this many. Six of them is once in a thousand million steps, if losses are
-    distributed normally; they have heavier tails where batches are small.
+    the median absolute deviation) above the median of the last `spike_window` good losses; there
+    are no spikes before there are that many. With normally distributed losses, six of them occur
+    once in 10^9 steps; small batches have heavier tails.
 
     Args:
-        policy: What becomes of a step that is bad.
-        check_gradients: Whether gradients whose norm is not finite make a step bad as well; None =
-            under `skip` and `rollback`. Under a loss scaler they do not, it skips those.
-        spike_window: Losses by which a spike is judged, >= 8; None = spikes are not bad.
-        spike_threshold: How far above the median a spike begins, > 0.
-        max_skips: Most steps that are skipped in a row; with the next one the run ends.
-        max_rollbacks: Most times in a row to roll back before a step beyond the bad ones is good.
+        policy: What to do with a bad step.
+        check_gradients: Whether a non-finite gradient norm makes a step bad as well; None = with
+            `skip` and `rollback`. Not with a loss scaler, which skips such steps itself.
+        spike_window: Number of losses to compare with, >= 8; None = ignore spikes.
+        spike_threshold: Robust standard deviations above the median at which a spike begins, > 0.
+        max_skips: Maximum number of consecutive skipped steps; the next bad one ends the run.
+        max_rollbacks: Maximum number of consecutive rollbacks without a good step beyond the bad
+            ones.
 
     Metrics:
-        skipped_steps: Under `skip`, how many steps of the run were skipped so far.
+        skipped_steps: With `skip`, number of steps of the run that were skipped so far.
 
     State: The last finite losses, those of the window, and the counts.
 
     Raises:
-        ConfigError: If a value does not fit.
-        FloatingPointError: In a run, with the step, and the last finite loss before it.
+        ConfigError: If an argument is invalid.
+        FloatingPointError: During the run, with the step and the last finite loss before it.
 
-    Cost: `raise` alone negligible. With spikes, a sort of the window in each step; with
-        gradients, their norm unless they are clipped by it; `skip` also a copy of the buffers, and
-        what `Backend.optimizer_step` says.
+    Cost: `raise` alone is negligible. Spikes: a sort of the window in each step. Gradients: their
+        norm, unless it is computed for clipping. `skip`: also a copy of the buffers, and the cost
+        given in `Backend.optimizer_step`.
     """
 
     needs_trainer = True
@@ -97,8 +97,8 @@ class CheckLoss(Callback):
     ) -> None:
         if spike_window is not None and spike_window < 8:
             raise ConfigError(
-                f"CheckLoss.spike_window is {spike_window}; fewer than 8 losses do not say what is "
-                f"usual. Use more, or None (null) for no spikes."
+                f"CheckLoss.spike_window is {spike_window}; fewer than 8 losses do not show which "
+                f"loss is usual. Use 8 or more, or None (null) to ignore spikes."
             )
         self.policy = policy
         self.check_gradients = policy != "raise" if check_gradients is None else check_gradients
@@ -107,14 +107,14 @@ class CheckLoss(Callback):
         self.max_skips = max_skips
         self.max_rollbacks = max_rollbacks
         self._guard: StepGuard | None = None
-        self._forget()
+        self._reset()
 
     @property
     def judges_steps(self) -> bool:
-        """Whether whole steps are judged, by a policy, gradients or spikes; else each loss is."""
+        """Whether whole steps are checked (policy, gradients or spikes), not single losses."""
         return self.policy != "raise" or self.check_gradients or self.spike_window is not None
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._last_train: tuple[float, int] | None = None
         self._last_val: tuple[float, int] | None = None
         self._num_skips = 0
@@ -122,7 +122,7 @@ class CheckLoss(Callback):
         self._bad_step = 0
         self._is_rolling_back = False
 
-    # ---- the length of a fit
+    # ---- fit
 
     @override
     def on_enter_fit(
@@ -133,7 +133,7 @@ class CheckLoss(Callback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        self._forget()
+        self._reset()
         if self.judges_steps:
             if trainer.manual_steps is not None:
                 raise ConfigError(
@@ -142,8 +142,8 @@ class CheckLoss(Callback):
                 )
             if trainer.get_callback(StepGuard) is not None:
                 raise ConfigError(
-                    "callbacks has two CheckLoss with a policy, gradients or spikes of their own. "
-                    "Put what they do into one."
+                    "callbacks has two CheckLoss that set policy, check_gradients or spike_window. "
+                    "Merge them into one."
                 )
             self._guard = guard = StepGuard(
                 trainer,
@@ -153,7 +153,7 @@ class CheckLoss(Callback):
                 gradients=self.check_gradients,
             )
             stack.callback(setattr, self, "_guard", None)
-            stack.callback(trainer.precision.check_step, None)  # of a step that was cut off
+            stack.callback(trainer.precision.check_step, None)  # of an interrupted step
             stack.callback(trainer.add_callback(guard).remove)
 
     def _make_window(self, trainer: Trainer) -> LossWindow | None:
@@ -165,9 +165,9 @@ class CheckLoss(Callback):
     @override
     def on_train_end(self, trainer: Trainer, model: Module, loop: Any, loop_idx: int) -> None:
         if self._guard is not None:
-            self._guard.drop_batches()  # of a step that a stop has cut off
+            self._guard.drop_batches()  # of a step interrupted by a stop
 
-    # ---- what was found
+    # ---- findings
 
     @override
     def on_train_batch_end(
@@ -210,7 +210,7 @@ class CheckLoss(Callback):
         self._last_val = (loss, trainer.global_step)
 
     def _judge(self, trainer: Trainer, found: StepFinding) -> None:
-        if self._is_rolling_back:  # steps that will not have been
+        if self._is_rolling_back:  # steps that will be undone
             return
         if not found.is_bad:
             self._last_train = (found.loss, found.step)
@@ -230,8 +230,8 @@ class CheckLoss(Callback):
         self._num_skips += 1
         if self._num_skips > self.max_skips:
             error.add_note(
-                f"The {self.max_skips} steps before it were skipped (CheckLoss.max_skips). It is "
-                f"hardly the data: look at the learning rate, the precision and the model."
+                f"The previous {self.max_skips} steps were skipped (CheckLoss.max_skips); the "
+                f"data is hardly the cause. Check the learning rate, the precision and the model."
             )
             raise error
         log.warning("Skipped a step: %s.", found.complaint)
@@ -241,13 +241,13 @@ class CheckLoss(Callback):
         self._num_rollbacks += 1
         if self._num_rollbacks > self.max_rollbacks:
             error.add_note(
-                f"The run went back {self.max_rollbacks} times in a row "
-                f"(CheckLoss.max_rollbacks). It is hardly the data: look at the learning rate, the "
-                f"precision and the model."
+                f"The run rolled back {self.max_rollbacks} times in a row "
+                f"(CheckLoss.max_rollbacks); the data is hardly the cause. Check the learning "
+                f"rate, the precision and the model."
             )
             raise error
         self._is_rolling_back = True
-        message = f"{found.complaint}. Going back, and on without {named(found.batches)}."
+        message = f"{found.complaint}. Rolling back and skipping {named(found.batches)}."
         log.warning("%s", message)
         raise RollBack(message, step=found.step, batches=found.batches, cause=error)
 
@@ -263,7 +263,7 @@ class CheckLoss(Callback):
         self._is_rolling_back = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what decides about the steps to come."""
+        """Return the state that affects later steps."""
         return {
             "last_train": self._last_train,
             "last_val": self._last_val,
@@ -274,7 +274,7 @@ class CheckLoss(Callback):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore it; what counts roll-backs continues to count over one."""
+        """Restore the state; the number of rollbacks is kept across a rollback."""
         self._last_train = _pair(state_dict["last_train"])
         self._last_val = _pair(state_dict["last_val"])
         self._num_skips = state_dict["num_skips"]
@@ -290,7 +290,7 @@ def _pair(value: Any) -> tuple[float, int] | None:
 
 
 def _loss_in(outputs: Any) -> Tensor | None:
-    """Return the loss in what a step returned: with a `training_step` of the user's, anything."""
+    """Return the loss in the outputs of a step; a custom `training_step` may return anything."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor) or loss.is_complex():
         return None
@@ -298,12 +298,12 @@ def _loss_in(outputs: Any) -> Tensor | None:
 
 
 def _number(value: Any) -> float:
-    """Return a loss as one number; that of several is finite if all of them are."""
+    """Return a loss as a number; that of several values is finite if all of them are."""
     return float(value.double().sum()) if isinstance(value, Tensor) else value
 
 
 def _error(what: str, last: tuple[float, int] | None) -> FloatingPointError:
-    before = "No loss before it was finite."
+    before = "There was no finite loss before."
     if last is not None:
         before = f"Last finite loss: {last[0]:.6g} at {last[1]}."
     return FloatingPointError(f"{what}. {before}")

@@ -1,4 +1,4 @@
-"""Norms of the parameters and of their gradients."""
+"""Norms of parameters and gradients."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ _LAYER: Final = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.")
 
 
 class ComputeNorm(Callback):
-    """Logs 2-norms of the trainable parameters and of their gradients, on log steps.
+    """Log 2-norms of the trainable parameters and of their gradients, on log steps.
 
-    `model_wise_params_norm` is that before the update, `model_wise_grad_norm` that of the
-    gradients before clipping, and `per_layer_grad_norm/layer_<i>` that of the gradients of the
-    parameters with `layers.<i>.` (or `h.<i>.`, `blocks.<i>.`) in their names. With several
-    optimizers these are of its own parameters for each, at its first step with a batch, and
-    `/<name>` follows the names.
+    A layer consists of the parameters with `layers.<i>.` (or `h.<i>.`, `blocks.<i>.`) in their
+    names.
+    With several optimizers each has norms of its own parameters, at its first step in a
+    batch, and `/<name>` is appended to the names.
 
     Metrics:
         model_wise_params_norm: 2-norm of all trainable parameters before the update.
@@ -67,7 +66,7 @@ class ComputeNorm(Callback):
     def on_before_optimizer_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
-        # One norm a tensor here; they are put together when they are on the host.
+        # One norm per tensor here; they are combined on the host.
         suffix = metric_suffix(trainer, optimizer)
         if suffix is None:
             return

@@ -1,4 +1,4 @@
-"""The gradient noise scale, from the gradients of single examples."""
+"""The gradient noise scale, estimated from per-example gradients."""
 
 from __future__ import annotations
 
@@ -43,53 +43,53 @@ Kinds = Annotated[list[Kind], MinLen(1), "a list of these"]
 
 @dataclass(slots=True)
 class _Uses:
-    """The uses of a parameter in the batch at hand."""
+    """Uses of a parameter in the current batch."""
 
     num_open: int = 0
     uses: list[Use] = field(default_factory=list)
 
 
 class ComputeNormGNS(ComputeNorm):
-    """Logs the noise scale of the gradient, and what `ComputeNorm` logs, on log steps.
+    """Log the gradient noise scale, and what `ComputeNorm` logs, on log steps.
 
-    The gradient of an example is what it brings to that of the step, times the number of examples
-    N of the step, over all its batches and processes; the mean of these is the gradient of the
-    step. Their squared norms are computed in the one backward pass, of chosen kinds of layers. With
-    P = their mean and G = the squared norm of the step's gradient, McCandlish et al. 2018 ("An
-    Empirical Model of Large-Batch Training", appendix A.1, for batches of 1 and of N) estimate
-    without bias the squared norm of the true gradient, (N G - P) / (N - 1), and the trace of the
-    covariance, N (P - G) / (N - 1). Their quotient is the noise scale, about the batch size beyond
-    which more examples help little. That of a single step is noisy and may be negative: average
-    the two over steps, then divide.
+    The gradient of an example is its contribution to that of the step, times the number of
+    examples N of the step, over all its batches and processes; their mean is the gradient of the
+    step. Their squared norms are computed in the same backward pass, for the given kinds of layers.
+    With P = their mean and G = the squared norm of the step's gradient, McCandlish et al. 2018 ("An
+    Empirical Model of Large-Batch Training", appendix A.1, for batches of 1 and of N) give unbiased
+    estimates of the squared norm of the true gradient, (N G - P) / (N - 1), and of the trace of the
+    covariance, N (P - G) / (N - 1). Their quotient is the noise scale, roughly the batch size
+    beyond which more examples help little. That of a single step is noisy and may be negative:
+    average both estimates over steps, then divide.
 
-    The examples are the first dimension of the batch. A layer whose input has another one, in any
-    of its calls, such as an embedding of positions, is left out, with a warning; so are layers
-    whose parameters are not plain ones, and those in reentrant activation checkpoints. Parameters
-    that layers share and layers that are called again are counted right, as long as nothing but
-    layers of the chosen kinds uses them. Modules are not changed; a compiled model runs as it is
-    written in the batches of log steps. If there is a `ComputeNorm` as well, its metrics are left
-    to that. The step in whose middle a run is resumed has no noise scale.
+    Examples are the first dimension of the batch. Ignored, with a warning, are layers with an input
+    whose first dimension is different, such as position embeddings; layers whose parameters are not
+    plain ones; and layers in reentrant activation checkpoints. Shared parameters and layers that
+    are called several times are counted correctly if only layers of the given kinds use them.
+    Modules are not changed; a compiled model runs eagerly in the batches of log steps. A
+    `ComputeNorm` beside this one logs its own metrics. A step that is resumed from the middle has
+    no noise scale.
 
     Args:
-        per_example_grad_norms: Kinds of layers: "Linear", "LayerNorm" and "Embedding", or one.
+        per_example_grad_norms: Kinds of layers: one or more of "Linear", "LayerNorm", "Embedding".
 
     Metrics:
         model_wise_params_norm: 2-norm of all trainable parameters before the update.
         model_wise_grad_norm: 2-norm of all gradients before clipping.
         per_layer_grad_norm/layer_<i>: 2-norm of the gradients of a layer.
-        pegsqnorm/<name>: Mean squared 2-norm of the examples' gradients of a layer.
+        pegsqnorm/<name>: Mean squared 2-norm of the per-example gradients of a layer.
         gsqnorm/<name>: Squared 2-norm of the step's gradient of a layer.
         gradient_sqnorm: Estimated squared 2-norm of the true gradient of all these layers.
-        gradient_noise_trace: Estimated trace of the covariance of the examples' gradients.
-        gradient_noise_scale: The quotient of the last two, in examples.
+        gradient_noise_trace: Estimated trace of the covariance of the per-example gradients.
+        gradient_noise_scale: gradient_noise_trace / gradient_sqnorm, in examples.
 
     Raises:
-        ConfigError: If a kind is not known; at set-up, if the model has no such layer, one that
-            cannot be counted, or the state is sharded.
+        ConfigError: If a kind is unknown; at setup, if the model has no such layer or an
+            unsupported one, or the state is sharded.
 
-    Cost: In the batches of log steps, a linear layer with I features in, O out and T places of each
-        of B examples takes at most B T I O products, as many as the gradient of its weight, and
-        fewer where T is small. A compiled model is not compiled there.
+    Cost: In the batches of log steps, a linear layer with I input features, O output features and T
+        positions of each of B examples takes at most B T I O products, as many as the gradient of
+        its weight, and fewer if T is small. Compiled models run eagerly there.
     """
 
     needs_one_optimizer = True
@@ -103,17 +103,17 @@ class ComputeNormGNS(ComputeNorm):
         self._hooks: ActivationHooks | None = None
         self._logs_norms = True
         self._entries: dict[int, _Uses] = {}
-        self._left_out: set[str] = set()
-        self._told: set[str] = set()
+        self._ignored: set[str] = set()
+        self._warned: set[str] = set()
         self._is_watching = False
         self._is_torn = False
         self._size = 0
         self._weight: Any = 0
         self._seed: Tensor | None = None
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        """Begin a new step."""
+    def _reset(self) -> None:
+        """Reset for a new step."""
         self._sums: dict[str, Tensor] = {}
         self._owned: dict[int, tuple[str, Tensor]] = {}
         self._spoiled: set[str] = set()
@@ -121,14 +121,14 @@ class ComputeNormGNS(ComputeNorm):
         self._num = 0
         self._total: Any = 0
 
-    # ---- the length of a fit
+    # ---- setup and fit
 
     @override
     def setup(self, trainer: Trainer) -> None:
         if trainer.backend.caps.sharded_state:
             raise ConfigError(
-                "ComputeNormGNS needs the gradients of single examples, and each process has only "
-                "a part of the gradients. Replicate the model, or leave the callback out."
+                "ComputeNormGNS requires per-example gradients, but the state is sharded. "
+                "Replicate the model, or remove the callback."
             )
         layers = [(name, layer) for name, layer in named_modules(trainer.model) if self._is(layer)]
         if not layers:
@@ -139,12 +139,12 @@ class ComputeNormGNS(ComputeNorm):
         for name, layer in layers:
             if isinstance(layer, nn.Embedding) and layer.scale_grad_by_freq:
                 raise ConfigError(
-                    f"ComputeNormGNS cannot count {name!r}, whose scale_grad_by_freq mixes the "
-                    f"examples. Switch that off, or leave out Embedding."
+                    f"ComputeNormGNS does not support {name!r}: its scale_grad_by_freq mixes the "
+                    f"examples. Disable it, or remove Embedding."
                 )
 
     def _is(self, layer: Module) -> bool:
-        """Return whether a layer computes what one of the chosen kinds does."""
+        """Return whether a layer computes the same as one of the given kinds."""
         return any(computes_like(layer, kind) for kind in self._kinds)
 
     @override
@@ -169,7 +169,7 @@ class ComputeNormGNS(ComputeNorm):
         self._entries = {}
         self._seed = None
         self._is_watching = self._is_torn = False
-        self._forget()
+        self._reset()
 
     @override
     def on_train_start(
@@ -181,12 +181,12 @@ class ComputeNormGNS(ComputeNorm):
         loop_idx: int,
     ) -> None:
         super().on_train_start(trainer, model, train_dataloader, loop, loop_idx)
-        self._forget()
+        self._reset()
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         self._is_torn = "grad_accum" in state_dict
-        self._forget()
+        self._reset()
 
     # ---- forward
 
@@ -202,7 +202,7 @@ class ComputeNormGNS(ComputeNorm):
         self._is_watching = False
         if self._hooks is None or trainer.val_iterator is not None:
             return
-        # Of a run without a known end, any step may be the last and be logged.
+        # Without a known end of the run, any step may be the last one, which is logged.
         is_wanted = trainer.logging.is_log_window or trainer.schedule.total_steps is None
         if is_wanted or trainer.rehearses:
             self._is_watching = True
@@ -230,12 +230,12 @@ class ComputeNormGNS(ComputeNorm):
         given = args[0] if args else kwargs["input"]
         is_counted = given.shape[:1] == (self._size,) and is_countable(layer, given)
         if not is_counted:
-            self._left_out.add(name)
+            self._ignored.add(name)
         for param in params:
             owner, _ = self._owned.setdefault(id(param), (name, param))
             if is_counted:
                 self._entries.setdefault(id(param), _Uses()).num_open += 1
-            else:  # other calls alone are not the whole gradient
+            else:  # the other calls are not the complete gradient
                 self._spoiled.add(owner)
         if is_counted and params:
             output.register_hook(partial(self._see_grad, layer, given.detach()))
@@ -246,10 +246,10 @@ class ComputeNormGNS(ComputeNorm):
     def on_before_backward(self, trainer: Trainer, model: Module, outputs: Outputs) -> None:
         loss = outputs.get("loss")
         if self._is_watching and isinstance(loss, Tensor) and loss.requires_grad:
-            loss.register_hook(self._see_seed)  # type: ignore[no-untyped-call]  # torch's
+            loss.register_hook(self._see_seed)  # type: ignore[no-untyped-call]  # untyped in torch
 
     def _see_seed(self, grad: Tensor) -> None:
-        """Take what the loss was multiplied by: its share of the step, and a loss scale."""
+        """Record the factor of the loss: its weight in the step, times the loss scale."""
         self._seed = grad.detach().reshape(())
 
     def _see_grad(self, layer: Module, given: Tensor, grad: Tensor) -> None:
@@ -266,7 +266,7 @@ class ComputeNormGNS(ComputeNorm):
         if not uses or self._seed is None:
             return
         seed = wide(self._seed)
-        # Of a batch that counts nothing the loss is multiplied by 0.
+        # The loss of a batch with weight 0 is multiplied by 0.
         factor = torch.where(seed == 0, torch.zeros_like(seed), self._weight / seed)
         with uncounted():
             square = squared_norms(uses).sum() * factor.square()
@@ -278,7 +278,7 @@ class ComputeNormGNS(ComputeNorm):
     def on_after_backward(self, trainer: Trainer, model: Module, outputs: Outputs) -> None:
         if not self._is_watching:
             return
-        for key, entry in self._entries.items():  # those with a call that the loss does not need
+        for key, entry in self._entries.items():  # calls that the loss does not depend on
             self._add(key, entry)
         self._num += 0 if trainer.is_padding else self._size
         self._total = self._total + self._weight
@@ -293,7 +293,7 @@ class ComputeNormGNS(ComputeNorm):
             super().on_before_optimizer_step(trainer, model, optimizer)
         for name, params in self._unseen.items():
             if name not in self._sums and any(param.grad is not None for param in params):
-                self._left_out.add(name)
+                self._ignored.add(name)
         names = sorted(self._sums.keys() - self._spoiled)
         if names and not self._is_torn:
             trainer.log_metrics_dict(self._metrics(trainer, names))
@@ -304,20 +304,20 @@ class ComputeNormGNS(ComputeNorm):
     ) -> None:
         self._is_torn = False
         self._entries = {}
-        self._forget()
+        self._reset()
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
     ) -> None:
         super().on_train_batch_end(trainer, model, outputs, batch, batch_idx)
-        for name in sorted(self._left_out - self._told):
+        for name in sorted(self._ignored - self._warned):
             log.warning(
-                "ComputeNormGNS leaves out %r: the first dimension of its input is not that of the "
+                "ComputeNormGNS ignores %r: the first dimension of its input is not that of the "
                 "batch, its parameters are not plain ones, or it is in a reentrant checkpoint.",
                 name,
             )
-        self._told |= self._left_out
+        self._warned |= self._ignored
 
     def _metrics(self, trainer: Trainer, names: list[str]) -> dict[str, Tensor]:
         squares = torch.stack([self._sums[name] for name in names])
@@ -330,7 +330,7 @@ class ComputeNormGNS(ComputeNorm):
         metrics = {f"pegsqnorm/{name}": value for name, value in zip(names, examples, strict=True)}
         metrics |= {f"gsqnorm/{name}": value for name, value in zip(names, whole, strict=True)}
         if trainer.backend.comm.world_size == 1 and self._num == 1:
-            return metrics  # one example has no variance
+            return metrics  # a single example has no variance
         small, big = examples.sum(), whole.sum()
         metrics["gradient_sqnorm"] = sqnorm = (num * big - small) / (num - 1)
         metrics["gradient_noise_trace"] = trace = num * (small - big) / (num - 1)

@@ -1,4 +1,4 @@
-"""A table of a model's parameters and buffers."""
+"""Table of the parameters and buffers of a model."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ log = logging.getLogger("modelzoo_trainer.count_params")
 
 Column = Literal["name", "type", "dtype", "shape", "elements", "bytes", "trainable"]
 _TITLES: Final = ("name", "type", "dtype", "shape", "elements", "bytes", "% of total", "trainable")
-_TEXTS: Final = 4  # columns on the left, aligned as text
+_TEXTS: Final = 4  # number of left-aligned columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One tensor, or several of one name."""
+    """A tensor, or several merged under one name."""
 
     name: str
     type: str
@@ -41,19 +41,19 @@ class Row:
 
 
 class CountParams(Callback):
-    r"""Logs a table of all parameters and buffers when the first run begins.
+    r"""Log a table of all parameters and buffers when the first run begins.
 
-    A tensor that has several names (tied weights) is counted once, under the first. The
-    percentages are of all elements. The text is also in `table`, from `post_setup` on.
+    A tensor with several names (tied weights) is counted once, under the first one. Percentages
+    are of all elements. The table is also in `table`, from `post_setup` on.
 
     Args:
-        search_and_replace: Pairs of a regular expression and what replaces it in the names; rows
-            whose names become equal are added up, as in `[['layers\.\d+', 'layers.*']]`.
-        order_by: A column to sort by; None = the model's own order.
-        descending: Largest first.
+        search_and_replace: Pairs of a regular expression and its replacement, applied to the names;
+            rows whose names become equal are merged, as with `[['layers\.\d+', 'layers.*']]`.
+        order_by: Column to sort by; None = order of the model.
+        descending: Whether to sort in descending order.
 
     Raises:
-        ConfigError: If an expression is none.
+        ConfigError: If a regular expression is invalid.
     """
 
     @checked()
@@ -96,7 +96,7 @@ class CountParams(Callback):
             groups.setdefault(name, []).append(row)
         return [_merged(name, members) for name, members in groups.items()]
 
-    # Messages go to the run's log only during a run.
+    # The log file of a run receives messages only during the run.
 
     @override
     def on_enter_fit(
@@ -160,7 +160,7 @@ def _merged(name: str, rows: list[Row]) -> Row:
 
 
 def format_table(rows: list[Row]) -> str:
-    """Return rows and their total as text."""
+    """Format rows and their total as a table."""
     total = sum(row.elements for row in rows)
     sums = Row(
         name="total",

@@ -1,4 +1,4 @@
-"""Callbacks of the configuration format that do nothing on this hardware, and HFCacheDir."""
+"""Callbacks of the Cerebras format that have no effect on this hardware, and HFCacheDir."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class DebugArgsPath(Callback):
-    """Accepted for the format's sake: there is no compiler here that reads debug arguments.
+    """Accepted for compatibility; no effect, since no compiler here reads debug arguments.
 
     Args:
-        debug_args_path: Where they are; not opened. None = nowhere.
+        debug_args_path: Path of the debug arguments; not opened. None = none.
 
     Raises:
         ConfigError: If it is not a path.
@@ -34,41 +34,41 @@ class DebugArgsPath(Callback):
 
     @property
     def notes(self) -> list[str]:
-        """What has no effect here."""
+        """Arguments without effect."""
         if self.debug_args_path is None:
             return []
         return ["debug_args_path: no effect on this hardware; the file is not read."]
 
 
 class WeightCompression(Callback):
-    """Accepted for the format's sake: weights stay on the device, so none are compressed.
+    """Accepted for compatibility; no effect, since weights stay on the device.
 
     Args:
-        compressions: One, or several, each with `format` and `param_filter`.
+        compressions: One or more mappings with the keys `format` and `param_filter`.
 
     Raises:
-        ConfigError: If one lacks either.
+        ConfigError: If one lacks a key.
     """
 
     def __init__(self, compressions: dict[str, Any] | list[dict[str, Any]]) -> None:
         given = [compressions] if isinstance(compressions, dict) else compressions
         if not isinstance(given, list):
             raise ConfigError(
-                f"WeightCompression.compressions is {compressions!r}; it must be a mapping, or a "
-                f"list of them."
+                f"WeightCompression.compressions is {compressions!r}; it must be a mapping or a "
+                f"list of mappings."
             )
         for one in given:
             missing = {"format", "param_filter"} - set(one if isinstance(one, dict) else ())
             if missing:
                 raise ConfigError(
-                    f"WeightCompression.compressions: {one!r} lacks {min(missing)}; each has "
+                    f"WeightCompression.compressions: {one!r} lacks {min(missing)}; each requires "
                     f"format and param_filter."
                 )
         self.compressions = given
 
     @property
     def notes(self) -> list[str]:
-        """What has no effect here."""
+        """Arguments without effect."""
         return ["compressions: no effect on this hardware; weights stay as they are."]
 
 
@@ -76,13 +76,13 @@ log = logging.getLogger("modelzoo_trainer")
 
 
 class HFCacheDir(Callback):
-    """Has Hugging Face's libraries use a folder for models and data, until the trainer is closed.
+    """Set the cache folder of the Hugging Face libraries until the trainer is closed.
 
-    The environment of this process and of those that it starts says so from before the model is
-    built. A library that was imported earlier has read it already; that is logged.
+    The environment of this process and of those that it starts is set before the model is built.
+    A library that was imported earlier may ignore it; that is logged.
 
     Args:
-        cache_dir: The folder; `~` is the user's. It need not be there.
+        cache_dir: The folder; `~` is expanded. It need not exist.
 
     Raises:
         ConfigError: If it is empty, or is a file.
@@ -93,25 +93,25 @@ class HFCacheDir(Callback):
         self.cache_dir = Path(cache_dir).expanduser().absolute()
         if self.cache_dir.is_file():
             raise ConfigError(
-                f"HFCacheDir.cache_dir is {cache_dir!r}, which is a file; it must name a folder."
+                f"HFCacheDir.cache_dir is {cache_dir!r}, which is a file; it must be a folder."
             )
-        self._let_go: Callable[[], None] | None = None
+        self._restore: Callable[[], None] | None = None
 
     @override
     def pre_setup(self, trainer: Trainer) -> None:
         loaded = loaded_hf_libraries()
         if loaded and trainer.backend.comm.is_main:
             log.warning(
-                "HFCacheDir: %s had been imported already and may continue to use "
-                "another folder than %s.",
+                "HFCacheDir: %s is already imported and may continue to use "
+                "a folder other than %s.",
                 ", ".join(loaded),
                 self.cache_dir,
             )
         self.finalize()
-        self._let_go = hold_hf_cache_dir(str(self.cache_dir))
+        self._restore = hold_hf_cache_dir(str(self.cache_dir))
 
     @override
     def finalize(self) -> None:
-        let_go, self._let_go = self._let_go, None
-        if let_go is not None:
-            let_go()
+        restore, self._restore = self._restore, None
+        if restore is not None:
+            restore()

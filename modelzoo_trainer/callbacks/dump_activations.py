@@ -1,4 +1,4 @@
-"""What modules put out and the gradients of it, in files."""
+"""Module outputs and their gradients in `.npz` files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Outputs
-from modelzoo_trainer.callbacks.activation_hooks import Place, WatchesTensors, named_params
+from modelzoo_trainer.callbacks.activation_hooks import TensorPath, TensorWatcher, named_params
 from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError
 
@@ -37,27 +37,27 @@ _KNOWN_TO_NUMPY: Final = frozenset(
 )
 
 
-class DumpActivations(WatchesTensors):
-    """Writes what modules put out in training, and its gradients, into `.npz` files.
+class DumpActivations(TensorWatcher):
+    """Write module outputs and gradients of training to `.npz` files.
 
-    An array is `<module>.fwd` or `<module>.bwd`, from the second call of a batch on
-    `<module>.call1.fwd`, with the key of a part of a mapping or a sequence after it; and
-    `<parameter>.grad`. The model itself goes by the name of its class. The first axis of each is
-    that of batches, whose global steps are the array `step`. Gradients are those after the
-    backward pass of a batch: scaled under a loss scaler, and added up over the batches of a step
-    so far. Types that numpy has not, such as bfloat16, are written as float32.
+    Arrays are named `<module>.fwd`, `<module>.bwd` and `<parameter>.grad`; from the second call in
+    a batch on, `<module>.call1.fwd`; an item of a mapping or a sequence has its key appended. The
+    model itself is named after its class. The first axis of each array is the batch; the array
+    `step` has the global step of each. Gradients are those after the backward pass of a batch:
+    scaled under a loss scaler, and accumulated over the batches of a step so far. Types that numpy
+    lacks, such as bfloat16, are written as float32.
 
-    The files are `act_dumps.npz`, `act_dumps_1.npz` and so on; none is overwritten. When the shapes
-    of the batches change, a new file begins. The main process writes what it has
-    itself. A file that cannot be written is logged once, and the run continues without. What was
-    collected before an error is written as well. A compiled model runs as it is written.
+    Files are named `act_dumps.npz`, `act_dumps_1.npz` and so on; none is overwritten. A new file
+    begins when the shapes of the batches change. The main process writes its own tensors. If a file
+    cannot be written, a warning is logged and the run continues without further files. What was
+    collected before an exception is written as well. A compiled model runs eagerly.
 
     Args:
-        outdir: Where the files are; None = `act_dumps` in `model_dir`.
-        buffer_steps: Steps that a file holds, > 0, kept in memory until then; None = all of a fit.
+        outdir: Folder of the files; None = `act_dumps` in `model_dir`.
+        buffer_steps: Steps per file, > 0, buffered in host memory; None = the whole fit.
 
     Raises:
-        ConfigError: If an argument does not fit; in `fit`, if the folder cannot be made.
+        ConfigError: If an argument is invalid; in `fit`, if the folder cannot be created.
 
     Cost: In each step, a copy of all activations and gradients to the host.
     """
@@ -68,7 +68,7 @@ class DumpActivations(WatchesTensors):
     def __init__(self, outdir: Path | None = None, buffer_steps: PositiveInt | None = None) -> None:
         super().__init__()
         if outdir is not None and (not isinstance(outdir, (str, Path)) or not str(outdir)):
-            raise ConfigError(f"DumpActivations.outdir is {outdir!r}; it must name a folder.")
+            raise ConfigError(f"DumpActivations.outdir is {outdir!r}; it must be a folder.")
         self.outdir = None if outdir is None else Path(outdir)
         self.buffer_steps = buffer_steps
         self._folder = Path()
@@ -83,34 +83,34 @@ class DumpActivations(WatchesTensors):
         super().enter(trainer, stack)
         self._folder = self.outdir or trainer.model_dir / "act_dumps"
         self._has_failed = False
-        self._forget()
+        self._reset()
         if trainer.backend.comm.is_main:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ConfigError(
-                    f"DumpActivations.outdir {str(self._folder)!r} cannot be made: "
-                    f"{error.strerror or error}. Choose a folder that can be written."
+                    f"DumpActivations.outdir {str(self._folder)!r} cannot be created: "
+                    f"{error.strerror or error}. Choose a writable folder."
                 ) from None
         stack.callback(self._write)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._record, self._rows, self._steps, self._num_steps = {}, [], [], 0
 
     # ---- within the step
 
     @override
-    def wants(self, trainer: Trainer) -> bool:
+    def is_watched(self, trainer: Trainer) -> bool:
         return True
 
     @override
     def before(
         self, trainer: Trainer, model: Module, args: list[Any], kwargs: dict[str, Any]
     ) -> None:
-        self._record = {}  # of a step that was cut off
+        self._record = {}  # of an interrupted step
 
     @override
-    def see(self, trainer: Trainer, place: Place, tensor: Tensor) -> None:
+    def process(self, trainer: Trainer, place: TensorPath, tensor: Tensor) -> None:
         self._read(trainer, place.key, tensor)
 
     @override
@@ -147,7 +147,7 @@ class DumpActivations(WatchesTensors):
 
     def _write(self) -> None:
         rows, steps = self._rows, self._steps
-        self._forget()
+        self._reset()
         if not rows:
             return
         arrays = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
@@ -156,7 +156,7 @@ class DumpActivations(WatchesTensors):
         try:
             _save(path, arrays)
         except OSError as error:
-            log.warning("%s could not be written, nothing more is dumped: %s", path, error)
+            log.warning("Cannot write %s; no more activations are dumped: %s", path, error)
             self._has_failed = True
 
     def _free_path(self) -> Path:
@@ -181,5 +181,5 @@ def _layout(record: Record) -> dict[str, Any]:
 def _save(path: Path, arrays: Record) -> None:
     unfinished = path.with_suffix(".tmp")
     with unfinished.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]  # allow_pickle is none of them
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # no key is allow_pickle
     os.replace(unfinished, path)

@@ -1,4 +1,4 @@
-"""Which tensors of a step have names."""
+"""List of the tensors that have names in a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Outputs
-from modelzoo_trainer.callbacks.activation_hooks import NamesTensors
+from modelzoo_trainer.callbacks.activation_hooks import NamedTensorWatcher
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.dump_available_tensor_names")
 
 
-class DumpAvailableTensorNames(NamesTensors):
-    """Writes the names that the tensor listeners know, with shapes and types, into files.
+class DumpAvailableTensorNames(NamedTensorWatcher):
+    """Write the tensor names that the tensor listeners accept, with shapes and dtypes, to files.
 
-    Those of the first step of a fit are in `available_tensor_names.txt` in the run's folder, those
-    of the first batch of a validation in `available_tensor_names_validate.txt`. For what the names
-    mean see `SummaryTensorListener`. A file that cannot be written is logged; the run continues.
+    Those of the first step of a fit are in `available_tensor_names.txt` in the run folder, those of
+    the first batch of a validation in `available_tensor_names_validate.txt`. The names are
+    explained in `SummaryTensorListener`. If a file cannot be written, a warning is logged.
 
-    Cost: Of the first step alone, little.
+    Cost: Small, in the first step only.
     """
 
     def __init__(self) -> None:
@@ -42,11 +42,11 @@ class DumpAvailableTensorNames(NamesTensors):
         self._is_done = [False, False]
 
     @override
-    def wants(self, trainer: Trainer) -> bool:
+    def is_watched(self, trainer: Trainer) -> bool:
         return not self._is_done[trainer.val_iterator is not None]
 
     @override
-    def see_named(self, trainer: Trainer, name: str, tensor: Tensor) -> None:
+    def process_named(self, trainer: Trainer, name: str, tensor: Tensor) -> None:
         dtype = str(tensor.dtype).removeprefix("torch.")
         self._lines[name] = f"{name}\t{list(tensor.shape)}\t{dtype}\n"
 
@@ -76,4 +76,4 @@ def _write_text(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        log.warning("%s could not be written: %s", path, error)
+        log.warning("Cannot write %s: %s", path, error)

@@ -1,4 +1,4 @@
-"""Ends a run when a metric no longer improves."""
+"""Early stopping by a metric."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ log = logging.getLogger("modelzoo_trainer.early_stopping")
 
 
 class EarlyStopping(Callback):
-    """Ends a run in order when a metric has not improved for some of its values.
+    """Stop training when a metric stops improving.
 
-    A value improves if it is better than the best one by more than `min_delta`. One that is not
-    finite does not. The first finite value is the best one so far. The run ends at a step boundary
-    or, if the value is that of a validation, when the validation is complete; other callbacks have
-    seen the value by then, whatever their order. A run that has ended so ends again at once when it
-    is resumed, unless `patience` was raised or the callback taken out.
+    A value improves if it is better than the best one by more than `min_delta`; a non-finite value
+    does not. The first finite value becomes the best one. The run stops gracefully at a step
+    boundary or, for a validation metric, at the end of the validation; other callbacks have
+    received the value by then, whatever their order. A run stopped this way stops again at once
+    when it is resumed, unless `patience` was increased or the callback removed.
 
-    On devices that deliver late, a metric of training steps ends the run some steps late. Of a
-    metric that each process has for itself, that of the main process counts.
+    On devices that are read asynchronously, a training metric stops the run some steps later. If a
+    metric differs between processes, the value of the main process is used.
 
     Args:
-        metric: Its name as the loggers see it, such as `validate_0/loss`.
-        mode: Whether the least or the greatest value is best.
-        patience: The run ends after this many values in a row that do not improve, > 0.
-        min_delta: How much better a value must be, >= 0.
-        reset_on_fit: Whether each fit starts afresh; False = continues from the previous
-            one. A fit that resumes from a checkpoint of the run does so in any case.
-        verbose: Whether each value is logged.
+        metric: Name of the metric as loggers receive it, such as `validate_0/loss`.
+        mode: Whether a smaller ("min") or a larger ("max") value is better.
+        patience: Number of consecutive values without improvement after which to stop, > 0.
+        min_delta: Minimum improvement, >= 0.
+        reset_on_fit: Whether to reset the state in each fit; False = continue from the previous
+            one. A fit that resumes from a checkpoint of the run never resets it.
+        verbose: Whether to log each value.
 
     State: The best value, its step, and the number of values since.
 
     Raises:
-        ConfigError: If an argument does not fit; when the metric arrives, if it is not a number.
+        ConfigError: If an argument is invalid; when the metric is logged, if it is not a number.
     """
 
     needs_trainer = True
@@ -67,19 +67,19 @@ class EarlyStopping(Callback):
         self.min_delta = min_delta
         self.reset_on_fit = reset_on_fit
         self._level = logging.INFO if verbose else logging.DEBUG
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.best: float | None = None
         """The best value so far; None = there is none."""
         self.best_step = 0
-        """The step that it belongs to."""
+        """Step of the best value."""
         self.num_waited = 0
-        """Number of values in a row that have not improved."""
+        """Number of consecutive values without improvement."""
 
     @property
     def metric(self) -> str:
-        """Which metric decides."""
+        """Name of the metric."""
         return self._watch.metric
 
     # ---- values
@@ -95,7 +95,7 @@ class EarlyStopping(Callback):
     ) -> None:
         self._watch.begin()
         if self.reset_on_fit:
-            self._forget()
+            self._reset()
 
     @override
     def on_metrics(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
@@ -106,12 +106,12 @@ class EarlyStopping(Callback):
             return
         if self._improves(value):
             self.best, self.best_step, self.num_waited = value, step, 0
-            log.log(self._level, "%s improves to %.6g at step %d.", self.metric, value, step)
+            log.log(self._level, "%s improved to %.6g at step %d.", self.metric, value, step)
             return
         self.num_waited += 1
         log.log(
             self._level,
-            "%s is %.6g at step %d, no better than %s: %d of %d.",
+            "%s is %.6g at step %d, not better than %s (%d of %d).",
             self.metric,
             value,
             step,
@@ -148,7 +148,7 @@ class EarlyStopping(Callback):
         loop: Any,
         loop_idx: int,
     ) -> None:
-        trainer.drain()  # what validations have logged
+        trainer.drain()  # read the metrics of validations
         self._watch.warn_if_missing()
         self._stop_all_if_due(trainer)
 
@@ -166,7 +166,7 @@ class EarlyStopping(Callback):
 
     def _reason(self) -> str:
         return (
-            f"EarlyStopping: {self.metric} has had {self.num_waited} values no better than "
+            f"EarlyStopping: {self.metric} had {self.num_waited} values not better than "
             f"{self._described()}"
         )
 
@@ -175,7 +175,7 @@ class EarlyStopping(Callback):
         trainer.drain()
         if self._watch.hint and self.best is None:
             log.warning(
-                "EarlyStopping: no metric %r was logged, so nothing could end the run early. %s",
+                "EarlyStopping: no metric %r was logged, so early stopping had no effect. %s",
                 self.metric,
                 self._watch.hint,
             )
@@ -183,11 +183,11 @@ class EarlyStopping(Callback):
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how long it has waited for what."""
+        """Return the best value, its step and the number of values since."""
         return {"best": self.best, "best_step": self.best_step, "num_waited": self.num_waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on waiting."""
+        """Restore the state."""
         self.best = state["best"]
         self.best_step = state["best_step"]
         self.num_waited = state["num_waited"]

@@ -1,4 +1,4 @@
-"""Further checkpoints, with intervals, parts, a format and a folder of their own."""
+"""Additional checkpoints with their own interval, parts, format and folder."""
 
 from __future__ import annotations
 
@@ -29,34 +29,33 @@ _NAME: Final = "ExtraCheckpoint.checkpoint_name"
 
 
 class ExtraCheckpoint(Callback):
-    """Writes checkpoints, or files of weights, besides those of the run, at times of its own.
+    """Write additional checkpoints or weights files, on their own schedule.
 
-    Several of them may be in a run, each for itself. What they write is never resumed from
-    automatically; `fit(ckpt_path=...)` takes it like any other. If something cannot be written
-    that is logged; the run continues.
+    Can be used several times. A run never resumes from these automatically; `fit(ckpt_path=...)`
+    accepts them like any other. If one cannot be written, an error is logged; the run continues.
 
     Args:
-        steps: On every n-th step, > 0; None = not by steps.
-        epochs: At the end of every n-th epoch, > 0; None = not by epochs.
-        at_end: Also when a fit ends, unless it was interrupted.
-        checkpoint_states: Names of top-level parts such as `model` and `optimizer`: a list, or a
-            text with commas; "all" = everything.
-        file_format: A checkpoint of the run's own format, or one `.safetensors` file with the
-            weights, for other programs.
-        folder: Where; a path within `model_dir`.
-        checkpoint_name: Their names; holds the field `{step}`, the number of updates in the
-            weights, once.
-        keep: How many to keep, > 0, the newest; None = all.
-        averaged: Write the averaged weights of `ModelEma` instead of the model's.
+        steps: Write on every n-th step, > 0; None = not by steps.
+        epochs: Write at the end of every n-th epoch, > 0; None = not by epochs.
+        at_end: Whether to write at the end of a fit, unless it was interrupted.
+        checkpoint_states: Names of top-level parts such as `model` and `optimizer`: a list or a
+            comma-separated string; "all" = everything.
+        file_format: "checkpoint", the format of the run's checkpoints, or "safetensors", a single
+            file with the weights, for other programs.
+        folder: Folder of the files; a path within `model_dir`.
+        checkpoint_name: Name pattern; contains the field `{step}`, the number of optimizer steps,
+            once.
+        keep: Number of newest checkpoints to keep, > 0; None = all.
+        averaged: Whether to write the averaged weights of `ModelEma` instead of the model's.
 
-    State: The names of what it has written and kept.
+    State: The names of the checkpoints that it wrote and kept.
 
-    Cost: Training waits for the write. Where each process has a part of the weights only, a
-        `.safetensors` file is written twice.
+    Cost: Training waits for the write. With sharded weights, a `.safetensors` file is written
+        twice.
 
     Raises:
-        ConfigError: If an argument does not fit, nothing would ever be written, or another one
-            writes under the same names.
+        ConfigError: If an argument is invalid, nothing would ever be written, or another
+            ExtraCheckpoint writes under the same names.
     """
 
     state_is_of_run = True
@@ -83,7 +82,7 @@ class ExtraCheckpoint(Callback):
         if self.states != ("model",) and (is_file or averaged):
             what = "file_format safetensors" if is_file else "averaged"
             raise ConfigError(
-                f"{_STATES} is {checkpoint_states!r}, but {what} is for weights alone. Use 'model'."
+                f"{_STATES} is {checkpoint_states!r}, but {what} is for weights only. Use 'model'."
             )
         if not is_file:
             check_is_directory(_NAME, checkpoint_name)
@@ -98,7 +97,7 @@ class ExtraCheckpoint(Callback):
         self._last: int | None = None
         self._is_resumed = False
 
-    # ---- set-up
+    # ---- setup
 
     @override
     def post_setup(self, trainer: Trainer) -> None:
@@ -106,14 +105,12 @@ class ExtraCheckpoint(Callback):
         for other in trainer.get_callbacks(ExtraCheckpoint):
             if other is not self and other._place(trainer) == self._place(trainer):
                 raise ConfigError(
-                    f"two ExtraCheckpoint write under the names {self._template!r} in "
+                    f"two ExtraCheckpoint use the name {self._template!r} in "
                     f"{str(self._side.root(trainer))!r}. Give one of them another folder or "
                     f"checkpoint_name."
                 )
         if self.averaged and trainer.get_callback(ModelEma) is None:
-            raise ConfigError(
-                "ExtraCheckpoint.averaged is set, but no ModelEma is among the callbacks. Add one."
-            )
+            raise ConfigError("ExtraCheckpoint.averaged requires the callback ModelEma. Add it.")
 
     def _place(self, trainer: Trainer) -> Path:
         return self._side.root(trainer).resolve() / self._template
@@ -163,11 +160,11 @@ class ExtraCheckpoint(Callback):
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is kept, and the step of the last one."""
+        """Return the names of the kept checkpoints and the step of the last one."""
         return {"kept": list(self._kept), "last": self._last}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with these; what comes again replaces what was there."""
+        """Restore the state; checkpoints that are written again replace the existing ones."""
         self._kept = [Path(name).name for name in state["kept"]]
         self._last = state["last"]
         self._is_resumed = True

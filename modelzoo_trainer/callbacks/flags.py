@@ -1,4 +1,4 @@
-"""Dotted flags: for a whole run, its training, its validations."""
+"""Dotted flags for a whole run, its training or its validations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Flags(Callback):
-    """Checks its flags; a subclass says when they count."""
+    """Check flags; subclasses determine when they apply."""
 
     def __init__(self, **flags: Any) -> None:
         for key, value in flags.items():
@@ -42,16 +42,16 @@ class _Flags(Callback):
 
     @property
     def notes(self) -> list[str]:
-        """What has no effect here."""
+        """Flags without effect."""
         idle = [key for key in self.flags if key != MICRO_BATCH_SIZE and not is_switch(key)]
         found = [f"{', '.join(idle)}: no effect on this hardware."] if idle else []
         size = self.flags.get(MICRO_BATCH_SIZE)
         if size is not None and self.micro_batch_size is None:
-            found.append(f"{MICRO_BATCH_SIZE} {size!r}: batches stay whole. Write a number.")
+            found.append(f"{MICRO_BATCH_SIZE} {size!r}: batches are not split. Give a number.")
         return found
 
     def _hold(self, stack: ExitStack) -> None:
-        """Set the switches until a stack unwinds."""
+        """Set the flags of torch until a stack is closed."""
         if not self.switches:
             return
         try:
@@ -61,22 +61,21 @@ class _Flags(Callback):
 
 
 class ScopedTrainFlags(_Flags):
-    """Flags for training; `csx.performance.micro_batch_size` splits its batches.
+    """Set flags for training; `csx.performance.micro_batch_size` splits its batches.
 
-    The samples of a batch go through the model in micro-batches of this size, one after another,
-    and their gradients add up to that of the batch.
+    The samples of a batch go through the model in micro-batches of this size, one after another;
+    their gradients are accumulated.
 
-    Names that begin with `torch.` are those of torch's own switches, as a program writes them:
+    Names that begin with `torch.` are flags and setters of torch:
     `torch.backends.cudnn.benchmark`, `torch.backends.cuda.matmul.allow_tf32`,
-    `torch.set_float32_matmul_precision`, ... They are set while a train stage runs, and put back
-    however it ends. Flags of other hardware have no effect.
+    `torch.set_float32_matmul_precision`, ... They are set during a train stage and restored at its
+    end, also after an exception. Flags of other hardware have no effect.
 
     Args:
-        **flags: By their dotted names; they go before those of `GlobalFlags`. Null = not set.
+        **flags: Values by dotted name; they override those of `GlobalFlags`. Null = not set.
 
     Raises:
-        ConfigError: If there is no such flag, or its value does not fit; in training, if torch
-            refuses it.
+        ConfigError: If a flag is unknown or its value is invalid; in training, if torch rejects it.
     """
 
     @override
@@ -97,16 +96,16 @@ class ScopedTrainFlags(_Flags):
 
 
 class ScopedValidateFlags(_Flags):
-    """Flags for validation; `csx.performance.micro_batch_size` splits its batches.
+    """Set flags for validation; `csx.performance.micro_batch_size` splits its batches.
 
-    torch's switches are set while a validation runs, also one between train stages.
+    Flags of torch are set during each validation, also between train stages.
 
     Args:
-        **flags: By their dotted names, as in `ScopedTrainFlags`.
+        **flags: Values by dotted name, as in `ScopedTrainFlags`.
 
     Raises:
-        ConfigError: If there is no such flag, or its value does not fit; in validation, if torch
-            refuses it.
+        ConfigError: If a flag is unknown or its value is invalid; in validation, if torch rejects
+            it.
     """
 
     @override
@@ -122,17 +121,16 @@ class ScopedValidateFlags(_Flags):
 
 
 class GlobalFlags(_Flags):
-    """Flags for the whole run, training and validation, where no scoped ones say otherwise.
+    """Set flags for the whole run, training and validation; scoped flags override them.
 
-    torch's switches are set when the trainer is made, before its model is, and put back when it is
+    Flags of torch are set when the trainer is created, before its model, and restored when it is
     closed.
 
     Args:
-        **flags: By their dotted names, as in `ScopedTrainFlags`.
+        **flags: Values by dotted name, as in `ScopedTrainFlags`.
 
     Raises:
-        ConfigError: If there is no such flag, or its value does not fit; at set-up, if torch
-            refuses it.
+        ConfigError: If a flag is unknown or its value is invalid; at setup, if torch rejects it.
     """
 
     @override
@@ -147,7 +145,7 @@ class GlobalFlags(_Flags):
 
 
 class _HarnessFlags(_Flags):
-    """Flags for the validations of one harness, whose loop has a name of its own."""
+    """Flags for the validations of one harness, by the name of its loop's hook."""
 
     loop_name: ClassVar[str]
 
@@ -164,34 +162,34 @@ class _HarnessFlags(_Flags):
 
 
 class ScopedEleutherEvalHarnessFlags(_HarnessFlags):
-    """Flags for the validations of the Eleuther evaluation harness alone.
+    """Set flags for the validations of the Eleuther evaluation harness only.
 
-    They count in validations whose loop has the hook `eleuther_eval_harness`, and are put back
+    They apply to validations whose loop has the hook `eleuther_eval_harness`, and are restored
     after each.
 
     Args:
-        **flags: By their dotted names, as in `ScopedTrainFlags`.
+        **flags: Values by dotted name, as in `ScopedTrainFlags`.
 
     Raises:
-        ConfigError: If there is no such flag, or its value does not fit; in validation, if torch
-            refuses it.
+        ConfigError: If a flag is unknown or its value is invalid; in validation, if torch rejects
+            it.
     """
 
     loop_name = "eleuther_eval_harness"
 
 
 class ScopedBigCodeEvalHarnessFlags(_HarnessFlags):
-    """Flags for the validations of the BigCode evaluation harness alone.
+    """Set flags for the validations of the BigCode evaluation harness only.
 
-    They count in validations whose loop has the hook `bigcode_eval_harness`, and are put back
+    They apply to validations whose loop has the hook `bigcode_eval_harness`, and are restored
     after each.
 
     Args:
-        **flags: By their dotted names, as in `ScopedTrainFlags`.
+        **flags: Values by dotted name, as in `ScopedTrainFlags`.
 
     Raises:
-        ConfigError: If there is no such flag, or its value does not fit; in validation, if torch
-            refuses it.
+        ConfigError: If a flag is unknown or its value is invalid; in validation, if torch rejects
+            it.
     """
 
     loop_name = "bigcode_eval_harness"

@@ -1,4 +1,4 @@
-"""How much of what the device can do a run makes use of."""
+"""Model FLOPs utilization (MFU) of a run."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class FlopCount:
-    """Counts the operations of everything that runs, from now until `stop`.
+    """Count the floating-point operations of everything that runs, until `stop`.
 
-    They are those of matrix products, convolutions and attention, as `torch.utils.flop_counter`
-    counts them. What is compiled runs uncompiled meanwhile: the counter sees into no graph, and a
-    function that torch first met under a counter would never be compiled.
+    Counted are matrix products, convolutions and attention, by `torch.utils.flop_counter`. Compiled
+    code runs eagerly meanwhile: the counter does not see into graphs, and a function that torch
+    first traces under a counter would never be compiled.
     """
 
     def __init__(self) -> None:
@@ -37,23 +37,23 @@ class FlopCount:
         if "torch._dynamo" in sys.modules:  # else nothing is compiled
             self._stack.enter_context(torch.compiler.set_stance("force_eager"))
         counter = FlopCounterMode(display=False, custom_mapping=_attention_formulas())
-        counter.mod_tracker = _NoModules()  # type: ignore[assignment]  # what is asked of one
+        counter.mod_tracker = _NoModules()  # type: ignore[assignment]  # has all it calls
         self._counter = self._stack.enter_context(counter)
-        self._num_left_out = 0
+        self._num_subtracted = 0
         _OPEN.append(self)
         self._stack.callback(_OPEN.remove, self)
 
     @property
     def total(self) -> int:
-        """How many there were."""
-        return int(self._counter.get_total_flops()) - self._num_left_out
+        """The number of operations so far."""
+        return int(self._counter.get_total_flops()) - self._num_subtracted
 
-    def leave_out(self, num: int) -> None:
-        """Take back some that were counted."""
-        self._num_left_out += num
+    def subtract(self, num: int) -> None:
+        """Subtract operations that should not count."""
+        self._num_subtracted += num
 
     def stop(self) -> None:
-        """Count no more."""
+        """Stop counting. Idempotent."""
         self._stack.close()
 
 
@@ -62,19 +62,19 @@ _OPEN: Final[list[FlopCount]] = []
 
 @contextmanager
 def uncounted() -> Iterator[None]:
-    """Do not count the operations inside: they measure the model, they are not its."""
+    """Do not count the operations inside, which measure the model."""
     before = [(count, count.total) for count in _OPEN]
     try:
         yield
     finally:
         for count, total in before:
-            count.leave_out(count.total - total)
+            count.subtract(count.total - total)
 
 
 class _NoModules:
-    """Stands for torch's tracker of modules, which puts hooks on all modules of the process.
+    """Replacement for torch's module tracker, which hooks all modules of the process.
 
-    Of these a compiled model warns, and nobody asks for the counts of single modules.
+    Compiled models warn about these hooks, and counts per module are not needed.
     """
 
     parents = frozenset({"Global"})
@@ -87,7 +87,7 @@ class _NoModules:
 
 
 def _attention_formulas() -> dict[Any, Any]:
-    """Return formulas for the kernels of attention that torch's counter does not know."""
+    """Return formulas for attention kernels that torch's counter does not know."""
     from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
     def forward(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
@@ -109,28 +109,27 @@ log = logging.getLogger("modelzoo_trainer.performance")
 
 
 class FlopUtilization(TrainingProfiler):
-    """Logs how many operations a second a device does, and how much of its peak that is (MFU).
+    """Log FLOP/s and model FLOPs utilization (MFU).
 
-    The floating-point operations of the forward and the backward pass are counted by
-    `torch.utils.flop_counter`: those of matrix products, convolutions and attention. That is done
-    once for each shape of batches, in the step of the first one; the other steps are not touched.
-    What activation checkpointing computes twice counts twice. Each process counts its own device;
-    the first one's figures are logged. Validations, checkpoints and the first step do not count.
+    The floating-point operations of the forward and backward pass are counted by
+    `torch.utils.flop_counter`: matrix products, convolutions and attention. They are counted once
+    per batch shape, in the first step with it; other steps are not affected. Recomputation by
+    activation checkpointing is counted. Each process counts its own device; the main process logs
+    its values. Validations, checkpoints and the first step are excluded.
 
-    The peak rate is the maker's for dense matrices in the type that the model computes in. If it
-    is not known, that is said once and only `flops_per_sec` is logged.
+    The default peak rate is the vendor's for dense matrices in the dtype of the computation. If it
+    is unknown, a message is logged once, and only `flops_per_sec` is logged.
 
     Args:
-        peak_flops: Operations a second that one device can do, > 0; None = as the device's maker
-            says.
+        peak_flops: Peak rate of one device in FLOP/s, > 0; None = the vendor's.
 
     Metrics:
         flops_per_sec: FLOP/s of a device since the last log step.
-        flops_utilization: That in percent of the peak rate.
+        flops_utilization: flops_per_sec in percent of the peak rate.
 
-    State: The counts by shape, as a step that is counted runs uncompiled.
+    State: The counts by batch shape, as a counted step runs eagerly.
 
-    Cost: A look at the shapes of each batch.
+    Cost: Reading the shapes of each batch.
 
     Raises:
         ConfigError: If the rate is not positive.
@@ -140,7 +139,7 @@ class FlopUtilization(TrainingProfiler):
     def __init__(self, peak_flops: FinitePositiveFloat | None = None) -> None:
         self.peak_flops = peak_flops
         self._peak: float | None = None
-        self._is_told = False
+        self._has_logged = False
         self._counts: dict[str, int] = {}
         self._num_params = 0
         self._counting: FlopCount | None = None
@@ -156,9 +155,9 @@ class FlopUtilization(TrainingProfiler):
     @property
     @override
     def perf_metrics(self) -> dict[str, Any]:
-        """The fit without its first step, of one device.
+        """Measurements of one device since the fit began, without the first step.
 
-        `total_flops`; `flops_per_sec`; and, both null if the peak is not known, `peak_flops` and
+        `total_flops`; `flops_per_sec`; and, both null if the peak is unknown, `peak_flops` and
         `flops_utilization` in percent.
         """
         elapsed = self._clock.elapsed()
@@ -170,7 +169,7 @@ class FlopUtilization(TrainingProfiler):
             "flops_utilization": None if self._peak is None else 100 * rate / self._peak,
         }
 
-    # ---- what is counted
+    # ---- counting
 
     @override
     def on_enter_fit(
@@ -190,17 +189,17 @@ class FlopUtilization(TrainingProfiler):
     ) -> None:
         super().on_train_start(trainer, model, train_dataloader, loop, loop_idx)
         num = sum(param.numel() for param in model.parameters() if param.requires_grad)
-        if num != self._num_params:  # another model, or other parts of it are trained
+        if num != self._num_params:  # another model or other trainable parameters
             self._counts.clear()
             self._num_params = num
         self._peak = self.peak_flops
         if self._peak is None:
             self._peak = peak_flops(trainer.backend, _dtype_of(trainer, model))
-        if self._peak is None and not self._is_told and trainer.backend.comm.is_main:
-            self._is_told = True
+        if self._peak is None and not self._has_logged and trainer.backend.comm.is_main:
+            self._has_logged = True
             log.info(
-                "FlopUtilization: the peak rate of %r in this type is not known, so no utilization "
-                "is logged. Give it as peak_flops.",
+                "FlopUtilization: the peak rate of %r in this dtype is unknown, so no utilization "
+                "is logged. Set peak_flops.",
                 device_name(trainer.backend),
             )
 
@@ -209,7 +208,7 @@ class FlopUtilization(TrainingProfiler):
         self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
     ) -> None:
         super().on_train_batch_start(trainer, model, batch, batch_idx)
-        self._stop_counting()  # of a step that was cut off
+        self._stop_counting()  # of an interrupted step
         self._counted = 0
         self._key = _shapes_of(batch)
         if self._key not in self._counts:
@@ -250,11 +249,11 @@ class FlopUtilization(TrainingProfiler):
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts, and what of the model they are for."""
+        """Return the counts, and the number of parameters that they are valid for."""
         return {"num_params": self._num_params, "counts": dict(self._counts)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore them."""
+        """Restore the counts."""
         self._num_params = state_dict["num_params"]
         self._counts = dict(state_dict["counts"])
 
@@ -271,7 +270,7 @@ def _shapes_of(batch: Batch) -> str:
 
 
 def _dtype_of(trainer: Trainer, model: Module) -> torch.dtype:
-    """Return the type that matrix products are computed in: autocast's, else the weights'."""
+    """Return the dtype of matrix products: that of autocast, or else of the weights."""
     half = getattr(trainer.precision.autocast, "fast_dtype", None)
     if isinstance(half, torch.dtype):
         return half

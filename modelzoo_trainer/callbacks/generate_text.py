@@ -1,4 +1,4 @@
-"""A sample of what a language model has learnt."""
+"""Text generation at the end of a fit."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ _NOT_A_BYTE: Final = "\ufffd".encode()
 
 
 class GenerateText(Callback):
-    """Lets the model continue a prompt when a fit ends; logs the text and writes `sample.txt`.
+    """Generate a text from a prompt at the end of a fit; log it and write it to `sample.txt`.
 
-    On a device that compiles a graph for each length, a copy of the model does so on the host.
+    On a device that compiles one graph per length, a copy of the model on the host generates it.
 
     Args:
-        prompt: The beginning of the text.
-        max_new_tokens: Number of tokens to add.
-        temperature: Below 1 likelier tokens are preferred; 0 always takes the likeliest.
-        top_k: Draw only among the `top_k` likeliest; None = among all.
-        seed: Of the draws; the run's own random numbers stay as they are.
-        tokenizer_file_path: Of the `tokenizers` library; None = tokens are bytes.
+        prompt: Beginning of the text.
+        max_new_tokens: Maximum number of tokens to generate.
+        temperature: Sampling temperature; 0 = greedy.
+        top_k: Sample among the `top_k` most likely tokens; None = all.
+        seed: Seed of the sampling; the random state of the run does not change.
+        tokenizer_file_path: File of the `tokenizers` library; None = tokens are bytes.
 
     Raises:
-        ConfigError: If an argument is out of range; at set-up, if the model has no `generate` that
-            takes what it is called with, its vocabulary lacks a token of the prompt, or the
-            tokenizer cannot be had.
+        ConfigError: If an argument is out of range; at setup, if the model has no `generate` with
+            the required arguments, its vocabulary lacks a token of the prompt, or the tokenizer
+            cannot be loaded.
     """
 
     @checked()
@@ -72,33 +72,33 @@ class GenerateText(Callback):
         if not callable(getattr(trainer.model, "generate", None)):
             raise ConfigError(
                 f"GenerateText: {type(trainer.model).__name__} has no generate(input_ids, "
-                f"max_new_tokens, ...). Leave the callback out, or use a language model."
+                f"max_new_tokens, ...). Remove the callback, or use a language model."
             )
         if self._tokenizer_file_path is not None:
             self._tokenizer = _load_tokenizer(Path(self._tokenizer_file_path).expanduser())
         self._check_call(trainer.model)
 
     def _check_call(self, model: Any) -> None:
-        """Refuse now what `generate` would refuse at the end of the run."""
+        """Check the call of `generate` at setup instead of at the end of the run."""
         kind = type(model).__name__
         try:
             inspect.signature(model.generate).bind(None, self._max_new_tokens, **self._options())
         except TypeError as error:
             raise ConfigError(
                 f"GenerateText: {kind}.generate cannot be called with (input_ids, max_new_tokens, "
-                f"temperature=, top_k=, generator=): {error}. Let it take these, or leave the "
+                f"temperature=, top_k=, generator=): {error}. Let it accept these, or remove the "
                 f"callback out."
             ) from None
         size = getattr(model, "vocab_size", None)
         largest = max(self._encode())
         if isinstance(size, int) and largest >= size:
             raise ConfigError(
-                f"GenerateText.prompt has the token {largest}, and the vocab_size of {kind} is "
-                f"{size}. Give the tokenizer of the data (tokenizer_file_path), or another prompt."
+                f"GenerateText.prompt has the token {largest}, but the vocab_size of {kind} is "
+                f"{size}. Set tokenizer_file_path to the tokenizer of the data, or change it."
             )
 
     def _options(self, generator: torch.Generator | None = None) -> dict[str, Any]:
-        """Return the keywords that `generate` is called with."""
+        """Return the keyword arguments of `generate`."""
         return {"temperature": self._temperature, "top_k": self._top_k, "generator": generator}
 
     @override
@@ -107,7 +107,7 @@ class GenerateText(Callback):
         if not backend.caps.holds_values or trainer.interrupted:
             return
         if not backend.comm.is_main and not backend.caps.sharded_state:
-            return  # one process is enough, unless each has only a part of the model
+            return  # one process is enough unless the model is sharded
         text = self._decode(self._draw(trainer).tolist())
         if not backend.comm.is_main:
             return
@@ -116,11 +116,11 @@ class GenerateText(Callback):
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
-            log.warning("%s could not be written: %s", path, error)
+            log.warning("Cannot write %s: %s", path, error)
 
     def _draw(self, trainer: Trainer) -> Tensor:
         backend = trainer.backend
-        on_host = backend.caps.static_shapes  # each length is another shape
+        on_host = backend.caps.static_shapes  # each length is a different shape
         model: Any = _copied(trainer.model, backend) if on_host else trainer.model
         device = torch.empty(0).device if on_host else backend.device
         prompt = torch.tensor([self._encode()], device=device)
@@ -147,7 +147,7 @@ class GenerateText(Callback):
         if self._tokenizer is not None:
             return str(self._tokenizer.decode(tokens))
         parts = [bytes([token]) if token < 256 else _NOT_A_BYTE for token in tokens]
-        # A document ends with a byte that is no text.
+        # Documents end with a byte that is not text.
         return b"".join(parts).decode(errors="replace").replace(chr(END_OF_TEXT), "\n")
 
 
@@ -167,7 +167,7 @@ def _load_tokenizer(path: Path) -> Any:
         from tokenizers import Tokenizer
     except ImportError:
         raise ConfigError(
-            "tokenizer_file_path needs the tokenizers library, which is not installed: "
+            "tokenizer_file_path requires the tokenizers library, which is not installed: "
             "pip install tokenizers"
         ) from None
     if not path.is_file():
@@ -176,5 +176,5 @@ def _load_tokenizer(path: Path) -> Any:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise ConfigError(
-            f"tokenizer_file_path {str(path)!r} is no file of the tokenizers library: {error}"
+            f"tokenizer_file_path {str(path)!r} is not a tokenizers file: {error}"
         ) from error

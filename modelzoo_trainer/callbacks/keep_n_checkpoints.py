@@ -1,4 +1,4 @@
-"""Deletes old checkpoints."""
+"""Deletion of old checkpoints."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class KeepNCheckpoints(Callback):
-    """Keeps the newest checkpoints of this run and deletes those before.
+    """Keep only the newest n checkpoints of the run; delete older ones.
 
-    Only checkpoints that were written while this callback was there are deleted, by this run or
-    by the one that it resumes, and only when a newer one has been committed: the one that a run
-    resumes from stays until then. A failure to delete is logged; the run continues.
+    Only checkpoints that were written while this callback was present are deleted, by this run or
+    by the one that it resumes, and only after a newer one has been committed: the checkpoint that a
+    run resumes from is kept until then. If one cannot be deleted, a warning is logged.
 
     Args:
-        n: How many to keep, > 0; None = all.
+        n: Number of checkpoints to keep, > 0; None = all.
 
-    State: The names of the checkpoints that are left.
+    State: The names of the remaining checkpoints.
 
     Raises:
         ConfigError: If `n` is not positive.
@@ -59,8 +59,8 @@ class KeepNCheckpoints(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
-        # A checkpoint names one more than was left when it had been committed, and a run that was
-        # cut off just then has left that one.
+        # The state in a checkpoint is from before its commit, after which the oldest one is
+        # deleted; a run that was killed in between has left it.
         root = trainer.checkpoint.root(trainer)
         self._kept = [name for name in self._kept if os.path.lexists(root / name)]
         if self._loaded is not None:
@@ -74,13 +74,13 @@ class KeepNCheckpoints(Callback):
         self._loaded = ckpt_path.name if is_of_run(trainer, ckpt_path.name) else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the names of the checkpoints so far; the one being written is not among them."""
+        """Return the names of the checkpoints, without the one being written."""
         return {"kept": list(self._kept)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the checkpoints of the run that is resumed, if it is in the same folder."""
+        """Adopt the checkpoints of the run that is resumed, if it is in the same folder."""
         taken: list[str] = []
-        if not self._is_foreign:  # another run's stay: this one starts from it, but owns it not
+        if not self._is_foreign:  # the checkpoints of another run are never deleted
             taken = [Path(name).name for name in state["kept"]]
             taken += [] if self._loaded is None else [self._loaded]
         here = [name for name in self._kept if name in self._written]

@@ -1,4 +1,4 @@
-"""Shorter epochs and validations."""
+"""Limits on the number of batches of epochs and validations."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ if TYPE_CHECKING:
 
 
 class LimitEvalSteps(Callback):
-    """Limits the number of batches of validations.
+    """Limit the number of batches per validation.
 
-    What is shorter is called what it was: metrics of the first batches only are less certain than
-    those of all.
+    Metric names stay the same, though their values come from fewer batches.
 
     Args:
-        num_eval_steps: Batches of a validation, of all processes together, > 0.
-        intermediate_only: Only those within a fit that are not its last one; with
-            `StepBasedEvaluation`, only those that it has added. False = all, also outside a fit.
+        num_eval_steps: Batches per validation, over all processes, > 0.
+        intermediate_only: Whether to limit only validations within a fit except its last; with
+            `StepBasedEvaluation`, only those that it adds. False = all, also outside `fit`.
 
     Raises:
         ConfigError: If the number is not positive.
@@ -56,7 +55,7 @@ class LimitEvalSteps(Callback):
 
 
 def shorten(loop: ValidationLoop, num_batches: int, stack: ExitStack) -> None:
-    """Limit the number of batches of a validation."""
+    """Limit the number of batches of a validation until the stack is closed."""
     stack.callback(setattr, loop, "eval_steps", loop.eval_steps)
     loop.eval_steps = min(num_batches, loop.eval_steps or num_batches)
 
@@ -65,18 +64,18 @@ log = logging.getLogger("modelzoo_trainer.data")
 
 
 class LimitBatches(Callback):
-    """Ends each epoch after a number of batches: of training, and of validations.
+    """Limit the number of batches per epoch and per validation, for example for a smoke test.
 
-    The run's length, its schedules and its progress know of it. A run that resumes must have the
-    same limit or a larger one than the current epoch has reached. Of several limits the smallest
-    counts.
+    The length of the run, its schedules and its progress take the limit into account. A resumed run
+    requires the same limit, or one larger than the position in its current epoch. The smallest of
+    several limits applies.
 
-    It is a callback of a trainer; or all trainers have it inside `with LimitBatches(4):`, and those
-    made there keep it; or all of a process, by the environment variable MODELZOO_LIMIT_BATCHES
-    ("none" or empty = no limit).
+    Use it as a callback of a trainer; as a context manager, `with LimitBatches(4):`, for all
+    trainers inside (those created there keep it); or set the environment variable
+    MODELZOO_LIMIT_BATCHES for the whole process ("none" or empty = no limit).
 
     Args:
-        num_batches: Batches of an epoch, of all processes together, > 0.
+        num_batches: Batches per epoch, over all processes, > 0.
 
     Raises:
         ConfigError: If the number is not positive.
@@ -91,7 +90,7 @@ class LimitBatches(Callback):
     @override
     def setup(self, trainer: Trainer) -> None:
         is_own = any(known is self for known in trainer.callbacks.values())
-        if id(self) in self._entered and not is_own:  # made inside `with`: it stays
+        if id(self) in self._entered and not is_own:  # created inside `with`: keep the limit
             trainer.add_callback(self)
 
     @override
@@ -119,10 +118,10 @@ class LimitBatches(Callback):
 
 
 def limit_of_environment() -> list[LimitBatches]:
-    """Return the limit that the environment asks for, in a list; an empty one if it has none.
+    """Return the limit of the environment variable in a list, which is empty if there is none.
 
     Raises:
-        ConfigError: If what it says is not a number.
+        ConfigError: If its value is not a number.
     """
     try:
         num = limit_batches()

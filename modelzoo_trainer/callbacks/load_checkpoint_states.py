@@ -1,4 +1,4 @@
-"""Takes only some of what a checkpoint holds."""
+"""Loading of selected parts of a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 class LoadCheckpointStates(Callback):
-    """Loads only the named parts of a checkpoint that a run is given to start from.
+    """Load only the named parts of the checkpoint that a run starts from.
 
-    With `model` alone, fine-tuning begins at step 0 with the weights of another run. A run that
-    resumes from its own newest checkpoint takes all of it, so that a restart, or a return to an
-    earlier step, does not begin anew.
+    With `model` only, fine-tuning begins at step 0 with the weights of another run. A run that
+    resumes from its own newest checkpoint loads all of it, so that a restart or a rollback does not
+    start over.
 
     Args:
-        load_checkpoint_states: Names of top-level parts such as `model` and `optimizer`: a list,
-            or a text with commas; "all" = everything.
+        load_checkpoint_states: Names of top-level parts such as `model` and `optimizer`: a list or
+            a comma-separated string; "all" = everything.
 
     Raises:
         ConfigError: If no part is named.
-        CheckpointMismatch: When loading, if the checkpoint has no such part.
+        CheckpointMismatch: On loading, if the checkpoint lacks a part.
     """
 
     def __init__(self, load_checkpoint_states: str | Iterable[str] = "all") -> None:

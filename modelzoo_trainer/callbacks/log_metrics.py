@@ -1,4 +1,4 @@
-"""Further metrics: the newest at the end of an epoch, batches, parameter groups, sparsity."""
+"""Metrics of batches, parameter groups and sparsity; the latest metrics of each epoch."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _KEPT: Final = (int, float, str, Tensor)
 
 
 class LogMetrics(Callback):
-    """Logs the newest value of each metric where an epoch, a train stage or a validation ends.
+    """Log the latest value of each metric at the end of epochs, train stages and validations.
 
-    Those of training come where an epoch or a train stage ends, those of a validation when it is
-    complete; which of them a metric is, is decided by when it was logged, not by its name. Nothing
-    is logged twice. What callbacks behind this one log is not missed: it comes with the rest, or
-    where the next epoch, stage or validation ends.
+    Training metrics are logged when an epoch or a train stage ends, validation metrics when the
+    validation is complete; what counts is when a metric was logged, not its name. Each value is
+    logged once. Metrics that later callbacks log at the same point are included, or follow at the
+    end of the next epoch, stage or validation.
 
-    Subclass it and override `log_metrics` to send them somewhere else than to the log.
+    Subclass it and override `log_metrics` to send them to another destination.
 
-    State: The values of training that have not been reported yet.
+    State: The training metrics that have not been logged yet.
     """
 
     def __init__(self) -> None:
@@ -48,16 +48,16 @@ class LogMetrics(Callback):
         self._num_validating = 0
 
     def log_metrics(self, trainer: Trainer, metrics: Metrics) -> None:
-        """Take metrics; called in the first process only, with one at least.
+        """Process metrics; called in the main process only, with at least one metric.
 
         Args:
             trainer: The trainer.
-            metrics: Names, with their scopes, and host values.
+            metrics: Host values by name, with the name scopes.
         """
         figures = " | ".join(f"{name} {_text(value)}" for name, value in metrics.items())
         log.info("step %d | %s", trainer.global_step, figures)
 
-    # ---- what comes
+    # ---- collecting
 
     @override
     def on_metrics(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
@@ -93,50 +93,50 @@ class LogMetrics(Callback):
 
     def _begin_validation(self, trainer: Trainer, stack: ExitStack) -> None:
         if not self._num_validating:
-            self._tell_training(trainer)  # a run that resumes here has not logged it yet
+            self._log_training(trainer)  # a run resumed here has not logged it yet
         self._num_validating += 1
 
         def leave(kind: type[BaseException] | None, *rest: object) -> None:
             if kind is None:
-                trainer.drain()  # what validations of one's own have logged
+                trainer.drain()  # read the metrics of custom validations
             self._num_validating -= 1
             metrics, self._val = self._val, {}
-            self._tell(trainer, metrics)
+            self._log(trainer, metrics)
 
         stack.push(leave)
 
-    # ---- what is reported
+    # ---- logging
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, epoch: int) -> None:
-        self._tell_training(trainer)
+        self._log_training(trainer)
 
     @override
     def on_train_end(self, trainer: Trainer, model: Module, loop: Any, loop_idx: int) -> None:
-        self._tell_training(trainer)
+        self._log_training(trainer)
 
     @override
     def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
-        self._tell_training(trainer)
+        self._log_training(trainer)
 
-    def _tell_training(self, trainer: Trainer) -> None:
+    def _log_training(self, trainer: Trainer) -> None:
         trainer.drain()
         metrics, self._train = self._train, {}
-        self._tell(trainer, metrics)
+        self._log(trainer, metrics)
 
-    def _tell(self, trainer: Trainer, metrics: Metrics) -> None:
+    def _log(self, trainer: Trainer, metrics: Metrics) -> None:
         if metrics and trainer.backend.comm.is_main and trainer.backend.caps.holds_values:
             self.log_metrics(trainer, metrics)
 
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what has not been reported yet."""
+        """Return the metrics that have not been logged yet."""
         kept = {key: value for key, value in self._train.items() if isinstance(value, _KEPT)}
         return {"train": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the metrics."""
         self._train = dict(state["train"])
 
 
@@ -145,14 +145,15 @@ def _text(value: Any) -> str:
 
 
 class LogInputSummaries(Callback):
-    """Logs every tensor of the batch as it goes into the model, on log steps.
+    """Log the tensors of the batch that the model receives, on log steps.
 
-    A batch that is a mapping or a sequence gives `input.<key>`, nested ones `input.<key>.<key>`,
-    and a tensor alone `input`. Of a step over several batches it is the last one that is logged,
-    of several processes that of the main one. In a validation likewise, with its prefix.
+    Names are `input.<key>` for a batch that is a mapping or a sequence, `input.<key>.<key>` if
+    nested, and `input` for a single tensor. With several batches per step, the last one is logged;
+    with several processes, that of the main process. Validation batches are logged likewise, with
+    the prefix of the validation.
 
     Metrics:
-        input.<path>: The tensor, whole; a number if it has no dimensions.
+        input.<path>: The whole tensor; a number if it has no dimensions.
 
     Cost: On log steps, a copy of the batch to the host.
     """
@@ -175,19 +176,19 @@ class LogInputSummaries(Callback):
 
 
 class LogOptimizerParamGroup(Callback):
-    """Logs values of each parameter group as `<key>/<group>`, on log steps.
+    """Log values of each parameter group, such as the learning rate, on log steps.
 
-    They are those that the step was taken with: a scheduler acts afterwards. Of several optimizers
-    the names are `<key>/<name>/<group>`, and the step is the first one with a batch.
+    Values are those that the step was taken with: schedulers update them afterwards.
+    With several optimizers the names are `<key>/<name>/<group>`, at the first step in a batch.
 
     Args:
-        keys: A key of the groups, such as "lr", or several.
+        keys: One or more keys of the parameter groups, such as "lr".
 
     Metrics:
-        <key>/<group>: The value as it is in the group, which is counted from 0.
+        <key>/<group>: The value in the group with this index.
 
     Raises:
-        ConfigError: At set-up, if no group has a key, or its value is not a number.
+        ConfigError: At setup, if no group has a key, or its value is not a number.
     """
 
     log_step_hooks = frozenset({"on_after_optimizer_step"})
@@ -228,7 +229,7 @@ class LogOptimizerParamGroup(Callback):
             for idx, group in enumerate(optimizer.param_groups):
                 value = group.get(key)
                 if value is not None:
-                    # A scheduler fills a tensor in place before it is read.
+                    # A scheduler updates a tensor in place before it is read.
                     kept = value.detach().clone() if isinstance(value, Tensor) else value
                     metrics[f"{key}{suffix}/{idx}"] = kept
         trainer.log_metrics_dict(metrics)
@@ -246,11 +247,11 @@ sparsity_log = logging.getLogger("modelzoo_trainer.sparsity")
 
 
 class LogSparsity(Callback):
-    """Logs which fraction of the weights of each sparse parameter is zero, on log steps.
+    """Log the fraction of zero weights of each sparse parameter, on log steps.
 
     Metrics:
-        sparsity/<name>/target: The fraction that is meant, 0 to 1.
-        sparsity/<name>/actual: The fraction that is masked, 0 to 1.
+        sparsity/<name>/target: The target fraction, 0 to 1.
+        sparsity/<name>/actual: The masked fraction, 0 to 1.
 
     Cost: Each mask is read once on the device per log step; no host read.
     """

@@ -1,4 +1,4 @@
-"""Low-rank adapters: a few new weights are trained, the model's own stay."""
+"""Low-rank adapters (LoRA)."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _BASE: Final = ".base_layer."
 @checked("Lora.lora_params")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
-    """The adapters of some layers.
+    """Settings of the adapters of some layers.
 
     Args:
-        r: Their rank, > 0.
-        alpha: What they add is multiplied by alpha / r; > 0.
-        dropout: Of their input, in [0, 1).
-        fan_in_fan_out: Whether the layers keep their weight transposed.
-        merge_weights: Add them into the layers' weights for the length of a validation; not into
-            weights that several layers have in common, as each adds something else.
-        target_modules: Names of classes or modules, all of which occur on the way to a layer,
-            itself included; None = every `Linear` and `Embedding`.
+        r: Rank, > 0.
+        alpha: The adapter's output is multiplied by alpha / r; > 0.
+        dropout: Dropout probability of the adapter's input, in [0, 1).
+        fan_in_fan_out: Whether the layers store their weight transposed.
+        merge_weights: Whether to merge the adapters into the weights during validations; weights
+            that several layers share are not merged, as each layer adds a different adapter.
+        target_modules: Names of classes or modules, all of which must occur in the path to a layer,
+            including the layer; None = every `Linear` and `Embedding`.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -59,22 +59,22 @@ class LoraConfig:
 
 
 class Lora(Callback):
-    """Puts low-rank adapters (Hu et al. 2021, arXiv:2106.09685) beside layers; trains only them.
+    """Train LoRA adapters (Hu et al. 2021, arXiv:2106.09685) instead of the full weights.
 
-    They are those of the `peft` library; the rest of the model is frozen. The model keeps its
-    class and its methods. Checkpoints have the adapters and the frozen weights. A checkpoint or a
-    file of weights without adapters may be begun with: these are then as they were made, so that
-    they add nothing yet. With several settings a layer gets the first that fits it.
+    Adapters come from the `peft` library; the rest of the model is frozen. The model keeps its
+    class and methods. Checkpoints contain the adapters and the frozen weights. A run may start from
+    a checkpoint or a weights file without adapters: these keep their initial values then, which add
+    nothing. With several settings, a layer gets the first one that matches it.
 
     Args:
-        lora_params: The settings `r`, `alpha`, `dropout`, `fan_in_fan_out`, `merge_weights` and
-            `target_modules` (see `LoraConfig`), or a list of such.
+        lora_params: Settings `r`, `alpha`, `dropout`, `fan_in_fan_out`, `merge_weights` and
+            `target_modules` (see `LoraConfig`), or a list of such settings.
 
-    Cost: With `merge_weights`, a copy of the weights that are merged, during a validation.
+    Cost: With `merge_weights`, a copy of the merged weights during a validation.
 
     Raises:
-        ConfigError: If a setting does not fit; at set-up, if `peft` is not installed, no layer is
-            matched, or the optimizer was made before the adapters.
+        ConfigError: If a setting is invalid; at setup, if `peft` is not installed, no layer
+            matches, or the optimizer was created before the adapters.
     """
 
     def __init__(
@@ -95,24 +95,24 @@ class Lora(Callback):
         assert isinstance(optimizer, OptimizerCallback)
         if optimizer.is_instance:
             raise ConfigError(
-                "Lora: the optimizer was made before the adapters, so it cannot train them. Pass "
-                "optimizer=lambda model: ... instead of an instance."
+                "Lora: the optimizer was created before the adapters, so it cannot train them. "
+                "Pass optimizer=lambda model: ... instead of an instance."
             )
         own.change(self._adapted)
 
     def _adapted(self, model: Module) -> Module:
-        """Return the model with adapters; the optimizer comes after this."""
+        """Return the model with adapters; the optimizer is created after this."""
         if any(_OWN.search(name) for name, _ in model.named_parameters()):
             raise ConfigError(
-                f"Lora: {type(model).__name__} has adapters already. Give it a model without, and "
-                f"the settings of all layers to one Lora, as a list."
+                f"Lora: {type(model).__name__} already has adapters. Pass a model without, and "
+                f"the settings of all layers to one Lora as a list."
             )
         inject, peft_config = _library()
         chosen = self._choose(model)
         for config, names in zip(self.lora_params, chosen, strict=True):
             if names:
                 inject(peft_config(**_peft_settings(config, names)), model, _ADAPTER)
-                del model.peft_config  # peft refuses a second one; nothing of ours reads it
+                del model.peft_config  # peft refuses a second one; nothing here reads it
         for name, param in model.named_parameters():
             param.requires_grad_(_OWN.search(name) is not None)
         layers = dict(model.named_modules())
@@ -122,11 +122,11 @@ class Lora(Callback):
             for name in names
             if config.merge_weights and _is_alone(layers[name], layers.values())
         ]
-        _tell(model, sum(map(len, chosen)))
+        _log_size(model, sum(map(len, chosen)))
         return model
 
     def _choose(self, model: Module) -> list[list[str]]:
-        """Return for each of the settings the names of the layers that it is for."""
+        """Return the names of the matching layers for each of the settings."""
         ways = dict(_ways(model))
         chosen: list[list[str]] = []
         taken: set[str] = set()
@@ -138,8 +138,9 @@ class Lora(Callback):
                 missing = next((word for word in sorted(wanted) if word not in words), "")
                 raise ConfigError(
                     f"Lora.lora_params.target_modules: no Linear or Embedding of "
-                    f"{type(model).__name__} that is still free has all of {sorted(wanted)} on its "
-                    f"way. {suggest(missing, words) if missing else ''}".rstrip()
+                    f"{type(model).__name__} without adapters has all of {sorted(wanted)} in its "
+                    f"path. "
+                    f"{suggest(missing, words) if missing else ''}".rstrip()
                 )
             taken.update(names)
             chosen.append(names)
@@ -153,7 +154,9 @@ class Lora(Callback):
         for group in groups:  # of an optimizer over all parameters
             group["params"] = [param for param in group["params"] if param.requires_grad]
         if not any(group["params"] for group in groups):
-            raise ConfigError("Lora: the optimizer has none of the adapters, so it trains nothing.")
+            raise ConfigError(
+                "Lora: the optimizer has no adapter parameters, so it trains nothing."
+            )
 
     # ---- validation
 
@@ -162,7 +165,7 @@ class Lora(Callback):
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
         if trainer.backend.caps.sharded_state:
-            return  # a process has only a part of each weight; the sum is the same unmerged
+            return  # weights are sharded; the output is the same unmerged
         for layer in self._merged:
             _merge(layer, stack)
 
@@ -177,7 +180,7 @@ class Lora(Callback):
         plain = {bare.replace(_BASE, "."): bare for bare in bare_names(own)}
         renamed = {plain.get(name, name): found[name] for name in found}
         adapters = {name: own[name] for name in own if _OWN.search(name)}
-        log.info("The checkpoint has no adapters: they begin anew.")
+        log.info("The checkpoint has no adapters; they keep their initial values.")
         state_dict["model"] = renamed | trainer.backend.host_state(adapters)
 
 
@@ -186,15 +189,15 @@ def _config_of(given: Any) -> LoraConfig:
         return given
     if not isinstance(given, Mapping):
         raise ConfigError(
-            f"Lora.lora_params got {given!r}; it must be settings such as {{r: 8, alpha: 16}}, or "
-            f"a list of them."
+            f"Lora.lora_params got {given!r}; it must be a mapping such as {{r: 8, alpha: 16}}, or "
+            f"a list of such mappings."
         )
     known = [field.name for field in fields(LoraConfig)]
     for name in given:
         if name not in known:
             raise ConfigError(f"Lora.lora_params has no setting {name!r}. {suggest(name, known)}")
     if "r" not in given:
-        raise ConfigError("Lora.lora_params.r is missing; it is the rank, a whole number > 0.")
+        raise ConfigError("Lora.lora_params.r is missing; give the rank, an integer > 0.")
     return LoraConfig(**given)
 
 
@@ -204,7 +207,7 @@ def _library() -> tuple[Any, Any]:
         from peft import inject_adapter_in_model
     except ImportError:
         raise ConfigError(
-            "Lora needs the peft library, which is not installed: "
+            "Lora requires the peft library, which is not installed: "
             "pip install 'modelzoo-trainer[lora]'"
         ) from None
     return inject_adapter_in_model, PeftConfig
@@ -216,12 +219,12 @@ def _peft_settings(config: LoraConfig, names: list[str]) -> dict[str, Any]:
         "lora_alpha": config.alpha,
         "lora_dropout": config.dropout,
         "fan_in_fan_out": config.fan_in_fan_out,
-        "target_modules": "|".join(map(re.escape, names)),  # a text is matched as a whole
+        "target_modules": "|".join(map(re.escape, names)),  # a string must match the whole name
     }
 
 
 def _ways(model: Module) -> Iterator[tuple[str, set[str]]]:
-    """Yield the layers that can have adapters, with what is on the way to each."""
+    """Yield the layers that can have adapters, with the names on the path to each."""
     words: dict[str, set[str]] = {"": {type(model).__name__}}
     for name, module in model.named_modules():
         if name:
@@ -232,14 +235,14 @@ def _ways(model: Module) -> Iterator[tuple[str, set[str]]]:
 
 
 def _is_alone(layer: Any, layers: Iterable[Module]) -> bool:
-    """Return whether no other layer has the weight as well."""
+    """Return whether no other layer shares the weight."""
     weight = layer.get_base_layer().weight
     owners = [one for one in layers if any(own is weight for own in one._parameters.values())]
     return len(owners) == 1
 
 
 def _merge(layer: Any, stack: ExitStack) -> None:
-    """Add an adapter into its layer's weight until the stack ends; then it is what it was."""
+    """Merge an adapter into the weight of its layer until the stack is closed."""
     weight: Tensor = layer.get_base_layer().weight.data
     before = weight.clone()
     layer.merge()
@@ -249,11 +252,11 @@ def _merge(layer: Any, stack: ExitStack) -> None:
 def _unmerge(layer: Any, before: Tensor) -> None:
     layer.unmerge()
     with torch.no_grad():
-        layer.get_base_layer().weight.copy_(before)  # to subtract again is not exact
+        layer.get_base_layer().weight.copy_(before)  # subtracting is not exact
 
 
-def _tell(model: Module, num_layers: int) -> None:
+def _log_size(model: Module, num_layers: int) -> None:
     params = list(model.parameters())
     num = sum(param.numel() for param in params if param.requires_grad)
     total = sum(param.numel() for param in params)
-    log.info("Adapters at %d layers: %d of %d parameters are trained.", num_layers, num, total)
+    log.info("Adapters in %d layers: %d of %d parameters are trainable.", num_layers, num, total)

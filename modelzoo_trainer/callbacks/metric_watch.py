@@ -1,4 +1,4 @@
-"""One metric out of all that are logged, and what is said if it never comes."""
+"""Selection of one metric by its name, with a warning if it is never logged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MetricName = Annotated[Name, "the name of a metric, such as 'validate_0/loss'"]
 
 
 class MetricWatch:
-    """Picks a metric by its name; remembers the others' names until it has come."""
+    """Pick a metric by its name; remember the names of others until it is logged."""
 
     def __init__(self, owner: str, metric: str) -> None:
         self._owner: Final = owner
@@ -25,7 +25,7 @@ class MetricWatch:
         self._has_warned = False
 
     def begin(self) -> None:
-        """Forget what has come: a fit begins."""
+        """Reset at the beginning of a fit."""
         self._others = set()
         self._has_warned = False
 
@@ -44,28 +44,28 @@ class MetricWatch:
         if not isinstance(value, Real):
             raise ConfigError(
                 f"{self._owner}.metric: {self.metric!r} is a {type(value).__name__}, which cannot "
-                f"be best. Name a metric that is a number."
+                f"be ranked. Name a metric that is a number."
             )
         return float(value)
 
     @property
     def hint(self) -> str:
-        """What helps with the name; "" if the metric has come, or none has."""
+        """A suggestion for the name; "" if the metric was logged, or no other was."""
         return suggest(self.metric, self._others) if self._others else ""
 
     @property
     def is_missing(self) -> bool:
-        """Whether the metric has not come in this fit."""
+        """Whether the metric has not been logged in this fit."""
         return self._others is not None
 
     @property
     def advice(self) -> str:
-        """All names that have come, and the nearest one."""
+        """All names that were logged, and the nearest one."""
         near = self.hint if self.hint.startswith("Did") else ""
         return f"{near} Logged: {', '.join(sorted(self._others or ())) or 'nothing'}.".strip()
 
     def warn_if_missing(self) -> None:
-        """Say once that the metric has not come though others have: its name may be misspelt."""
+        """Warn once if others were logged but not this metric: its name may be misspelt."""
         if self.hint and not self._has_warned:
             self._has_warned = True
             log.warning("%s: no metric %r so far. %s", self._owner, self.metric, self.hint)

@@ -1,4 +1,4 @@
-"""An average of the weights, beside the weights."""
+"""Exponential moving average (EMA) of the weights."""
 
 from __future__ import annotations
 
@@ -40,21 +40,20 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 class WeightAverage:
-    """Keeps `decay * average + (1 - decay) * weights` beside a model, on its device.
+    """An exponential moving average of the weights of a model, on its device.
 
-    Averaged are the parameters that require a gradient, and floating-point buffers that are part
-    of the model's state. All else is taken as the model has it when the average is used: it does
-    not change, or has no average.
+    Averaged are the parameters that require a gradient, and the persistent floating-point buffers.
+    When the average is used, everything else has the model's current value.
 
     `decay`: in [0, 1). `dtype`: of the averages of parameters; None = that of the parameter, or
-    float32 where it is a half type, in which an average would stand still. `part`: returns what of
-    a tensor this process has.
+    float32 for half-precision parameters, whose averages would not change. `part`: returns the
+    local part of a tensor.
 
-    Cost: One copy of what is averaged. An update is one launch for all tensors of a type (three
-        if a flag on the device decides), and a copy in passing of what is of another type.
+    Cost: One copy of what is averaged. An update is one kernel launch for all tensors of a dtype
+        (three if a flag on the device decides), and a temporary copy of tensors of another dtype.
     """
 
-    def __init__(  # noqa: PLR0913  # what a callback's arguments become
+    def __init__(  # noqa: PLR0913  # one for each argument of the callback
         self,
         model: Module,
         decay: float,
@@ -66,7 +65,7 @@ class WeightAverage:
         part: Part = lambda tensor: tensor,
     ) -> None:
         self.num_updates: int | Tensor = 0
-        """How many updates were counted; on the device if a flag there decides."""
+        """Number of updates; on the device if a flag there decides."""
         self.is_swapped = False
         self._model = model
         self._decay = decay
@@ -79,20 +78,20 @@ class WeightAverage:
         self._sources: list[Get] = []
         self._has_buffers = False
         self._steady: list[Tensor] | None = None
-        """The model's own tensors, if they stay the same and have the types of the averages."""
+        """The model's own tensors, if they stay the same and have the dtypes of the averages."""
         self._own: list[Tensor] = []
         self.track()
 
-    # ---- what is averaged
+    # ---- averaged tensors
 
     @torch.no_grad()
     def track(self) -> None:
-        """Begin an average of what has become trainable: so far, its value has not changed."""
+        """Start averaging newly trainable parameters, whose values have not changed so far."""
         for name, param in self._model.named_parameters():
             if param.requires_grad and uncompiled(name) not in self._averages:
                 dtype = self._dtype or (torch.float32 if param.dtype in _HALVES else param.dtype)
                 tensor = self._part(param.detach())  # shares its memory
-                self._add(name, param, lambda tensor=tensor: tensor, dtype)  # type: ignore[misc]  # mypy wants no default
+                self._add(name, param, lambda tensor=tensor: tensor, dtype)  # type: ignore[misc]  # mypy rejects the default
         if self._averages_buffers:
             for prefix, module in self._model.named_modules():
                 self._track_buffers(prefix, module)
@@ -123,13 +122,13 @@ class WeightAverage:
     # ---- updates
 
     def update(self, keep: Tensor | None = None, *, counts_on_device: bool = False) -> None:
-        """Bring the weights as they are into the average.
+        """Update the average with the current weights.
 
-        `keep`: (), bool, on the device: False = leave average and count as they are. None = True.
-        `counts_on_device`: take the decay from a count on the device.
+        `keep`: (), bool, on the device: False = leave average and count unchanged. None = True.
+        `counts_on_device`: compute the decay from a count on the device.
 
         Raises:
-            RuntimeError: Within `swap`, when the model has the average itself.
+            RuntimeError: Within `swap`, where the model has the average.
         """
         if self.is_swapped:
             raise RuntimeError("update was called within swap, where the weights are the average.")
@@ -152,7 +151,7 @@ class WeightAverage:
         if not self._launches_cost:
             torch._foreach_lerp_(self._own, values, [weight_on_device] * len(values))
             return
-        # With a tensor as the weight, lerp would be one launch for each of them.
+        # With a tensor as the weight, lerp would launch one kernel per tensor.
         steps = torch._foreach_sub(values, self._own)
         torch._foreach_mul_(steps, weight_on_device)
         torch._foreach_add_(self._own, steps)
@@ -173,7 +172,7 @@ class WeightAverage:
         return (1 - decay) * keep.to(dtype)
 
     def _values(self) -> list[Tensor]:
-        """Return the model's own tensors, in the types of their averages."""
+        """Return the model's own tensors, in the dtypes of their averages."""
         values = [get() for get in self._sources]
         if self._has_types_of(values):
             return values
@@ -186,7 +185,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def set(self) -> None:
-        """Make the average the weights as they are; no update is counted any more."""
+        """Set the average to the current weights and the count to 0."""
         torch._foreach_copy_(self._own, [get() for get in self._sources])
         self.num_updates = 0
 
@@ -194,12 +193,12 @@ class WeightAverage:
 
     @contextmanager
     def swap(self) -> Iterator[None]:
-        """Have the model hold the average inside, and its own weights again behind.
+        """Context manager in which the model has the averaged weights.
 
         Cost: A second copy of what is averaged, inside.
 
         Raises:
-            RuntimeError: If it is inside already.
+            RuntimeError: If it is nested.
         """
         if self.is_swapped:
             raise RuntimeError("swap was called within swap.")
@@ -218,7 +217,7 @@ class WeightAverage:
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the count, and the averages by the names that they have in the model's state."""
+        """Return the count, and the averages by their names in the model's state dict."""
         return {"num_updates": self.num_updates, "average": dict(self._averages)}
 
     @torch.no_grad()
@@ -227,9 +226,9 @@ class WeightAverage:
         state: Mapping[str, Any],
         fit: Callable[[Mapping[str, Any], Mapping[str, Any]], Any] = lambda found, own: found,
     ) -> None:
-        """Go on from what `state_dict` returned.
+        """Restore what `state_dict` returned.
 
-        `fit`: returns tensors of a checkpoint in the form that is copied into one's own.
+        `fit`: converts tensors of a checkpoint to a form that can be copied into local tensors.
         """
         num = state["num_updates"]
         if not isinstance(num, Tensor):
@@ -266,38 +265,39 @@ class _AtStepEnd(Callback):
 
 
 class ModelEma(ValidationCallback):
-    """Keeps an exponential moving average of the weights, and validates it as well.
+    """Keep an exponential moving average (EMA) of the weights, and validate it.
 
-    After each optimizer step the average becomes `decay * average + (1 - decay) * weights`; it
-    begins as the weights before the first step. Steps that are skipped, by `CheckLoss` or by a
-    loss scaler, do not count. With several optimizers the average is updated once after each batch,
-    unless a loss scaler has skipped one of its steps. Frozen parameters and buffers that are not
-    floating-point numbers are as the model has them.
+    After each optimizer step, average = `decay` * average + (1 - `decay`) * weights; it starts as
+    the weights before the first step. Steps that are skipped by `CheckLoss` or by a loss scaler do
+    not count. With several optimizers the average is updated once per batch, unless a loss scaler
+    skipped one of its steps. Frozen parameters and buffers that are not floating-point are not
+    averaged.
 
-    `swap()` gives the model the averaged weights for the length of a `with` block, wherever a
-    callback or a script needs them; `ExtraCheckpoint` writes them with `averaged`.
+    `swap()` is a context manager in which the model has the averaged weights; `ExtraCheckpoint`
+    writes them with `averaged`.
 
     Args:
-        decay: How much of the average stays at a step, in [0, 1).
-        warmup: Let the decay rise: min(decay, (1 + n) / (10 + n)) after n steps.
-        average_buffers: False = buffers as the model has them.
-        dtype: Of the average; None = as the parameter, float32 where that is a half type.
-        validate: Validate the averaged weights, too, after each validation of the weights; not
-            after those that `StepBasedEvaluation` adds.
-        every_n_vals: At every n-th validation of a run only, > 0, and the last one.
-        name_scope: The prefix of the metrics of these validations.
+        decay: Weight of the average in an update, in [0, 1).
+        warmup: Whether to increase the decay gradually: min(decay, (1 + n) / (10 + n)) after n
+            steps.
+        average_buffers: Whether to average floating-point buffers; False = use the model's.
+        dtype: Of the average; None = that of the parameter, or float32 for half precision.
+        validate: Whether to validate the averaged weights after each validation of the weights,
+            except those that `StepBasedEvaluation` adds.
+        every_n_vals: Validate only on every n-th validation of a run, > 0, and on the last one.
+        name_scope: Prefix of the metrics of these validations.
 
     State: The averages and the number of steps in them.
 
     Metrics:
-        ema/validate_<i>/loss: As `validate_<i>/loss`, of the averaged weights; likewise all
-            else that a validation logs.
+        ema/validate_<i>/loss: As `validate_<i>/loss`, for the averaged weights; likewise all other
+            metrics of a validation.
 
-    Cost: A step reads and writes the average once, in one launch for all tensors of a type. With
-        `validate`, a second pass over the validation data, and a second copy meanwhile.
+    Cost: A step reads and writes the average once, in one kernel launch for all tensors of a dtype.
+        `validate` doubles the time of validations, and takes another copy of the weights meanwhile.
 
     Raises:
-        ConfigError: If an argument does not fit.
+        ConfigError: If an argument is invalid.
     """
 
     needs_trainer = True
@@ -334,14 +334,14 @@ class ModelEma(ValidationCallback):
         same = [one for one in trainer.get_callbacks(ModelEma) if one.name_scope == self.name_scope]
         if len([one for one in same if one.validates]) > 1:
             raise ConfigError(
-                f"two ModelEma validate under the name {self.name_scope!r}, so their metrics have "
-                f"the same names. Give one of them another name_scope, or validate: false."
+                f"two ModelEma have the name_scope {self.name_scope!r}, so their metrics have the "
+                f"same names. Change the name_scope of one of them, or set its validate: false."
             )
 
     # ---- the average
 
     def _begin(self, trainer: Trainer) -> None:
-        """Begin with the weights as they are; or with what a checkpoint had."""
+        """Start from the current weights, or from the average of a checkpoint."""
         backend = trainer.backend
         self._counts_on_device = backend.caps.static_shapes
         self._average = WeightAverage(
@@ -367,26 +367,26 @@ class ModelEma(ValidationCallback):
         """The average.
 
         Raises:
-            RuntimeError: If no training has begun.
+                RuntimeError: If there is no average yet.
         """
         if self._average is None:
-            raise RuntimeError("ModelEma has no average before a fit, or a checkpoint with one.")
+            raise RuntimeError("ModelEma has no average before a fit, unless a checkpoint has one.")
         return self._average
 
     def update(self) -> None:
-        """Bring the weights as they are into the average, as a step does."""
+        """Update the average with the current weights, as a step does."""
         self.average.update()
 
     def set(self) -> None:
-        """Make the average the weights as they are."""
+        """Set the average to the current weights."""
         self.average.set()
 
     @contextmanager
     def swap(self) -> Iterator[None]:
-        """Have the model hold the averaged weights inside; restored in any case.
+        """Context manager in which the model has the averaged weights.
 
         Raises:
-            RuntimeError: If there is no average, or it is inside already.
+            RuntimeError: If there is no average, or it is nested.
         """
         with self.average.swap():
             yield
@@ -422,7 +422,7 @@ class ModelEma(ValidationCallback):
     ) -> None:
         if self._average is not None:
             self._average.track()
-        elif not any(map(is_lazy, model.parameters())):  # these have no values yet
+        elif not any(map(is_lazy, model.parameters())):  # lazy parameters have no values yet
             self._begin(trainer)
 
     @override
@@ -442,7 +442,7 @@ class ModelEma(ValidationCallback):
     def on_after_optimizer_step(
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
-        if self._guard is not None and self._check is None:  # it comes after this one
+        if self._guard is not None and self._check is None:  # the guard is called after this
             self._check = self._guard.check
 
     @override
@@ -453,7 +453,7 @@ class ModelEma(ValidationCallback):
             self._take_in()
 
     def _take_in(self) -> None:
-        # Not before: buffers of a step that is skipped have been put back by now.
+        # Not earlier: by now the buffers of a skipped step have been restored.
         self.average.update(self._keep(), counts_on_device=self._counts_on_device)
 
     def _keep(self) -> Tensor | None:
@@ -518,7 +518,7 @@ class ModelEma(ValidationCallback):
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         if self._loaded is not None:
             self._begin(trainer)
-        elif "model" in state_dict:  # other weights, without an average
+        elif "model" in state_dict:  # new weights without an average
             self._average = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -528,5 +528,5 @@ class ModelEma(ValidationCallback):
         return {} if self._average is None else self._average.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep what `state_dict` returned until the model is there."""
+        """Keep the state until the model exists."""
         self._loaded = dict(state) or None

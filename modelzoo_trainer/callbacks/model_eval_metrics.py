@@ -1,4 +1,4 @@
-"""Metrics that the model itself computes in a validation."""
+"""Validation metrics that the model itself computes."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _NOT_METRICS: Final = ("loss", "num_items")
 
 
 class ModelEvalMetrics(Callback):
-    """Logs, at the end of each validation, what the model reports besides the loss.
+    """Log, at the end of each validation, the metrics in the model's output besides the loss.
 
-    Every tensor without dimensions in the model's output is averaged over the batches of all
-    processes, weighted like the loss: by samples, or by `num_items` if the output has it. Every
-    submodule with methods `compute` and `reset` (as those of torchmetrics) is reset when a
-    validation begins, computed and reset when it ends, and logged under its name. Of a validation
-    that was cut short nothing is logged.
+    Every scalar tensor in the model's output is averaged over the batches of all processes, with
+    the weights of the loss: samples, or `num_items` if the output has it. Every submodule with the
+    methods `compute` and `reset`, such as those of torchmetrics, is reset at the beginning of a
+    validation, computed at its end and logged under its name. Nothing is logged for a validation
+    that was interrupted.
 
     Metrics:
-        validate_<n>/<name>: What the model calls it, in its own unit, of the n-th dataloader.
+        validate_<n>/<name>: The metric that the model calls so, for the n-th dataloader.
 
-    Cost: In validation, an addition for each number that the model reports.
+    Cost: In validation, one addition per scalar in the output.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Which model and settings a checkpoint is of."""
+"""Metadata of checkpoints: the model and its settings."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _NAME: Final = "ModelZooParamsMetadata.params"
 
 
 class ModelZooParamsMetadata(Callback):
-    """Puts the run's settings into its checkpoints, and gives back those of one that is loaded.
+    """Save the run's settings in its checkpoints, and restore those of a loaded one.
 
-    A checkpoint gets `__metadata__`: a list with one mapping of `version`, `model_name` and
-    `params`. That of the checkpoint that was loaded last is `trainer.metadata`; None if it has
+    A checkpoint gets the entry `__metadata__`: a list with one mapping of `version`, `model_name`
+    and `params`. `trainer.metadata` is that of the checkpoint that was loaded last; None if it has
     none.
 
     Args:
-        params: Plain values by name, to be saved as they are; None = the whole file without its
-            secrets in a run from one, else nothing.
+        params: JSON values by name, saved unchanged; None = the configuration file without its
+            secrets, if there is one.
 
     Raises:
-        ConfigError: If there is a value that is not plain.
+        ConfigError: If a value cannot be represented in JSON.
     """
 
     def __init__(self, params: dict[str, Any] | None = None) -> None:
@@ -43,9 +43,9 @@ class ModelZooParamsMetadata(Callback):
         self.params = copy.deepcopy(params)
 
     def take_config(self, config: Mapping[str, Any]) -> None:
-        """Save the settings of the file that the run is from, if there are no others.
+        """Save the settings of the configuration file, unless `params` was given.
 
-        Values are plain, without secrets; numbers that are not finite become texts.
+        Values are JSON values without secrets; non-finite numbers become strings.
         """
         if self.params is None:
             self.params = {key: _savable(value) for key, value in config.items()}
@@ -60,7 +60,7 @@ class ModelZooParamsMetadata(Callback):
         state_dict[_KEY] = [entry]
 
     def _model_name(self, trainer: Trainer) -> str:
-        """Return the model's name in the file, else that of its class."""
+        """Return the model's name in the configuration file, or else that of its class."""
         found: Any = self.params
         for key in ("trainer", "init", "model"):
             found = found.get(key) if isinstance(found, Mapping) else None
@@ -76,7 +76,7 @@ class ModelZooParamsMetadata(Callback):
 
 
 def _savable(value: Any) -> Any:
-    """Return a copy that JSON can hold."""
+    """Return a copy that can be written as JSON."""
     if isinstance(value, Mapping):
         return {str(key): _savable(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -85,7 +85,7 @@ def _savable(value: Any) -> Any:
 
 
 def _check_plain(value: Any, path: str = _NAME) -> None:
-    """Check that a value can be saved as JSON, and be read again as it was.
+    """Check that a value can be saved as JSON and read again unchanged.
 
     Raises:
         ConfigError: If it cannot.
@@ -93,14 +93,14 @@ def _check_plain(value: Any, path: str = _NAME) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise ConfigError(f"{path} has the key {key!r}; keys must be texts.")
+                raise ConfigError(f"{path} has the key {key!r}; keys must be strings.")
             _check_plain(item, f"{path}.{key}")
     elif isinstance(value, list):
         for idx, item in enumerate(value):
             _check_plain(item, f"{path}[{idx}]")
     elif not (value is None or isinstance(value, (str, int, float))):
         raise ConfigError(
-            f"{path} is {value!r}; it must be made of mappings, lists, texts, numbers, true, "
+            f"{path} is {value!r}; it must consist of mappings, lists, strings, numbers, true, "
             f"false and null."
         )
     elif isinstance(value, float) and not math.isfinite(value):

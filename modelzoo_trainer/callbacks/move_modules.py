@@ -1,4 +1,4 @@
-"""Modules besides the model on the device, and batch normalization over all processes."""
+"""Modules besides the model on the device, and synchronized batch normalization."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ ModuleNames = Annotated[Names, "a list of names such as 'teacher'"]
 
 
 class MoveModulesToDevice(Callback):
-    """Moves modules besides the model to the device, when a fit or a validation begins.
+    """Move modules besides the model to the device when a fit or a validation begins.
 
-    A teacher, a metric or a loss function with weights of its own, for example. They are moved, and
-    nothing else: neither trained, nor saved, nor shared among processes. A dry run, on a device
-    that holds no values, leaves them as they were.
+    For example a teacher, a metric or a loss function with weights. They are only moved: not
+    trained, saved or synchronized between processes. On a device that holds no values (a dry run)
+    they are restored afterwards.
 
     Args:
-        modules: Where they are, as seen from the trainer, such as `teacher` or
-            `callbacks.Distill.teacher`; None = every module that is an attribute of the trainer, or
-            of a callback that is not a core one, and no part of the model.
+        modules: Paths from the trainer, such as `teacher` or `callbacks.Distill.teacher`; None =
+            every module that is an attribute of the trainer, or of an add-on callback, and not part
+            of the model.
 
     Raises:
-        ConfigError: If no name is given; when it moves them, if there is none, or no module.
+        ConfigError: If no name is given; on moving, if a path does not exist or is not a module.
     """
 
     @checked()
@@ -82,7 +82,7 @@ class MoveModulesToDevice(Callback):
 
 
 def _keep(module: Module, stack: ExitStack) -> None:
-    """Put back when the stack ends what a device without values would lose."""
+    """Restore, when the stack is closed, what a device without values would lose."""
     for part in module.modules():
         for name, param in part._parameters.items():
             stack.callback(part._parameters.__setitem__, name, param)
@@ -98,7 +98,7 @@ def _at(trainer: Trainer, name: str) -> Any:
         key, _, path = rest.partition(".")
         if key not in trainer.callbacks:
             raise ConfigError(
-                f"MoveModulesToDevice.modules: {name!r} names a callback that is not there. "
+                f"MoveModulesToDevice.modules: {name!r} names a callback that does not exist. "
                 f"{suggest(key, trainer.callbacks)}"
             )
         owner, name_of = trainer.callbacks[key], path
@@ -126,13 +126,14 @@ log = logging.getLogger("modelzoo_trainer.model")
 
 
 class ConvertSyncBatchNorm(Callback):
-    """Has batch normalization see the batches of all processes, if there are several.
+    """Synchronize batch normalization over all processes (SyncBatchNorm), if there are several.
 
-    `BatchNorm1d`, `2d` and `3d` layers are replaced when the model is made, names and values stay
-    the same; so checkpoints fit with and without. One process leaves the model as it is. A process
-    whose data has ended before that of others still counts with the batch that stands in.
+    `BatchNorm1d`, `2d` and `3d` layers are replaced when the model is created; names and values
+    stay the same, so checkpoints fit with and without. With one process, the model is unchanged.
+    A process whose data has ended before that of others still contributes its padding batch.
 
-    Cost: In training, two small reductions a layer forward and two backward.
+    Cost: In training, two small all-reduces per layer in the forward pass and two in the backward
+        pass.
     """
 
     @override
@@ -146,5 +147,9 @@ class ConvertSyncBatchNorm(Callback):
 
 def _converted(backend: Backend, model: Module) -> Module:
     model, num = share_batch_norms(model, backend.comm.reduce)
-    log.info("Batch normalization over %d processes: %d layers.", backend.comm.data_shard[1], num)
+    log.info(
+        "Synchronized batch normalization over %d processes: %d layers.",
+        backend.comm.data_shard[1],
+        num,
+    )
     return model

@@ -1,4 +1,4 @@
-"""Finds where numbers stop being finite."""
+"""Detection of the first tensor that is not finite."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Outputs
 from modelzoo_trainer.callbacks.activation_hooks import (
-    Place,
-    WatchesTensors,
+    TensorPath,
+    TensorWatcher,
     is_inexact,
     named_params,
     named_tensors,
@@ -25,26 +25,25 @@ if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 
-class NaNChecker(WatchesTensors):
-    """Ends the run with the name of the module whose numbers first were NaN or infinite.
+class NaNChecker(TensorWatcher):
+    """Raise an error that names the module whose values first became NaN or infinite.
 
-    Looked at in this order: the parameters before the step, the batch, the output of each module
-    as it is called, the gradients of these outputs as the backward pass comes by, and the
-    gradients of the parameters. The first that is not finite is named, some steps late where
-    values arrive late; no checkpoint is written in between. Gradients under a loss scaler are not
-    looked at: that they overflow at times is how it works. A mask that holds -inf on purpose is
-    found as well, if a module puts it out. A compiled model runs as it is written where it is
-    watched.
+    Checked in this order: the parameters before the step, the batch, the output of each module as
+    it is called, the gradients of these outputs in the backward pass, and the gradients of the
+    parameters. The first non-finite one is reported, some steps later on devices that are read
+    asynchronously; no checkpoint is written in between. Gradients under a loss scaler are not
+    checked, as they are expected to overflow sometimes. A module that outputs an intentional -inf
+    mask is reported as well. Compiled models run eagerly in checked steps.
 
     Args:
-        num_steps: Watch the first steps of a fit alone, > 0, and of a validation outside of a fit
-            its first batches; None = all.
+        num_steps: Check only the first steps of a fit, > 0, or the first batches of a validation
+            outside `fit`; None = all.
 
     Raises:
-        ConfigError: If `num_steps` does not fit.
-        FloatingPointError: In a run, with the step, the module, and what of it.
+        ConfigError: If `num_steps` is invalid.
+        FloatingPointError: During the run, with the step, the module and its tensor.
 
-    Cost: Where it watches, a pass over all activations, gradients and parameters.
+    Cost: In checked steps, a read of all activations, gradients and parameters on the device.
     """
 
     @checked()
@@ -69,7 +68,7 @@ class NaNChecker(WatchesTensors):
     # ---- within the step
 
     @override
-    def wants(self, trainer: Trainer) -> bool:
+    def is_watched(self, trainer: Trainer) -> bool:
         self._drop()
         self._is_watching = self.num_steps is None or self._num_seen < self.num_steps
         return self._is_watching
@@ -85,7 +84,7 @@ class NaNChecker(WatchesTensors):
             self._note(trainer, f"the batch at {inner}" if inner else "the batch", tensor)
 
     @override
-    def see(self, trainer: Trainer, place: Place, tensor: Tensor) -> None:
+    def process(self, trainer: Trainer, place: TensorPath, tensor: Tensor) -> None:
         what = f"the output of {place.call!r}" + (f" at {place.path}" if place.path else "")
         if place.kind == "fwd":
             self._note(trainer, what, tensor)
@@ -109,7 +108,7 @@ class NaNChecker(WatchesTensors):
         self._kinds.append(what)
         self._flags.append(torch.isfinite(part).all().logical_not())
 
-    # ---- what was found
+    # ---- findings
 
     @override
     def on_train_step_end(

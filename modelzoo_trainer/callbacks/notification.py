@@ -1,4 +1,4 @@
-"""Messages about a run to people, by mail or Slack."""
+"""Notifications about a run by e-mail or Slack."""
 
 from __future__ import annotations
 
@@ -35,34 +35,33 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("modelzoo_trainer.notification")
 
-TIMEOUT_S: Final = 10.0  # of each answer of a server
-_PATIENCE_S: Final = 30.0  # that the end of a run waits for messages in progress
-_MOST_CHARS: Final = 2000  # of an error, in a message
+TIMEOUT_S: Final = 10.0  # for each response of a server
+_PATIENCE_S: Final = 30.0  # maximum wait for unsent messages at the end of a run
+_MOST_CHARS: Final = 2000  # of an exception, in a message
 
 
 class Notification(Callback, ABC):
-    """Base of callbacks that send messages: when a fit ends, and when an error ends a run.
+    """Base class of callbacks that send a message when a fit ends and when an exception ends a run.
 
-    A message is sent by a thread of its own. What goes wrong is logged as a warning and never
-    touches the run; the run's end waits for messages in progress, but at most half a minute. The
-    main process sends.
+    Messages are sent in a thread by the main process. Failures are logged as warnings and never
+    affect the run, whose end waits at most half a minute for messages in progress.
     """
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
-        self._told: int | None = None
+        self._reported_id: int | None = None
 
     @abstractmethod
     def problem(self) -> str | None:
-        """Return why messages cannot be sent; None if they can. Asked once, at set-up."""
+        """Return why messages cannot be sent; None if they can. Called once, at setup."""
 
     @abstractmethod
     def send(self, title: str, text: str) -> None:
-        """Send a message; called in a thread, may raise anything.
+        """Send a message; called in a thread, may raise any exception.
 
         Args:
-            title: What has happened, in a few words.
-            text: All about it.
+            title: Summary of the event.
+            text: The whole message.
         """
 
     # ---- when
@@ -82,13 +81,13 @@ class Notification(Callback, ABC):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        self._told = None
+        self._reported_id = None
 
     @override
     def on_enter_validate(
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
-        self._told = None  # another error may come to have the same id
+        self._reported_id = None  # a later exception may have the same id
 
     @override
     def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
@@ -97,15 +96,15 @@ class Notification(Callback, ABC):
 
     @override
     def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
-        self._tell(trainer, "Training", exception)
+        self._report(trainer, "Training", exception)
 
     @override
     def on_train_exception(self, trainer: Trainer, exception: BaseException) -> None:
-        self._tell(trainer, "Training", exception)
+        self._report(trainer, "Training", exception)
 
     @override
     def on_validate_exception(self, trainer: Trainer, exception: BaseException) -> None:
-        self._tell(trainer, "Validation", exception)
+        self._report(trainer, "Validation", exception)
 
     @override
     def finalize(self) -> None:
@@ -113,13 +112,13 @@ class Notification(Callback, ABC):
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():
-                log.warning("%s: a message is given up.", type(self).__name__)
+                log.warning("%s: a message was not sent in time.", type(self).__name__)
         self._threads.clear()
 
-    def _tell(self, trainer: Trainer, what: str, exception: BaseException) -> None:
-        """Report an error once: it passes through several hooks."""
-        if self._told != id(exception):
-            self._told = id(exception)
+    def _report(self, trainer: Trainer, what: str, exception: BaseException) -> None:
+        """Report an exception once, though several hooks receive it."""
+        if self._reported_id != id(exception):
+            self._reported_id = id(exception)
             text = f"{type(exception).__name__}: {exception}"
             title = f"{what} failed at step {trainer.global_step}"
             self._notify(trainer, title, text[:_MOST_CHARS])
@@ -140,11 +139,11 @@ class Notification(Callback, ABC):
             self.send(title, text)
         except Exception as error:  # noqa: BLE001  # whatever a server does, the run continues
             kind = type(error).__name__
-            log.warning("%s: a message was not sent: %s: %s", type(self).__name__, kind, error)
+            log.warning("%s: failed to send a message: %s: %s", type(self).__name__, kind, error)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """What is secret goes to the server that it is for, and to no other."""
+    """Refuse redirects, so that secrets are sent to no other server."""
 
     @override
     def redirect_request(self, *args: Any) -> None:
@@ -152,12 +151,12 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def post_json(url: str, content: Mapping[str, Any], headers: Mapping[str, str]) -> bytes:
-    """Send a JSON document to a server and return its answer.
+    """Post a JSON document to a server and return its response.
 
-    `url`: of the server; redirections are not followed.
+    `url`: of the server; redirects are refused.
 
     Raises:
-        OSError: If the server cannot be reached in time, or refuses it.
+        OSError: If the server cannot be reached in time, or rejects the request.
     """
     request = urllib.request.Request(
         url,
@@ -172,17 +171,17 @@ def post_json(url: str, content: Mapping[str, Any], headers: Mapping[str, str]) 
 
 
 def names_of(name: str, value: Any) -> list[str]:
-    """Return one name or several as a list.
+    """Return one or several names as a list.
 
     Raises:
-        ConfigError: If it is something else, or empty.
+        ConfigError: If it is not a string or a list of strings, or empty.
     """
     given = value.split(",") if isinstance(value, str) else value
     if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
-        raise ConfigError(f"{name} is {value!r}; it must be a text, or a list of texts.")
+        raise ConfigError(f"{name} is {value!r}; it must be a string or a list of strings.")
     found = [one.strip() for one in given]
     if not found or not all(found) or any(set(one) & set("\r\n") for one in found):
-        raise ConfigError(f"{name} is {value!r}; it must name at least one, and none empty.")
+        raise ConfigError(f"{name} is {value!r}; give at least one name, and no empty ones.")
     return found
 
 
@@ -200,26 +199,26 @@ _TLS_PORT: Final = 465  # RFC 8314: encrypted from the first byte
 
 
 class EmailNotification(Notification):
-    """Sends an e-mail when a fit ends, and when an error ends training or a validation.
+    """Send an e-mail when a fit ends and when an exception ends training or a validation.
 
-    A mail goes to a mail server, encrypted if the server can; to log in, the password is taken
-    from the environment variable CEREBRAS_NOTIFICATION_PASSWORD, and is sent encrypted or not at
-    all. Or, if there is an endpoint, it is posted there as JSON with `mailto`, `mailfrom`,
-    `subject` and `body`. Nothing is sent before there is something to report. What goes wrong is
-    logged and never touches the run; its end waits at most half a minute for a mail.
+    By default, mails are sent to a mail server, encrypted if the server supports it. The password
+    is read from the environment variable CEREBRAS_NOTIFICATION_PASSWORD and never sent unencrypted.
+    With an endpoint, they are posted there as JSON with `mailto`, `mailfrom`, `subject` and `body`
+    instead. Nothing is sent before the first event. Failures are logged and never affect the run,
+    whose end waits at most half a minute for a mail.
 
     Args:
-        mailto: An address, or several: a list, or a text with commas.
-        mailfrom: The address of the sender, with which it logs in too; None = the environment
-            variable CEREBRAS_NOTIFICATION_MAILFROM.
-        server_name: The mail server.
-        port: Its port; on 465 the connection is encrypted from its beginning.
-        notification_endpoint: An http(s) address; None = the environment variable
-            CEREBRAS_NOTIFICATION_ENDPOINT, if it is set.
-        subject: How the subjects of the mails begin.
+        mailto: One or more addresses: a list or a comma-separated string.
+        mailfrom: Sender address, also the login name; None = the environment variable
+            CEREBRAS_NOTIFICATION_MAILFROM.
+        server_name: Host name of the mail server.
+        port: Port of the mail server; 465 = implicit TLS.
+        notification_endpoint: An http(s) URL; None = the environment variable
+            CEREBRAS_NOTIFICATION_ENDPOINT, if set.
+        subject: Prefix of the subjects.
 
     Raises:
-        ConfigError: If an argument does not fit.
+        ConfigError: If an argument is invalid.
     """
 
     @checked()
@@ -236,7 +235,7 @@ class EmailNotification(Notification):
         self.mailto = names_of("EmailNotification.mailto", mailto)
         for address in (*self.mailto, *([] if mailfrom is None else [mailfrom])):
             if not isinstance(address, str) or "@" not in address:
-                raise ConfigError(f"EmailNotification: {address!r} is not a mail address.")
+                raise ConfigError(f"EmailNotification: {address!r} is not an e-mail address.")
         self._mailfrom = mailfrom
         self.server_name = server_name
         self.port = port
@@ -245,12 +244,12 @@ class EmailNotification(Notification):
 
     @property
     def mailfrom(self) -> str | None:
-        """The address of the sender."""
+        """The sender address."""
         return self._mailfrom or from_environment(NOTIFICATION_MAILFROM)
 
     @property
     def endpoint(self) -> str | None:
-        """Where mails are posted to, in place of a mail server."""
+        """URL that mails are posted to, instead of the mail server."""
         return self._endpoint or from_environment(NOTIFICATION_ENDPOINT)
 
     @override
@@ -258,9 +257,9 @@ class EmailNotification(Notification):
         if self.endpoint is not None:
             if _is_http(self.endpoint):
                 return None
-            return f"{NOTIFICATION_ENDPOINT} is no http or https address."
+            return f"{NOTIFICATION_ENDPOINT} is not an http or https URL."
         if self.mailfrom is None:
-            return f"there is no sender. Give mailfrom, or set {NOTIFICATION_MAILFROM}."
+            return f"there is no sender. Set mailfrom, or the variable {NOTIFICATION_MAILFROM}."
         return None
 
     @override
@@ -301,8 +300,8 @@ class EmailNotification(Notification):
             if password is not None:
                 if not is_encrypted:
                     raise smtplib.SMTPNotSupportedError(
-                        f"{self.server_name} offers no encryption, and the password is not sent "
-                        f"without. Unset {NOTIFICATION_PASSWORD} if it needs none."
+                        f"{self.server_name} does not support encryption, and the password is not "
+                        f"sent unencrypted. Unset {NOTIFICATION_PASSWORD} if none is needed."
                     )
                 server.login(str(self.mailfrom), password)
             server.send_message(mail)
@@ -313,15 +312,15 @@ API: Final = "https://slack.com/api/chat.postMessage"
 
 
 class SlackNotification(Notification):
-    """Writes to Slack when a fit ends, and when an error ends training or a validation.
+    """Post to Slack when a fit ends and when an exception ends training or a validation.
 
-    It writes as the bot whose token is in the environment variable CEREBRAS_SLACK_BOT_TOKEN; the
-    bot must be in the channels and have the scope `chat:write`. Nothing is sent before there is
-    something to report. What goes wrong is logged and never touches the run; its end waits at most
-    half a minute for a message.
+    It posts as the bot whose token is in the environment variable CEREBRAS_SLACK_BOT_TOKEN; the bot
+    must be a member of the channels and have the scope `chat:write`. Nothing is sent before the
+    first event. Failures are logged and never affect the run, whose end waits at most half a minute
+    for a message.
 
     Args:
-        channels: A channel's name or identifier, or several: a list, or a text with commas.
+        channels: One or more channel names or ids: a list or a comma-separated string.
 
     Raises:
         ConfigError: If there is no channel.
@@ -346,4 +345,4 @@ class SlackNotification(Notification):
             if answer.get("ok") is not True:
                 refused.append(f"{channel}: {answer.get('error', 'no reason given')}")
         if refused:
-            raise ConnectionRefusedError(f"Slack refuses it ({'; '.join(refused)}).")
+            raise ConnectionRefusedError(f"Slack rejected the message ({'; '.join(refused)}).")

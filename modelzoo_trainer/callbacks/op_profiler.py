@@ -1,4 +1,4 @@
-"""Where the time of some steps goes, operation by operation."""
+"""Operator-level profile of some training steps."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _NUM_STEPS: Final = 3
 
 
 class OpProfiler(Profiler):
-    """Records a window of training steps with torch.profiler, on the host and on the device.
+    """Profile a window of training steps with torch.profiler, on the host and on the device.
 
     The trace is written to `chrome_trace.json` in `model_dir`, for https://ui.perfetto.dev or
-    chrome://tracing; an older one is replaced. Only the main process is recorded. If
-    an error or the end of the fit cuts the window short, what was recorded is written. A trace
-    grows by some MB a step: keep the window small. Where torch is profiled already, that continues
-    and there is no trace, which is logged.
+    chrome://tracing; an older one is replaced. Only the main process is profiled. If an exception
+    or the end of the fit cuts the window short, what was recorded is written. A trace takes some MB
+    per step: keep the window small. If another torch profiler is active, it continues; there is no
+    trace then, and a warning is logged.
 
     Args:
         start_step: First step of the window, counted from 1 over the whole run; -1 = the second
-            one of the fit, as the first also sets things up.
-        end_step: Its last step, >= `start_step`; -1 = two after the first.
-        host_activities: Accepted for the format's sake; without meaning on this hardware.
+            step of the fit, as the first one includes initialization.
+        end_step: Last step of the window, >= `start_step`; -1 = two after the first.
+        host_activities: Accepted for compatibility; no effect on this hardware.
 
-    Cost: In the window, some microseconds for each operation.
+    Cost: In the window, some microseconds per operation.
 
     Raises:
-        ConfigError: If the steps are no window; at set-up, if there is another OpProfiler.
+        ConfigError: If the window is invalid; at setup, if there is another OpProfiler.
     """
 
     @checked()
@@ -67,7 +67,7 @@ class OpProfiler(Profiler):
 
     @property
     def notes(self) -> list[str]:
-        """What has no effect here."""
+        """Arguments without effect."""
         if self.host_activities is None:
             return []
         return ["host_activities: no effect on this hardware; all activities are recorded."]
@@ -84,8 +84,8 @@ class OpProfiler(Profiler):
     def setup(self, trainer: Trainer) -> None:
         if trainer.get_callbacks(OpProfiler)[0] is not self:
             raise ConfigError(
-                f"OpProfiler is there twice, and a run has one {_NAME}. Leave one out, or record "
-                f"one window of all the steps."
+                f"callbacks has two OpProfiler, but a run has one {_NAME}. Remove one, or profile "
+                f"all the steps in one window."
             )
 
     @override
@@ -129,7 +129,7 @@ class OpProfiler(Profiler):
     def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
         if self._window and self._window[0] > trainer.global_step and trainer.backend.comm.is_main:
             log.warning(
-                "OpProfiler: there is no trace of the steps %d to %d: the fit ended at step %d.",
+                "OpProfiler: no trace of steps %d to %d: the fit ended at step %d.",
                 self._window[0],
                 self._window[-1],
                 trainer.global_step,
@@ -141,10 +141,10 @@ class OpProfiler(Profiler):
             return
         from torch.profiler import profile
 
-        # A second one would end the first, and crash the process.
+        # A second profiler would end the first one and crash the process.
         if torch._C._autograd._profiler_enabled():
             self._window = range(0)
-            log.warning("OpProfiler: there is no trace, as torch is profiled by something else.")
+            log.warning("OpProfiler: no trace, as another torch profiler is active.")
             return
         self._profiler = profile()
         self._profiler.start()
@@ -165,6 +165,6 @@ class OpProfiler(Profiler):
             profiler.export_chrome_trace(str(fresh))
             fresh.replace(path)
         except (OSError, RuntimeError) as error:  # torch's writer raises the latter
-            log.warning("%s cannot be written: %s.", path, error)
+            log.warning("Cannot write %s: %s.", path, error)
             return
         log.info("Wrote %s: %d steps.", path, self._num_steps)

@@ -1,7 +1,8 @@
-"""Squared norms of the gradients that single examples bring to a parameter.
+"""Squared norms of per-example gradients of a parameter.
 
-B = examples, T = places of an example, I and O = features in and out, V = rows of a table. The
-gradient of an example is a sum over its places, and over all the calls that use the parameter.
+B = examples, T = positions of an example, I and O = input and output features, V = rows of a
+table. The gradient of an example is a sum over its positions, and over all calls that use the
+parameter.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Matrix(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A use of (V, I) as a table: `grads` are added to the rows `ids`."""
+    """A use of (V, I) as a lookup table: `grads` are added to the rows `ids`."""
 
     ids: Tensor
     """(B, T)."""
@@ -44,9 +45,9 @@ Use = Matrix | Rows | Vector
 
 
 def squared_norms(uses: list[Use]) -> Tensor:
-    """Return for each example the squared 2-norm of what all uses bring to one parameter.
+    """Return the squared 2-norm of each example's gradient, over all uses of one parameter.
 
-    `uses`: of one parameter, with equal B; vectors alone, or matrices and tables.
+    `uses`: of one parameter, with equal B; either vectors only, or matrices and tables.
 
     Shapes:
         Returns: (B,), float32, or float64 if they are double.
@@ -76,7 +77,7 @@ def squared_norms(uses: list[Use]) -> Tensor:
 
 def _square_of_matrix(use: Matrix) -> Tensor:
     num, size_out, size_in = use.grads.shape[1], use.grads.shape[2], use.inputs.shape[2]
-    if 2 * num * num <= size_out * size_in:  # products of places are smaller than the gradients
+    if 2 * num * num <= size_out * size_in:  # products of positions are smaller than the gradients
         return (_gram(use.grads) * _gram(use.inputs)).sum((1, 2))
     return torch.bmm(use.grads.transpose(1, 2), use.inputs).square().sum((1, 2))
 
@@ -87,7 +88,7 @@ def _square_of_rows(use: Rows) -> Tensor:
 
 
 def _product(matrix: Matrix, table: Rows) -> Tensor:
-    """Return the inner products of what a matrix and a table bring to the same parameter."""
+    """Return the inner products of the contributions of a matrix and a table to a parameter."""
     places = matrix.grads.shape[1]
     index = table.ids.unsqueeze(1).expand(-1, places, -1)
     at_rows = matrix.grads.gather(2, index)
@@ -99,7 +100,7 @@ def _gram(rows: Tensor) -> Tensor:
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Return a tensor in float32, or in double if it is double itself."""
+    """Convert a tensor to float32, or to float64 if it is double."""
     return tensor if tensor.dtype is torch.float64 else tensor.float()
 
 
@@ -107,18 +108,18 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 def computes_like(layer: Module, kind: type[Module]) -> bool:
-    """Return whether a layer is of a kind, and no subclass that computes something else."""
+    """Return whether a layer is of a kind, and not a subclass that computes something else."""
     return isinstance(layer, kind) and type(layer).forward is kind.forward
 
 
 def trained_params(layer: Module) -> dict[str, Tensor]:
-    """Return the parameters of a layer itself that train, by their roles in it."""
+    """Return the trainable parameters of the layer itself by name."""
     found = layer._parameters.items()
     return {role: param for role, param in found if param is not None and param.requires_grad}
 
 
 def is_countable(layer: Module, given: Tensor) -> bool:
-    """Return whether examples can be told apart in the input, and the weight is a parameter."""
+    """Return whether the input has examples as its first dimension, and a parameter as weight."""
     if layer._parameters.get("weight") is None and getattr(layer, "weight", None) is not None:
         return False
     if isinstance(layer, nn.LayerNorm):
@@ -127,9 +128,9 @@ def is_countable(layer: Module, given: Tensor) -> bool:
 
 
 def uses_of(layer: Module, given: Tensor, grad: Tensor) -> dict[str, Use]:
-    """Return how a call of a layer uses each of its parameters.
+    """Return the uses of each parameter in a call of a layer.
 
-    `given`: its input; the first dimension is B.
+    `given`: the input; its first dimension is B.
     """
     num = given.shape[0]
     if isinstance(layer, nn.Embedding):

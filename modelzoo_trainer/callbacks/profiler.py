@@ -1,4 +1,4 @@
-"""Profilers: how fast training goes, how long it takes and still will."""
+"""Profilers: training throughput, duration and time remaining."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 class Profiler(Callback, ABC):
-    """Base of callbacks that measure; `SavePerformanceData` writes what they have measured."""
+    """Base class of profilers; `SavePerformanceData` writes their measurements."""
 
     @property
     @abstractmethod
     def perf_metrics(self) -> dict[str, Any]:
-        """What was measured since the fit began: numbers by name."""
+        """The measurements since the fit began: numbers by name."""
 
 
 class TrainingProfiler(Profiler):
-    """Base of those that measure training alone.
+    """Base class of profilers that measure training only.
 
-    The clock starts at the end of the first step, which is not counted, and stands still during
+    The clock starts at the end of the first step, which is excluded, and is paused during
     validations and checkpoints.
     """
 
@@ -39,13 +39,13 @@ class TrainingProfiler(Profiler):
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew: a fit begins."""
+        """Reset at the beginning of a fit."""
         self._clock = Stopwatch()
         self._asked_at = 0.0
         self._asked_for = 0
 
     def counts(self, trainer: Trainer) -> bool:
-        """Return whether the batch that ends is counted; start the clock if it is the first."""
+        """Return whether to count the batch that ends; start the clock if it is the first."""
         if self._clock.has_run:
             return True
         if trainer.should_run_optimizer_step:
@@ -53,7 +53,7 @@ class TrainingProfiler(Profiler):
         return False
 
     def rate_since(self, total: int) -> float | None:
-        """Return how many a second there were since this was asked last; None = no time went by."""
+        """Return the increase per second since the last call; None = no time has passed."""
         elapsed = self._clock.elapsed()
         since = elapsed - self._asked_at
         if since <= 0:
@@ -62,7 +62,7 @@ class TrainingProfiler(Profiler):
         self._asked_at, self._asked_for = elapsed, total
         return rate
 
-    # ---- when the clock runs
+    # ---- the clock
 
     @override
     def on_enter_fit(
@@ -106,17 +106,17 @@ class TrainingProfiler(Profiler):
 
     @override
     def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
-        self._clock.go_on()
+        self._clock.resume()
 
     @override
     def on_train_batch_start(
         self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
     ) -> None:
-        self._clock.go_on()  # after a checkpoint that failed, or is written in the background
+        self._clock.resume()  # after a checkpoint that failed or is written in the background
 
 
 class Stopwatch:
-    """Seconds, of the stretches in which it runs."""
+    """Total seconds of the intervals in which it runs."""
 
     def __init__(self) -> None:
         self.has_run = False
@@ -126,49 +126,48 @@ class Stopwatch:
 
     @property
     def is_running(self) -> bool:
-        """Whether time is counted now."""
+        """Whether it is running."""
         return self._started is not None
 
     def start(self) -> None:
-        """Count from now on."""
+        """Start or continue."""
         self.has_run = True
         if self._started is None:
             self._started = time.perf_counter()
 
     def stop(self) -> None:
-        """Stand still; a second call does nothing."""
+        """Stop. Idempotent."""
         self._elapsed = self.elapsed()
         self._started = None
 
     def pause(self) -> None:
-        """Stand still, if it runs, until `go_on`."""
+        """Pause until `resume`, if it is running."""
         self._is_paused = self.is_running
         self.stop()
 
-    def go_on(self) -> None:
-        """Count again, if `pause` has stopped it."""
+    def resume(self) -> None:
+        """Continue if `pause` has stopped it."""
         if self._is_paused:
             self._is_paused = False
             self.start()
 
     def elapsed(self) -> float:
-        """Return the seconds so far."""
+        """Return the total seconds so far."""
         if self._started is None:
             return self._elapsed
         return self._elapsed + time.perf_counter() - self._started
 
 
 class RateProfiler(TrainingProfiler):
-    """Logs how fast a run trains, on log steps: samples of all processes, counted on the first.
+    """Log training throughput in samples and steps per second, on log steps.
 
-    `local_samples_per_sec` is the rate since the last log step; `avg_samples_per_sec` and
-    `avg_steps_per_sec` are those since the fit began. The clock starts at the end of the first
-    step, which is not counted, and stands still during validations and checkpoints.
+    The clock starts at the end of the first step, which is excluded, and is paused during
+    validations and checkpoints. Samples are those of all processes, measured on the main process.
 
     Metrics:
-        local_samples_per_sec: Samples a second of all processes, since the last log step.
-        avg_samples_per_sec: Likewise, since the fit began.
-        avg_steps_per_sec: Steps a second since the fit began.
+        local_samples_per_sec: Samples per second since the last log step.
+        avg_samples_per_sec: Samples per second since the fit began.
+        avg_steps_per_sec: Steps per second since the fit began.
     """
 
     @override
@@ -181,10 +180,10 @@ class RateProfiler(TrainingProfiler):
     @property
     @override
     def perf_metrics(self) -> dict[str, float]:
-        """What was measured since the fit began.
+        """The measurements since the fit began.
 
-        `total_samples`, `total_steps` and `total_time` (in seconds) without the first step;
-        `rate`, since the last log step; `global_rate` and `samples_per_sec`, over all.
+        `total_samples`, `total_steps` and `total_time` (in seconds) without the first step; `rate`,
+        since the last log step; `global_rate` and `samples_per_sec`, over all steps.
         """
         elapsed = self._clock.elapsed()
         rate = self._num_samples / elapsed if elapsed else 0.0
@@ -197,7 +196,7 @@ class RateProfiler(TrainingProfiler):
             "samples_per_sec": rate,
         }
 
-    # ---- what is counted
+    # ---- counting
 
     @override
     def on_train_batch_end(
@@ -227,13 +226,13 @@ class RateProfiler(TrainingProfiler):
 
 
 class DurationProfiler(TrainingProfiler):
-    """Estimates, on log steps, how long the train stage at hand and the whole fit still take.
+    """Log the estimated time remaining of the current train stage and of the fit, on log steps.
 
-    What is left is counted from `global_step`, so it is the same in a run that was resumed: steps,
-    the validations after the stages, and the checkpoints that are due by steps. What each takes is
-    the mean of those that this fit has had, its first step excluded. A kind that has not happened
-    yet counts as nothing: until then the estimate is a lower bound. Of a fit whose end is not known
-    nothing is logged.
+    What remains is counted from `global_step`, so also in a resumed run: steps, the validations
+    after train stages, and the checkpoints that are due by steps. The duration of each is its mean
+    in this fit, without the first step. Validations or checkpoints that have not occurred yet count
+    as 0 s: until then, the estimate is a lower bound. Nothing is logged for a fit of unknown
+    length.
 
     Metrics:
         loop_time_remaining: Seconds until the end of the train stage.
@@ -253,11 +252,11 @@ class DurationProfiler(TrainingProfiler):
     @property
     @override
     def perf_metrics(self) -> dict[str, float]:
-        """Seconds of the fit.
+        """Durations in the fit, in seconds.
 
-        `total_time`; `setup_time`, until the end of its first step; and the means
-        `time_per_step`, `time_per_validation` (of all dataloaders) and `time_per_checkpoint` (as
-        long as training was held up); 0 of what has not happened.
+        `total_time`; `setup_time`, until the end of the first step; and the means `time_per_step`,
+        `time_per_validation` (of all dataloaders) and `time_per_checkpoint` (while training was
+        blocked), which are 0 if there were none.
         """
         total = time.perf_counter() - self._begun if self._total_s is None else self._total_s
         return {
@@ -271,7 +270,7 @@ class DurationProfiler(TrainingProfiler):
     def _step_s(self) -> float:
         return self._clock.elapsed() / self._num_steps if self._num_steps else 0.0
 
-    # ---- what is measured
+    # ---- measuring
 
     @override
     def on_enter_fit(
@@ -319,7 +318,7 @@ class DurationProfiler(TrainingProfiler):
         self, trainer: Trainer, model: Module, batch: Batch, batch_idx: int
     ) -> None:
         super().on_train_batch_start(trainer, model, batch, batch_idx)
-        self._checkpoints.end()  # one that failed, or is written in the background
+        self._checkpoints.end()  # one that failed or is written in the background
 
     @override
     def on_train_batch_end(
@@ -333,7 +332,7 @@ class DurationProfiler(TrainingProfiler):
             if trainer.is_log_step:
                 self._log(trainer)
 
-    # ---- what is left
+    # ---- time remaining
 
     def _log(self, trainer: Trainer) -> None:
         schedule, step = trainer.schedule, trainer.global_step
@@ -351,17 +350,17 @@ class DurationProfiler(TrainingProfiler):
         trainer.log_metrics_dict(metrics)
 
     def _training_s(self, trainer: Trainer, end: float, *, is_whole: bool = False) -> float:
-        """Return the seconds of the steps and checkpoints from here to a step."""
+        """Return the seconds of the steps and checkpoints from now until a step."""
         step, every = trainer.global_step, trainer.checkpoint.times.steps
         num_checkpoints = 0
         if every is not None:
             num_checkpoints = int(end // every) - (step - 1) // every
-            num_checkpoints += is_whole and end % every != 0  # the last one
+            num_checkpoints += is_whole and end % every != 0  # the final one
         return (end - step) * self._step_s() + num_checkpoints * self._checkpoints.value
 
 
 class Mean:
-    """The mean length of something that happens now and then."""
+    """Mean duration of a recurring event."""
 
     def __init__(self) -> None:
         self._total_s = 0.0
@@ -370,15 +369,15 @@ class Mean:
 
     @property
     def value(self) -> float:
-        """Seconds; 0 if it has not happened."""
+        """Mean in seconds; 0 if there was none."""
         return self._total_s / self._num if self._num else 0.0
 
     def begin(self) -> None:
-        """Begin one."""
+        """Start measuring an event."""
         self._began = time.perf_counter()
 
     def end(self) -> None:
-        """End it. No-op if none has begun."""
+        """Stop measuring. No-op if none has begun."""
         if self._began is not None:
             self._total_s += time.perf_counter() - self._began
             self._num += 1

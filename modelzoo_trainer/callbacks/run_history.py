@@ -27,13 +27,13 @@ _STATE: Final = "epoch_loss"
 
 
 class EpochLoss(Callback):
-    """Base class of callbacks that log `train_loss_epoch`; of several, the first one does.
+    """Base class of callbacks that log `train_loss_epoch`; of several, only the first one does.
 
-    Not logged for an epoch in whose middle it was added to a run that resumed.
+    Not logged for an epoch that had begun before this callback was added to a resumed run.
 
-    State: `epoch_loss`, within an epoch alone: the mean so far.
+    State: `epoch_loss`: the mean so far, within an epoch only.
 
-    Cost: A step adds one number on the device; an epoch's end reduces two over the processes.
+    Cost: A step adds one number on the device; the end of an epoch all-reduces two numbers.
     """
 
     def __init__(self) -> None:
@@ -63,11 +63,11 @@ class EpochLoss(Callback):
         loop: Any,
         loop_idx: int,
     ) -> None:
-        stack.callback(self._window.clear)  # of a step that a stop has cut off
+        stack.callback(self._window.clear)  # of a step interrupted by a stop
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, epoch: int) -> None:
-        if self._is_first and not self._mean.is_used:  # so that all steps have one graph
+        if self._is_first and not self._mean.is_used:  # so that all steps have the same graph
             self._mean.add(torch.zeros((), device=trainer.backend.device), 0)
 
     @override
@@ -89,10 +89,10 @@ class EpochLoss(Callback):
         if self._is_first and self._mean.is_used:
             mean = take_all({TRAIN_LOSS_EPOCH: self._mean}, trainer.backend)
             if not lacks_some:
-                trainer.logging.collect(trainer, mean, trainer.global_step)  # whatever log_steps is
-                trainer.drain()  # before its weights are gone
+                trainer.logging.collect(trainer, mean, trainer.global_step)  # on any step
+                trainer.drain()  # before its weights change
 
-    # ---- state: each process has a part of the sum
+    # ---- state: each process has a partial sum
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
@@ -121,7 +121,7 @@ class EpochLoss(Callback):
         self._window[:] = [(loss, weight) for loss, weight in state.get("window", ())]
         means = state["means"]
         shard, num_shards = trainer.backend.comm.data_shard
-        if len(means) != num_shards:  # now it is divided otherwise: the first one has it all
+        if len(means) != num_shards:  # the world size has changed: rank 0 gets the whole sum
             total = {key: sum(mean[key] for mean in means) for key in ("sum", "weight")}
             nothing = {"sum": torch.zeros_like(total["sum"]), "weight": 0}
             means = [total, *[nothing] * (num_shards - 1)]
@@ -133,7 +133,7 @@ def _weight(trainer: Trainer, outputs: Outputs, batch: Batch) -> Any:
         return trainer.grad_accum.weight
     try:
         return trainer.weight_of(outputs, batch)
-    except ConfigError:  # the size of such batches is not known: they count alike
+    except ConfigError:  # batches of unknown size have equal weights
         return 1
 
 
@@ -170,25 +170,26 @@ def _figure(series: Mapping[str, _Series], log_y: bool) -> Any:
 
 
 class RunHistory(EpochLoss):
-    """Keeps the last values of every metric that is a number, to be asked for at any time.
+    """Keep the last values of every scalar metric in memory.
 
-    A run that resumes, or goes back to a checkpoint, has the values up to there. Asking changes
-    nothing: a name that was never logged does not appear by being asked for.
+    A run that resumes or rolls back has the values up to its checkpoint. Reading does not change
+    anything; in particular, it does not create a metric that was never logged.
 
-    At the end of each epoch it logs `train_loss_epoch` to everybody, whatever `log_steps` is.
+    At the end of each epoch `train_loss_epoch` is logged, regardless of `log_steps`.
 
     Args:
-        max_values: How many values of a metric to keep, > 0; the oldest go first.
-        max_metrics: How many metrics to keep, > 0; others that come later are left out.
-        reset_on_fit: Whether each fit begins with an empty history; one that resumes from a
-            checkpoint of the run continues with its own in any case.
-        reset_on_validate: Whether a validation outside `fit` does so, too.
+        max_values: Maximum number of values per metric, > 0; the oldest are dropped.
+        max_metrics: Maximum number of metrics, > 0; later ones are ignored.
+        reset_on_fit: Whether to clear the history at the beginning of each fit; a fit that resumes
+            from a checkpoint of the run never clears it.
+        reset_on_validate: Whether to clear it at the beginning of a validation outside `fit`.
 
     Metrics:
         train_loss_epoch: The mean of `loss` over the samples of the epoch (over `num_items` if the
-            model's output has it) and over all processes. Batches without a known size count alike.
+            model's output has it) and over all processes. Batches of unknown size have equal
+            weights.
 
-    State: All of it: 16 bytes a value; within an epoch, `epoch_loss`: the mean so far.
+    State: All values, 16 bytes each; within an epoch, `epoch_loss`: the mean so far.
 
     Raises:
         ConfigError: If a number is not positive.
@@ -210,16 +211,16 @@ class RunHistory(EpochLoss):
         self.reset_on_fit = reset_on_fit
         self.reset_on_validate = reset_on_validate
         self.metric_name_prefix = ""
-        """Put before the names of metrics that are added from now on."""
+        """Prefix of the names of metrics that are added from now on."""
         self._epoch = 1
         self._step = 0
         self._series: dict[str, _Series] = {}
 
-    # ---- asked by anybody
+    # ---- reading
 
     @property
     def current_epoch(self) -> int:
-        """The epoch in progress, from 1."""
+        """The current epoch, counted from 1."""
         return self._epoch
 
     def get_metric_names(self) -> set[str]:
@@ -227,15 +228,15 @@ class RunHistory(EpochLoss):
         return set(self._series)
 
     def get_metric_values(self, name: str) -> list[float]:
-        """Return the values of a metric, oldest first; none if there is no such metric."""
+        """Return the values of a metric, oldest first; empty if there is no such metric."""
         return [value for _, value in self._series.get(name, ())]
 
     def get_metric_steps(self, name: str) -> list[int]:
-        """Return the `global_step` of each of the values."""
+        """Return the `global_step` of each value of a metric."""
         return [step for step, _ in self._series.get(name, ())]
 
     def get_latest_metric(self, name: str) -> float:
-        """Return the newest value of a metric.
+        """Return the latest value of a metric.
 
         Raises:
             ValueError: If it has none.
@@ -265,21 +266,23 @@ class RunHistory(EpochLoss):
             self.get_latest_metric(name)
         return _figure({name: self._series[name] for name in chosen}, log_y)
 
-    # ---- changed by anybody
+    # ---- writing
 
     def update_metric(self, name: str, value: float, step: int | None = None) -> None:
         """Add a value to a metric.
 
         Args:
-            name: Its name, to which the prefix is added.
-            value: On the host.
-            step: The `global_step` that it belongs to; None = that of the newest metrics.
+                name: Name, without the prefix.
+                value: Value on the host.
+                step: Its `global_step`; None = that of the latest metrics.
 
         Raises:
             TypeError: If the value is not a number.
         """
         if not isinstance(value, Real):
-            raise TypeError(f"{name!r} is a {type(value).__name__}; a history keeps numbers.")
+            raise TypeError(
+                f"{name!r} is a {type(value).__name__}; RunHistory stores only numbers."
+            )
         name = self.metric_name_prefix + name
         if name not in self._series:
             if len(self._series) >= self.max_metrics:
@@ -288,7 +291,7 @@ class RunHistory(EpochLoss):
         self._series[name].append((self._step if step is None else step, float(value)))
 
     def delete_metric(self, name: str) -> None:
-        """Forget a metric.
+        """Remove a metric.
 
         Raises:
             KeyError: If there is no such metric.
@@ -298,15 +301,15 @@ class RunHistory(EpochLoss):
         del self._series[name]
 
     def set_metric_name_prefix(self, prefix: str) -> None:
-        """Put this before the names of metrics that are added from now on; "" = nothing."""
+        """Set the prefix of the names of metrics that are added from now on; "" = none."""
         self.metric_name_prefix = prefix
 
     def reset(self) -> None:
-        """Forget all values and begin with epoch 1; the prefix stays."""
+        """Remove all values and restart at epoch 1; the prefix is kept."""
         self._series = {}
         self._epoch, self._step = 1, 0
 
-    # ---- a run
+    # ---- hooks
 
     @override
     def on_enter_fit(
@@ -343,7 +346,7 @@ class RunHistory(EpochLoss):
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all values, with those of all metrics in one tensor."""
+        """Return all values, in one tensor for all metrics."""
         pairs = [pair for series in self._series.values() for pair in series]
         return {
             "epoch": self._epoch,
@@ -356,7 +359,7 @@ class RunHistory(EpochLoss):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the values."""
         self._epoch, self._step = state["epoch"], state["step"]
         self.metric_name_prefix = state["prefix"]
         pairs = zip(state["steps"].tolist(), state["values"].tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""How many samples a run has taken, and how to get past those that broke it."""
+"""Number of samples trained on, and how to skip those that caused a failure."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ log = logging.getLogger("modelzoo_trainer.samples_streamed")
 
 
 class SamplesStreamedInfo(Callback):
-    """Counts the samples that were trained on, and says so when the loss has ended a run.
+    """Count the training samples, and log the count when a bad loss ends the run.
 
-    When an error about a loss or a gradient that is not finite, or a `TrainingSpike`, leaves a fit,
-    it logs how many samples had been taken, how many of them after the newest checkpoint, and with
-    which `SkipSamples` a run that resumes from there goes past them. Samples are those of all
-    processes, as many on each as on the first.
+    When an exception about a non-finite loss or gradient, or a `TrainingSpike`, leaves a fit, it
+    logs how many samples were trained on, how many of them since the newest checkpoint, and the
+    `SkipSamples` with which a resumed run skips them. Samples are those of all processes, assuming
+    that each has as many as the main process.
 
     State: The number of samples.
     """
@@ -67,10 +67,10 @@ class SamplesStreamedInfo(Callback):
     @override
     def on_train_end(self, trainer: Trainer, model: Module, loop: Any, loop_idx: int) -> None:
         num_batches, num_samples = self._boundary
-        if trainer.data.num_batches == num_batches:  # a step that was cut off is given back
+        if trainer.data.num_batches == num_batches:  # else a step was interrupted
             self.num_samples = num_samples
 
-    # ---- where the newest checkpoint was made
+    # ---- at the newest checkpoint
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
@@ -80,7 +80,7 @@ class SamplesStreamedInfo(Callback):
     def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
         try:
             step = checkpointing.read_manifest(ckpt_path).step
-        except CheckpointError:  # removed already, by who keeps few of them
+        except CheckpointError:  # already deleted, by KeepNCheckpoints for example
             return
         self._num_saved = self._at_step.get(step, self._num_saved)
         self._at_step = {at: num for at, num in self._at_step.items() if at > step}
@@ -90,19 +90,19 @@ class SamplesStreamedInfo(Callback):
         return {"num_samples": self.num_samples}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on counting from there."""
+        """Restore the number of samples."""
         self.num_samples = self._num_saved = state_dict["num_samples"]
         self._at_step = {}
 
-    # ---- when the run is over
+    # ---- at the end of the run
 
     @override
     def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
         if not isinstance(exception, (FloatingPointError, TrainingSpike)):
             return
         log.error(
-            "%d samples had been taken, %d of them since the newest checkpoint, at step %d. To go "
-            "on behind them, resume with the callback SkipSamples(n=%d).",
+            "%d samples were trained on, %d of them since the newest checkpoint, at step %d. To "
+            "resume behind them, add the callback SkipSamples(n=%d).",
             self.num_samples,
             self.num_samples - self._num_saved,
             trainer.global_step,

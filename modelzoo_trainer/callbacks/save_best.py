@@ -1,4 +1,4 @@
-"""Keeps the best checkpoints by a metric."""
+"""Checkpoints with the best values of a metric."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _FACT = "save_best"
 
 
 class BestCheckpoints:
-    """Ranks checkpoints by a value, and keeps the first few of them on the disk.
+    """Rank checkpoints by a value, and keep the best few on disk.
 
-    What it has written carries a mark in its manifest, which is part of the state. So a run that
-    resumes finds what was written after its checkpoint, and takes it over instead of writing it
-    again, and nothing else is ever deleted.
+    Each is marked in its manifest with an id, which is part of the state. So a resumed run finds
+    what was written after its checkpoint and adopts it instead of writing it again, and no other
+    checkpoint is ever deleted.
 
-    `k`: how many to keep, > 0. `template`: their names, with the field `{step}`.
+    `k`: number to keep, > 0. `template`: name pattern, with the field `{step}`.
     """
 
     def __init__(self, k: int, mode: str, template: str) -> None:
@@ -63,11 +63,11 @@ class BestCheckpoints:
         return self._rank(value) < self._k
 
     def _rank(self, value: float) -> int:
-        """Return how many are at least as good: of equal ones the earlier is better."""
+        """Return the number of values that are at least as good; the earlier of equal ones wins."""
         return sum(self._sign * entry["value"] <= self._sign * value for entry in self.entries)
 
-    def forget(self) -> None:
-        """Begin anew; what was kept so far stays on the disk."""
+    def reset(self) -> None:
+        """Reset; checkpoints that were kept so far stay on disk."""
         self._mark = secrets.token_hex(8)
         self.entries = []
 
@@ -76,11 +76,11 @@ class BestCheckpoints:
         return self._template.format(step=step)
 
     def add(self, name: str, step: int, value: float) -> None:
-        """Put a checkpoint in its place; those behind the k-th are no longer listed."""
+        """Insert a checkpoint by its rank; those beyond the k-th are removed from the list."""
         self.entries.insert(self._rank(value), {"name": name, "step": step, "value": value})
         del self.entries[self._k :]
 
-    # ---- on the disk
+    # ---- on disk
 
     def find_or_name(self, root: Path, step: int, facts: dict[str, Any]) -> tuple[str, bool]:
         """Return the name of a step's checkpoint, and whether it was written before a restart."""
@@ -91,11 +91,11 @@ class BestCheckpoints:
         return free_path(root / self.name_of(step)).name, False
 
     def facts(self, metric: str, value: float) -> dict[str, Any]:
-        """Return what a manifest says of a checkpoint that this object writes."""
+        """Return the entries of the manifest of a checkpoint that this object writes."""
         return {_FACT: self._mark, "metric": metric, "value": value}
 
     def sweep(self, root: Path, step: int) -> None:
-        """Delete what was written and is not listed; what a restart left is found when due."""
+        """Delete own checkpoints up to a step that are not listed."""
         listed = {entry["name"] for entry in self.entries}
         for path, manifest in self._own(root).items():
             if path.name not in listed and manifest.step <= step:
@@ -119,7 +119,7 @@ class BestCheckpoints:
         return {"best": [dict(entry) for entry in self.entries], "mark": self._mark}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         self.entries = [dict(entry) for entry in state["best"]]
         self._mark = state["mark"]
 
@@ -129,38 +129,38 @@ _STATES: Final = "SaveBest.checkpoint_states"
 
 
 class SaveBest(Callback):
-    """Keeps checkpoints of the weights that had the best values of a metric.
+    """Keep the checkpoints with the best values of a metric.
 
-    They are written beside the run's own checkpoints, as soon as the value of the weights as they
-    are has arrived: that of a validation before the next step. They are never resumed from
-    automatically. A worse one is deleted when the better one has been committed, also by the run
-    that resumes this one, and nothing is deleted that this callback did not write.
+    They are written beside the run's own checkpoints as soon as a value of the current weights is
+    available; after a validation, that is before the next step. A run never resumes from them
+    automatically. A worse one is deleted when a better one has been committed, also by a resumed
+    run; nothing that this callback did not write is deleted.
 
-    Values that are not finite are never best; of equal values the earlier is kept. A value that
-    arrives when the weights have moved on (of a training step, on some devices) is not used. If a
-    checkpoint cannot be written that is logged; the run continues.
+    Non-finite values are never best; of equal values the earlier one is kept. A value that is
+    available only after the weights have changed (a training metric, on some devices) is ignored.
+    If a checkpoint cannot be written, an error is logged; the run continues.
 
     Args:
-        metric: Its name as the loggers see it, such as `validate_0/loss`.
-        mode: Whether the least or the greatest value is best.
-        k: How many checkpoints to keep, > 0.
-        checkpoint_states: Names of top-level parts such as `model` and `optimizer` to save: a
-            list, or a text with commas; "all" = everything.
-        checkpoint_name: Their names; holds the field `{step}` once.
-        load_best: Whether the model has the best weights when a fit has ended, unless it was
-            interrupted. A fit in which the metric never came ends with an error. The run's own last
-            checkpoint has those of the last step, from which a run resumes; callbacks behind this
-            one see the best.
-        reset_on_fit: Whether each fit starts afresh and leaves what earlier ones have kept; False =
-            continues from the previous one. A fit that resumes from a checkpoint of the run does so
-            in any case.
+        metric: Name of the metric as loggers receive it, such as `validate_0/loss`.
+        mode: Whether a smaller ("min") or a larger ("max") value is better.
+        k: Number of checkpoints to keep, > 0.
+        checkpoint_states: Names of top-level parts such as `model` and `optimizer` to save: a list
+            or a comma-separated string; "all" = everything.
+        checkpoint_name: Name pattern; contains the field `{step}` once.
+        load_best: Whether to load the best weights into the model at the end of a fit, unless it
+            was interrupted. A fit in which the metric was never logged ends with an error. The
+            run's final checkpoint, from which it resumes, has the last weights; callbacks after
+            this one see the best ones.
+        reset_on_fit: Whether to reset the state in each fit and keep earlier checkpoints; False =
+            continue from the previous fit. A fit that resumes from a checkpoint of the run never
+            resets it.
 
     State: The best values with their checkpoints, a value whose checkpoint is not written yet, and
-        a mark by which the run's own ones are known.
+        the mark of the checkpoints of this run.
 
     Raises:
-        ConfigError: If an argument does not fit; when the metric arrives, if it is not a number; at
-            the end of a fit, if it never came and `load_best` asks for its weights.
+        ConfigError: If an argument is invalid; when the metric is logged, if it is not a number; at
+            the end of a fit with `load_best`, if it was never logged.
     """
 
     needs_trainer = True
@@ -189,19 +189,19 @@ class SaveBest(Callback):
         self.reset_on_fit = reset_on_fit
         self._best = BestCheckpoints(k, mode, checkpoint_name)
         self._arrived: tuple[float, int] | None = None
-        self._is_told = False
+        self._has_warned = False
         self._has_validated = False
         self._has_trained = False
-        self._had_best = False  # of an earlier fit
+        self._had_best = False  # in an earlier fit
 
     @property
     def metric(self) -> str:
-        """Which metric decides."""
+        """Name of the metric."""
         return self._watch.metric
 
     @property
     def best(self) -> list[dict[str, Any]]:
-        """The checkpoints that are kept, best first: `name`, `step` and `value` of each."""
+        """The kept checkpoints, best first: `name`, `step` and `value` of each."""
         return [dict(entry) for entry in self._best.entries]
 
     # ---- values
@@ -224,22 +224,22 @@ class SaveBest(Callback):
         self._had_best = bool(self._best.entries)
         self._warn_of_averages(trainer)
         if self.reset_on_fit:
-            self._best.forget()
+            self._best.reset()
         stack.callback(setattr, self, "_arrived", None)
 
     def _warn_of_averages(self, trainer: Trainer) -> None:
         scopes = [one.name_scope for one in trainer.get_callbacks(ModelEma) if one.validates]
         if self.load_best and any(self.metric.startswith(f"{scope}/") for scope in scopes):
             log.warning(
-                "SaveBest.load_best: %s is of averaged weights. The model will have the weights "
-                "that it trained with at that step, and not their average, which is in the "
-                "checkpoint (checkpoint_states: all) and in ModelEma.swap() for the last step.",
+                "SaveBest.load_best: %s is a metric of averaged weights. The model will get the "
+                "trained weights of that step, not their average, which is in the checkpoint "
+                "(checkpoint_states: all) and, for the last step, in ModelEma.swap().",
                 self.metric,
             )
 
     @override
     def on_metrics(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
-        if not trainer.is_fitting:  # a validation of whatever checkpoint
+        if not trainer.is_fitting:  # validation of another checkpoint
             return
         value = self._watch.value_in(metrics)
         if value is not None:
@@ -257,7 +257,7 @@ class SaveBest(Callback):
         loop_idx: int,
     ) -> None:
         self._has_trained = True
-        trainer.drain()  # what validations have logged
+        trainer.drain()  # read the metrics of validations
         self._watch.warn_if_missing()
         self._use(trainer)
 
@@ -267,7 +267,7 @@ class SaveBest(Callback):
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, epoch: int) -> None:
-        if self._arrived is not None:  # of the epoch before
+        if self._arrived is not None:  # of the previous epoch
             self._use(trainer)
 
     @override
@@ -290,31 +290,31 @@ class SaveBest(Callback):
             self._load(trainer)
 
     def _use(self, trainer: Trainer) -> None:
-        """Use the value that has arrived, if it is that of the weights as they are."""
+        """Use the value that has arrived, if it belongs to the current weights."""
         arrived, self._arrived = self._arrived, None
         if arrived is None or not trainer.backend.caps.holds_values:
             return
-        # Of a metric that each process has for itself, the first one's counts.
+        # If the metric differs between processes, that of the main process is used.
         value, step = trainer.backend.comm.broadcast_object(arrived)
         if step != trainer.global_step:
-            self._tell_late(step, trainer.global_step)
+            self._warn_late(step, trainer.global_step)
         elif not math.isfinite(value):
-            log.info("%s is %s at step %d, which is never best.", self.metric, value, step)
+            log.info("%s is %s at step %d, which is not finite: ignored.", self.metric, value, step)
         elif self._best.has_place_for(value):
             self._save(trainer, value)
 
-    def _tell_late(self, step: int, now: int) -> None:
-        if not self._is_told:
+    def _warn_late(self, step: int, now: int) -> None:
+        if not self._has_warned:
             log.warning(
-                "SaveBest: %s of step %d arrived at step %d, when its weights were gone: it is not "
-                "used, nor are others like it. Name a metric of a validation.",
+                "SaveBest: %s of step %d was available at step %d only, after its weights had "
+                "changed. It is ignored, and so are later ones. Use a validation metric.",
                 self.metric,
                 step,
                 now,
             )
-        self._is_told = True
+        self._has_warned = True
 
-    # ---- what
+    # ---- writing
 
     def _save(self, trainer: Trainer, value: float) -> None:
         state = self._state(trainer, value)
@@ -324,12 +324,14 @@ class SaveBest(Callback):
         name, is_written = backend.comm.broadcast_object(found)
         if not is_written:
             if backend.comm.process_group is not None:
-                trainer.checkpoint.finish(trainer)  # one that is in progress speaks in the group
+                trainer.checkpoint.finish(trainer)  # its collectives must not interleave with these
             write = partial(save_state, trainer, root / name, state, facts)
-            if not try_to_write(write, f"NO BEST CHECKPOINT WAS WRITTEN at step {step}"):
+            if not try_to_write(
+                write, f"SaveBest: failed to write the best checkpoint at step {step}"
+            ):
                 return
         self._best.add(name, step, value)
-        log.info("%s is %.6g at step %d: kept as %s.", self.metric, value, step, name)
+        log.info("%s is %.6g at step %d: saved as %s.", self.metric, value, step, name)
         self._sweep(trainer)
 
     def _sweep(self, trainer: Trainer) -> None:
@@ -337,32 +339,30 @@ class SaveBest(Callback):
             self._best.sweep(trainer.checkpoint.root(trainer), trainer.global_step)
 
     def _load(self, trainer: Trainer) -> None:
-        """Give the model the best weights, if there are any."""
+        """Load the best weights into the model, if there are any."""
         if not self._best.entries or (self._had_best and self._has_trained):
             self._require_metric(trainer)
         if not self._best.entries:
-            log.warning("SaveBest: there are no best weights to load; the model has the last ones.")
+            log.warning("SaveBest: no best weights to load; the model keeps the last ones.")
             return
         entry = self._best.entries[0]
         path = trainer.checkpoint.root(trainer) / entry["name"]
         trainer.callbacks["model"].on_load_checkpoint(
             trainer, {"model": trainer.checkpoint.read(trainer, path)["model"]}
         )
-        log.info(
-            "The model has the weights of step %d, the best by %s.", entry["step"], self.metric
-        )
+        log.info("Loaded the weights of step %d, the best by %s.", entry["step"], self.metric)
 
     def _require_metric(self, trainer: Trainer) -> None:
-        """Raise a `ConfigError` if the metric never came, though the fit had time for it."""
+        """Raise a `ConfigError` if the metric was never logged, though the fit had time for it."""
         if self._watch.is_missing and (self._has_validated or not trainer.early_exit.should_exit):
             raise ConfigError(
                 f"SaveBest.metric: {self.metric!r} was never logged in this fit, so load_best has "
-                f"no weights of it to load; the model has those of step {trainer.global_step}. "
+                f"no best weights to load; the model has those of step {trainer.global_step}. "
                 f"{self._watch.advice}"
             )
 
     def _state(self, trainer: Trainer, value: float) -> dict[str, Any]:
-        """Return what is to be saved, in which this value is still to be used."""
+        """Return what to save, with this value still to be used."""
         self._arrived = (value, trainer.global_step)
         try:
             return state_of(trainer, _STATES, self.states)
@@ -372,12 +372,12 @@ class SaveBest(Callback):
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is best so far, and a value whose checkpoint is not written yet."""
+        """Return the best values, and a value whose checkpoint is not written yet."""
         arrived = None if self._arrived is None else list(self._arrived)
         return {**self._best.state_dict(), "arrived": arrived}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with these."""
+        """Restore the state."""
         self._best.load_state_dict(state)
         arrived = state["arrived"]
         self._arrived = None if arrived is None else (arrived[0], arrived[1])

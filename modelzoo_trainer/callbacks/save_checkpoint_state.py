@@ -1,4 +1,4 @@
-"""Writes parts of checkpoints beside them."""
+"""Copies of selected parts of checkpoints."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ StateName = Annotated[
 
 
 class SaveCheckpointState(Callback):
-    """Writes a second checkpoint, of some parts only, after every k-th one and the very last.
+    """Save selected parts of every k-th checkpoint, and of the final one, as a second checkpoint.
 
-    It lies beside the first, is never resumed from automatically, and stays when
-    `KeepNCheckpoints` deletes the first. If it cannot be written that is logged; the run continues.
+    It is written beside the first one; a run never resumes from it automatically, and
+    `KeepNCheckpoints` does not delete it. If it cannot be written, a warning is logged.
 
     Args:
-        k: After every how many checkpoints, > 0; those before a restart count.
-        checkpoint_states: Names of top-level parts such as `model` and `optimizer`: a list, or a
-            text with commas. Parts whose names begin with two underscores are always there.
-        checkpoint_name: Its name; holds the fields `{checkpoint_states}` (the parts, joined by
-            "_") and `{ckpt_name}` (the name of the first).
+        k: On every k-th checkpoint, > 0; those before a restart count.
+        checkpoint_states: Names of top-level parts such as `model` and `optimizer`: a list or a
+            comma-separated string. Parts whose names begin with two underscores are always saved.
+        checkpoint_name: Name pattern; contains the fields `{checkpoint_states}` (the parts, joined
+            by "_") and `{ckpt_name}` (the name of the first checkpoint).
 
-    State: How many checkpoints have been written.
+    State: The number of checkpoints that were written.
 
-    Cost: Reads a k-th checkpoint back as a whole, verified, into host memory.
+    Cost: Reads each k-th checkpoint back completely, verified, into host memory.
 
     Raises:
         ConfigError: If `k` is not positive, no part is named, or the name lacks a field; at the
-            first checkpoint, if the run's checkpoints have no such part.
+            first checkpoint, if the run's checkpoints lack a part.
     """
 
     state_is_of_run = True
@@ -101,14 +101,14 @@ class SaveCheckpointState(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
-        self._write_if_due(trainer)  # after a crash between a checkpoint and this
+        self._write_if_due(trainer)  # after a crash between the checkpoint and its copy
 
     @override
     def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
         if trainer.interrupted is None:
             self._write_newest(trainer)
 
-    # ---- what
+    # ---- writing
 
     def _write_newest(self, trainer: Trainer) -> None:
         source, self._newest = self._newest, None
@@ -122,7 +122,7 @@ class SaveCheckpointState(Callback):
             step = checkpointing.read_manifest(source).step
             checkpointing.save(path, parts_of(_STATES, state, self.states), step=step)
         except CheckpointError as error:
-            log.warning("%s was not written: %s", path, error)
+            log.warning("Cannot write %s: %s", path, error)
         else:
             log.info("Saved %s of checkpoint %s as %s.", ", ".join(self.states), source, path.name)
 
@@ -134,11 +134,11 @@ class SaveCheckpointState(Callback):
             self._loaded = ckpt_path if is_of_run(trainer, ckpt_path.name) else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how many checkpoints there were; the one being written is not counted."""
+        """Return the number of checkpoints, without the one being written."""
         return {"num_saved": self._num_saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on counting."""
+        """Restore the number of checkpoints."""
         self._num_saved = state["num_saved"]
         if self._loaded is not None:
             self._num_saved += 1

@@ -1,4 +1,4 @@
-"""What the profilers have measured, in a file."""
+"""The measurements of the profilers in a file."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _NAME: Final = "performance.json"
 
 
 class SavePerformanceData(Callback):
-    """Writes the `perf_metrics` of all profilers to `performance.json` in the run's folder.
+    """Write the `perf_metrics` of all profilers to `performance.json` in the run folder.
 
-    That is done at the end of each train stage and of each validation, not after an error; each
-    time the file is written anew. It has a mapping for each profiler under its name among the
-    callbacks; what is not finite is null. If it cannot be written that is logged, once.
+    The file is rewritten at the end of each train stage and validation, except after an exception.
+    It has a mapping for each profiler, by its name among the callbacks; non-finite values are null.
+    If it cannot be written, one warning is logged.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class SavePerformanceData(Callback):
             fresh.replace(path)
         except OSError as error:
             if not self._has_failed:
-                log.warning("%s cannot be written: %s.", path, error.strerror or error)
+                log.warning("Cannot write %s: %s.", path, error.strerror or error)
             self._has_failed = True
 
 
@@ -69,7 +69,7 @@ def _profilers(trainer: Trainer) -> list[Profiler]:
 
 
 def _measured(trainer: Trainer) -> dict[str, Any]:
-    """Return the figures of each profiler by its name; a second one of a class has a number."""
+    """Return the measurements of each profiler by name; a second one of a class has a number."""
     found: dict[str, Any] = {}
     for profiler in _profilers(trainer):
         name, number = type(profiler).__name__, 1

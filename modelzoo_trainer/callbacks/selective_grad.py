@@ -1,4 +1,4 @@
-"""Training of some of the weights of a parameter."""
+"""Training of selected weights within a parameter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def outlier_mask(param: Tensor) -> Tensor:
     """Return which weights are large: at least 2.25 standard deviations of their column.
 
     The standard deviation is that of the absolute values along the first dimension. A parameter
-    that has only one row has none.
+    with a single row has no large weights.
 
     Shapes:
         Returns: as `param`, bool, on its device.
@@ -45,26 +45,26 @@ _METHODS: Final[dict[str, Callable[[Tensor], Tensor]]] = {"outlier": outlier_mas
 
 
 class SelectiveGrad(Callback):
-    """Trains only some weights of chosen parameters; the others stay as they are, bit by bit.
+    """Train only selected weights of some parameters; the others stay unchanged, bit by bit.
 
-    Which ones is decided when the first fit starts, from the weights as they are then, and stays.
-    The gradients of the others are zero before clipping, and what the optimizer does to them all
-    the same, such as weight decay, is undone. Parameters that are not chosen train as usual.
+    They are selected when the first fit starts, from the weights at that time. The gradients of the
+    others are zeroed before clipping, and any remaining update of the optimizer, such as weight
+    decay, is undone. Parameters that match no entry train as usual.
 
     Args:
-        selective_grads: What to choose, or a list of such: a mapping with `param_filter`, a name of
-            parameters or a pattern with `*`, `?` and `[...]`, or several (left out = all); and
-            `init_method`, how weights are chosen: "outlier" = those whose size is at least 2.25
-            standard deviations of the sizes along the first dimension. The first entry that fits a
-            parameter counts.
+        selective_grads: One or more entries: mappings with `param_filter`, one or more parameter
+            names or patterns with `*`, `?` and `[...]` (default: all), and `init_method`, how to
+            select weights: "outlier" = those with an absolute value of at least 2.25 standard
+            deviations of the absolute values along the first dimension. The first entry that
+            matches a parameter applies.
 
-    State: Which weights train.
+    State: Which weights are trained.
 
     Raises:
-        ConfigError: If an entry does not fit; at set-up, if the state is sharded or a filter fits
+        ConfigError: If an entry is invalid; at setup, if the state is sharded or a filter matches
             no parameter.
 
-    Cost: In each step, a copy of the chosen parameters.
+    Cost: In each step, a copy of the matching parameters.
     """
 
     def __init__(self, selective_grads: dict[str, Any] | list[dict[str, Any]]) -> None:
@@ -72,28 +72,28 @@ class SelectiveGrad(Callback):
         if not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
             raise ConfigError(
                 f"SelectiveGrad.selective_grads is {selective_grads!r}; it must be a mapping with "
-                f"{' and '.join(_KEYS)}, or a list of such."
+                f"{' and '.join(_KEYS)}, or a list of such mappings."
             )
         self._entries = [_entry(entry) for entry in entries]
         self._masks: dict[str, Tensor] = {}
         self._params: list[tuple[Tensor, Tensor]] = []
         self._kept: list[Tensor] = []
 
-    # ---- which weights
+    # ---- selecting
 
     @override
     def setup(self, trainer: Trainer) -> None:
         if trainer.backend.caps.sharded_state:
             raise ConfigError(
-                "SelectiveGrad chooses among the weights of whole parameters, and each process "
-                "has only a part of them. Run it without sharding."
+                "SelectiveGrad requires whole parameters, but each process "
+                "has only a part of them. Run without sharding."
             )
         names = list(named_params(trainer.model))
         for filters, _ in self._entries:
             for pattern in filters:
                 if not any(fnmatchcase(name, pattern) for name in names):
                     raise ConfigError(
-                        f"SelectiveGrad.param_filter: {pattern!r} fits no parameter. "
+                        f"SelectiveGrad.param_filter: {pattern!r} matches no parameter. "
                         f"{suggest(pattern, names)}"
                     )
 
@@ -110,13 +110,13 @@ class SelectiveGrad(Callback):
             mask = self._masks.get(name)
             if mask is None or mask.shape != params[name].shape:
                 raise ConfigError(
-                    f"SelectiveGrad: the checkpoint does not say which weights of {name!r} "
-                    f"{tuple(params[name].shape)} train. Go on with the param_filter that the run "
-                    f"began with."
+                    f"SelectiveGrad: the checkpoint does not contain which weights of {name!r} "
+                    f"{tuple(params[name].shape)} are trained. Resume with the param_filter that "
+                    f"the run started with."
                 )
             self._masks[name] = mask.to(params[name].device)
             self._params.append((params[name], self._masks[name]))
-        log.info("%d parameters train in part.", len(self._params))
+        log.info("%d parameters are trained partially.", len(self._params))
 
     def _method_for(self, name: str) -> str | None:
         for filters, method in self._entries:
@@ -147,26 +147,26 @@ class SelectiveGrad(Callback):
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which weights train, by the names of their parameters."""
+        """Return which weights are trained, by parameter name."""
         return {"masks": dict(self._masks)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on with these."""
+        """Restore which weights are trained."""
         self._masks = dict(state_dict["masks"])
 
 
 def _keep_where(mask: Tensor, grad: Tensor) -> None:
-    """Set to 0 what a mask leaves out of a gradient; one that is sparse need not be coalesced."""
+    """Zero a gradient where a mask is False; a sparse one need not be coalesced."""
     if grad.is_sparse:
         values, mask = grad._values(), mask[tuple(grad._indices())]
     else:
         values = grad
-    # Not a product: what is not finite times 0 is not 0.
+    # Not a product: a non-finite value times 0 is not 0.
     values.masked_fill_(mask.logical_not(), 0)
 
 
 def _entry(entry: Any) -> tuple[list[str], str]:
-    """Return the filters and the method of an entry, checked."""
+    """Return the filters and the method of an entry, validated."""
     if not isinstance(entry, Mapping):
         raise ConfigError(
             f"SelectiveGrad.selective_grads has {entry!r}; it must be a mapping with "
@@ -175,14 +175,14 @@ def _entry(entry: Any) -> tuple[list[str], str]:
     for key in entry:
         if key not in _KEYS:
             raise ConfigError(
-                f"SelectiveGrad.selective_grads: {key!r} is no key of it. {suggest(key, _KEYS)}"
+                f"SelectiveGrad.selective_grads: {key!r} is not a valid key. {suggest(key, _KEYS)}"
             )
     given = entry.get("param_filter", "*")
     filters = [given] if isinstance(given, str) else given
     is_list = isinstance(filters, (list, tuple))
     if not is_list or not filters or not all(isinstance(each, str) for each in filters):
         raise ConfigError(
-            f"SelectiveGrad.param_filter is {given!r}; it must be a name of parameters, or several."
+            f"SelectiveGrad.param_filter is {given!r}; it must be one or more parameter names."
         )
     method = entry.get("init_method", "outlier")
     if not isinstance(method, str) or method not in _METHODS:

@@ -1,4 +1,4 @@
-"""What callbacks that write or delete checkpoints have in common."""
+"""Shared code of callbacks that write or delete checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = logging.getLogger("modelzoo_trainer.checkpoint")
 
 
 def part_names(where: str, given: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the names of a checkpoint's parts that an argument stands for.
+    """Return the names of checkpoint parts that an argument lists.
 
     Raises:
         ConfigError: If no part is named.
@@ -52,7 +52,7 @@ def part_names(where: str, given: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def parts_of(where: str, state: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the named parts of a state, and those that belong to any: `__*`.
+    """Return the named parts of a state, and the parts `__*`.
 
     Raises:
         ConfigError: If there is no such part.
@@ -65,14 +65,14 @@ def parts_of(where: str, state: Mapping[str, Any], names: Iterable[str]) -> dict
 def require_parts(
     what: str, state: Mapping[str, Any], names: Iterable[str], error: type[ModelZooError]
 ) -> None:
-    """Raise an error of this type unless a state has all parts."""
+    """Raise an error of the given type unless a state has all parts."""
     for name in names:
         if name not in state:
             raise error(f"{what} has no part {name!r}. {suggest(name, state, cutoff=0.75)}")
 
 
 def holds_once(template: str, *fields: str) -> bool:
-    """Return whether a template is a file name with each of these fields once."""
+    """Return whether a template is a file name that contains each of these fields once."""
     try:
         found = Counter(part[1:] for part in Formatter().parse(template) if part[1] is not None)
     except ValueError:
@@ -93,12 +93,12 @@ SideFolder = Annotated[str, Predicate(_is_within), "a path within model_dir, suc
 
 
 def is_of_run(trainer: Trainer, name: str) -> bool:
-    """Return whether a name is one of those that a run looks for to resume from."""
+    """Return whether a run would resume from a checkpoint of this name."""
     return name_pattern(trainer.checkpoint.checkpoint_name).fullmatch(name) is not None
 
 
 def check_is_apart(where: str, trainer: Trainer, example: str) -> None:
-    """Raise a `ConfigError` if a run would take what has this name for its own checkpoint."""
+    """Raise a `ConfigError` if a run would resume from a checkpoint of this name."""
     if is_of_run(trainer, example):
         raise ConfigError(
             f"{where}: {example!r} is a name of the checkpoints that the run itself resumes from "
@@ -107,7 +107,7 @@ def check_is_apart(where: str, trainer: Trainer, example: str) -> None:
 
 
 def free_path(path: Path) -> Path:
-    """Return a path that is not in use: the given one, or one with a number behind its name."""
+    """Return an unused path: the given one, or one with a number appended to its name."""
     end = SUFFIX if path.suffix == SUFFIX else ""
     stem = path.name.removesuffix(end)
     free, number = path, 1
@@ -118,7 +118,7 @@ def free_path(path: Path) -> Path:
 
 
 def state_of(trainer: Trainer, where: str, names: tuple[str, ...] = ("all",)) -> dict[str, Any]:
-    """Return what a checkpoint of the run as it is now holds; shares memory with the run.
+    """Return the checkpoint content of the current state; shares memory with the run.
 
     `trainer`: at a step boundary.
 
@@ -134,9 +134,9 @@ def state_of(trainer: Trainer, where: str, names: tuple[str, ...] = ("all",)) ->
 def save_state(
     trainer: Trainer, path: Path, state: dict[str, Any], facts: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a state of the current step: each process what it has, or the only one all of it.
+    """Write a state of the current step: sharded, or completely by a single process.
 
-    `path`: not in use; the same on all processes.
+    `path`: unused; the same on all processes.
 
     Raises:
         CheckpointError: If it cannot be written.
@@ -151,7 +151,7 @@ def save_state(
 
 
 def try_to_write(write: Callable[[], object], what: str) -> bool:
-    """Return whether something was written; that the disk refused it is logged.
+    """Return whether something was written; a disk error is logged.
 
     Raises:
         CheckpointError: If it failed for another reason.
@@ -173,27 +173,27 @@ def remove(path: Path) -> None:
     try:
         checkpointing.delete(path)
     except (CheckpointError, OSError) as error:
-        log.warning("Checkpoint %s could not be deleted: %s", path, error)
+        log.warning("Cannot delete checkpoint %s: %s", path, error)
     else:
         log.info("Deleted checkpoint %s.", path)
 
 
 def check_is_directory(where: str, template: str) -> None:
-    """Raise a `ConfigError` if a name of checkpoints is one of files of weights."""
+    """Raise a `ConfigError` if a checkpoint name has the suffix of weights files."""
     if template.endswith(SUFFIX):
         raise ConfigError(
-            f"{where} is {template!r}; a checkpoint is a directory. Leave out {SUFFIX}, which "
-            f"is the end of files of weights."
+            f"{where} is {template!r}; a checkpoint is a directory. Remove {SUFFIX}, the "
+            f"suffix of weights files."
         )
 
 
 class SideCheckpoints:
-    """Writes what a callback wants to keep besides the run's own checkpoints.
+    """Write additional checkpoints of a callback, apart from the run's own.
 
-    A disk that refuses is logged; the run continues.
+    A disk error is logged; the run continues.
 
-    `folder`: within `model_dir`, so that nobody else writes there. `averaged`: write the averaged
-    weights of `ModelEma` instead of the model's.
+    `folder`: within `model_dir`. `averaged`: write the averaged weights of `ModelEma` instead of
+    the model's.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class SideCheckpoints:
         return trainer.model_dir / self._folder
 
     def check_is_apart(self, where: str, trainer: Trainer, template: str) -> None:
-        """Raise a `ConfigError` if a run would take what is written for its own checkpoint.
+        """Raise a `ConfigError` if a run would resume from what is written.
 
         `template`: its name, with the field `{step}`.
         """
@@ -218,10 +218,10 @@ class SideCheckpoints:
             check_is_apart(where, trainer, example.name)
 
     def prepare(self, trainer: Trainer) -> None:
-        """Make sure that something can be written in the folder, before hours are spent.
+        """Check that the folder is writable before the run starts.
 
         Raises:
-            ConfigError: If nothing can.
+            ConfigError: If it is not.
         """
         if trainer.backend.comm.is_main and trainer.backend.caps.holds_values:
             root = self.root(trainer)
@@ -232,31 +232,31 @@ class SideCheckpoints:
             checkpointing.clean(root)
 
     def write(self, trainer: Trainer, name: str, *, replaces: bool = False) -> str | None:
-        """Write what the run is now.
+        """Write the current state.
 
-        `trainer`: at a step boundary. `name`: a file of weights, if it ends in .safetensors; else a
-        checkpoint. `replaces`: what is there under the name was written by this run, before it was
-        resumed, and goes. Otherwise it stays, and another name is used.
+        `trainer`: at a step boundary. `name`: a weights file if it ends in .safetensors, else a
+        checkpoint. `replaces`: replace an existing one, which this run wrote before it was resumed;
+        otherwise another name is used.
 
         Returns:
-            The name that it has; None = the disk has refused it.
+            The name used; None = disk error.
         """
         if not trainer.backend.caps.holds_values:
             return None
         trainer.drain()
-        trainer.checkpoint.finish(trainer)  # one that is in progress speaks in the same group
+        trainer.checkpoint.finish(trainer)  # its collectives must not interleave with these
         if trainer.backend.comm.is_main:
             name = self._make_room(trainer, name, replaces=replaces)
         name = trainer.backend.comm.broadcast_object(name)
         path = self.root(trainer) / name
         with self._weights(trainer):
-            if not try_to_write(partial(self._write, trainer, path), f"{path} WAS NOT WRITTEN"):
+            if not try_to_write(partial(self._write, trainer, path), f"Failed to write {path}"):
                 return None
         log.info("Saved %s.", path)
         return name
 
     def delete(self, trainer: Trainer, names: Iterable[str]) -> None:
-        """Delete what was written under some names."""
+        """Delete what was written under these names."""
         if not trainer.backend.comm.is_main:
             return
         for name in names:
@@ -267,17 +267,17 @@ class SideCheckpoints:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
-                log.warning("%s could not be deleted: %s", path, error)
+                log.warning("Cannot delete %s: %s", path, error)
 
     def _weights(self, trainer: Trainer) -> AbstractContextManager[None]:
-        """Return the context in which the model has the weights that are to be written."""
+        """Return the context in which the model has the weights to write."""
         if not self._averaged:
             return nullcontext()
         ema = trainer.get_callback(ModelEma)
         return nullcontext() if ema is None or not ema.has_average else ema.swap()
 
     def _make_room(self, trainer: Trainer, name: str, *, replaces: bool) -> str:
-        """Return a name that is free now."""
+        """Return a name that is unused now."""
         path = self.root(trainer) / name
         if replaces and os.path.lexists(path):
             self.delete(trainer, [name])
@@ -292,7 +292,7 @@ class SideCheckpoints:
             model = backend.writable(self._state(trainer, ("model",))["model"])
             self._write_file(trainer, partial(checkpointing.write_weights, model, path))
             return
-        # Through a checkpoint: that can be written by several processes, the file by one.
+        # Via a checkpoint, which several processes can write; one process writes the file.
         folder = path.with_name(backend.comm.broadcast_object(hidden_name("tmp", path.stem)))
         save_state(trainer, folder, self._state(trainer, ("model",)))
         try:
@@ -302,7 +302,7 @@ class SideCheckpoints:
                 checkpointing.delete(folder)
 
     def _write_file(self, trainer: Trainer, write: Callable[[], object]) -> None:
-        """Have the first process write a file; if that fails, it fails on all of them."""
+        """Write a file in the main process; a failure is raised in all processes."""
         failure = _failure_of(write) if trainer.backend.comm.is_main else None
         failure = trainer.backend.comm.broadcast_object(failure)
         if failure is not None:
@@ -314,7 +314,7 @@ class SideCheckpoints:
 
 
 def _failure_of(write: Callable[[], object]) -> tuple[str, bool] | None:
-    """Write something; return what went wrong, if anything, and whether it was the disk."""
+    """Write something; return the error message, if any, and whether it is a disk error."""
     try:
         write()
     except CheckpointError as error:

@@ -1,4 +1,4 @@
-"""Training that skips some of its data, and the file that names it."""
+"""Skipping of training data, and the file of batches to skip."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ FILE_NAME: Final = "skip_batches.json"
 
 
 def file_at(path: Path) -> Path:
-    """Return the file that a path stands for: itself, or one of a fixed name in that folder."""
+    """Return the path if it is a file name, or else that of the default file in the folder."""
     return path if path.suffix == ".json" else path / FILE_NAME
 
 
 def read_batches(path: Path, num_shards: int) -> tuple[Batches, int]:
-    """Return the batches that a file names, and of how many processes their numbers are.
+    """Return the batches to skip from a file, and the number of data shards they refer to.
 
-    `path`: the file; without it there are none.
+    `path`: the file; if it does not exist, there are none.
 
     Raises:
-        ConfigError: If it is there and cannot be read.
+        ConfigError: If it exists and cannot be read.
     """
     require_regular(path)
     try:
@@ -49,8 +49,8 @@ def read_batches(path: Path, num_shards: int) -> tuple[Batches, int]:
         return pairs, int(raw.get("num_shards", num_shards))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ConfigError(
-            f"{str(path)!r} does not name batches to skip. Write "
-            f'{{"batches": [[0, 17], [0, 18]]}}: pairs of an epoch and a batch in it, both counted '
+            f"{str(path)!r} is not a list of batches to skip. Expected "
+            f'{{"batches": [[0, 17], [0, 18]]}}: pairs of an epoch and a batch index, both counted '
             f"from 0."
         ) from None
 
@@ -63,9 +63,9 @@ def _pair(place: Any) -> tuple[int, int]:
 
 
 def write_batches(path: Path, batches: Batches, num_shards: int) -> None:
-    """Write the file anew, at once or not at all.
+    """Rewrite the file atomically.
 
-    `path`: the file; its folder is made if it is not there.
+    `path`: the file; its folder is created if necessary.
 
     Raises:
         OSError: If that fails.
@@ -85,24 +85,24 @@ log = logging.getLogger("modelzoo_trainer.skip_samples")
 
 
 class SkipSamples(Callback):
-    """Skips the next samples of the training data, once, where a run begins or resumes.
+    """Skip the next n samples of the training data, once, when a run starts or resumes.
 
-    They are skipped in whole batches of all processes; a number that ends within one skips the
-    rest of it, too. Steps and schedules do not count them. A run that resumes from a checkpoint
-    that was made after them does not skip as many again; one with another `n` does, from
-    where its checkpoint was made. `SamplesStreamedInfo` says which `n` goes past a failure.
+    Whole batches of all processes are skipped, rounded up. They do not count as steps. A run that
+    resumes from a checkpoint made after the skipped samples does not skip again, except with
+    another `n`, from the position of its checkpoint. `SamplesStreamedInfo` logs the `n` that skips
+    a failure.
 
     Args:
-        n: Samples of all processes, > 0.
+        n: Number of samples of all processes, > 0.
 
-    State: Which `n` has been skipped.
+    State: The `n` that has been skipped.
 
     Raises:
-        ConfigError: If `n` does not fit; at the start of a fit, if the dataloader does not say how
-            many samples a batch has.
+        ConfigError: If `n` is invalid; at the start of a fit, if the batch size of the dataloader
+            is unknown.
 
-    Cost: None where the data can begin anywhere, as with a torch DataLoader over samples with
-        indices; else they are loaded and dropped.
+    Cost: None if the dataloader can start at any position, as a torch DataLoader over a map-style
+        dataset; else the samples are loaded and dropped.
     """
 
     @checked()
@@ -118,7 +118,7 @@ class SkipSamples(Callback):
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        if "dataloader" not in state_dict:  # weights alone: the position is as it was
+        if "dataloader" not in state_dict:  # weights only: the position does not change
             self._is_done = self._was_done
         elif trainer.is_resuming:
             self._skip(trainer)
@@ -137,7 +137,7 @@ class SkipSamples(Callback):
         before = (data.epoch, data.batch_idx)
         num = data.skip_samples(self.n)
         log.info(
-            "Skipped %d samples: from batch %d of epoch %d on, to batch %d of epoch %d.",
+            "Skipped %d samples: from batch %d of epoch %d to batch %d of epoch %d.",
             num,
             before[1],
             before[0],
@@ -145,12 +145,12 @@ class SkipSamples(Callback):
             data.epoch,
         )
         if data.epoch >= trainer.schedule.end_epoch:
-            log.warning("SkipSamples: nothing is left to train on; the loop ends before.")
+            log.warning("SkipSamples: no data is left to train on before the end of the loop.")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which number of samples has been skipped."""
+        """Return the number of samples that were skipped."""
         return {"n": self.n if self._is_done else 0}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Note whether that was as many as now."""
+        """Restore whether the current number of samples was skipped."""
         self._is_done = state_dict["n"] == self.n

@@ -1,4 +1,4 @@
-"""A loss that jumps ends the run, and the next one leaves its batches out."""
+"""Detection of loss spikes: end the run and skip their batches in the next one."""
 
 from __future__ import annotations
 
@@ -30,40 +30,40 @@ Mode = Literal["min", "max"]
 
 
 class SpikeDetection(StepLosses):
-    """Ends the run when the loss of a step jumps, with an error that names its batches.
+    """Raise an error when the loss of a step spikes, and skip its batches in the next run.
 
-    A loss is a spike if it is worse than that of the step before, and its distance from the mean of
-    the last `window` good losses is at least `atol` and at least `rtol` times that mean. The loss
-    is the mean over the batches of the step and over all processes, so that all of them end.
+    A loss is a spike if it is worse than that of the previous step, and its distance from the mean
+    of the last `window` good losses is at least `atol` and at least `rtol` times that mean. The
+    loss is the mean over the batches of the step and over all processes, so all of them end.
 
-    The batches of the step and of the one before, which may have spoilt the weights, are added to
-    a file. The next run that finds it there leaves them out; delete it to train on them. Nothing
-    waits for the device: a spike may be reported some steps late. To continue without a restart,
-    see `CheckLoss` with the policy `rollback`; beside that or `skip`, set `finite_only` to false,
-    else a loss that is not finite ends the run all the same.
+    The batches of the step and of the previous one, which may have damaged the weights, are added
+    to a file. The next run skips the batches in it; delete the file to train on them. Nothing waits
+    for the device: a spike may be reported some steps later. To continue without a restart, use
+    `CheckLoss` with the policy `rollback`; together with that or `skip`, set `finite_only` to
+    false, else a non-finite loss still ends the run.
 
     Args:
-        mode: Whether smaller losses are better or larger ones.
-        window: Losses in the mean, > 0.
-        warmup: Steps at the beginning that are no spikes, >= 0.
-        atol: Least distance of a spike from the mean, >= 0; None = any.
-        rtol: Least distance as a multiple of the mean, >= 0; None = any.
-        exclude_batches_path: The file, if its name ends with .json; else its folder. None =
+        mode: Whether smaller ("min") or larger ("max") losses are better.
+        window: Number of losses in the mean, > 0.
+        warmup: Number of steps at the beginning that are never spikes, >= 0.
+        atol: Minimum distance of a spike from the mean, >= 0; None = any.
+        rtol: Minimum distance as a multiple of the mean, >= 0; None = any.
+        exclude_batches_path: The file if its name ends with .json, else its folder. None =
             `skip_batches.json` in `model_dir`.
-        finite_only: Whether NaN and infinity are spikes, also in the beginning. If not, NaN is
-            none, and the default `CheckLoss` ends the run; neither is ever in the mean.
+        finite_only: Whether NaN and infinity are spikes, also during warmup. If false, NaN is not,
+            and the default `CheckLoss` ends the run. Neither is ever included in the mean.
 
     State: The losses of the mean, the last one, the number of steps, and the batches of the last.
 
     Raises:
-        ConfigError: If a value does not fit; at the start of a fit, if the file cannot be read.
-        TrainingSpike: In a run, with the step and the batches.
+        ConfigError: If an argument is invalid; at the start of a fit, if the file cannot be read.
+        TrainingSpike: During the run, with the step and the batches.
 
-    Cost: See `StepLosses`; one number read a step.
+    Cost: See `StepLosses`; one deferred read of a number per step.
     """
 
     @checked()
-    def __init__(  # noqa: PLR0913  # the format's arguments
+    def __init__(  # noqa: PLR0913  # the arguments of the format
         self,
         mode: Mode = "min",
         window: Count = 10,
@@ -82,9 +82,9 @@ class SpikeDetection(StepLosses):
         self.exclude_batches_path = exclude_batches_path
         self.finite_only = finite_only
         self._loss: Tensor | None = None
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._good: deque[float] = deque(maxlen=self.window)
         self._last: float | None = None
         self._num_steps = 0
@@ -92,7 +92,7 @@ class SpikeDetection(StepLosses):
         self._open: dict[str, Any] | None = None
         self._has_raised = False
 
-    # ---- what the run before has found
+    # ---- findings of previous runs
 
     def _file(self, trainer: Trainer) -> Path:
         return file_at(Path(self.exclude_batches_path or trainer.model_dir))
@@ -111,8 +111,8 @@ class SpikeDetection(StepLosses):
         ahead = [place for place in batches if place >= here]
         if ahead and num_before != num_shards:
             log.warning(
-                "%s names batches of a run with %d parts of the data, and this one has %d: they "
-                "are trained on, as their numbers mean others now.",
+                "%s lists batches of a run with %d data shards, but this run has %d: they are not "
+                "skipped, as their indices refer to other data.",
                 self._file(trainer),
                 num_before,
                 num_shards,
@@ -123,7 +123,7 @@ class SpikeDetection(StepLosses):
     def _read(self, trainer: Trainer) -> tuple[Batches, int]:
         return read_batches(self._file(trainer), trainer.backend.comm.data_shard[1])
 
-    # ---- the loss of a step
+    # ---- step loss
 
     @override
     def on_train_batch_start(
@@ -136,7 +136,7 @@ class SpikeDetection(StepLosses):
 
     @override
     def on_train_end(self, trainer: Trainer, model: Module, loop: Any, loop_idx: int) -> None:
-        self.drop_batches()  # of a step that a stop has cut off
+        self.drop_batches()  # of a step interrupted by a stop
 
     @override
     def on_before_optimizer_step(
@@ -149,12 +149,12 @@ class SpikeDetection(StepLosses):
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
         loss, self._loss = self._loss, None
-        assert loss is not None  # made before the step
+        assert loss is not None  # created before the step
         batches = self._batches
         self.drop_batches()
         trainer.read((loss,), partial(self._judge, trainer, batches))
 
-    # ---- what was found
+    # ---- findings
 
     def _judge(self, trainer: Trainer, batches: Batches, values: list[Any]) -> None:
         loss = float(values[0])
@@ -184,7 +184,7 @@ class SpikeDetection(StepLosses):
         return loss > self._last if self.mode == "min" else loss < self._last
 
     def _end(self, trainer: Trainer, loss: float, batches: Batches) -> None:
-        """Raise what ends the run.
+        """End the run.
 
         Raises:
             TrainingSpike: Always.
@@ -195,7 +195,8 @@ class SpikeDetection(StepLosses):
             mean = math.fsum(self._good) / len(self._good)
             usual = f"; the mean of the last {len(self._good)} is {mean:.6g}"
         spike = TrainingSpike(
-            f"loss is {loss:.6g} at global_step {step}, a spike{usual}. To skip: {named(batches)}.",
+            f"loss is {loss:.6g} at global_step {step}, a spike{usual}. Batches to skip: "
+            f"{named(batches)}.",
             step=step,
             batches=batches,
         )
@@ -203,9 +204,9 @@ class SpikeDetection(StepLosses):
             try:
                 self._write(trainer, path, batches)
             except (OSError, ConfigError) as error:
-                spike.add_note(f"the next run will not leave them out: {error}")
+                spike.add_note(f"the next run will not skip them: {error}")
             else:
-                spike.add_note(f"the next run leaves them out, as {str(path)!r} says")
+                spike.add_note(f"the next run skips the batches in {str(path)!r}")
         raise spike
 
     def _write(self, trainer: Trainer, path: Path, batches: Batches) -> None:
@@ -218,7 +219,7 @@ class SpikeDetection(StepLosses):
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what decides about the steps to come."""
+        """Return the state that affects later steps."""
         return {
             "good": list(self._good),
             "last": self._last,
@@ -228,8 +229,8 @@ class SpikeDetection(StepLosses):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore it."""
-        self._forget()
+        """Restore the state."""
+        self._reset()
         self._good.extend(state_dict["good"])
         self._last = state_dict["last"]
         self._num_steps = state_dict["num_steps"]

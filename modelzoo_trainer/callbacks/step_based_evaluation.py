@@ -1,4 +1,4 @@
-"""Validations within training, under a name of their own."""
+"""Additional validations within training, in a separate name scope."""
 
 from __future__ import annotations
 
@@ -24,24 +24,22 @@ NamePart = Annotated[
 
 
 class StepBasedEvaluation(Callback):
-    """Validates on every n-th step, besides the validations that the loop says.
+    """Validate on every n-th step, in addition to the validations of `loop.eval_frequency`.
 
-    These are the loop's own validations at a higher `eval_frequency`, so all that holds of them
-    does: the model trains on in the mode it was in, averages of training are not touched, a run
-    that resumes catches up on one that was cut short. Those that the loop does not have on its own
-    are told apart by a name scope: `validate_0/intermediate/loss`. The last one of a fit, and those
-    that `loop.eval_frequency` asks for, keep their names. `LimitEvalSteps` makes the added ones
-    shorter. Callbacks that run validations of their own count them as well, with their
-    `every_n_vals`; but `ModelEma` counts, and follows, the loop's own validations only.
+    These are ordinary validations of the loop at a higher frequency: a resumed run repeats one that
+    was interrupted, and training averages are not affected. The metrics of the additional ones have
+    a name scope: `validate_0/intermediate/loss`. The last validation of a fit, and those of
+    `loop.eval_frequency`, keep their names. `LimitEvalSteps` can shorten the additional ones.
+    Custom validations count them in `every_n_vals`; `ModelEma` does not, and never follows them.
 
     Args:
-        every_n_steps: How many optimizer steps lie between two of them, > 0. If
+        every_n_steps: Number of optimizer steps between two validations, > 0. If
             `loop.eval_frequency` is a number of steps, it must be a multiple of this.
-        name_scope: What is put before the names of metrics; "" = nothing.
+        name_scope: Name scope of the metrics; "" = none.
 
     Raises:
-        ConfigError: If an argument does not fit; when a fit begins, if the loop's frequency does
-            not.
+        ConfigError: If an argument is invalid; at the start of a fit, if `loop.eval_frequency` is
+            not a multiple.
     """
 
     needs_trainer = True
@@ -63,7 +61,9 @@ class StepBasedEvaluation(Callback):
         loop: Any,
     ) -> None:
         if val_dataloader is None:
-            log.warning("StepBasedEvaluation: the fit has no val_dataloader to evaluate on.")
+            log.warning(
+                "StepBasedEvaluation: the fit has no val_dataloader, so nothing is validated."
+            )
             return
         frequency = loop.eval_frequency
         self._own = self._checked(frequency)
@@ -73,7 +73,7 @@ class StepBasedEvaluation(Callback):
         loop.eval_frequency = self.every_n_steps
 
     def _checked(self, frequency: int | float | str | None) -> int | None:
-        """Return after how many steps the loop validates on its own; None = at the end at most."""
+        """Return the interval of the loop's own validations in steps; None = at the end at most."""
         if not frequency or (isinstance(frequency, float) and frequency == 1.0):
             return None
         if not isinstance(frequency, int) or frequency % self.every_n_steps:
@@ -85,12 +85,12 @@ class StepBasedEvaluation(Callback):
         return frequency
 
     def is_intermediate(self, trainer: Trainer) -> bool:
-        """Return whether the validation at hand is one that the loop does not have on its own."""
+        """Return whether the current validation is an additional one."""
         is_own = self._own is not None and trainer.global_step % self._own == 0
         return self._is_fitting and not is_own and trainer.schedule.has_steps_left(trainer)
 
     def own_idx(self, trainer: Trainer) -> int:
-        """Return how many of the loop's own validations of the fit lie before the one at hand."""
+        """Return the number of the loop's own validations in the fit before the current one."""
         if self._own is None:
             return 0
         first = trainer.schedule.origin_step // self._own

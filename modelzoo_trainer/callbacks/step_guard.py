@@ -1,4 +1,4 @@
-"""Whether an optimizer step is bad: found and acted on on the device, reported in words."""
+"""Detection of bad optimizer steps, on the device; findings are read later."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _TO_SIGMA: Final = 1.4826
 
 
 class LossWindow:
-    """The losses of the last good steps, on the device: nothing here is read on the host.
+    """The losses of the last good steps, on the device; nothing is read on the host.
 
-    Median and median absolute deviation say what is usual, as outliers do not move them (Leys et
-    al. 2013, Detecting outliers, J. Exp. Soc. Psychol. 49(4), 764-766).
+    Median and median absolute deviation are robust to outliers (Leys et al. 2013, Detecting
+    outliers, J. Exp. Soc. Psychol. 49(4), 764-766).
 
-    `size`: how many losses, > 0.
+    `size`: number of losses, > 0.
 
-    State: `losses`, the oldest first; NaN where there is none yet.
+    State: `losses`, oldest first; NaN = none yet.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class LossWindow:
         self._losses = torch.full((size,), torch.nan, device=device, dtype=dtype)
 
     def limit(self) -> Tensor:
-        """Return the largest loss that is no spike.
+        """Return the largest loss that is not a spike.
 
         Returns:
-            (); infinite until the window is full, and while most losses of it are the same.
+            (); infinite until the window is full, and while most of its losses are equal.
         """
         losses = self._losses
         median = self._median(losses)
@@ -62,9 +62,9 @@ class LossWindow:
         return values.sort().values[self._middle]
 
     def add(self, loss: Tensor, bad: Tensor) -> None:
-        """Take a loss in, unless it is that of a bad step.
+        """Add a loss, unless its step is bad.
 
-        `loss`: (), of the window's type. `bad`: (), bool.
+        `loss`: (), of the window's dtype. `bad`: (), bool.
         """
         moved = torch.cat((self._losses[1:], loss.reshape(1)))
         self._losses = torch.where(bad, self._losses, moved)
@@ -74,7 +74,7 @@ class LossWindow:
         return {"losses": self._losses}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore them; of a window of another size the newest."""
+        """Restore the losses; from a window of another size, the newest ones."""
         found = state["losses"].to(self._losses)
         size = len(self._losses)
         filler = torch.full_like(self._losses, torch.nan)
@@ -86,31 +86,31 @@ Batches = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFinding:
-    """What was found of a step, on the host."""
+    """Findings about a step, on the host."""
 
     step: int
-    is_bad: bool  # whether it is bad, on any process
+    is_bad: bool  # on any process
     batches: Batches  # epoch and index of each of its batches
     loss: float
-    norm: float | None = None  # the norm of the gradients; None = not looked at
-    # the largest loss that is no spike; None = spikes were not looked for
+    norm: float | None = None  # gradient norm; None = not checked
+    # largest loss that is not a spike; None = spikes are not checked
     limit: float | None = None
 
     @property
     def complaint(self) -> str:
-        """What is bad, and where, in one sentence without its full stop."""
+        """What is bad and where, as a sentence without its full stop."""
         where = f"at global_step {self.step} ({named(self.batches)})"
         if not math.isfinite(self.loss):
             return f"loss is {self.loss} {where}"
         if self.norm is not None and not math.isfinite(self.norm):
-            return f"the gradients' norm is {self.norm} {where}; the loss is {self.loss:.6g}"
+            return f"the gradient norm is {self.norm} {where}; the loss is {self.loss:.6g}"
         if self.limit is not None and self.loss > self.limit:
-            return f"loss is {self.loss:.6g} {where}, a spike: at most {self.limit:.6g} is usual"
-        return f"another process found loss or gradients bad {where}"
+            return f"loss is {self.loss:.6g} {where}, a spike (limit {self.limit:.6g})"
+        return f"another process found a bad loss or gradient {where}"
 
 
 def named(batches: Batches) -> str:
-    """Return batches as words, such as "epoch 0, batches 4-6"."""
+    """Format batches, such as "epoch 0, batches 4-6"."""
     parts = []
     for epoch, places in groupby(batches, key=itemgetter(0)):
         idx = [place[1] for place in places]
@@ -124,9 +124,9 @@ def named(batches: Batches) -> str:
 
 
 class StepLosses(Callback):
-    """Collects the loss of a step: the mean over its batches, of all processes.
+    """Collect the loss of a step: the mean over its batches and all processes.
 
-    Cost: No host read; with several processes a reduction of two numbers a step.
+    Cost: No host read; with several processes, an all-reduce of two numbers per step.
     """
 
     needs_trainer = True
@@ -136,7 +136,7 @@ class StepLosses(Callback):
         self.drop_batches()
 
     def drop_batches(self) -> None:
-        """Forget the batches since the last step."""
+        """Drop the batches since the last step."""
         self._batches: Batches = []
         self._total: Any = 0.0
         self._weight: Any = 0
@@ -147,7 +147,7 @@ class StepLosses(Callback):
     ) -> None:
         data = trainer.data
         place = (data.epoch, data.batch_idx - data.ends_batch)
-        if place not in self._batches:  # the micro-batches of a batch have one
+        if place not in self._batches:  # micro-batches share the index of their batch
             self._batches.append(place)
 
     @override
@@ -174,7 +174,7 @@ class StepLosses(Callback):
         return total / weight if weight > 1 else total
 
     def open_batches(self) -> dict[str, Any]:
-        """Return what the batches since the last step have come to, to save it."""
+        """Return the state of the batches since the last step, for a checkpoint."""
         return {
             "batches": [list(place) for place in self._batches],
             "total": self._total,
@@ -188,12 +188,12 @@ class StepLosses(Callback):
 
 
 def placed(value: Any, device: torch.device) -> Any:
-    """Return a value that a checkpoint held, on the device if it is a tensor."""
+    """Return a value of a checkpoint, on the device if it is a tensor."""
     return value.to(device) if isinstance(value, Tensor) else value
 
 
 def wide_type(trainer: Trainer) -> torch.dtype:
-    """Return the type in which losses are summed up."""
+    """Return the dtype in which losses are accumulated."""
     return torch.float64 if trainer.backend.caps.float64 else torch.float32
 
 
@@ -201,21 +201,21 @@ Report = Callable[["Trainer", StepFinding], None]
 
 
 class StepGuard(StepLosses):
-    """Judges each step by the mean loss of its batches and the norm of its gradients.
+    """Judge each step by the mean loss of its batches and the norm of its gradients.
 
-    A step is bad if one of them is not finite, or the loss is a spike. Whether it is, stays on the
-    device; what was found is read late. A bad step can be skipped: parameters, buffers and the
-    optimizer's state are then what they were before its first batch, bit by bit. A buffer whose
-    shape a batch has changed is not put back.
+    A step is bad if one of them is not finite, or the loss is a spike. The verdict stays on the
+    device; findings are read later. A bad step can be skipped: parameters, buffers and the
+    optimizer state are then bit by bit what they were before its first batch. A buffer whose shape
+    has changed is not restored.
 
-    `report`: called with each step's finding, when it is on the host. `window`: what decides about
-    spikes; None = nothing. `masks`: skip bad steps, and log how many: `skipped_steps`.
-    `gradients`: look at the gradients; under a loss scaler they are the scaler's affair.
+    `report`: called with the finding of each step, on the host. `window`: used to detect spikes;
+    None = no spikes. `masks`: skip bad steps, and log their number: `skipped_steps`. `gradients`:
+    check gradients, except with a loss scaler, which does so itself.
 
-    State: The window's losses, the number of steps skipped, and, within a step of several
-        batches, what these have come to so far.
+    State: The losses of the window, the number of skipped steps, and, within a step of several
+        batches, their partial results.
 
-    Cost: No host read. A copy of the model's buffers a step if it masks; else see
+    Cost: No host read. If it masks, a copy of the model's buffers per step; else see
         `Backend.optimizer_step`, `Backend.grad_norm` and `LossWindow`.
     """
 
@@ -236,7 +236,7 @@ class StepGuard(StepLosses):
         self._modules = [part for part in trainer.model.modules() if part._buffers]
         self._num_skipped = torch.zeros((), dtype=torch.int64, device=self._device)
         self.check: StepCheck | None = None
-        """The look at the step at hand; None = between the optimizer steps."""
+        """The check of the current step; None = between optimizer steps."""
         self._loss: Tensor | None = None
         self._limit: Tensor | None = None
         super().__init__()
@@ -246,7 +246,7 @@ class StepGuard(StepLosses):
         super().drop_batches()
         self._copies: list[Tensor | None] = []
 
-    # ---- the batches of a step
+    # ---- batches
 
     @override
     def on_train_batch_start(
@@ -256,7 +256,7 @@ class StepGuard(StepLosses):
             self._copies = [None if own is None else own.clone() for own in self._buffers()]
         super().on_train_batch_start(trainer, model, batch, batch_idx)
 
-    # ---- the step
+    # ---- optimizer step
 
     @override
     def on_before_optimizer_step(
@@ -275,7 +275,7 @@ class StepGuard(StepLosses):
         self, trainer: Trainer, model: Module, optimizer: Optimizer
     ) -> None:
         check, loss, limit = self.check, self._loss, self._limit
-        assert check is not None  # made before the step
+        assert check is not None  # created before the step
         assert loss is not None
         self.check = self._loss = self._limit = None
         if self._window is not None:
@@ -315,7 +315,7 @@ class StepGuard(StepLosses):
     # ---- state
 
     def state(self) -> dict[str, Any]:
-        """Return what decides about the steps to come."""
+        """Return the state that affects later steps."""
         state: dict[str, Any] = {"num_skipped": self._num_skipped}
         if self._window is not None:
             state["window"] = self._window.state_dict()

@@ -1,4 +1,4 @@
-"""Tensors of a step, chosen by their names: listed, logged, measured."""
+"""Logging of tensors of a step, selected by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Outputs
-from modelzoo_trainer.callbacks.activation_hooks import NamesTensors, is_inexact
+from modelzoo_trainer.callbacks.activation_hooks import NamedTensorWatcher, is_inexact
 from modelzoo_trainer.closures import is_recorded, snapshot
 from modelzoo_trainer.constraints import Name, Names, checked
 from modelzoo_trainer.errors import ConfigError, suggest
@@ -32,12 +32,12 @@ TensorNames = (
 )
 
 
-class TensorListener(NamesTensors):
-    """Base of the callbacks that log something of the tensors with certain names, on log steps.
+class TensorListener(NamedTensorWatcher):
+    """Base class of callbacks that log tensors with given names, on log steps.
 
     Args:
-        listener_name: Goes before the names in the metrics.
-        tensor_names: A name or a pattern with `*`, `?` and `[...]`, or several.
+        listener_name: Prefix of the metrics.
+        tensor_names: One or more names or patterns with `*`, `?` and `[...]`.
     """
 
     log_step_hooks = frozenset(
@@ -58,15 +58,15 @@ class TensorListener(NamesTensors):
         self.tensor_names = tuple(names)
         self._fits: dict[str, bool] = {}
         self._unmatched = set(self.tensor_names)
-        self._is_told = False
+        self._has_warned = False
         self.found: dict[str, Any] = {}
 
     @abstractmethod
     def take(self, trainer: Trainer, name: str, tensor: Tensor) -> None:
-        """Keep in `found` what is to be logged of a tensor that was chosen."""
+        """Add to `found` what is to be logged of a selected tensor."""
 
     def close(self, found: dict[str, Any]) -> dict[str, Any]:
-        """Return what is logged, by names without the listener's."""
+        """Return what is logged, by name without the listener's."""
         return found
 
     @override
@@ -74,11 +74,11 @@ class TensorListener(NamesTensors):
         super().enter(trainer, stack)
         self._fits = {}
         self._unmatched = set(self.tensor_names)
-        self._is_told = False
+        self._has_warned = False
         stack.callback(setattr, self, "found", {})
 
     @override
-    def wants(self, trainer: Trainer) -> bool:
+    def is_watched(self, trainer: Trainer) -> bool:
         return is_recorded(trainer)
 
     @override
@@ -89,7 +89,7 @@ class TensorListener(NamesTensors):
         super().before(trainer, model, args, kwargs)
 
     @override
-    def see_named(self, trainer: Trainer, name: str, tensor: Tensor) -> None:
+    def process_named(self, trainer: Trainer, name: str, tensor: Tensor) -> None:
         fits = self._fits.get(name)
         if fits is None:
             patterns = {pattern for pattern in self.tensor_names if fnmatchcase(name, pattern)}
@@ -123,19 +123,19 @@ class TensorListener(NamesTensors):
     def on_train_batch_end(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch, batch_idx: int
     ) -> None:
-        self._tell_unmatched()
+        self._warn_unmatched()
 
     @override
     def on_validate_end(self, trainer: Trainer, model: Module, loop: Any) -> None:
-        self._tell_unmatched()
+        self._warn_unmatched()
 
-    def _tell_unmatched(self) -> None:
-        if self._is_told or not self._fits:
+    def _warn_unmatched(self) -> None:
+        if self._has_warned or not self._fits:
             return
-        self._is_told = True
+        self._has_warned = True
         for pattern in sorted(self._unmatched):
             log.warning(
-                "%s.tensor_names: %r is the name of no tensor of a step. %s "
+                "%s.tensor_names: %r matches no tensor of a step. %s "
                 "DumpAvailableTensorNames lists all.",
                 type(self).__name__,
                 pattern,
@@ -144,30 +144,31 @@ class TensorListener(NamesTensors):
 
 
 class SummaryTensorListener(TensorListener):
-    """Logs the tensors with certain names, on log steps, as `<listener_name>/<tensor>`.
+    """Log tensors of a step, selected by name, on log steps.
 
     These tensors have names:
 
-    * `<module>.fwd`: what a module puts out. The second call of a batch is `<module>.call1.fwd`;
-      parts of a mapping or a sequence have their key after it, as in `Net.fwd.loss`. The model
-      itself goes by the name of its class, a module with several names by its first.
-    * `<module>.bwd`: the gradient of that, as the backward pass has it: of the last batch of a
-      step, and scaled under a loss scaler.
-    * `<parameter>`, before the update, and `<parameter>.grad`: its gradient, before clipping.
+    * `<module>.fwd`: the output of a module. That of its second call in a batch is
+      `<module>.call1.fwd`; an item of a mapping or a sequence has its key appended, as in
+      `Net.fwd.loss`. The model itself is named after its class; a module with several names has the
+      first one.
+    * `<module>.bwd`: the gradient with respect to that output, in the last batch of a step, scaled
+      under a loss scaler.
+    * `<parameter>`, before the update, and `<parameter>.grad`, its gradient before clipping.
 
-    In a validation there are no gradients. Those of the main process are logged. A
-    compiled model runs as it is written on log steps. A name that fits no tensor of the first log
-    step is warned of, with those that are near.
+    There are no gradients in validations. The tensors of the main process are logged. Compiled
+    models run eagerly on log steps. A name that matches no tensor of the first log step causes a
+    warning with the nearest names.
 
     Args:
-        listener_name: Goes before the names in the metrics.
-        tensor_names: A name or a pattern with `*`, `?` and `[...]`, or several.
+        listener_name: Prefix of the metrics.
+        tensor_names: One or more names or patterns with `*`, `?` and `[...]`.
 
     Metrics:
-        <listener_name>/<tensor>: The tensor, whole; a number if it has no dimensions.
+        <listener_name>/<tensor>: The whole tensor; a number if it has no dimensions.
 
     Raises:
-        ConfigError: If an argument does not fit; at set-up, if the state is sharded.
+        ConfigError: If an argument is invalid; at setup, if the state is sharded.
 
     Cost: On log steps, a copy of each tensor to the host.
     """
@@ -176,7 +177,7 @@ class SummaryTensorListener(TensorListener):
     def setup(self, trainer: Trainer) -> None:
         if trainer.backend.caps.sharded_state:
             raise ConfigError(
-                "SummaryTensorListener logs whole tensors, and each process has only a part of "
+                "SummaryTensorListener requires whole tensors, but each process has only a part of "
                 "them. Use NormTensorListener, or run without sharding."
             )
 
@@ -188,24 +189,24 @@ class SummaryTensorListener(TensorListener):
 
 
 class NormTensorListener(TensorListener):
-    """Logs the 2-norms of the tensors with certain names, on log steps.
+    """Log the 2-norms of tensors of a step, selected by name, on log steps.
 
-    For the names see `SummaryTensorListener`. Tensors of whole numbers have no norm here. Of
-    several processes, norms of module outputs are of the main process, those of parameters and
-    their gradients are of the whole.
+    The names are explained in `SummaryTensorListener`. Integer tensors are ignored. With several
+    processes, norms of module outputs are those of the main process; norms of parameters and
+    gradients are over all processes.
 
     Args:
-        listener_name: Goes before the names in the metrics.
-        tensor_names: A name or a pattern with `*`, `?` and `[...]`, or several.
+        listener_name: Prefix of the metrics.
+        tensor_names: One or more names or patterns with `*`, `?` and `[...]`.
 
     Metrics:
         <listener_name>/<tensor>: 2-norm of the tensor.
-        <listener_name>/__all__: 2-norm of all these together.
+        <listener_name>/__all__: 2-norm of all these tensors together.
 
     Raises:
-        ConfigError: If an argument does not fit.
+        ConfigError: If an argument is invalid.
 
-    Cost: On log steps, a norm for each tensor.
+    Cost: On log steps, one norm per tensor.
     """
 
     @override
@@ -223,7 +224,7 @@ class NormTensorListener(TensorListener):
 
 
 def _near(pattern: str, known: Sequence[str]) -> str:
-    """Return a sentence with the names that are near; of many, some."""
+    """Return a sentence with the nearest names, or the first known ones."""
     sentence = suggest(pattern, known)
     if sentence.startswith("Known") and len(known) > 10:
         return f"Known: {', '.join(known[:10])}, ..."

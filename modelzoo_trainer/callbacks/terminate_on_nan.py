@@ -1,4 +1,4 @@
-"""Stops a run gracefully when its loss is not finite."""
+"""Graceful stop on a non-finite loss."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ log = logging.getLogger("modelzoo_trainer.terminate_on_nan")
 
 
 class TerminateOnNaN(Callback):
-    """Ends a run in order when the loss of a training or validation step is NaN or infinite.
+    """Stop the run gracefully when the loss of a training or validation step is NaN or infinite.
 
-    In order means: end hooks are called and the final checkpoint is written; nothing is raised. The
-    bad step is skipped, which is decided on the device: weights, buffers and the optimizer's state
-    are what they were before its first batch, bit by bit. Schedules and `global_step` count it. On
-    devices that deliver late, the good ones of a few steps after it are taken.
+    Gracefully means that the end hooks are called, the final checkpoint is written and nothing is
+    raised. The bad step is skipped, which is decided on the device: weights, buffers and optimizer
+    state stay bit by bit as they were before its first batch. Schedules and `global_step` count it.
+    On devices that are read asynchronously, a few good steps may follow before the stop.
 
-    A run that has ended so ends again at once when it is resumed. To continue, remove the callback
-    or name an earlier checkpoint.
+    A run that was stopped this way stops again at once when it is resumed. To continue, remove the
+    callback or start from an earlier checkpoint.
 
-    Beside `CheckLoss` with its defaults (which every YAML file has) this one decides: nothing is
-    raised. `CheckLoss` with another policy, gradients or spikes is refused: that decides otherwise.
+    A `CheckLoss` with default arguments (which every YAML file has) does not raise beside this
+    callback. One with another policy, gradients or spikes is refused as contradictory.
 
     Args:
-        check_gradients: Whether gradients whose norm is not finite make a step bad as well. Under
-            a loss scaler they do not: it leaves those steps out.
+        check_gradients: Whether a non-finite gradient norm makes a step bad as well. Not with a
+            loss scaler, which skips such steps itself.
 
     Metrics:
-        skipped_steps: Number of steps that were skipped; 0 until the end is near.
+        skipped_steps: Number of skipped steps; 0 until shortly before the stop.
 
-    State: Why the run was ended; within a step of several batches what these have come to so far.
+    State: Why the run was stopped; within a step of several batches, their partial results.
 
     Raises:
-        ConfigError: When a trainer or a fit begins, if a `CheckLoss` decides otherwise.
+        ConfigError: When a trainer is created or a fit starts, if a `CheckLoss` contradicts it.
 
-    Cost: As `CheckLoss("skip")`: a masked update, a copy of the buffers, the gradients' norm.
+    Cost: As `CheckLoss("skip")`: a masked update, a copy of the buffers, the gradient norm.
     """
 
     needs_trainer = True
@@ -60,11 +60,11 @@ class TerminateOnNaN(Callback):
     def __init__(self, check_gradients: bool = True) -> None:
         self.check_gradients = check_gradients
         self.reason: str | None = None
-        """Why the run was ended; None = it was not."""
+        """Why the run was stopped; None = it was not."""
         self._guard: StepGuard | None = None
         self._is_foreign = False
 
-    # ---- the length of a run
+    # ---- setup and fit
 
     @override
     def setup(self, trainer: Trainer) -> None:
@@ -81,14 +81,14 @@ class TerminateOnNaN(Callback):
     ) -> None:
         _refuse_other_decisions(trainer)
         if trainer.get_callback(StepGuard) is not None:
-            raise ConfigError("callbacks has two TerminateOnNaN. One is enough.")
+            raise ConfigError("callbacks has two TerminateOnNaN. Remove one.")
         self.reason = None
         _overrule(trainer, stack)
         self._guard = guard = StepGuard(
             trainer, self._judge, None, masks=True, gradients=self.check_gradients
         )
         stack.callback(setattr, self, "_guard", None)
-        stack.callback(trainer.precision.check_step, None)  # of a step that was cut off
+        stack.callback(trainer.precision.check_step, None)  # of an interrupted step
         stack.callback(trainer.add_callback(guard).remove)
 
     @override
@@ -105,16 +105,16 @@ class TerminateOnNaN(Callback):
     ) -> None:
         if self.reason is not None:
             trainer.early_exit.stop_all(
-                f"TerminateOnNaN has ended it before: {self.reason}. To go on, take the callback "
-                f"out or name an earlier checkpoint"
+                f"TerminateOnNaN stopped it before: {self.reason}. To continue, remove the "
+                f"callback or start from an earlier checkpoint"
             )
 
     @override
     def on_train_end(self, trainer: Trainer, model: Module, loop: Any, loop_idx: int) -> None:
         if self._guard is not None:
-            self._guard.drop_batches()  # of a step that a stop has cut off
+            self._guard.drop_batches()  # of a step interrupted by a stop
 
-    # ---- what was found
+    # ---- findings
 
     def _judge(self, trainer: Trainer, found: StepFinding) -> None:
         if found.is_bad:
@@ -131,12 +131,12 @@ class TerminateOnNaN(Callback):
     def _check_val(self, trainer: Trainer, values: list[Any]) -> None:
         if not math.isfinite(values[0]):
             step = trainer.global_step
-            self._stop(trainer, f"the loss of a validation is {values[0]} at global_step {step}")
+            self._stop(trainer, f"the validation loss is {values[0]} at global_step {step}")
 
     def _stop(self, trainer: Trainer, reason: str) -> None:
         if self.reason is None:
             self.reason = reason
-            log.error("Ending the run: %s.", reason)
+            log.error("Stopping the run: %s.", reason)
         trainer.early_exit.stop(f"TerminateOnNaN: {self.reason}")
 
     # ---- state
@@ -149,12 +149,12 @@ class TerminateOnNaN(Callback):
                 self._guard.drop_batches()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what decides about the steps to come."""
+        """Return the state that affects later steps."""
         guard = None if self._guard is None else self._guard.state()
         return {"reason": self.reason, "guard": guard}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it; the end of another run, whose checkpoint this one begins with, is none."""
+        """Restore the state; the stop of another run does not apply to this one."""
         self.reason = None if self._is_foreign else state["reason"]
         if self._guard is not None and state["guard"] is not None:
             self._guard.load_state(state["guard"])
@@ -164,8 +164,8 @@ def _refuse_other_decisions(trainer: Trainer) -> None:
     for other in trainer.get_callbacks(CheckLoss):
         if other.judges_steps:
             raise ConfigError(
-                "callbacks has TerminateOnNaN and a CheckLoss with a policy, gradients or spikes "
-                "of its own: each decides what becomes of a bad step. Take one of them out."
+                "callbacks has TerminateOnNaN and a CheckLoss that sets policy, check_gradients or "
+                "spike_window: they contradict each other. Remove one of them."
             )
 
 

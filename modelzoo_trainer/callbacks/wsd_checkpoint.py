@@ -1,4 +1,4 @@
-"""Checkpoints around the decays of a learning rate."""
+"""Checkpoints before and after the decay of a WSD schedule."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _STABLE: Final = "WSDCheckpoint.stable_name"
 
 
 class WSDCheckpoint(Callback):
-    """Writes the whole state before each decay of `WarmupStableDecay`, the weights after it.
+    """Write a full checkpoint before each decay of `WarmupStableDecay`, and the weights after it.
 
-    The first is a checkpoint to train on from for longer, with a larger `total_iters`:
-    `fit(ckpt_path=...)`. The second is a `.safetensors` file of the finished model, for this and
-    other programs. Neither is resumed from automatically, and none is deleted. If one cannot
-    be written that is logged; the run continues.
+    The first is a checkpoint to continue training from, with a larger `total_iters`:
+    `fit(ckpt_path=...)`. The second is a `.safetensors` file of the final model. A run never
+    resumes from them automatically, and they are never deleted. If one cannot be written, an error
+    is logged; the run continues.
 
     Args:
-        folder: Where; a path within `model_dir`.
-        stable_name: Names of the first; holds the field `{step}` once.
-        decayed_name: Names of the second, without their ending; likewise.
+        folder: Folder of the files; a path within `model_dir`.
+        stable_name: Name pattern of the first; contains the field `{step}` once.
+        decayed_name: Name pattern of the second, without suffix; contains `{step}` once.
 
-    State: Whether the run was resumed from here, so that what comes again replaces what was there.
+    State: Whether the run was resumed, so that files that are written again are replaced.
 
-    Cost: Training waits for the writes, two of them at each decay.
+    Cost: Training waits for both writes at each decay.
 
     Raises:
-        ConfigError: If a name does not fit; at set-up, if no scheduler has decays.
+        ConfigError: If a name is invalid; at setup, if no scheduler has decays.
     """
 
     state_is_of_run = True
@@ -65,7 +65,7 @@ class WSDCheckpoint(Callback):
     def post_setup(self, trainer: Trainer) -> None:
         self._side.check_is_apart(_STABLE, trainer, self._stable)
         if len(trainer.get_callbacks(WSDCheckpoint)) > 1:
-            raise ConfigError("callbacks has two WSDCheckpoint. One is enough.")
+            raise ConfigError("callbacks has two WSDCheckpoint. Remove one.")
         found = [
             scheduler.get_checkpoint_steps()
             for scheduler in trainer.schedulers
@@ -74,7 +74,7 @@ class WSDCheckpoint(Callback):
         if not found:
             names = ", ".join(type(one).__name__ for one in trainer.schedulers) or "none"
             raise ConfigError(
-                f"WSDCheckpoint needs a scheduler that knows its decays, with a method "
+                f"WSDCheckpoint requires a scheduler with the method "
                 f"get_checkpoint_steps, such as WarmupStableDecay; schedulers: {names}."
             )
         pairs = [pair for steps in found for pair in steps]
@@ -98,9 +98,9 @@ class WSDCheckpoint(Callback):
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return that there is a run to continue with."""
+        """Return that there is a run to resume."""
         return {"is_resumed": True}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace from now on what is there."""
+        """Replace existing files from now on."""
         self._is_resumed = state["is_resumed"]

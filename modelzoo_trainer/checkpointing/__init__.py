@@ -1,7 +1,7 @@
-"""Checkpoints on disk: directories that are committed whole, verified when read; no pickle.
+"""Checkpoints on disk: directories, committed atomically, verified when read, without pickle.
 
-Knows nothing of the trainer. The names below are imported when they are first used, so that
-`python -m modelzoo_trainer.checkpointing` answers at once.
+Independent of the trainer. The names below are imported lazily, so that
+`python -m modelzoo_trainer.checkpointing` starts quickly.
 """
 
 from importlib import import_module

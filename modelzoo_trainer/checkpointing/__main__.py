@@ -1,4 +1,4 @@
-"""Look at checkpoints: python -m modelzoo_trainer.checkpointing --help."""
+"""Inspect checkpoints: python -m modelzoo_trainer.checkpointing --help."""
 
 import sys
 

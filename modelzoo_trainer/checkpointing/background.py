@@ -1,4 +1,4 @@
-"""Saving in the background: a copy in host memory is taken at once, and written by a thread."""
+"""Background saves: copy the state to host memory at once, write it in a thread."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from modelzoo_trainer.checkpointing.transaction import (
     plain_facts,
 )
 
-_ALIGNMENT: Final = 64  # bytes: a line of the processor's cache
-_SLICE: Final = 1 << 24  # bytes: what one thread copies at a time
-_MAX_THREADS: Final = 4  # more do not make memory faster
+_ALIGNMENT: Final = 64  # bytes: a cache line
+_SLICE: Final = 1 << 24  # bytes that one thread copies at a time
+_MAX_THREADS: Final = 4  # more threads do not increase bandwidth
 
 
 class HostBuffer:
-    """Memory that holds one state at a time: touching fresh pages costs more than the copy.
+    """Reusable memory for one state at a time: touching fresh pages costs more than the copy.
 
-    It grows when a state needs more, and shrinks when one needs less than half of it.
+    Grows when a state needs more, and shrinks when one needs less than half of it.
     """
 
     def __init__(self) -> None:
@@ -44,11 +44,11 @@ class HostBuffer:
 
     @property
     def num_bytes(self) -> int:
-        """Return how much memory is held."""
+        """Return the number of bytes held."""
         return 0 if self._memory is None else self._memory.nbytes
 
     def copy(self, tensors: Tensors) -> Tensors:
-        """Return copies of tensors; those of the call before are overwritten.
+        """Return copies of tensors; they overwrite those of the previous call.
 
         Cost: Waits for the device. No more than the copy if the buffer fits.
         """
@@ -66,7 +66,7 @@ class HostBuffer:
         is_pinned = any(tensor.device != torch.empty(0).device for tensor in tensors)
         fits = needed <= self.num_bytes <= 2 * needed and is_pinned == self._is_pinned
         if self._memory is None or not fits:
-            self._memory = None  # first: never two of them
+            self._memory = None  # free first: never hold two buffers
             self._memory, self._is_pinned = _new_memory(needed, is_pinned), is_pinned
         return self._memory
 
@@ -75,9 +75,9 @@ def _new_memory(num_bytes: int, is_pinned: bool) -> Tensor:
     if is_pinned:
         try:
             return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-        except RuntimeError:  # the device copies from any memory
+        except RuntimeError:  # the device copies from pageable memory
             pass
-    # Shared: memory of one's own would have to be copied page by page after every fork.
+    # Shared: private memory would be copied page by page after every fork.
     return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
 
 
@@ -122,7 +122,7 @@ def _copy_slice(pair: tuple[memoryview, memoryview]) -> None:
 
 @dataclass(slots=True)
 class _Flight:
-    """One save in progress, and what has become of it."""
+    """One save in progress and its result."""
 
     path: Path
     thread: threading.Thread | None = None
@@ -130,16 +130,16 @@ class _Flight:
     pid: int = field(default_factory=os.getpid)
 
     def is_over(self) -> bool:
-        """Return whether nothing is written any more; in a forked process nothing ever was."""
+        """Return whether writing has ended; in a forked process it never started."""
         return self.thread is None or not self.thread.is_alive()
 
 
 class BackgroundSaver:
-    """Writes one checkpoint at a time in a thread, from a copy that nothing changes any more.
+    """Write one checkpoint at a time in a thread, from a private copy of the state.
 
-    The memory for the copy is kept and used again. At the end of the program a save in progress is
-    finished. The thread is started for a save and ends with it, and it computes nothing with
-    torch, so a process that is forked meanwhile finds no lock held.
+    The memory of the copy is reused. A save in progress is finished when the program ends. The
+    thread exists only during a save and does no torch computation, so a process forked meanwhile
+    finds no lock held.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class BackgroundSaver:
         self._committed: list[Path] = []
         self._errors: list[BaseException] = []
         self.stall_s = 0.0
-        """For how long its callers were held up so far, in seconds."""
+        """Total time that callers were blocked, in seconds."""
 
     @property
     def is_busy(self) -> bool:
@@ -164,21 +164,21 @@ class BackgroundSaver:
         step: SupportsIndex,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Take a copy of a state and begin to write it; wait first if a save is in progress.
+        """Copy a state and start writing it; wait first if a save is in progress.
 
-        How it went is reported by `collect` and `wait`, also of the save before.
+        `collect` and `wait` report the result, and raise errors of earlier saves.
 
         Args:
-            path: A name that is not in use.
-            state: What to save; may change as soon as this has returned.
+            path: The checkpoint; must not exist.
+            state: What to save; may be changed after this call returns.
             step: The global step, >= 0.
-            facts: What else the manifest is to say.
+            facts: Additional entries of the manifest.
 
         Raises:
-            CheckpointError: If the name is in use, the state has something that cannot be saved,
-                or no folder can be made for it.
+            CheckpointError: If the name is in use, the state has a value that cannot be saved, or
+                the folder cannot be created.
 
-        Cost: Memory of the host for a whole state, kept. Waits for the device.
+        Cost: Host memory for a whole state, kept. Waits for the device.
         """
         with self._stalling():
             self._land()
@@ -199,16 +199,16 @@ class BackgroundSaver:
         process_group: Any,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Do the same together with other processes; all of them call this.
+        """Like `save`, together with other ranks. Collective.
 
         Args:
-            path: As for `save`, on all processes the same.
+            path: As for `save`; equal on all ranks.
             state: As for `checkpointing.save_sharded`.
             step: The global step, >= 0.
-            process_group: Who takes part; nobody else may use it.
-            facts: What else the manifest is to say.
+            process_group: The ranks that save; must not be used elsewhere.
+            facts: Additional entries of the manifest.
 
-        Cost: As for `save`, of what is this process's part.
+        Cost: As for `save`, for this rank's part.
         """
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
@@ -218,7 +218,7 @@ class BackgroundSaver:
             self._land()
             plain_step, plain_ones = check_step(step), plain_facts(facts or {})
             if self._stager is None:
-                plain = StagingOptions(False, False, False, False)  # four ways not to take
+                plain = StagingOptions(False, False, False, False)  # all options off
                 self._stager = DefaultStager(plain)
             copied: Any = self._stager.stage(dict(state))
 
@@ -243,19 +243,19 @@ class BackgroundSaver:
         def run() -> None:
             try:
                 write()
-            except BaseException as error:  # noqa: BLE001  # raised where it is asked for
+            except BaseException as error:  # noqa: BLE001  # raised by `collect` or `wait`
                 flight.error = error
 
-        # No daemon: the interpreter waits for it before it ends.
+        # Not a daemon: the interpreter waits for it before it exits.
         flight.thread = threading.Thread(target=run, name=f"save {path.name}")
         flight.thread.start()
         self._flight = flight
 
     def collect(self) -> list[Path]:
-        """Return what has been committed since this or `wait` was called last.
+        """Return the checkpoints committed since the last call of this or `wait`.
 
         Raises:
-            CheckpointError: If a save has failed; once for each.
+            CheckpointError: If a save has failed; once per save.
         """
         if not self.is_busy:
             self._land()
@@ -265,10 +265,10 @@ class BackgroundSaver:
         return committed
 
     def wait(self) -> list[Path]:
-        """Return likewise, when nothing is in progress any more.
+        """Wait for the save in progress; return the checkpoints committed since the last call.
 
         Raises:
-            CheckpointError: If a save has failed; once for each.
+            CheckpointError: If a save has failed; once per save.
         """
         with self._stalling():
             self._land()
@@ -283,7 +283,7 @@ class BackgroundSaver:
             self.stall_s += time.perf_counter() - begin
 
     def _land(self) -> None:
-        """Wait for the save that is in progress, and note what has become of it."""
+        """Wait for the save in progress, and record its result."""
         flight = self._flight
         if flight is None:
             return

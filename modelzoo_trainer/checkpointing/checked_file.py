@@ -1,4 +1,4 @@
-"""Reading files once, by several threads: the bytes that are used are those that are checked."""
+"""Read files once with several threads, and verify the same bytes that are used."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from modelzoo_trainer.checkpointing import disk
 from modelzoo_trainer.checkpointing.manifest import FileRecord
 from modelzoo_trainer.errors import CheckpointError
 
-CHUNK: Final = 1 << 22  # bytes: read at once, then looked at while they are in the cache
-NUM_AHEAD: Final = 8  # chunks read before the one that is looked at
-_NUM_THREADS: Final = 2  # one waits for the disk while another copies; the caller looks
-_MAX_VIEWS: Final = 512  # the system takes no more than 1024 in one call
+CHUNK: Final = 1 << 22  # bytes per read, hashed while they are in the cache
+NUM_AHEAD: Final = 8  # chunks read ahead
+_NUM_THREADS: Final = 2  # one waits for the disk while another copies; the caller hashes
+_MAX_VIEWS: Final = 512  # the system accepts at most 1024 per call
 
 _Job: TypeAlias = list[memoryview]
 
@@ -31,12 +31,12 @@ def parallel_read(
 ) -> None:
     """Fill `views` with the next bytes of a file.
 
-    `views`: where to; taken one after the other, at most `NUM_AHEAD` chunks before their turn.
-    `look`: called with what was read, in order, by the calling thread.
+    `views`: destinations, consumed in order, at most `NUM_AHEAD` chunks early. `look`: called with
+    the data read, in order, in the calling thread.
 
     Raises:
-        ValueError: If the file ends before all are full.
-        OSError: If the disk refuses.
+        ValueError: If the file ends before all views are full.
+        OSError: If reading fails.
     """
     position = os.lseek(fd, 0, os.SEEK_CUR)
     waiting: deque[tuple[_Job, Future[None]]] = deque()
@@ -56,7 +56,7 @@ def parallel_read(
 
 
 def _jobs(views: Iterable[memoryview]) -> Iterator[_Job]:
-    """Yield views of one chunk together: large ones in parts, small ones gathered."""
+    """Group views into chunks: split large ones, gather small ones."""
     job: _Job = []
     room = CHUNK
     for view in views:
@@ -73,7 +73,7 @@ def _jobs(views: Iterable[memoryview]) -> Iterator[_Job]:
 
 def _read(fd: int, job: _Job, position: int) -> None:
     if disk.read_at(fd, job, position) != sum(map(len, job)):
-        raise ValueError("it ends within a tensor")
+        raise ValueError("it ends in the middle of a tensor")
 
 
 def _take(waiting: deque[tuple[_Job, Future[None]]], look: Callable[[memoryview], object]) -> None:
@@ -87,14 +87,14 @@ _PROBLEMS: Final = (ValueError, TypeError, LookupError, RuntimeError, RecursionE
 
 
 class CheckedFile:
-    """A file, and the digest of what was read of it.
+    """A file, and the digest of the part read so far.
 
-    `record`: what was written; None = not known.
+    `record`: the size and digest when written; None = not known.
     """
 
     def __init__(self, fd: int, size: int, record: FileRecord | None) -> None:
         if record is not None and size != record.size_bytes:
-            raise ValueError(f"it has {size} bytes instead of {record.size_bytes}")
+            raise ValueError(f"it has {size} bytes, expected {record.size_bytes}")
         self.size = size
         self._fd = fd
         self._record = record
@@ -112,31 +112,31 @@ class CheckedFile:
         for begin in range(0, len(view), CHUNK):
             part = view[begin : begin + CHUNK]
             if disk.read_into(self._fd, part) != len(part):
-                raise ValueError("it ends within a tensor")
+                raise ValueError("it ends in the middle of a tensor")
             if self._record is not None:
                 self._digest.update(part)
 
     def parallel_read(self, views: Iterable[memoryview]) -> None:
-        """Fill `views` with the next bytes, several at once; see the function `parallel_read`."""
+        """Fill `views` with the next bytes, in parallel; see `parallel_read`."""
         parallel_read(self._fd, views, self._digest.update if self._record is not None else len)
 
     def finish(self) -> None:
-        """Raise a ValueError unless everything was read, and is what was written."""
+        """Raise ValueError unless the whole file was read and matches its record."""
         if self.read(1):
-            raise ValueError("it is longer than it was")
+            raise ValueError("it is longer than expected")
         if self._record is not None and self._digest.hexdigest() != self._record.xxh3_128:
-            raise ValueError("it is damaged: its digest is not the one that was written")
+            raise ValueError("it is damaged: its digest does not match")
 
 
 @contextmanager
 def open_checked(path: Path, record: FileRecord | None) -> Iterator[CheckedFile]:
-    """Open a file to read it once; a symbolic link is refused.
+    """Open a file to read it once; refuse symbolic links.
 
-    `record`: what was written; None = not known.
+    `record`: the size and digest when written; None = not known.
 
     Raises:
-        CheckpointError: If it cannot be read, or what is done with it raises an error that says
-            that it is damaged.
+        CheckpointError: If it cannot be read, or the `with` block raises an error for damaged
+            content.
     """
     try:
         if path.is_symlink():
@@ -145,7 +145,7 @@ def open_checked(path: Path, record: FileRecord | None) -> Iterator[CheckedFile]
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
-                raise ValueError("it is not a plain file")
+                raise ValueError("it is not a regular file")
             yield CheckedFile(fd, status.st_size, record)
         finally:
             disk.close(fd)
@@ -161,10 +161,10 @@ def open_checked(path: Path, record: FileRecord | None) -> Iterator[CheckedFile]
 
 
 def checked_json(path: Path, record: FileRecord) -> Any:
-    """Return what a JSON file of a checkpoint holds.
+    """Return the content of a JSON file of a checkpoint.
 
     Raises:
-        CheckpointError: If it is not what was written.
+        CheckpointError: If it does not match its record.
     """
     with open_checked(path, record) as file:
         text = file.read(file.size)
@@ -173,7 +173,7 @@ def checked_json(path: Path, record: FileRecord) -> Any:
 
 
 def record_of_name(files: Mapping[str, FileRecord], name: str) -> FileRecord:
-    """Return the record of a file that another one names."""
+    """Return the record of a file that another file refers to."""
     if name not in files:
-        raise CheckpointError(f"the checkpoint names {name!r}, which is none of its files.")
+        raise CheckpointError(f"the checkpoint refers to {name!r}, which is not one of its files.")
     return files[name]

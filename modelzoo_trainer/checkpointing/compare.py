@@ -1,4 +1,4 @@
-"""What differs between two states."""
+"""Differences between two states."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 _MAX_TEXT: Final = 60
-_PIECE: Final = 1 << 20  # elements: compared in double precision
+_PIECE: Final = 1 << 20  # elements compared at a time in double precision
 _Path: TypeAlias = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One entry that differs."""
+    """An entry that differs."""
 
     name: str  # full name
     kind: str  # "added", "removed" or "changed"
@@ -26,9 +26,9 @@ class Difference:
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
-    """Return what differs between two states, by name; an empty list if all bits are equal.
+    """Return the differences between two states, by name; empty if all bits are equal.
 
-    `before`: nested mappings, lists and tuples, as `load` returns them.
+    `before`: nested mappings, lists and tuples, as returned by `load`.
     """
     left, right = dict(_leaves(before)), dict(_leaves(after))
     found = []
@@ -45,7 +45,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Differe
 
 
 def _leaves(state: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
-    """Yield what is no container, and containers that are empty."""
+    """Yield leaves and empty containers."""
     parts: list[tuple[tuple[str, Any], Any]] = []
     if isinstance(state, Mapping):
         parts = [((".", key), item) for key, item in state.items()]
@@ -72,7 +72,7 @@ def _described(value: Any) -> str:
 
 
 def _change(before: Any, after: Any) -> str | None:
-    """Return in words what changed, None if nothing did."""
+    """Describe a change; None if nothing changed."""
     if type(before) is not type(after):
         return f"{_described(before)} -> {_described(after)}"
     if isinstance(before, np.ndarray):
@@ -86,7 +86,7 @@ def _change(before: Any, after: Any) -> str | None:
 
 
 def _bits(value: Any) -> Any:
-    """Return something that is equal for equal bits: nan is itself, and 0.0 is not -0.0."""
+    """Return a value that is equal for equal bits: nan equals itself, 0.0 does not equal -0.0."""
     if isinstance(value, float):
         return value.hex()
     return value.tobytes() if isinstance(value, np.generic) else value
@@ -115,9 +115,9 @@ def _as_bytes(tensor: Tensor) -> Tensor:
 
 
 def _max_difference(before: Tensor, after: Tensor) -> float:
-    """Return the largest absolute difference; that of 64 bit integers is rounded.
+    """Return the largest absolute difference, rounded for 64-bit integers.
 
-    Infinities that are equal do not differ; a nan in one of them alone differs infinitely.
+    Equal infinities do not differ; a nan in only one of them is an infinite difference.
     """
     exact = torch.complex128 if before.dtype.is_complex else torch.float64
     left, right = before.to(exact), after.to(exact)

@@ -1,6 +1,6 @@
-"""Everything that touches the disk, act by act: the one place where a disk can refuse.
+"""All file system calls in one module, the only place where the disk can fail.
 
-Call these as `disk.write(...)`, so that a test can count, slow down or refuse each of them.
+Call these as `disk.write(...)`, so that tests can count, delay or fail each of them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final
 _NO_LINK: Final = getattr(os, "O_NOFOLLOW", 0)
 _DIRECT: Final = os.O_CLOEXEC | _NO_LINK
 _NEW: Final = os.O_CREAT | os.O_EXCL | os.O_WRONLY | _DIRECT
-_OLD: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _DIRECT  # a pipe must not be waited for
+_OLD: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _DIRECT  # do not block on a pipe
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it that are missing, safe from a power loss."""
+    """Create a folder and its missing parents durably."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
@@ -27,17 +27,17 @@ def make_folder(path: Path) -> None:
 
 
 def make_new_folder(path: Path) -> None:
-    """Make a folder; raise FileExistsError if the name is in use."""
+    """Create a folder; raise FileExistsError if it exists."""
     path.mkdir()
 
 
 def open_new(path: Path) -> int:
-    """Make a file that is not there, with the mode of the umask, and return its descriptor."""
+    """Create a new file with the mode of the umask, and return its descriptor."""
     return os.open(path, _NEW, 0o666)
 
 
 def open_old(path: Path) -> int:
-    """Open a file to be read; a symbolic link is refused."""
+    """Open a file for reading; refuse symbolic links."""
     return os.open(path, _OLD)
 
 
@@ -56,14 +56,14 @@ def write(fd: int, view: bytes | memoryview) -> int:
 
 
 def start_writing_back(fd: int, begin: int, num_bytes: int) -> None:
-    """Let the disk begin with what has been written, long before `sync` waits for it."""
+    """Start writing data to the disk early, before `sync` waits for it."""
     if hasattr(os, "posix_fadvise"):
-        with suppress(OSError):  # a hint
+        with suppress(OSError):  # only a hint
             os.posix_fadvise(fd, begin, num_bytes, os.POSIX_FADV_DONTNEED)
 
 
 def read_into(fd: int, view: memoryview) -> int:
-    """Fill `view` with the next bytes and return how many there were, fewer only at the end."""
+    """Fill `view` with the next bytes and return their number; fewer only at the end."""
     end = 0
     while end < len(view):
         num_bytes = os.readv(fd, [view[end:]])
@@ -74,7 +74,7 @@ def read_into(fd: int, view: memoryview) -> int:
 
 
 def read_at(fd: int, views: list[memoryview], position: int) -> int:
-    """Fill `views` with the bytes at a position and return how many there were."""
+    """Fill `views` with the bytes at a position and return their number."""
     end = 0
     while views:
         num_bytes = os.preadv(fd, views, position + end)
@@ -86,7 +86,7 @@ def read_at(fd: int, views: list[memoryview], position: int) -> int:
 
 
 def _after(views: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """Return what is left of views when their first bytes are full."""
+    """Return the rest of `views` after their first bytes."""
     for number, view in enumerate(views):
         if num_bytes < len(view):
             return [view[num_bytes:], *views[number + 1 :]]
@@ -95,10 +95,9 @@ def _after(views: list[memoryview], num_bytes: int) -> list[memoryview]:
 
 
 def sync(fd: int) -> None:
-    """Wait until a file is safe from a power loss.
+    """Wait until a file is durable.
 
-    An error means that pages may be lost that count as written from now on: no second try on the
-    same file says anything.
+    After an error, lost pages may count as written: retrying on the same file proves nothing.
     """
     os.fsync(fd)
 
@@ -109,7 +108,7 @@ def close(fd: int) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the names in a folder are safe from a power loss."""
+    """Wait until the names in a folder are durable."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -118,20 +117,20 @@ def sync_folder(path: Path) -> None:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Give a file, a folder or a link another name."""
-    os.rename(old, new)  # as one call of the system, whatever `Path` makes of it
+    """Rename a file, a folder or a link."""
+    os.rename(old, new)  # a single system call
 
 
 def link(path: Path, target: str) -> None:
-    """Make a symbolic link."""
+    """Create a symbolic link."""
     path.symlink_to(target)
 
 
 def unlink(path: Path) -> None:
-    """Remove a file or a link; one that is not there is none to remove."""
+    """Remove a file or a link, if it exists."""
     path.unlink(missing_ok=True)
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and what is in it; a link is never followed."""
+    """Remove a folder and its content, without following links."""
     shutil.rmtree(path)

@@ -1,11 +1,11 @@
-"""Checkpoints that several processes write together, through torch.distributed.checkpoint.
+"""Checkpoints written by several ranks, through torch.distributed.checkpoint.
 
-It plans who writes what, and copies the state for asynchronous saves; what is on the disk is ours:
+torch plans who writes what and stages asynchronous saves; the layout on disk is ours:
 
-    shard-00000.safetensors  the tensors, and blocks of tensors, of the first process
-    values-00000.json        its values that are no tensors
-    shards.json              which file has which block of what
-    manifest.json            written last; then the directory gets its name
+    shard-00000.safetensors  tensors, and blocks of tensors, of rank 0
+    values-00000.json        its other values
+    shards.json              which file has which block of each tensor
+    manifest.json            written last; then the directory is renamed
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from modelzoo_trainer.errors import CheckpointError, DiskError, is_refusal_of_di
 
 
 class CheckpointWriter(StorageWriter):
-    """Writes a checkpoint for `torch.distributed.checkpoint.save` and `async_save`.
+    """Write a checkpoint for `torch.distributed.checkpoint.save` and `async_save`.
 
-    Every process writes one file of tensors; the main process commits them all with one rename. If
-    any process fails, nothing is committed and nothing is left behind. What is no tensor is
-    written as JSON; nothing is pickled. What each process has of its own, such as random
-    generators, needs a key of its own: of equal keys, one process's value is kept.
-    With torch's own planner, dicts with integer keys come back with strings for them and empty
-    dicts are lost, as in torch's own format; `CheckpointSavePlanner` keeps both.
+    Every rank writes one file of tensors; the main process commits them all with one rename. If
+    any rank fails, nothing is committed and nothing is left behind. Other values are written as
+    JSON; nothing is pickled. Values that differ between ranks, such as random generators, need
+    different keys: of equal keys, one rank's value is kept. With torch's own planner, integer keys
+    of dicts become strings and empty dicts are lost, as in torch's own format;
+    `CheckpointSavePlanner` keeps both.
 
     Args:
-        path: A name that is not in use, in a folder that all processes see.
+        path: The checkpoint; must not exist, in a folder shared by all ranks.
         step: The global step, for the manifest.
-        facts: What else the manifest is to say.
+        facts: Additional entries of the manifest.
     """
 
     def __init__(
@@ -93,15 +93,15 @@ class CheckpointWriter(StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("use_collectives", True):
             raise CheckpointError(
-                "a checkpoint needs use_collectives=True: its processes commit it together."
+                "saving a checkpoint requires use_collectives=True: all ranks commit it together."
             )
 
     @override
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         if not plan.usable:
             raise CheckpointError(
-                "the planner has enable_plan_caching=True, with which a process would write into "
-                "the directory of an earlier checkpoint. Leave it off."
+                "the planner has enable_plan_caching=True, with which a rank would write into the "
+                "directory of an earlier checkpoint. Turn it off."
             )
         return plan
 
@@ -126,20 +126,21 @@ class CheckpointWriter(StorageWriter):
             results = write_share(share, plan.items, planner)
         except BaseException as error:
             if isinstance(error, FileNotFoundError) and not Path(share.folder).exists():
-                raise _AbandonedError(f"{share.folder!r}: another process gave it up.") from error
+                raise _AbandonedError(f"{share.folder!r}: another process abandoned it.") from error
             abandon(Path(share.folder))
             if not isinstance(error, OSError):
                 raise
-            raise DiskError(f"{error.strerror or error}. Earlier ones are untouched.") from error
+            text = f"{error.strerror or error}. Earlier checkpoints are not affected."
+            raise DiskError(text) from error
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
 
     def discard(self) -> None:
-        """Remove what is being written, in the process that would commit it; else do nothing.
+        """Remove the checkpoint being written, on the rank that would commit it; else a no-op.
 
-        For a save that ended in another error than that of one of its steps, such as a lost
-        connection: torch does not pass those to its writer.
+        For a save that ended in an error outside of its steps, such as a lost connection: torch
+        does not pass those to its writer.
         """
         if self._transaction is not None:
             abandon(self._transaction.folder)
@@ -157,7 +158,7 @@ class CheckpointWriter(StorageWriter):
         except BaseException as error:
             transaction.discard()
             if is_refusal_of_disk(error):
-                raise DiskError(str(error)) from error.__cause__  # others get it without the cause
+                raise DiskError(str(error)) from error.__cause__  # others get no cause
             raise
         self._transaction = None
 
@@ -170,21 +171,21 @@ def save_sharded(
     facts: Mapping[str, Any] | None = None,
     process_group: ProcessGroup | None = None,
 ) -> None:
-    """Write a checkpoint together with the other processes; all of them call this.
+    """Write a checkpoint together with the other ranks. Collective.
 
     Args:
-        path: A name that is not in use, in a folder that all processes see.
-        state: As for `save`; also with DTensors and ShardedTensors. Under one key all processes
-            have the same, or their part of it.
+        path: The checkpoint; must not exist, in a folder shared by all ranks.
+        state: As for `save`; also with DTensors and ShardedTensors. Each key has the same value on
+            all ranks, or their part of it.
         step: The global step, for the manifest.
-        facts: What else the manifest is to say.
-        process_group: Who takes part, over a backend that moves host memory; None = all.
+        facts: Additional entries of the manifest.
+        process_group: The ranks that save, over a backend for host memory; None = all.
 
     Raises:
-        CheckpointError: In every process, if any of them fails. Nothing is left behind then.
-        Exception: What the process group raises if a process is lost. Likewise.
+        CheckpointError: On every rank, if any of them fails. Nothing is left behind.
+        Exception: Raised by the process group if a rank is lost. Nothing is left behind.
 
-    Cost: Collective. One process: no process group is needed.
+    Cost: Collective. A single process needs no process group.
     """
     writer = CheckpointWriter(path, step=step, facts=facts)
     try:
@@ -196,31 +197,31 @@ def save_sharded(
                 process_group=process_group,
             )
     except BaseException:
-        writer.discard()  # also if it was the connection to another process that failed
+        writer.discard()  # also after a lost connection
         raise
 
 
 def load_into(
     path: Path, state: Mapping[str, Any], *, process_group: ProcessGroup | None = None
 ) -> dict[str, Any]:
-    """Load a checkpoint on any number of processes; all of them call this.
+    """Load a checkpoint in place, on any number of ranks. Collective.
 
     Args:
-        path: The checkpoint, whoever wrote it.
-        state: Its tensors (also DTensors) are filled in place where the checkpoint has the same
-            names; may be empty.
-        process_group: Who takes part, over a backend that moves host memory; None = all.
+        path: The checkpoint, written by any number of ranks.
+        state: Tensors and DTensors, filled in place where the checkpoint has the same names; may be
+            empty.
+        process_group: The ranks that load, over a backend for host memory; None = all.
 
     Returns:
-        All of the checkpoint's state: the tensors of `state` where it has them, else whole ones in
-        host memory.
+        All of the checkpoint's state: the tensors of `state` where it has them, other tensors whole
+        in host memory.
 
     Raises:
-        CheckpointMismatch: If a tensor of `state` is not in it, or with another shape or dtype.
-        CheckpointError: In every process, if it is not intact for any of them. Nothing was
-            changed then.
+        CheckpointMismatch: If a tensor of `state` is missing, or has another shape or dtype.
+        CheckpointError: On every rank, if the checkpoint is damaged for any of them. Nothing has
+            been changed then.
 
-    Cost: Collective. One process: no process group is needed.
+    Cost: Collective. A single process needs no process group.
     """
     planner = CompleteLoadPlanner()
     with _plain_errors(f"checkpoint {str(path)!r} could not be loaded"):
@@ -236,21 +237,21 @@ def load_into(
 def load_like(
     path: Path, like: Mapping[str, Any], *, process_group: ProcessGroup | None = None
 ) -> dict[str, Any]:
-    """Load a checkpoint on any number of processes into new tensors; all of them call this.
+    """Load a checkpoint into new tensors, on any number of ranks. Collective.
 
     Args:
-        path: The checkpoint, whoever wrote it.
-        like: Tensors by the names of the checkpoint, or by the beginnings of names. What fits one
-            in its shape is divided among the processes as that is; it is not changed.
-        process_group: Who takes part, over a backend that moves host memory; None = all.
+        path: The checkpoint, written by any number of ranks.
+        like: Tensors by names of the checkpoint, or by prefixes of names. A saved tensor of the
+            same shape is sharded like it; `like` itself is not changed.
+        process_group: The ranks that load, over a backend for host memory; None = all.
 
     Returns:
-        All of the checkpoint's state; what fits nothing in `like` whole, in host memory.
+        All of the checkpoint's state; tensors without a match in `like` whole, in host memory.
 
     Raises:
-        CheckpointError: In every process, if it is not intact for any of them.
+        CheckpointError: On every rank, if the checkpoint is damaged for any of them.
 
-    Cost: Collective. One process: no process group is needed.
+    Cost: Collective. A single process needs no process group.
     """
     leaves, _ = flatten(like)
     given = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Tensor)}
@@ -273,15 +274,15 @@ def load_like(
 
 
 class _AbandonedError(CheckpointError):
-    """A process could not continue because another one had failed."""
+    """Another process has failed, so this one cannot continue."""
 
 
 @contextmanager
 def _plain_errors(what: str) -> Iterator[None]:
-    """Raise what went wrong in some process instead of torch's collection of tracebacks."""
+    """Raise the first error of a rank instead of torch's collection of tracebacks."""
     try:
         with warnings.catch_warnings():
-            # With one process there need not be a group.
+            # A single process may have no group.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             yield
     except CheckpointException as failed:

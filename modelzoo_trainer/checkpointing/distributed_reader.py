@@ -1,4 +1,4 @@
-"""Loading checkpoints through torch.distributed.checkpoint, on any number of processes."""
+"""Load checkpoints through torch.distributed.checkpoint, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ from modelzoo_trainer.errors import CheckpointError, CheckpointMismatch
 
 
 class CheckpointReader(StorageReader):
-    """Reads a checkpoint of any layout for `torch.distributed.checkpoint.load`.
+    """Read a checkpoint of any layout for `torch.distributed.checkpoint.load`.
 
-    Each process verifies all files that it needs before any process copies anything: if one of
-    them finds damage, no state is changed anywhere. Nothing of a file is unpickled.
+    Each rank verifies all files that it needs before any rank copies anything: if one of them
+    finds damage, no state is changed anywhere. Nothing is unpickled.
 
     Args:
         path: The checkpoint.
 
-    Cost: Each process reads whole files, and holds what it needs in host memory until it is
-        copied; of a checkpoint that one process wrote, the whole state.
+    Cost: Each rank reads whole files, and holds what it needs in host memory until it is copied;
+        of a checkpoint written by one process, the whole state.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -80,7 +80,7 @@ class CheckpointReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return Path(checkpoint_id).is_dir()
 
-    # Not called `kwargs`: by that name torch knows readers that have metadata for each rank.
+    # Not called `kwargs`: by that name torch detects readers with metadata for each rank.
     @override
     def read_metadata(self, *args: Any, **options: Any) -> Metadata:
         self._staged = {}
@@ -90,8 +90,8 @@ class CheckpointReader(StorageReader):
             self._source = _ShardedSource(self.path) if is_sharded else _WholeSource(self.path)
             return _metadata_of(self._source.index)
         except CheckpointError as error:
-            # torch would log it with its traceback and raise an AssertionError: the next that it
-            # calls raises it.
+            # torch would log it with a traceback and raise an AssertionError, so the next call
+            # raises it.
             return Metadata({}, storage_data=error)
 
     @override
@@ -103,7 +103,7 @@ class CheckpointReader(StorageReader):
 
     @override
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        self._stage(plan)  # here: if this fails anywhere, no process starts to copy
+        self._stage(plan)  # here: if this fails anywhere, no rank starts to copy
         return plan
 
     @override
@@ -112,7 +112,7 @@ class CheckpointReader(StorageReader):
 
     @override
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        if any(item not in self._staged for item in plan.items):  # another planner's change of mind
+        if any(item not in self._staged for item in plan.items):  # changed by another planner
             self._stage(plan)
         tensors = [item for item in plan.items if item.type is LoadItemType.TENSOR]
         targets = [(item, planner.resolve_tensor(item)) for item in tensors]
@@ -131,7 +131,7 @@ class CheckpointReader(StorageReader):
 
     def _stage(self, plan: LoadPlan) -> None:
         if self._source is None:
-            raise CheckpointError("read_metadata comes before the plans.")
+            raise CheckpointError("call read_metadata before planning.")
         self._staged = self._source.stage(plan.items)
 
 
@@ -142,7 +142,7 @@ class _ShardedSource:
         self.index = read_index(path, self._manifest)
 
     def stage(self, items: list[ReadItem]) -> dict[ReadItem, Any]:
-        """Return what the items stand for, verified."""
+        """Return the verified data of the items."""
         staged: dict[ReadItem, Any] = {}
         parts = Parts(self._path, self._manifest)
         names = {item.storage_index.fqn for item in items if item.type is LoadItemType.BYTE_IO}
@@ -180,13 +180,13 @@ def _staging(
 
 
 def _part(block: Tensor, item: ReadItem) -> Tensor:
-    """Return what an item wants of a block, and let the rest go."""
+    """Return the part of a block that an item needs, without keeping the block alive."""
     part = narrowed(block, item.storage_offsets, item.lengths)
     return part if part.numel() == block.numel() else part.clone()
 
 
 class _WholeSource:
-    """A checkpoint that one process wrote: each tensor is one block."""
+    """A checkpoint written by one process: each tensor is one block."""
 
     def __init__(self, path: Path) -> None:
         self._leaves, paths = flatten(load(path))
@@ -199,7 +199,7 @@ class _WholeSource:
         )
 
     def stage(self, items: list[ReadItem]) -> dict[ReadItem, Any]:
-        """Return what the items stand for; it was verified when it was loaded."""
+        """Return the data of the items; it was verified when it was loaded."""
         return {item: self._find(item) for item in items}
 
     def _find(self, item: ReadItem) -> Any:
@@ -245,7 +245,7 @@ def _check_fits(item: ReadItem, saved: Tensor, target: Tensor) -> None:
     if saved.dtype is not target.dtype or saved.shape != target.shape:
         raise CheckpointMismatch(
             f"{item.dest_index.fqn}: {saved.dtype} {list(saved.shape)} in the checkpoint, "
-            f"{target.dtype} {list(target.shape)} here. Nothing was changed."
+            f"{target.dtype} {list(target.shape)} in this run. Nothing was changed."
         )
 
 
@@ -253,8 +253,8 @@ def _hand_over(planner: LoadPlanner, item: ReadItem, value: Any) -> None:
     if isinstance(planner, CompleteLoadPlanner):
         planner.load_value(item, value)
         return
-    # torch's planners take a value only as what torch.save makes of it. It is made here, in
-    # memory, of plain values that were verified: no byte of a file is ever unpickled.
+    # torch's planners accept a value only in the format of torch.save. It is created here, in
+    # memory, from verified plain values: no byte of a file is ever unpickled.
     made = io.BytesIO()
     torch.save(value, made)
     made.seek(0)
@@ -265,7 +265,7 @@ _MAX_ROWS = 20
 
 
 class CompleteLoadPlanner(DefaultLoadPlanner):
-    """Plans to load all of a checkpoint, into the tensors of a state where it has them.
+    """Plan to load a whole checkpoint, into the tensors of a state where it has them.
 
     For a `CheckpointReader`. The result is `state()`.
     """
@@ -307,11 +307,11 @@ class CompleteLoadPlanner(DefaultLoadPlanner):
         return create_default_local_load_plan(self.state_dict, self.metadata, strict=True)
 
     def load_value(self, read_item: ReadItem, value: Any) -> None:
-        """Take a value that is no tensor."""
+        """Store a value that is not a tensor."""
         self.state_dict[read_item.dest_index.fqn] = value
 
     def state(self) -> dict[str, Any]:
-        """Return what was loaded, nested as it was saved."""
+        """Return the loaded state, nested as it was saved."""
         assert self._index is not None
         return unflatten({**self.state_dict, **self._tensors}, self._index.paths)
 
@@ -326,10 +326,10 @@ def _check_state(given: Mapping[str, Tensor], index: ShardIndex) -> None:
             here = str(tensor.dtype).removeprefix("torch.")
             rows.append(
                 f"{name}: {saved.dtype} {list(saved.shape)} in the checkpoint, {here} "
-                f"{list(tensor.shape)} here"
+                f"{list(tensor.shape)} in this run"
             )
     if rows:
         more = f"\n  and {len(rows) - _MAX_ROWS} more" if len(rows) > _MAX_ROWS else ""
         raise CheckpointMismatch(
-            "the checkpoint does not fit:\n  " + "\n  ".join(rows[:_MAX_ROWS]) + more
+            "the checkpoint does not match:\n  " + "\n  ".join(rows[:_MAX_ROWS]) + more
         )

@@ -1,6 +1,6 @@
-"""Notes on which checkpoints are the last of a finished fit, in a file beside them.
+"""Record which checkpoints are the last of a finished fit(), in a file beside them.
 
-A checkpoint is committed before the validation that follows it, and never changed afterwards.
+A checkpoint is committed before the validation that follows it, and immutable afterwards.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ FINISHED: Final = ".finished.json"
 
 
 def note_finished(path: Path) -> None:
-    """Note that the fit whose last checkpoint this is has finished.
+    """Record that the fit() with this last checkpoint has finished.
 
     Raises:
-        CheckpointError: If the disk refuses.
+        CheckpointError: If writing fails.
     """
     try:
         noted = {path.name: record_of(path / MANIFEST).xxh3_128}
@@ -35,16 +35,16 @@ def note_finished(path: Path) -> None:
 
 
 def is_finished(path: Path) -> bool:
-    """Return whether the fit whose last checkpoint this is has finished."""
+    """Return whether the fit() with this last checkpoint has finished."""
     digest = _noted(path.parent).get(path.name)
     return digest is not None and digest == record_of(path / MANIFEST).xxh3_128
 
 
 def forget_deleted(folder: Path) -> None:
-    """Drop the notes on checkpoints that are gone: others may get their names.
+    """Drop records of deleted checkpoints: others may reuse their names.
 
     Raises:
-        CheckpointError: If the disk refuses.
+        CheckpointError: If writing fails.
     """
     existing = _existing(folder)
     if existing != _noted(folder):
@@ -61,7 +61,7 @@ def _existing(folder: Path) -> dict[str, str]:
 
 
 def _noted(folder: Path) -> dict[str, str]:
-    """Return the digests of manifests by name of their checkpoint; none of a damaged file."""
+    """Return the digests of manifests by checkpoint name; empty if the file is damaged."""
     try:
         noted = json.loads(text_of(folder / FINISHED))
     except (OSError, ValueError, RecursionError):

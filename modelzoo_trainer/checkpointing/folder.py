@@ -1,4 +1,4 @@
-"""The folder of checkpoints: found, pointed to, removed."""
+"""The folder of checkpoints: find, link and delete them."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ LATEST: Final = "latest"
 _LEFTOVER: Final = re.compile(r"\.(tmp|trash)-.+-[0-9a-f]{8}")
 _MAX_NAME_BYTES: Final = 255  # of a file name, on any common file system
 _MAX_STEP: Final = 2**63 - 1
-_MAX_NUMBER: Final = 9999  # of checkpoints of one step
+_MAX_NUMBER: Final = 9999  # checkpoints of one step
 _PID_DIGITS: Final = 10
 _WRITER: Final = re.compile(r".*-(\d+)-[0-9a-f]{8}")
 
 
 def hidden_name(kind: str, name: str) -> str:
-    """Return a name of this process's own, for what is not to be seen as `name`.
+    """Return a name unique to this process, hidden from readers of `name`.
 
-    `kind`: "tmp" = being made; "trash" = being removed.
+    `kind`: "tmp" = being written; "trash" = being deleted.
     """
     return f".{kind}-{name}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def name_problem(template: Any) -> str | None:
-    """Return what makes a name of checkpoints one that is not found again; None = it is found.
+    """Return why checkpoints with this name could not be found again; None = valid.
 
     `template`: with the field `{step}`.
     """
     if not isinstance(template, str) or _fields_of(template) != [("step", "", None)]:
-        return "it must be a file name with the field {step} once"
+        return "expected a file name with the field {step} once"
     if template.startswith("."):
-        return "a name that begins with a dot is hidden, and never looked for"
+        return "names that start with a dot are hidden and ignored"
     if "/" in template or "\\" in template or not template.isprintable():
-        return "it must have no separators of paths and no characters that cannot be printed"
+        return "path separators and unprintable characters are not allowed"
     longest = hidden_name("trash", f"{template.format(step=_MAX_STEP)}_{_MAX_NUMBER}")
     num_bytes = len(longest.encode()) - len(str(os.getpid())) + _PID_DIGITS
     if num_bytes > _MAX_NAME_BYTES:
         return f"it is {num_bytes - _MAX_NAME_BYTES} bytes too long for a file system"
     if name_pattern(template).fullmatch(template.format(step=7)) is None:
-        return "it must have no braces other than those of {step}"
+        return "no braces other than those of {step} are allowed"
     return None
 
 
 def name_pattern(template: str) -> re.Pattern[str]:
-    """Return what the names of checkpoints fit, those with a number behind the step among them.
+    """Return a pattern for names of checkpoints, including those with a number after the step.
 
     `template`: with the field `{step}`.
     """
@@ -67,19 +67,19 @@ def name_pattern(template: str) -> re.Pattern[str]:
 
 
 def _fields_of(name: str) -> list[tuple[str | None, str | None, str | None]]:
-    """Return name, format and conversion of each field; none of what is no format at all."""
+    """Return name, format and conversion of each field; empty if it is not a format string."""
     try:
-        return [tuple(part[1:]) for part in Formatter().parse(name) if part[1] is not None]  # type: ignore[misc]  # three parts
+        return [tuple(part[1:]) for part in Formatter().parse(name) if part[1] is not None]  # type: ignore[misc]  # drop the literal text
     except ValueError:
         return []
 
 
 def delete(path: Path) -> None:
-    """Remove a checkpoint, damaged or not; from the first moment on it is whole or not there.
+    """Delete a checkpoint, damaged or not, atomically.
 
     Raises:
-        CheckpointError: If it is a link, has something in it that is not a checkpoint's, leads
-            through `..`, or the disk refuses.
+        CheckpointError: If it is a link, contains other files, has `..` in its path, or the disk
+            fails.
     """
     problem = _foreign(path)
     if problem is not None:
@@ -96,28 +96,28 @@ def delete(path: Path) -> None:
 
 
 def _foreign(path: Path) -> str | None:
-    """Return why a path is not a checkpoint that may be removed."""
+    """Return why a path is not a checkpoint that may be deleted."""
     if ".." in path.parts or not path.name:
-        return "may lead elsewhere"
+        return "has `..` in its path or no name"
     if path.is_symlink():
         return f"is a symbolic link to {os.readlink(path)!r}"
     if not path.is_dir():
-        return "is no directory" if path.exists() else "is not there"
+        return "is not a directory" if path.exists() else "does not exist"
     names = sorted(entry.name for entry in path.iterdir())
     strange = [name for name in names if not is_file_name(name) or (path / name).is_dir()]
     if strange:
-        return f"has {strange[0]!r}, which is no file of a checkpoint; remove it by hand"
+        return f"has {strange[0]!r}, which is not a file of a checkpoint; remove it manually"
     if MANIFEST not in names and STATE not in names:
-        return f"has neither {MANIFEST} nor {STATE}, so it is no checkpoint"
+        return f"has neither {MANIFEST} nor {STATE}, so it is not a checkpoint"
     return None
 
 
 def clean(folder: Path) -> list[Path]:
-    """Remove what interrupted writers have left in a folder, and return what it was.
+    """Remove leftovers of interrupted writers from a folder, and return their paths.
 
-    What a process that lives may be writing is left alone.
+    Leaves files of running processes alone.
 
-    Nobody else may be writing checkpoints into the folder from another machine.
+    No other machine may be writing checkpoints into the folder.
     """
     removed = []
     for path in _leftovers(folder):
@@ -127,7 +127,7 @@ def clean(folder: Path) -> list[Path]:
             else:
                 disk.unlink(path)
         except OSError as error:
-            log.warning("%s is left over and cannot be removed: %s", path, error)
+            log.warning("failed to remove the leftover %s: %s", path, error)
         else:
             removed.append(path)
     return removed
@@ -142,7 +142,7 @@ def _leftovers(folder: Path) -> list[Path]:
 
 
 def _is_in_use(name: str) -> bool:
-    """Return whether the process in a name is another one that lives."""
+    """Return whether the process in a name is another one that is running."""
     found = _WRITER.fullmatch(name)
     if found is None or int(found[1]) == os.getpid():
         return False
@@ -156,10 +156,10 @@ def _is_in_use(name: str) -> bool:
 
 
 def probe(folder: Path) -> None:
-    """Make a folder, and make sure that files can be written and renamed in it.
+    """Create a folder, and check that files can be written and renamed in it.
 
     Raises:
-        CheckpointError: If they cannot.
+        CheckpointError: If that fails.
     """
     file = folder / hidden_name("tmp", "probe")
     renamed = folder / hidden_name("trash", "probe")
@@ -179,14 +179,14 @@ def probe(folder: Path) -> None:
                 disk.unlink(renamed)
     except OSError as error:
         raise CheckpointError(
-            f"nothing can be written in {str(folder)!r}: {error.strerror or error}."
+            f"the folder {str(folder)!r} is not writable: {error.strerror or error}."
         ) from error
 
 
 def mend_latest(folder: Path, name: str | None) -> None:
-    """Point the link `latest` at a checkpoint if it leads elsewhere, as after a crash.
+    """Point the link `latest` at a checkpoint if it points elsewhere, such as after a crash.
 
-    `name`: the newest checkpoint's; None = there is none: a link that leads nowhere goes.
+    `name`: of the newest checkpoint; None = none, so remove a dangling link.
     """
     link = folder / LATEST
     try:
@@ -196,25 +196,25 @@ def mend_latest(folder: Path, name: str | None) -> None:
         elif not (link.is_symlink() and os.readlink(link) == name):
             point_latest(folder, name)
     except OSError as error:
-        log.debug("%s cannot be corrected: %s", link, error)
+        log.debug("failed to update %s: %s", link, error)
 
 
 def point_latest(folder: Path, name: str) -> None:
-    """Point the link `latest` at a checkpoint, for people; nothing here ever reads it."""
+    """Point the link `latest` at a checkpoint, for users; the code never reads it."""
     place, link = folder / LATEST, folder / hidden_name("tmp", LATEST)
     try:
         if place.is_symlink() or not place.exists():
             disk.link(link, name)
             disk.rename(link, place)
     except OSError as error:
-        log.debug("%s does not point at %s: %s", place, name, error)
+        log.debug("failed to point %s at %s: %s", place, name, error)
         with suppress(OSError):
             disk.unlink(link)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInfo:
-    """One committed checkpoint."""
+    """A committed checkpoint."""
 
     path: Path
     step: int
@@ -223,7 +223,7 @@ class CheckpointInfo:
 def list_checkpoints(folder: Path) -> list[CheckpointInfo]:
     """Return the committed checkpoints of a folder, oldest first: by step, then by name.
 
-    Directories without a readable manifest are left out; a folder that does not exist has none.
+    Directories without a readable manifest are ignored; a missing folder has none.
 
     Raises:
         CheckpointError: If the folder cannot be listed.
@@ -232,16 +232,16 @@ def list_checkpoints(folder: Path) -> list[CheckpointInfo]:
 
 
 def newest(folder: Path, pattern: re.Pattern[str]) -> Path | None:
-    """Return the newest checkpoint of a folder whose whole name fits `pattern`, or None."""
+    """Return the newest checkpoint of a folder whose full name matches `pattern`, or None."""
     fitting = [info for info in list_checkpoints(folder) if pattern.fullmatch(info.path.name)]
     return fitting[-1].path if fitting else None
 
 
 def candidates(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
-    """Return what may be the newest intact checkpoint, the most promising first.
+    """Return possible newest checkpoints, the most likely first.
 
-    Unlike in `list_checkpoints`, a directory whose manifest cannot be read is among them: who
-    passes it over can say so. It stands where its name would stand.
+    Unlike `list_checkpoints`, includes directories with an unreadable manifest, sorted by name,
+    so that callers can report that they skip them.
 
     Raises:
         CheckpointError: If the folder cannot be listed.
@@ -277,7 +277,7 @@ def _named(folder: Path) -> list[Path]:
 
 
 def _split(paths: list[Path]) -> tuple[list[CheckpointInfo], list[Path]]:
-    """Return the committed checkpoints in order, and the directories that are none."""
+    """Return the committed checkpoints in order, and the other directories."""
     readable, unreadable = [], []
     for path in paths:
         try:
@@ -291,9 +291,9 @@ def _split(paths: list[Path]) -> tuple[list[CheckpointInfo], list[Path]]:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Return how many bytes this user may still write on a folder's disk; None = unknown.
+    """Return how many bytes this user may write to a folder's disk; None = unknown.
 
-    The nearest folder above it that is there is asked for.
+    Uses the nearest existing parent folder.
     """
     try:
         while not folder.exists() and folder != folder.parent:

@@ -39,7 +39,7 @@ from modelzoo_trainer.checkpointing.transaction import (
 from modelzoo_trainer.errors import CheckpointError
 
 Files: TypeAlias = Mapping[str, Iterable[bytes | memoryview]]
-"""What is to be written: by name, piece by piece."""
+"""Content of the files: by name, in pieces."""
 
 
 def save(
@@ -49,21 +49,21 @@ def save(
     step: SupportsIndex,
     facts: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a checkpoint so that it is there whole, also after a power loss, or not at all.
+    """Write a checkpoint atomically and durably: after a crash it is complete or absent.
 
-    Every file, the directory and its parent are synchronised around one rename.
+    Every file, the directory and its parent are synced around one rename.
 
     Args:
-        path: A name that is not in use.
+        path: The checkpoint; must not exist.
         state: What to save; see `Encoder`.
         step: The global step, >= 0, for the manifest.
-        facts: What else the manifest is to say: text, numbers, lists and mappings of them.
+        facts: Additional entries of the manifest: text, numbers, lists and mappings of them.
 
     Raises:
-        CheckpointError: If the name is in use, the state has something that cannot be saved, or
-            the disk refuses. Nothing is left behind then.
+        CheckpointError: If the name is in use, the state has a value that cannot be saved, or
+            writing fails. Nothing is left behind.
 
-    Cost: One block of one tensor at a time is in memory besides the state.
+    Cost: Host memory for one block of a tensor.
     """
     plain_step, plain = check_step(step), plain_facts(facts or {})
     encoded = Encoder(state)
@@ -76,7 +76,7 @@ def save(
 
 
 def state_json_text(encoded: Encoder) -> bytes:
-    """Return a state without its tensors as it is written."""
+    """Return the JSON text of a state without its tensors."""
     return json.dumps(encoded.state_json, allow_nan=False).encode("ascii")
 
 
@@ -86,7 +86,7 @@ def write_files(
     """Write all files of a checkpoint and commit it.
 
     Raises:
-        CheckpointError: If the disk refuses. Nothing is left behind then.
+        CheckpointError: If writing fails. Nothing is left behind.
     """
     with transaction:
         for name, chunks in files.items():
@@ -95,17 +95,17 @@ def write_files(
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Return the state in a checkpoint, if all of it is what was written.
+    """Load and verify the state of a checkpoint.
 
-    Tensors are in host memory of their own: nothing of the files is mapped.
+    Tensors are in host memory; no file is mapped.
 
     Args:
-        path: Its directory.
+        path: The checkpoint.
 
     Raises:
-        CheckpointError: If it is not intact, of another version, or not a checkpoint.
+        CheckpointError: If it is damaged, has an unknown version, or is not a checkpoint.
 
-    Cost: Reads each file once; memory for the state and nothing else that grows with it.
+    Cost: Reads each file once; memory for the state only.
     """
     manifest = read_manifest(path)
     if SHARDS in manifest.files:
@@ -119,7 +119,7 @@ def load(path: Path) -> dict[str, Any]:
 def _load(path: Path, manifest: Manifest) -> dict[str, Any]:
     state_json = checked_json(path / STATE, record_of_name(manifest.files, STATE))
     if not isinstance(state_json, dict):
-        raise CheckpointError(f"{str(path / STATE)!r} holds no state.")
+        raise CheckpointError(f"{str(path / STATE)!r} contains no state.")
     tensors: Tensors = {
         name.removesuffix(SUFFIX): _tensors_of(path / name, record)
         for name, record in sorted(manifest.files.items())
@@ -129,7 +129,7 @@ def _load(path: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def _tensors_of(path: Path, record: FileRecord) -> dict[str, Tensor]:
-    """Return the tensors of a file, each in memory of its own."""
+    """Return the tensors of a file, each in its own memory."""
     with open_checked(path, record) as file:
         header = read_header(file, file.size)
         tensors = {
@@ -142,12 +142,12 @@ def _tensors_of(path: Path, record: FileRecord) -> dict[str, Tensor]:
 
 
 def verify(path: Path) -> list[str]:
-    """Return what is wrong with a checkpoint; an empty list if it is intact.
+    """Return the problems of a checkpoint; empty if it is intact.
 
     Args:
-        path: Its directory.
+        path: The checkpoint.
 
-    Cost: Reads all files once, in memory that does not grow with them.
+    Cost: Reads all files once, with constant memory.
     """
     try:
         manifest = read_manifest(path)
@@ -175,7 +175,7 @@ def _problems(path: Path, record: FileRecord) -> list[str]:
 
 
 def _views(num_bytes: int) -> Iterator[memoryview]:
-    """Yield room for a file, the same again when what was read into it has been looked at."""
+    """Yield a buffer for a file, reused after its content has been checked."""
     ring = [memoryview(bytearray(min(CHUNK, num_bytes))) for _ in range(NUM_AHEAD + 2)]
     for begin, view in zip(range(0, num_bytes, CHUNK), cycle(ring)):
         yield view[: num_bytes - begin]

@@ -1,4 +1,4 @@
-"""What a checkpoint consists of: its manifest, written last and read first, and its files."""
+"""The manifest of a checkpoint: lists its files, written last and read first."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What is written last: a directory without it is no checkpoint."""
+    """Content of the manifest; a directory without one is not a checkpoint."""
 
-    format_version: int  # of the layout of the directory
-    name: str  # of the directory, when it was committed; "" = of format 1, which did not say
-    step: int  # the global one
-    versions: dict[str, str]  # of what wrote it
+    format_version: int  # version of the directory layout
+    name: str  # of the directory when committed; "" = format 1, without a name
+    step: int  # global step
+    versions: dict[str, str]  # of the software that wrote it
     files: dict[str, FileRecord]  # all other files, by name
-    # what else the writer wanted to be known without reading the state
+    # additional entries, readable without the state
     facts: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Return it as it is written, with a digest of itself."""
+        """Return the manifest as JSON, with a digest of itself."""
         return _sealed(asdict(self))
 
 
 def _sealed(manifest: dict[str, Any]) -> str:
-    """Return the one text that stands for a manifest."""
+    """Return the canonical text of a manifest."""
     digest = xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode("ascii"))
     return json.dumps(manifest | {_DIGEST: digest}, indent=1, sort_keys=True) + "\n"
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether a file of a checkpoint may be called that."""
+    """Return whether a name is valid for a file of a checkpoint."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -76,24 +76,24 @@ def record_of(path: Path) -> FileRecord:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return a checkpoint's manifest.
+    """Read a checkpoint's manifest.
 
     Raises:
-        CheckpointError: If it is not there, cannot be read, is damaged, of an unknown version,
-            names files elsewhere, or belongs to a directory of another name.
+        CheckpointError: If it is missing, unreadable, damaged, of an unknown version, refers to
+            files elsewhere, or belongs to a directory of another name.
     """
     file = path / MANIFEST
     try:
         if path.is_symlink():
             raise CheckpointError(
-                f"{str(path)!r} is a symbolic link to {os.readlink(path)!r}; name the checkpoint "
+                f"{str(path)!r} is a symbolic link to {os.readlink(path)!r}; give the checkpoint "
                 f"itself."
             )
         if file.is_symlink():
             raise CheckpointError(f"{str(file)!r} is a symbolic link, not a file.")
         if not file.is_file():
             raise CheckpointError(
-                f"{str(path)!r} has no {MANIFEST}: it was never committed, or is no checkpoint."
+                f"{str(path)!r} has no {MANIFEST}: it was never committed, or is not a checkpoint."
             )
         return parse_manifest(text_of(file), path)
     except _PROBLEMS as error:
@@ -101,17 +101,17 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def text_of(file: Path) -> str:
-    """Return the content of a small file of ASCII text; nothing else is waited for or followed.
+    """Read a small ASCII file without blocking and without following links.
 
     Raises:
         OSError: If it cannot be read.
-        ValueError: If it is no plain file, too long, or not ASCII.
+        ValueError: If it is not a regular file, too long, or not ASCII.
     """
     fd = disk.open_old(file)
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
-            raise ValueError(f"it is no file, or has more than {_MAX_BYTES} bytes")
+            raise ValueError(f"it is not a regular file, or has more than {_MAX_BYTES} bytes")
         content = memoryview(bytearray(status.st_size))
         found = disk.read_into(fd, content)
     finally:
@@ -120,32 +120,32 @@ def text_of(file: Path) -> str:
 
 
 def parse_manifest(text: str, path: Path) -> Manifest:
-    """Return the manifest that a text stands for.
+    """Parse a manifest.
 
     Raises:
-        CheckpointError: If it is damaged, of an unknown version, or does not fit the directory.
-        ValueError: If it is no manifest; other malformed ones raise LookupError, TypeError,
-            AttributeError or RecursionError.
+        CheckpointError: If it is damaged, of an unknown version, or does not match the directory.
+        ValueError: If it is not a manifest; may also raise LookupError, TypeError, AttributeError
+            or RecursionError.
     """
     if len(text) > _MAX_BYTES:
         raise ValueError(f"it has more than {_MAX_BYTES} bytes")
     raw = json.loads(text)
     version = raw["format_version"]
     migrate = _MIGRATIONS.get(version) if type(version) is int else None
-    if migrate is None:  # first: another version may be sealed in another way
+    if migrate is None:  # first: other versions may compute the digest differently
         raise CheckpointError(
-            f"{str(path)!r} has format version {version!r}; this version reads up to "
-            f"{FORMAT_VERSION}. Read it with the version of modelzoo_trainer that wrote it."
+            f"{str(path)!r} has format version {version!r}; versions up to {FORMAT_VERSION} "
+            f"are supported. Read it with the version of modelzoo_trainer that wrote it."
         )
     raw.pop(_DIGEST, None)
     if text != _sealed(raw):
-        raise CheckpointError(f"{str(path / MANIFEST)!r} is damaged: it is not what was written.")
+        raise CheckpointError(f"{str(path / MANIFEST)!r} is damaged: its digest does not match.")
     manifest = _manifest_of(migrate(raw), path)
-    right, given = manifest.name, Path(os.path.abspath(path)).name  # no link followed
-    if right and right != given:
+    name, given = manifest.name, Path(os.path.abspath(path)).name  # no link followed
+    if name and name != given:
         raise CheckpointError(
-            f"{str(path)!r} was renamed: it was written as {right!r}. Give it that name again; it "
-            f"may be copied into any folder."
+            f"{str(path)!r} was renamed: it was written as {name!r}. Restore that name; it may be "
+            f"copied into any folder."
         )
     return manifest
 
@@ -160,7 +160,7 @@ def _manifest_of(raw: dict[str, Any], path: Path) -> Manifest:
     outside = sorted(name for name in raw["files"] if not is_file_name(name) or name == MANIFEST)
     if outside:
         raise CheckpointError(
-            f"{str(path / MANIFEST)!r} names {outside[0]!r}, which leads outside."
+            f"{str(path / MANIFEST)!r} refers to {outside[0]!r} outside of the checkpoint."
         )
     if type(raw["step"]) is not int or raw["step"] < 0:
         raise ValueError(f"its step is {raw['step']!r}")
@@ -184,14 +184,14 @@ def _record_of(raw: dict[str, Any]) -> FileRecord:
 
 
 def listing_problems(path: Path, manifest: Manifest) -> list[str]:
-    """Return what is wrong with a checkpoint that can be seen without reading its files."""
+    """Return problems that are visible without reading the files."""
     try:
         found = {entry.name: entry for entry in path.iterdir() if entry.name != MANIFEST}
     except OSError as error:
         return [f"{str(path)!r} cannot be read: {error.strerror or error}"]
     known = manifest.files
     problems = [f"{name!r} is missing" for name in sorted(known.keys() - found.keys())]
-    problems += [f"{name!r} does not belong to it" for name in sorted(found.keys() - known.keys())]
+    problems += [f"{name!r} is not in the manifest" for name in sorted(found.keys() - known.keys())]
     for name in sorted(known.keys() & found.keys()):
         problem = _problem(found[name], known[name].size_bytes)
         if problem is not None:
@@ -202,15 +202,15 @@ def listing_problems(path: Path, manifest: Manifest) -> list[str]:
 def _problem(file: Path, num_bytes: int) -> str | None:
     try:
         if file.is_symlink() or not file.is_file():
-            return "is not a plain file"
+            return "is not a regular file"
         size = file.stat().st_size
     except OSError as error:
         return f"cannot be read: {error.strerror or error}"
-    return None if size == num_bytes else f"has {size} bytes instead of {num_bytes}"
+    return None if size == num_bytes else f"has {size} bytes, expected {num_bytes}"
 
 
 def check_listing(path: Path, manifest: Manifest) -> None:
-    """Raise a CheckpointError if names or sizes are not those of the manifest."""
+    """Raise CheckpointError if names or sizes differ from the manifest."""
     problems = listing_problems(path, manifest)
     if problems:
         raise CheckpointError(

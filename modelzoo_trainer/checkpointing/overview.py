@@ -1,4 +1,4 @@
-"""Checkpoints as a reader sees them: one line each, or all about one."""
+"""Readable summaries of checkpoints: one line each, or details of one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNITS: Final = ("kB", "MB", "GB", "TB", "PB")
 
 
 def readable(num_bytes: int) -> str:
-    """Return a number of bytes with a unit, such as "12.3 MB"."""
+    """Format a number of bytes with a unit, such as "12.3 MB"."""
     if num_bytes < 1000:
         return f"{num_bytes} B"
     power = 1
@@ -44,11 +44,11 @@ _NUM_BYTES = dict(DTYPES.values()) | {"complex128": 16}
 class TensorRow:
     """One tensor."""
 
-    # its file's name without the suffix, and its name there; of a checkpoint that several processes
-    # wrote, its full name
+    # the file's name without suffix, and the tensor's name in it; the full name for a checkpoint
+    # written by several ranks
     name: str
-    dtype: str  # as torch calls it
-    shape: tuple[int, ...]  # its lengths; of complex numbers in a file, one more of 2
+    dtype: str  # torch's name
+    shape: tuple[int, ...]  # complex numbers in a file have one more dimension, of 2
     num_bytes: int
 
 
@@ -58,7 +58,7 @@ def tensor_table(path: Path, manifest: Manifest) -> list[TensorRow]:
     Raises:
         CheckpointError: If a header cannot be read.
 
-    Cost: Reads headers only: what they say is not verified.
+    Cost: Reads headers only, without verifying them.
     """
     if SHARDS in manifest.files:
         index = parse_index(checked_json(path / SHARDS, record_of_name(manifest.files, SHARDS)))
@@ -77,43 +77,43 @@ def _sharded_rows(index: ShardIndex) -> list[TensorRow]:
     rows = []
     for name, tensor in sorted(index.tensors.items()):
         if tensor.dtype not in _NUM_BYTES:
-            raise CheckpointError(f"{SHARDS!r} names the unknown dtype {tensor.dtype!r}.")
+            raise CheckpointError(f"{SHARDS!r} has the unknown dtype {tensor.dtype!r}.")
         num_bytes = prod(tensor.shape) * _NUM_BYTES[tensor.dtype]
         rows.append(TensorRow(name, tensor.dtype, tensor.shape, num_bytes))
     return rows
 
 
 _LEFTOVERS: Final = {
-    ".tmp-": "uncommitted: being written, or left by a process that was killed",
-    ".trash-": "deleted in part: left by a process that was killed",
+    ".tmp-": "uncommitted: being written, or left by a killed process",
+    ".trash-": "partly deleted: left by a killed process",
 }
-_MARKS: Final = (MANIFEST, STATE, SHARDS)  # a directory with any of them is meant as a checkpoint
+_MARKS: Final = (MANIFEST, STATE, SHARDS)  # a checkpoint has at least one of these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """What can be said of a directory at a glance."""
+    """Summary of a directory, without reading its files."""
 
     path: Path
     num_bytes: int
     step: int | None = None  # None = not known
-    written: datetime | None = None  # when, local time; None = not known
-    problems: tuple[str, ...] = ()  # empty = nothing was found
-    is_leftover: bool = False  # whether it is what an interrupted process left, and no checkpoint
+    written: datetime | None = None  # local time; None = not known
+    problems: tuple[str, ...] = ()  # empty = none found
+    is_leftover: bool = False  # left by an interrupted process, not a checkpoint
     is_verified: bool = False  # all files were read
 
     @property
     def is_intact(self) -> bool:
-        """Return whether it is a checkpoint with which nothing seems to be wrong."""
+        """Return whether it is a checkpoint without known problems."""
         return not self.problems and not self.is_leftover
 
     @property
     def is_damaged(self) -> bool:
-        """Return whether it is meant as a checkpoint, and cannot be used as one."""
+        """Return whether it is a checkpoint that cannot be used."""
         return bool(self.problems) and not self.is_leftover
 
     def verified(self, problems: list[str]) -> Overview:
-        """Return it with what reading all files has shown."""
+        """Return a copy with the result of reading all files."""
         if self.is_leftover:
             return self
         return replace(self, problems=tuple(problems), is_verified=True)
@@ -126,7 +126,7 @@ class Overview:
 
 
 def overview(path: Path) -> Overview:
-    """Return what can be said of a directory; nothing but its manifest is read."""
+    """Summarize a directory, reading only its manifest."""
     for prefix, what in _LEFTOVERS.items():
         if path.name.startswith(prefix):
             size = _num_bytes(path)
@@ -146,7 +146,7 @@ def overview(path: Path) -> Overview:
 
 
 def find_checkpoints(folder: Path) -> list[Overview]:
-    """Return the checkpoints of a folder and what is left of some, the oldest step first.
+    """Return checkpoints and leftovers of a folder, the oldest step first.
 
     Raises:
         OSError: If it cannot be listed.
@@ -163,14 +163,14 @@ def _order(item: Overview) -> tuple[bool, int, list[tuple[int, str]]]:
 
 
 def is_meant_as_one(path: Path) -> bool:
-    """Return whether a directory is a checkpoint, was one, or was to become one."""
+    """Return whether a directory is a checkpoint, complete or not."""
     return path.name.startswith(tuple(_LEFTOVERS)) or any((path / name).exists() for name in _MARKS)
 
 
 def _num_bytes(path: Path) -> int:
     try:
         return sum(entry.lstat().st_size for entry in path.iterdir())
-    except OSError:  # it may be going at this moment
+    except OSError:  # it may be deleted at the same time
         return 0
 
 
@@ -182,7 +182,7 @@ def _written(path: Path) -> datetime | None:
 
 
 def table(found: list[Overview]) -> list[str]:
-    """Return one line for each, and one above them."""
+    """Format checkpoints as a table with a header."""
     rows = [("name", "step", "size", "written", "state")]
     for item in found:
         when = f"{item.written:%Y-%m-%d %H:%M:%S}" if item.written else "-"
@@ -204,10 +204,10 @@ def _aligned(rows: Sequence[tuple[str, ...]], right: set[int]) -> list[str]:
 
 
 def details(path: Path) -> list[str]:
-    """Return all about a checkpoint.
+    """Return the details of a checkpoint as lines.
 
     Raises:
-        CheckpointError: If it has no manifest that can be read.
+        CheckpointError: If its manifest cannot be read.
     """
     manifest = read_manifest(path)
     rows = _rows(path, manifest)
@@ -234,10 +234,10 @@ def details(path: Path) -> list[str]:
 
 
 def details_json(path: Path) -> list[str]:
-    """Return all about a checkpoint as the lines of a JSON text.
+    """Return the details of a checkpoint as lines of JSON.
 
     Raises:
-        CheckpointError: If it has no manifest that can be read.
+        CheckpointError: If its manifest cannot be read.
     """
     manifest = read_manifest(path)
     item = overview(path)
@@ -265,5 +265,5 @@ def details_json(path: Path) -> list[str]:
 
 
 def _rows(path: Path, manifest: Manifest) -> list[TensorRow]:
-    """Return the tensors; none of a checkpoint whose files are not all there."""
+    """Return the tensors; empty if files of the checkpoint are missing."""
     return [] if listing_problems(path, manifest) else tensor_table(path, manifest)

@@ -1,4 +1,4 @@
-"""The boundary around what a checkpoint restores: content of a wrong kind is a CheckpointError."""
+"""Turn errors caused by the content of a checkpoint into CheckpointError."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _HOOKS: Final = ("load_state_dict", "on_load_checkpoint", "on_train_ready")
 
 @contextmanager
 def restoring(path: Path | None, parts: Mapping[str, Any]) -> Iterator[None]:
-    """Turn an error that the content of a checkpoint causes into a `CheckpointError`.
+    """Turn an error caused by the content of a checkpoint into a `CheckpointError`.
 
-    An error that comes through code of the user's keeps its type: it is a mistake there.
+    Errors raised through user code keep their type: the bug is there.
 
     Raises:
         CheckpointError: With the original error as its cause.
@@ -37,9 +37,9 @@ def restoring(path: Path | None, parts: Mapping[str, Any]) -> Iterator[None]:
             raise
         part = _part_of(error, parts)
         raise CheckpointError(
-            f"checkpoint {str(path)!r} cannot be restored: what it has for {part} is not what was "
-            f"written ({type(error).__name__}: {error}). Choose another checkpoint, and make a "
-            f"new trainer: this one is restored in part."
+            f"checkpoint {str(path)!r} cannot be restored: its data for {part} is invalid "
+            f"({type(error).__name__}: {error}). Choose another checkpoint and create a new "
+            f"Trainer: this one is partly restored."
         ) from error
 
 
@@ -50,7 +50,7 @@ def _frames(trace: TracebackType | None) -> Iterator[Any]:
 
 
 def _is_of_user(error: BaseException) -> bool:
-    """Return whether an error came through code that is neither this package's nor a library's."""
+    """Return whether an error passed through code outside this package and its libraries."""
     modules = (frame.f_globals.get("__name__", "") for frame in _frames(error.__traceback__))
     return any(str(name).partition(".")[0] not in _LIBRARIES for name in modules)
 
@@ -67,47 +67,47 @@ def _part_of(error: BaseException, parts: Mapping[str, Any]) -> str:
 
 
 def whole_number(state: Mapping[str, Any], key: str, *default: Any) -> Any:
-    """Return an entry that counts something.
+    """Return a non-negative integer entry of a state.
 
-    `default`: at most one: what is returned if there is no entry; may be None, which then fits.
+    `default`: at most one: returned if the entry is missing; may be None, which is then valid.
 
     Raises:
-        ValueError: If it is not a whole number, or negative.
-        KeyError: If it is not there, and there is no default.
+        ValueError: If it is not an integer, or negative.
+        KeyError: If it is missing and there is no default.
     """
     value = state.get(key, default[0]) if default else state[key]
     if value is None and default == (None,):
         return None
     if type(value) is not int or value < 0:
-        raise ValueError(f"{key} is {value!r}, not a whole number")
+        raise ValueError(f"{key} is {value!r}, expected an integer >= 0")
     return value
 
 
-# ---- what optimizers and schedulers have taken as it was
+# ---- optimizers and schedulers, which load any state unchecked
 
 
 def kinds(state: Any) -> dict[str, Any]:
-    """Return the kind of each entry of a state, for `check_kinds`; none if it is no mapping."""
+    """Return the kind of each entry of a state, for `check_kinds`; empty if it is not a mapping."""
     return {key: _kind(value) for key, value in state.items()} if isinstance(state, Mapping) else {}
 
 
 def check_kinds(owner: Any, before: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Check that what was loaded is of the kinds that were there before.
+    """Check that loaded values have the kinds of the previous ones.
 
-    `owner`: whose state it is; only of torch's classes and this package's is it known.
+    `owner`: the object with the state; only classes of torch and this package are checked.
 
     Raises:
-        ValueError: If something is missing, or of another kind.
+        ValueError: If an entry is missing or of another kind.
     """
     if type(owner).__module__.partition(".")[0] not in _OWN:
         return
     for key, kind in before.items():
         found = _kind(state[key]) if key in state else "nothing"
-        may_be_unset = kind == "bool" and found == "null"  # as a choice that is torch's to make
+        may_be_unset = kind == "bool" and found == "null"  # torch's default
         if kind in ("null", "other") or may_be_unset:
             continue
         if found != kind:
-            raise ValueError(f"{key} is {state.get(key)!r}, which is of another kind")
+            raise ValueError(f"{key} has an unexpected type: {state.get(key)!r}")
 
 
 def _kind(value: Any) -> Any:
@@ -132,15 +132,15 @@ def group_kinds(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def check_optimizer(optimizer: Optimizer, before: list[dict[str, Any]]) -> None:
-    """Check what an optimizer has loaded.
+    """Check the loaded state of an optimizer.
 
     Raises:
-        ValueError: If a setting is of another kind; or if parameters of a group have states with
-            other entries, or with entries of other kinds.
+        ValueError: If a setting is of another kind, or parameters of a group have states with
+            different entries, or entries of different kinds.
     """
     for group, known in zip(optimizer.param_groups, before, strict=True):
         check_kinds(optimizer, known, group)
-        first: dict[int, dict[str, Any]] = {}  # what is kept depends on the number of dimensions
+        first: dict[int, dict[str, Any]] = {}  # the entries depend on the number of dimensions
         for param in group["params"]:
             state = optimizer.state.get(param)
             if state:
@@ -150,17 +150,17 @@ def check_optimizer(optimizer: Optimizer, before: list[dict[str, Any]]) -> None:
 
 
 def check_steps(state: Mapping[str, Any]) -> None:
-    """Check the numbers of steps in an optimizer's state, as it is in a checkpoint.
+    """Check the step counts of an optimizer's state in a checkpoint.
 
     Raises:
-        ValueError: If one is negative.
+        ValueError: If a step count is negative.
     """
     for entries in state["state"].values():
         step = entries.get("step", 0)
         if isinstance(step, (int, float)) and step < 0:
-            raise ValueError(f"step is {step}, not a number of steps")
+            raise ValueError(f"step is {step}, expected >= 0")
 
 
 def parts_of(core: Mapping[str, Any], stateful: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the callbacks of a trainer by the names that messages have for them."""
+    """Return the callbacks of a trainer by their names in messages."""
     return dict(chain(core.items(), ((f"callbacks.{name}", owner) for name, owner in stateful)))

@@ -1,4 +1,4 @@
-"""The index of a checkpoint that several processes wrote: which file has which part of what."""
+"""The index of a checkpoint written by several ranks: which file has which block."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ DICT: Final = "k"
 LIST: Final = "l"
 TUPLE: Final = "t"
 StatePath: TypeAlias = tuple[tuple[str, str | int], ...]
-"""How a leaf is reached from the state: of each container its kind, and the key or index in it."""
+"""Path of a leaf in the state: the kind of each container, and the key or index in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A block of a tensor, which one process wrote."""
+    """A block of a tensor, written by one rank."""
 
-    offsets: tuple[int, ...]  # where in the whole tensor it begins
+    offsets: tuple[int, ...]  # start in the whole tensor
     lengths: tuple[int, ...]
     file: str
     name: str
@@ -30,25 +30,25 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedTensor:
-    """A tensor in blocks that fill it."""
+    """A tensor made of blocks."""
 
-    dtype: str  # as torch calls it, such as "float32"
+    dtype: str  # torch's name, such as "float32"
     shape: tuple[int, ...]
     chunks: tuple[Chunk, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardIndex:
-    """What the processes wrote together."""
+    """Content of a checkpoint written by several ranks."""
 
     world_size: int
     tensors: Mapping[str, ShardedTensor]  # by full name
-    values: Mapping[str, str]  # the file of what is no tensor, by full name
-    # where in the state each of them is, in the order of the state
+    values: Mapping[str, str]  # the file of each other value, by full name
+    # the path of each of them in the state, in the order of the state
     paths: Mapping[str, StatePath] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Return it as it is written."""
+        """Return the index as JSON."""
         tensors = {
             name: {
                 "dtype": tensor.dtype,
@@ -70,10 +70,10 @@ class ShardIndex:
 
 
 def parse_index(raw: Any) -> ShardIndex:
-    """Return an index that was read.
+    """Parse an index.
 
     Raises:
-        CheckpointError: If it does not describe tensors that their blocks fill.
+        CheckpointError: If it is invalid, or blocks do not fill their tensors.
     """
     try:
         tensors = {name: _tensor(name, value) for name, value in raw["tensors"].items()}
@@ -83,7 +83,7 @@ def parse_index(raw: Any) -> ShardIndex:
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{SHARDS!r} cannot be read: {error!r}.") from None
     if paths.keys() != tensors.keys() | values.keys() or tensors.keys() & values.keys():
-        raise CheckpointError(f"{SHARDS!r} does not say where in the state its entries belong.")
+        raise CheckpointError(f"{SHARDS!r} lacks the paths of its entries in the state.")
     return ShardIndex(world_size=world_size, tensors=tensors, values=values, paths=paths)
 
 
@@ -93,7 +93,7 @@ def _tensor(name: str, raw: Any) -> ShardedTensor:
     for chunk in chunks:
         begins_and_ends = zip(chunk.offsets, chunk.lengths, shape, strict=True)
         if any(offset + length > whole for offset, length, whole in begins_and_ends):
-            raise ValueError(f"a block of {name!r} leads outside of it")
+            raise ValueError(f"a block of {name!r} exceeds its shape")
     if sum(prod(chunk.lengths) for chunk in chunks) != prod(shape):
         raise ValueError(f"the blocks of {name!r} do not fill it")
     return ShardedTensor(dtype=_text(raw["dtype"]), shape=shape, chunks=chunks)
@@ -113,7 +113,7 @@ def _path(raw: Any) -> StatePath:
         if kind not in (DICT, LIST, TUPLE) or not fits:
             raise ValueError(f"{key!r} in a container {kind!r}")
     if not path or path[0][0] != DICT:
-        raise ValueError(f"the path {path!r} does not begin in a dict")
+        raise ValueError(f"the path {path!r} does not start in a dict")
     return path
 
 
@@ -123,11 +123,11 @@ def _counts(raw: Any) -> tuple[int, ...]:
 
 def _count(raw: Any) -> int:
     if type(raw) is not int or not 0 <= raw < 1 << 63:
-        raise ValueError(f"{raw!r} is no count")
+        raise ValueError(f"{raw!r} is not an integer >= 0")
     return raw
 
 
 def _text(raw: Any) -> str:
     if type(raw) is not str:
-        raise TypeError(f"{raw!r} is no text")
+        raise TypeError(f"{raw!r} is not a string")
     return raw

@@ -1,4 +1,4 @@
-"""One process's share of a checkpoint, and what the first process makes of all shares."""
+"""Write one rank's share of a checkpoint, and combine all shares on the main process."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ from modelzoo_trainer.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Where a process writes."""
+    """Where a rank writes."""
 
     folder: str
-    rank: int  # its number among those that write
+    rank: int  # among the writing ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What a process reports of one entry that it wrote."""
+    """A rank's report on one entry that it wrote."""
 
     file: str
     name: str
-    records: Mapping[str, FileRecord]  # of all files of the process
+    records: Mapping[str, FileRecord]  # all files of the rank
 
 
 class _Content:
-    """What goes into a process's two files."""
+    """Content of a rank's two files."""
 
     def __init__(self, rank: int) -> None:
         self.tensor_file = f"shard-{rank:05d}{SUFFIX}"
@@ -83,7 +83,7 @@ class _Content:
             )
         if tensor.dtype is not data.properties.dtype or tensor.shape != data.chunk.sizes:
             raise CheckpointError(
-                f"{item.index.fqn} is {tensor.dtype} of {list(tensor.shape)}; the plan says "
+                f"{item.index.fqn} is {tensor.dtype} of {list(tensor.shape)}, but the plan has "
                 f"{data.properties.dtype} of {list(data.chunk.sizes)}."
             )
         name = item.index.fqn
@@ -104,7 +104,7 @@ class _Content:
         self.places.append((item, self.value_file, name))
 
     def _put(self, name: str, tensor: Tensor) -> str:
-        """Return the name of a tensor in the file; of tied ones, that of the first."""
+        """Return the name of a tensor in the file; tied tensors share the first one's."""
         key = (
             tensor.data_ptr(),
             tensor.device,
@@ -127,7 +127,7 @@ def _refuse_distributed(name: str, value: Any) -> None:
         item = waiting.pop()
         if isinstance(item, DTensor):
             raise CheckpointError(
-                f"{name} has a DTensor inside of a tuple, where it cannot be saved in parts. Use "
+                f"{name} has a DTensor inside a tuple, where it cannot be saved in shards. Use "
                 f"CheckpointSavePlanner, or a list."
             )
         if isinstance(item, list | tuple):
@@ -139,13 +139,13 @@ def _refuse_distributed(name: str, value: Any) -> None:
 def write_share(
     share: Share, items: Sequence[WriteItem], planner: SavePlanner
 ) -> list[WriteResult]:
-    """Write what the plan gives to this process, synchronised to the disk.
+    """Write this rank's part of the plan durably.
 
-    Values are encoded before anything is written: what cannot be saved is refused early.
+    Values are encoded first, so that a value that cannot be saved raises early.
 
     Raises:
-        CheckpointError: If something cannot be saved.
-        OSError: If the disk refuses.
+        CheckpointError: If a value cannot be saved.
+        OSError: If writing fails.
     """
     content = _Content(share.rank)
     for item in items:
@@ -155,7 +155,7 @@ def write_share(
         if item.type is not WriteItemType.BYTE_IO:
             tensor = planner.resolve_data(item)
             if not isinstance(tensor, Tensor):
-                raise CheckpointError(f"the planner gives no tensor for {item.index.fqn}.")
+                raise CheckpointError(f"the planner returned no tensor for {item.index.fqn}.")
             content.add_tensor(item, tensor)
     records = _write(Path(share.folder), content)
     return [
@@ -172,8 +172,8 @@ def _value_of(planner: SavePlanner, item: WriteItem) -> Any:
     look_up = getattr(planner, "lookup_object", None)
     if look_up is None:  # its resolve_data would pickle
         raise CheckpointError(
-            f"the planner is a {type(planner).__name__}; to save {item.index.fqn}, which is no "
-            f"tensor, without pickle it must be a DefaultSavePlanner."
+            f"the planner is a {type(planner).__name__}; saving {item.index.fqn}, which is not a "
+            f"tensor, without pickle requires a DefaultSavePlanner."
         )
     return look_up(item.index)
 
@@ -190,9 +190,9 @@ def _write(folder: Path, content: _Content) -> dict[str, FileRecord]:
 
 
 def abandon(folder: Path) -> None:
-    """Take a directory that is being written away from all processes that write into it.
+    """Rename a directory that is being written, and remove it.
 
-    Renamed first: files that others open from then on are refused, so all of it can be removed.
+    After the rename, other processes fail to open files in it, so all of it can be removed.
     """
     with suppress(OSError):
         trash = folder.with_name(hidden_name("trash", "draft"))
@@ -201,7 +201,7 @@ def abandon(folder: Path) -> None:
 
 
 def records_of(results: Iterable[Iterable[WriteResult]]) -> dict[str, FileRecord]:
-    """Return all files that the processes wrote."""
+    """Return all files that the ranks wrote."""
     records: dict[str, FileRecord] = {}
     for result in _all(results):
         records.update(result.storage_data.records)
@@ -211,10 +211,10 @@ def records_of(results: Iterable[Iterable[WriteResult]]) -> dict[str, FileRecord
 def index_of(
     metadata: Metadata, results: Sequence[Sequence[WriteResult]], world_size: int
 ) -> ShardIndex:
-    """Return the index of what the processes wrote.
+    """Return the index of what the ranks wrote.
 
     Raises:
-        CheckpointError: If something that was planned was not written.
+        CheckpointError: If a planned entry was not written.
     """
     written = {(result.index.fqn, result.index.offset): result for result in _all(results)}
     tensors, values = {}, {}
@@ -259,13 +259,13 @@ def _tensor_of(name: str, entry: TensorStorageMetadata, written: _Results) -> Sh
 def _place(name: str, offsets: Any, written: _Results) -> Written:
     result = written.get((name, offsets))
     if result is None:
-        raise CheckpointError(f"{name} was planned, but no process wrote it (at {offsets}).")
+        raise CheckpointError(f"{name} was planned, but no process wrote it (offsets {offsets}).")
     place: Written = result.storage_data
     return place
 
 
 def _path_of(planned: Sequence[Any]) -> StatePath:
-    """Return a path with the kinds of its containers; torch's planner does not give all."""
+    """Complete a path with the kinds of its containers, some of which torch's planner omits."""
     return tuple(
         step if isinstance(step, tuple) else (LIST if isinstance(step, int) else DICT, step)
         for step in planned
@@ -273,9 +273,9 @@ def _path_of(planned: Sequence[Any]) -> StatePath:
 
 
 class CheckpointSavePlanner(DefaultSavePlanner):
-    """The default plan, with containers that come back as they were.
+    """The default plan, but containers are restored unchanged.
 
-    The default one makes strings of the integer keys of dicts and loses empty dicts.
+    The default plan turns integer keys of dicts into strings and loses empty dicts.
     """
 
     @override
@@ -289,8 +289,8 @@ class CheckpointSavePlanner(DefaultSavePlanner):
         tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Tensor)}
         self.flatten_state_dict = False
         super().set_up_planner(tensors, storage_meta, is_coordinator)
-        self.flatten_state_dict = True  # from here on: `mappings` are part of the plan
-        done: dict[str, Any] = self.state_dict  # nested shards are one level now
+        self.flatten_state_dict = True  # from now on `mappings` are part of the plan
+        done: dict[str, Any] = self.state_dict  # flat now
         self.state_dict = {
             name: done.get(name, leaf)
             for name, leaf in leaves.items()

@@ -1,4 +1,4 @@
-"""Reading a checkpoint that several processes wrote, whole and in one process."""
+"""Read a whole checkpoint written by several ranks in one process."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from modelzoo_trainer.checkpointing.tensor_file import checked_tensors
 from modelzoo_trainer.errors import CheckpointError
 
 Place: TypeAlias = tuple[str, str]
-"""A tensor of a file: the file, its name there."""
+"""A tensor in a file: the file, the name in it."""
 Use: TypeAlias = Callable[[Tensor], None]
 
 
 def read_index(path: Path, manifest: Manifest) -> ShardIndex:
-    """Return the index of a checkpoint, whose files have the right names and sizes.
+    """Return the index of a checkpoint after checking the names and sizes of its files.
 
     Raises:
-        CheckpointError: If they have not, or it is damaged.
+        CheckpointError: If these do not match, or the index is damaged.
     """
     check_listing(path, manifest)
     return parse_index(checked_json(path / SHARDS, record_of_name(manifest.files, SHARDS)))
@@ -45,14 +45,14 @@ def read_index(path: Path, manifest: Manifest) -> ShardIndex:
 def load_sharded(
     path: Path, manifest: Manifest, *, keys: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """Verify a checkpoint that several processes wrote and return its state, with whole tensors.
+    """Verify a checkpoint written by several ranks and return its state, with whole tensors.
 
-    `keys`: of the state; None = all, and then every file is verified, else those of these keys.
+    `keys`: keys of the state to load and verify; None = all, which verifies every file.
 
     Raises:
-        CheckpointError: If it is not intact.
+        CheckpointError: If it is damaged.
 
-    Cost: Reads each file once; the whole state in host memory, and one block of a tensor.
+    Cost: Reads each file once; host memory for the whole state, and one block of a tensor.
     """
     index = read_index(path, manifest)
     names = [name for name, steps in index.paths.items() if keys is None or steps[0][1] in keys]
@@ -68,7 +68,7 @@ def load_sharded(
 
 
 class Parts:
-    """Reads what is wanted of the tensor files, each of them once."""
+    """Read requested tensors of the tensor files, each file once."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
@@ -76,24 +76,24 @@ class Parts:
         self._uses: dict[str, dict[str, list[Use]]] = {}
 
     def want(self, place: Place, use: Use) -> None:
-        """Have `use` called with a tensor as it is in its file."""
+        """Call `use` with a tensor as stored in its file."""
         file, name = place
         record_of_name(self.manifest.files, file)
         if not file.endswith(SUFFIX):
-            raise CheckpointError(f"{SHARDS!r} names {file!r}, which is none of its tensor files.")
+            raise CheckpointError(f"{SHARDS!r} refers to {file!r}, which is not a tensor file.")
         self._uses.setdefault(file, {}).setdefault(name, []).append(use)
 
     def json(self, file: str) -> Any:
-        """Return what a JSON file holds, verified."""
+        """Return the verified content of a JSON file."""
         return checked_json(self.path / file, record_of_name(self.manifest.files, file))
 
     def read(self, *, everything: bool = False) -> None:
-        """Read all that is wanted; when this returns, all of it is verified.
+        """Read and verify all requested tensors.
 
-        `everything`: verify the tensor files that nothing is wanted of as well.
+        `everything`: also verify tensor files without requested tensors.
 
         Raises:
-            CheckpointError: If a file is damaged, or does not have what is wanted of it.
+            CheckpointError: If a file is damaged or lacks a requested tensor.
         """
         files = {name for name in self.manifest.files if name.endswith(SUFFIX)}
         for file in sorted(files if everything else files & self._uses.keys()):
@@ -106,13 +106,13 @@ class Parts:
                     use(tensor)
             missing = sorted(uses.keys() - found)
             if missing:
-                raise CheckpointError(f"{str(self.path / file)!r} does not have {missing[0]!r}.")
+                raise CheckpointError(f"{str(self.path / file)!r} lacks {missing[0]!r}.")
 
 
 class Values:
-    """What is no tensor, and the arrays in it.
+    """Values other than tensors, and the arrays in them.
 
-    `parts`: asked for the arrays; to be read before `decoded`.
+    `parts`: reads the arrays; call its `read` before `decoded`.
     """
 
     def __init__(self, parts: Parts, files: Mapping[str, str]) -> None:
@@ -145,7 +145,7 @@ def _keeping(kept: dict[str, Tensor], name: str) -> Use:
 
 
 def _want_whole(parts: Parts, name: str, tensor: ShardedTensor, leaves: dict[str, Any]) -> None:
-    """Have a tensor put together from its blocks; one that is a single block is taken as it is."""
+    """Request a tensor's blocks and assemble them; use a single block as it is."""
     is_single = len(tensor.chunks) == 1 and tensor.chunks[0].lengths == tensor.shape
     whole = None if is_single else torch.empty(tensor.shape, dtype=dtype_of(tensor))
     if whole is not None:
@@ -166,31 +166,31 @@ def _placing(name: str, tensor: ShardedTensor, chunk: Chunk, leaves: dict[str, A
 
 
 def narrowed(tensor: Tensor, offsets: Collection[int], lengths: Collection[int]) -> Tensor:
-    """Return the block of a tensor that begins at `offsets`."""
+    """Return the block of a tensor that starts at `offsets`."""
     for dim, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
         tensor = tensor.narrow(dim, offset, length)
     return tensor
 
 
 def dtype_of(tensor: ShardedTensor) -> torch.dtype:
-    """Return the dtype that the index names."""
+    """Return the dtype in the index."""
     dtype = getattr(torch, tensor.dtype, None)
     if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(f"{SHARDS!r} names the dtype {tensor.dtype!r}, which torch lacks.")
+        raise CheckpointError(f"{SHARDS!r} has the unknown dtype {tensor.dtype!r}.")
     return dtype
 
 
 def as_stored(tensor: Tensor) -> Tensor:
-    """Return a tensor as it is put into a file: complex numbers as pairs of real ones."""
+    """Return a tensor as stored in a file: complex numbers as pairs of real ones."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     return torch.view_as_real(plain) if plain.is_complex() else plain
 
 
 def as_saved(stored: Tensor, tensor: ShardedTensor, chunk: Chunk) -> Tensor:
-    """Return a block as it was before `as_stored`.
+    """Invert `as_stored` for a block.
 
     Raises:
-        CheckpointError: If the file has another dtype or shape than the index says.
+        CheckpointError: If dtype or shape in the file differ from the index.
     """
     dtype = dtype_of(tensor)
     block = stored
@@ -198,22 +198,22 @@ def as_saved(stored: Tensor, tensor: ShardedTensor, chunk: Chunk) -> Tensor:
         block = torch.view_as_complex(stored)
     if block.dtype is not dtype or tuple(block.shape) != chunk.lengths:
         raise CheckpointError(
-            f"{chunk.file!r} has {chunk.name!r} as {block.dtype} of shape {tuple(block.shape)}; "
-            f"{SHARDS!r} says {dtype} of shape {chunk.lengths}."
+            f"{chunk.file!r} has {chunk.name!r} as {block.dtype} of shape {tuple(block.shape)}, "
+            f"but {SHARDS!r} has {dtype} of shape {chunk.lengths}."
         )
     return block
 
 
 def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, StatePath]]:
-    """Return the leaves of a state by full name, and where each of them is.
+    """Return the leaves of a state by full name, and the path of each.
 
-    Leaves are tensors, everything that is no container, and lists and tuples without tensors and
-    dicts in them: the names are those that torch.distributed.checkpoint gives.
+    Leaves are tensors, values that are not containers, and lists and tuples without tensors and
+    dicts in them; names are those of torch.distributed.checkpoint.
 
     `state`: nested mappings, lists and tuples.
 
     Raises:
-        CheckpointError: If two leaves have one name.
+        CheckpointError: If two leaves have the same name.
     """
     leaves: dict[str, Any] = {}
     paths: dict[str, StatePath] = {}
@@ -232,7 +232,7 @@ def _visit(
         name = ".".join(str(key) for _, key in path)
         if name in leaves:
             raise CheckpointError(
-                f"the state has two entries that are called {name!r}. Rename one of them."
+                f"the state has two entries with the name {name!r}. Rename one of them."
             )
         leaves[name] = value
         paths[name] = path
@@ -241,7 +241,7 @@ def _visit(
 
 
 def _steps(value: Any) -> list[tuple[str, str | int]]:
-    """Return the ways into a container that is taken apart."""
+    """Return the steps into a container that is flattened."""
     if isinstance(value, Mapping):
         keys = list(value)
         is_plain = all(type(key) in (str, int) for key in keys)
@@ -253,7 +253,7 @@ def _steps(value: Any) -> list[tuple[str, str | int]]:
 
 
 def _has_parts(value: Any) -> bool:
-    """Return whether there are tensors or dicts in a list."""
+    """Return whether a list contains tensors or dicts."""
     return any(
         isinstance(item, Tensor | Mapping) or (isinstance(item, list | tuple) and _has_parts(item))
         for item in value
@@ -261,10 +261,10 @@ def _has_parts(value: Any) -> bool:
 
 
 def unflatten(leaves: Mapping[str, Any], paths: Mapping[str, StatePath]) -> dict[str, Any]:
-    """Return the state that was taken apart; what `leaves` does not have is left out of dicts.
+    """Rebuild a flattened state; entries missing from `leaves` are omitted from dicts.
 
     Raises:
-        CheckpointError: If they do not fit each other.
+        CheckpointError: If leaves and paths do not match.
     """
     root = _Node(DICT)
     for name, path in paths.items():
@@ -273,12 +273,12 @@ def unflatten(leaves: Mapping[str, Any], paths: Mapping[str, StatePath]) -> dict
     try:
         state: dict[str, Any] = root.built()
     except (LookupError, RecursionError):
-        raise CheckpointError("the paths of the state's entries do not fit each other.") from None
+        raise CheckpointError("the paths of the state's entries are inconsistent.") from None
     return state
 
 
 class _Node:
-    """A container that is being filled."""
+    """A container being filled."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -300,7 +300,7 @@ def _put(root: _Node, path: StatePath, leaf: Any) -> None:
     for (_, key), (kind, _) in pairwise(path):
         child = node.items.setdefault(key, _Node(kind))
         if not isinstance(child, _Node) or child.kind != kind:
-            raise CheckpointError(f"the state's entry {path!r} lies in another entry.")
+            raise CheckpointError(f"the state's entry {path!r} is inside another entry.")
         node = child
     if path[-1][1] in node.items:
         raise CheckpointError(f"the state has two entries at {path!r}.")

@@ -1,4 +1,4 @@
-"""State as JSON with references to tensors, and back."""
+"""Convert state to JSON with references to tensors, and back."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from torch import Tensor
 from modelzoo_trainer.checkpointing.tensor_file import METADATA, can_hold
 from modelzoo_trainer.errors import CheckpointError
 
-_COMPILED: Final = re.compile(r"(?:^|(?<=\.))_orig_mod\.")  # what torch.compile puts into names
-WRAPPED: Final = "module."  # what wrappers for several processes put before them
+_COMPILED: Final = re.compile(r"(?:^|(?<=\.))_orig_mod\.")  # inserted into names by torch.compile
+WRAPPED: Final = "module."  # prefixed to names by DDP and similar wrappers
 
 
 def uncompiled(name: str) -> str:
-    """Return a name as it is in a model that is not compiled."""
+    """Return a name as in the uncompiled model."""
     return _COMPILED.sub("", name)
 
 
 def bare_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the names by what they are in the bare model; by themselves if that is ambiguous."""
+    """Map names in the unwrapped model to the given names; to themselves if ambiguous."""
     given = list(names)
     bare = [uncompiled(name) for name in given]
     if all(name.startswith(WRAPPED) for name in bare):
@@ -42,34 +42,34 @@ Json: TypeAlias = Any
 Path: TypeAlias = tuple[str | int, ...]
 _TAG: Final = "__type__"
 _STEM: Final = re.compile(r"[A-Za-z0-9_]{1,64}")
-_MAX_INT: Final = 1 << 63  # what other readers of JSON may keep of an integer
-_KINDS: Final = (  # of numpy, that mean the same on every machine
+_MAX_INT: Final = 1 << 63  # other JSON readers may not keep larger integers
+_KINDS: Final = (  # NumPy dtypes that mean the same on every machine
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
 
 
 def check_savable(state: Mapping[str, Any]) -> None:
-    """Raise what `save` would raise of the values in a state.
+    """Raise the error that `save` would raise for the values of a state.
 
     Raises:
-        CheckpointError: If something in it cannot be saved; the message has its path.
+        CheckpointError: If a value cannot be saved; the message has its path.
     """
     Encoder(state)
 
 
 class Encoder:
-    """Splits a state into `state_json` for JSON and `tensors` for the tensor files.
+    """Split a state into `state_json` for JSON and `tensors` for the tensor files.
 
-    Dicts, lists and tuples come back as these, whatever class they were of; what else is in them
-    comes back with its type and all its bits. Tensors that are the same memory are stored once.
-    In the tensor files a model's tensors have the names of the bare module's state.
+    Dicts, lists and tuples of any class are restored as these; other values keep their type and
+    all their bits. Tensors with the same memory are stored once. In the tensor files, a model's
+    tensors have the names of the unwrapped module's state.
 
     `state`: nested mappings (of str or int), lists and tuples of tensors, numpy arrays and scalars,
     bool, int, float, str, bytes and None.
 
     Raises:
-        CheckpointError: If something in it cannot be saved; the message has its path.
+        CheckpointError: If a value cannot be saved; the message has its path.
     """
 
     def __init__(self, state: Mapping[str, Any]) -> None:
@@ -79,7 +79,7 @@ class Encoder:
         self._stems: set[str] = set()
         for key, value in state.items():
             if type(key) is not str:
-                raise CheckpointError(f"the state has the key {key!r}; its keys must be str.")
+                raise CheckpointError(f"the keys of a state must be str, got {key!r}.")
             self._key, self._stem = key, self._new_stem(key)
             self._wrapper = WRAPPED if _is_wrapped(value) else ""
             try:
@@ -88,7 +88,7 @@ class Encoder:
                 raise CheckpointError(f"{key} is nested too deeply, or contains itself.") from None
 
     def _new_stem(self, key: str) -> str:
-        """Return a name for the key's file; the same in lower case is one name on some disks."""
+        """Return a file name for the key, unique also on case-insensitive disks."""
         fits = _STEM.fullmatch(key) and key.lower() not in self._stems
         self._stems.add(key.lower())
         return key if fits else f"part-{len(self._stems)}-{len(self.state_json)}"
@@ -116,7 +116,7 @@ class Encoder:
     def _float(self, value: float, path: Path) -> Json:
         plain = float(value)
         if math.isfinite(plain):
-            return plain  # JSON keeps all its bits
+            return plain  # JSON keeps all bits
         return {_TAG: "float", "bits": struct.pack(">d", plain).hex()}
 
     def _scalar(self, value: np.generic, path: Path) -> Json:
@@ -147,7 +147,7 @@ class Encoder:
 
     def _array(self, value: np.ndarray[Any, Any], path: Path) -> Json:
         fits = value.dtype.name in _KINDS and value.dtype.isnative
-        if type(value) is not np.ndarray or not fits:  # a subclass may hold more, such as a mask
+        if type(value) is not np.ndarray or not fits:  # subclasses may have more state
             raise self._refusal(value, path, f" of {value.dtype}")
         tensor = torch.from_numpy(np.require(value, requirements=["C", "W"]))
         return {_TAG: "array", "tensor": self._tensor(tensor, path)}
@@ -168,12 +168,12 @@ class Encoder:
             raise self._refusal(tensor, path, f" of {tensor.dtype}")
         name = self._add(plain, path)
         kind = "complex" if tensor.is_complex() else "tensor"
-        # With the tensor, so that its memory is no other's while this encoder lives.
+        # Keep the tensor, so that its memory is not reused while this encoder lives.
         self._known[key] = tensor, {_TAG: kind, "file": self._stem, "name": name}
         return self._known[key][1]
 
     def _add(self, tensor: Tensor, path: Path) -> str:
-        """Put a tensor into its file and return its name there: for a model, that of its state."""
+        """Add a tensor to its file and return its name there: for a model, that in its state."""
         name = ".".join(map(str, path)).encode("utf-8", "replace").decode("utf-8")
         name = uncompiled(name).removeprefix(self._wrapper) or "value"
         names = self.tensors.setdefault(self._stem, {})
@@ -184,7 +184,7 @@ class Encoder:
 
 
 def _is_wrapped(value: Any) -> bool:
-    """Return whether all of a state's names begin as those of a wrapper that adds nothing."""
+    """Return whether all names of a state start with a wrapper's prefix."""
     if not isinstance(value, Mapping) or not value:
         return False
     return all(type(key) is str and uncompiled(key).startswith(WRAPPED) for key in value)
@@ -193,7 +193,7 @@ def _is_wrapped(value: Any) -> bool:
 _Encode = Callable[[Encoder, Any, Path], Json]
 _ENCODERS: Final[tuple[tuple[Any, _Encode], ...]] = (
     ((bool, type(None)), lambda encoder, value, path: value),
-    (enum.Enum, Encoder._refuse),  # before what it may be besides
+    (enum.Enum, Encoder._refuse),  # first: it may also be an int or str
     (np.generic, Encoder._scalar),
     (str, lambda encoder, value, path: str.__str__(value)),
     (int, Encoder._int),
@@ -208,10 +208,10 @@ _ENCODERS: Final[tuple[tuple[Any, _Encode], ...]] = (
 
 
 def decode(state_json: Mapping[str, Json], tensors: Tensors) -> dict[str, Any]:
-    """Return the state that an `Encoder` took apart.
+    """Invert an `Encoder`.
 
     Raises:
-        CheckpointError: If the JSON does not fit the tensors.
+        CheckpointError: If the JSON does not match the tensors.
     """
     try:
         return {key: _decode(value, tensors) for key, value in state_json.items()}
@@ -231,7 +231,7 @@ def _decode(value: Json, tensors: Tensors) -> Any:
         return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):
         if isinstance(value, int) and abs(value) >= _MAX_INT:
-            raise ValueError("it has a number that this program writes in another way")
+            raise ValueError("it has a number in an unexpected format")
         return value
     if _TAG in value:
         return _DECODERS[value[_TAG]](value, tensors)
@@ -266,14 +266,14 @@ _DECODERS: Final[Mapping[str, Callable[[Json, Tensors], Any]]] = {
 }
 
 
-_OF_A_VALUE = 16  # bytes: a number, with what is around it in a text
-_OF_A_TENSOR = 256  # bytes: its name, type and shape, and the reference to it
+_OF_A_VALUE = 16  # bytes: a number in JSON
+_OF_A_TENSOR = 256  # bytes: name, type, shape and reference
 
 
 def state_bytes(state: Any) -> int:
-    """Return about how many bytes a state takes on the disk: tensors exactly, the rest roughly.
+    """Estimate the size of a state on disk: exact for tensors, rough for other values.
 
-    Tensors that are the same memory count once.
+    Tensors with the same memory count once.
     """
     total, known, waiting = 0, set(), [state]
     while waiting:

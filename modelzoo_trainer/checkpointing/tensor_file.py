@@ -1,4 +1,4 @@
-"""The data of safetensors files: written, and read once."""
+"""The data of safetensors files: write it, and read it once."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from modelzoo_trainer.checkpointing.tensor_header import (
 from modelzoo_trainer.checkpointing.tensor_header import METADATA as METADATA
 
 _NAMES: Final = {getattr(torch, dtype): name for name, (dtype, _) in DTYPES.items()}
-_BLOCK: Final = 1 << 24  # bytes: what is copied at once of a tensor that cannot be written as it is
+_BLOCK: Final = 1 << 24  # bytes of a tensor copied at a time if it is not contiguous on the host
 
 
 def can_hold(tensor: Tensor) -> bool:
-    """Return whether a file can hold such a tensor; of complex ones, a view as real numbers."""
+    """Return whether a file can store a tensor; complex ones only as a real view."""
     is_plain = tensor.layout is torch.strided and not tensor.is_meta
     return is_plain and tensor.dtype in _NAMES and not tensor.is_complex()
 
 
 def bytes_of(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield the content of a file that holds `tensors`; none is copied that need not be.
+    """Yield the content of a file with `tensors`, copying as little as possible.
 
-    `tensors`: by name; `can_hold` each.
+    `tensors`: by name; each must pass `can_hold`.
     """
-    # The widest first, so that all of them are aligned.
+    # Widest dtype first, so that all tensors are aligned.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
     header: dict[str, Any] = {METADATA: {"format": "pt"}}
     end = 0
@@ -53,7 +53,7 @@ def bytes_of(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
 
 
 def _blocks(tensor: Tensor) -> Iterator[memoryview]:
-    """Yield a tensor's bytes: all at once, or as many as may be copied at once."""
+    """Yield a tensor's bytes: at once if possible, else block by block."""
     is_here = not tensor.numel() or tensor.device == torch.empty(0).device
     if tensor.nbytes <= _BLOCK or (is_here and tensor.is_contiguous()):
         yield as_bytes(tensor.cpu().contiguous())
@@ -65,31 +65,30 @@ def _blocks(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor of the host."""
-    # A single element is contiguous whatever its strides are, but a view as bytes wants 1.
+    """Return the memory of a contiguous tensor on the host."""
+    # A single element is contiguous whatever its strides are, but a view as bytes requires 1.
     flat: Any = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
     return memoryview(flat)
 
 
-_PIECE: Final = 1 << 18  # bytes: read, and hashed while they are in the processor's cache
+_PIECE: Final = 1 << 18  # bytes per read, hashed while they are in the cache
 
 
 def checked_tensors(
     path: Path, record: FileRecord | None, wanted: Callable[[str], bool]
 ) -> Iterator[tuple[Header, str, Tensor]]:
-    """Yield tensors of a file, each in host memory of its own.
+    """Yield tensors of a file, each in its own host memory.
 
-    Nothing that was yielded is known to be right before the iterator has ended: the digest is
-    that of the whole file.
+    Nothing is verified before the iterator is exhausted: the digest covers the whole file.
 
-    `record`: what was written; None = not known. `wanted`: which tensors to yield; the bytes of the
-    others are checked all the same.
+    `record`: the size and digest when written; None = not known. `wanted`: which tensors to yield;
+    the others are verified as well.
 
     Returns:
         The file's header, a name, its tensor.
 
     Raises:
-        CheckpointError: If it is not what was written, or no safetensors file.
+        CheckpointError: If it does not match the record, or is not a safetensors file.
     """
     with open_checked(path, record) as file:
         header = read_header(file, file.size)

@@ -1,4 +1,4 @@
-"""What a safetensors file says of itself: read without its data, and without torch."""
+"""The header of a safetensors file, read without the data and without torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 METADATA: Final = "__metadata__"
 LENGTH_BYTES: Final = 8
-DTYPES: Final[Mapping[str, tuple[str, int]]] = {  # the name in torch, and bytes
+DTYPES: Final[Mapping[str, tuple[str, int]]] = {  # torch's name, bytes
     "BOOL": ("bool", 1),
     "U8": ("uint8", 1),
     "I8": ("int8", 1),
@@ -37,7 +37,7 @@ _MAX_COUNT: Final = 1 << 63
 
 
 class Readable(Protocol):
-    """What a header is read from."""
+    """Source of a header."""
 
     def read(self, num_bytes: int, /) -> bytes:
         """Return the next bytes; fewer only at the end."""
@@ -46,47 +46,46 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """One tensor of a file."""
+    """A tensor in a file."""
 
-    dtype: str  # as torch calls it, such as "float32"
+    dtype: str  # torch's name, such as "float32"
     shape: tuple[int, ...]
-    begin: int  # its first byte, counted from the start of the data
+    begin: int  # first byte, from the start of the data
     end: int  # the byte after its last
 
     @property
     def num_bytes(self) -> int:
-        """Return what it takes in the file."""
+        """Return its size in the file."""
         return self.end - self.begin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a file holds."""
+    """Content of a file."""
 
     tensors: dict[str, TensorEntry]  # by name, in the order of their bytes
     metadata: dict[str, str]  # what the writer added
-    data_start: int  # where in the file the data begin
+    data_start: int  # offset of the data in the file
 
 
 def read_header(file: Readable, size: int) -> Header:
-    """Read and check a file's header; the file is left at the start of the data.
+    """Read and check a file's header; leaves the file at the start of the data.
 
     Raises:
-        ValueError: If it is no safetensors file, or its tensors do not fill it without gaps and
-            overlaps.
+        ValueError: If it is not a safetensors file, or its tensors have gaps or overlaps.
         OSError: If it cannot be read.
     """
     length = int.from_bytes(file.read(LENGTH_BYTES), "little")
     if size < LENGTH_BYTES or not 0 < length <= min(size - LENGTH_BYTES, _MAX_HEADER_BYTES):
-        raise ValueError("it does not begin with the header of a safetensors file")
+        raise ValueError("it does not start with a safetensors header")
     text = file.read(length)
     if len(text) != length:
-        raise ValueError("it ends within its header")
+        raise ValueError("it ends in the middle of its header")
     return parse_header(text, size)
 
 
 def parse_header(text: bytes, size: int) -> Header:
-    """Return what a header says.
+    """Parse a header.
 
     Raises:
         ValueError: As `read_header`.
@@ -99,7 +98,7 @@ def parse_header(text: bytes, size: int) -> Header:
         raise ValueError("its header is not a JSON object")
     metadata = raw.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise ValueError(f"the {METADATA} of its header are not strings")
+        raise ValueError(f"the {METADATA} of its header is not a mapping of strings")
     tensors = {name: _entry(name, value) for name, value in raw.items()}
     ordered = sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end))
     start = LENGTH_BYTES + len(text)
@@ -110,23 +109,24 @@ def parse_header(text: bytes, size: int) -> Header:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("its header has a name twice")
+        raise ValueError("its header has a duplicate name")
     return found
 
 
 def _entry(name: str, value: Any) -> TensorEntry:
     is_entry = isinstance(value, dict) and {"dtype", "shape", "data_offsets"} <= value.keys()
     if not is_entry or not isinstance(value["dtype"], str):
-        raise ValueError(f"its header does not describe {name!r}")
+        raise ValueError(f"its header has an invalid entry for {name!r}")
     known = DTYPES.get(value["dtype"])
     if known is None:
-        raise ValueError(f"{name!r} has the dtype {value['dtype']!r}; known: {', '.join(DTYPES)}")
+        known_names = ", ".join(DTYPES)
+        raise ValueError(f"{name!r} has dtype {value['dtype']!r}; supported: {known_names}")
     shape, offsets = value["shape"], value["data_offsets"]
     if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
-        raise ValueError(f"{name!r} has the shape {shape!r} and the bytes {offsets!r}")
+        raise ValueError(f"{name!r} has an invalid shape {shape!r} or offsets {offsets!r}")
     dtype, itemsize = known
     if offsets[1] - offsets[0] != prod(shape) * itemsize:
-        raise ValueError(f"{name!r} of shape {shape} and {dtype} does not fit bytes {offsets}")
+        raise ValueError(f"{name!r} of shape {shape} and {dtype} does not match offsets {offsets}")
     return TensorEntry(dtype=dtype, shape=tuple(shape), begin=offsets[0], end=offsets[1])
 
 
@@ -139,7 +139,7 @@ def _check_filled(ordered: list[tuple[str, TensorEntry]], num_bytes: int) -> Non
     end = 0
     for name, entry in ordered:
         if entry.begin != end:
-            raise ValueError(f"{name!r} begins at byte {entry.begin} of the data instead of {end}")
+            raise ValueError(f"{name!r} starts at byte {entry.begin} of the data, expected {end}")
         end = entry.end
     if end != num_bytes:
-        raise ValueError(f"it has {num_bytes} bytes of data instead of {end}")
+        raise ValueError(f"it has {num_bytes} bytes of data, expected {end}")

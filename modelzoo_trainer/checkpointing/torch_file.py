@@ -98,7 +98,7 @@ def _check_archive(path: Path) -> bool:
     if damaged is not None:
         raise CheckpointError(
             f"{str(path)!r} is damaged: the CRC-32 of {damaged!r} is wrong. Fetch it again; or, if "
-            f"it was written with torch.serialization.set_crc32_options(False), save it anew."
+            f"it was written with torch.serialization.set_crc32_options(False), save it again."
         )
     return True
 

@@ -1,4 +1,4 @@
-"""Write a checkpoint atomically: it is committed as a whole, or nothing is left."""
+"""Write a checkpoint atomically: commit all of it, or leave nothing behind."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from modelzoo_trainer.checkpointing.manifest import (
 )
 from modelzoo_trainer.errors import CheckpointError
 
-_PIECE: Final = 1 << 23  # bytes: hashed, then written, while they are in the processor's cache
+_PIECE: Final = 1 << 23  # bytes hashed and written while they are in the cache
 
 
 class CheckpointTransaction:
     """A checkpoint being written, in a hidden folder beside its path.
 
-    `commit` gives it its name; without it, `discard` (or leaving the `with` block) removes it.
+    `commit` renames it to its path; otherwise `discard` (or leaving the `with` block) removes it.
 
     Raises:
-        CheckpointError: If the name is in use, or the disk refuses. Nothing is left behind.
+        CheckpointError: If the name is in use, or writing fails. Nothing is left behind.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = Path(os.path.abspath(path))  # links stay what they are
+        self.path = Path(os.path.abspath(path))  # does not resolve links
         self.folder = self.path.with_name(hidden_name("tmp", self.path.name))
         self.records: dict[str, FileRecord] = {}
         self._is_done = False
@@ -63,28 +63,28 @@ class CheckpointTransaction:
         self.discard()
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileRecord:
-        """Write a file and wait until the disk has it.
+        """Write a file durably.
 
         `name`: letters, digits, `_` and `-`, then `.safetensors` or `.json`.
 
         Returns:
-            Its record, also in `records`: of what was handed over, not of what a disk made of it.
+            Its record, also in `records`: of the data passed in, not of the data on disk.
 
         Raises:
-            CheckpointError: If the disk refuses. The transaction is gone then.
+            CheckpointError: If writing fails. The transaction is discarded.
         """
         with self._whole():
             if not is_file_name(name) or name in self.records or name == MANIFEST:
-                raise CheckpointError(f"{name!r} cannot be the name of a checkpoint's file.")
+                raise CheckpointError(f"{name!r} is not a valid name for a file of a checkpoint.")
             self.records[name] = write_file(self.folder / name, chunks)
         return self.records[name]
 
     def commit(self, *, step: SupportsIndex, facts: Mapping[str, Any] | None = None) -> None:
-        """Write the manifest, and give the checkpoint its name; then it survives a power loss.
+        """Write the manifest and rename the folder to its path, durably.
 
         Raises:
-            CheckpointError: If a file of `records` is not there, the name is in use by now, or
-                the disk refuses. The transaction is gone then.
+            CheckpointError: If a file of `records` is missing, the name is in use by now, or
+                writing fails. The transaction is discarded.
         """
         with self._whole():
             for name, record in self.records.items():
@@ -92,13 +92,13 @@ class CheckpointTransaction:
             text = _manifest_text(self.path, self.records, step, facts or {})
             write_file(self.folder / MANIFEST, [text.encode("ascii")])
             disk.sync_folder(self.folder)
-            self._check_free()  # again: a rename would replace an empty directory
+            self._check_free()  # check again: a rename would replace an empty directory
             disk.rename(self.folder, self.path)
             self._sync_name()
             self._is_done = True
 
     def discard(self) -> None:
-        """Remove what was written; nothing if it was committed."""
+        """Remove the files; a no-op after `commit`."""
         if not self._is_done:
             self._is_done = True
             with suppress(OSError):
@@ -109,18 +109,18 @@ class CheckpointTransaction:
             raise CheckpointError(f"{str(self.path)!r} exists; checkpoints are never overwritten.")
 
     def _check_there(self, name: str, record: FileRecord) -> None:
-        """Another process says that it wrote this: on the same disk?"""
+        """Check that a file reported by another rank is on this disk."""
         file = self.folder / name
         size = file.stat().st_size if file.exists() else None
         if size != record.size_bytes:
             found = "is not there" if size is None else f"has {size} bytes"
             raise CheckpointError(
-                f"checkpoint {str(self.path)!r} cannot be committed: {name!r} {found}, and "
-                f"{record.size_bytes} bytes were written. Do all processes write to the same disk?"
+                f"checkpoint {str(self.path)!r} cannot be committed: {name!r} {found}, expected "
+                f"{record.size_bytes} bytes. All processes must write to the same disk."
             )
 
     def _sync_name(self) -> None:
-        """Wait until the new name is safe, and take it back if that may not last."""
+        """Wait until the new name is durable; undo the rename if that fails."""
         try:
             disk.sync_folder(self.path.parent)
         except BaseException:
@@ -138,17 +138,17 @@ class CheckpointTransaction:
                 raise
             raise CheckpointError(
                 f"checkpoint {str(self.path)!r} could not be written: {_reason(error)}. "
-                f"Earlier ones are untouched."
+                f"Earlier checkpoints are not affected."
             ) from error
 
 
 def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
-    """Write a new file, wait until the disk has it, and return its record.
+    """Write a new file durably and return its record.
 
-    Digest, copy and disk work at the same time: the disk begins with the first piece.
+    Hashing, copying and the disk overlap: writing starts with the first piece.
 
     Raises:
-        OSError: If the disk refuses.
+        OSError: If writing fails.
     """
     digest = xxhash.xxh3_128()
     size = 0
@@ -165,7 +165,7 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
                     disk.start_writing_back(fd, size - _PIECE, _PIECE)
         disk.sync(fd)
     except BaseException:
-        with suppress(OSError):  # the first error is the one to know
+        with suppress(OSError):  # keep the first error
             disk.close(fd)
         raise
     disk.close(fd)
@@ -173,17 +173,17 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
 
 
 def check_step(step: SupportsIndex) -> int:
-    """Return a step as a plain number.
+    """Return a step as an int.
 
     Raises:
-        CheckpointError: If it is not a whole number >= 0.
+        CheckpointError: If it is not an integer >= 0.
     """
     try:
         plain = -1 if isinstance(step, bool) else index(step)
     except TypeError:
         plain = -1
     if plain < 0:
-        raise CheckpointError(f"step is {step!r}; it must be a whole number >= 0.")
+        raise CheckpointError(f"step: expected an integer >= 0, got {step!r}.")
     return plain
 
 
@@ -203,21 +203,21 @@ def _manifest_text(
         facts=plain_facts(facts),
     )
     text = manifest.to_json()
-    parse_manifest(text, path)  # what cannot be read must not be committed
+    parse_manifest(text, path)  # do not commit what cannot be read
     return text
 
 
 def plain_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return facts as they will be read: numbers that JSON has no word for as text, such as "nan".
+    """Return facts as they will be read: numbers that JSON lacks become text, such as "nan".
 
     Raises:
-        CheckpointError: If they have something else than text, numbers, lists and mappings.
+        CheckpointError: If they contain anything but text, numbers, lists and mappings.
     """
     try:
         found = json.loads(json.dumps(_finite(facts), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"facts cannot be saved: {error}. Give text, numbers, lists and dicts with str keys."
+            f"facts cannot be saved: {error}. Use text, numbers, lists and dicts with str keys."
         ) from None
     return dict(found)
 
@@ -227,7 +227,7 @@ def _finite(value: Any) -> Any:
         return str(float(value))
     if isinstance(value, Mapping):
         if not all(type(key) is str for key in value):
-            raise TypeError(f"the keys {list(value)!r} are not all str")
+            raise TypeError(f"keys must be str, got {list(value)!r}")
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
@@ -235,6 +235,6 @@ def _finite(value: Any) -> Any:
 
 
 def _reason(error: OSError) -> str:
-    """Return what the system said, and of which file."""
+    """Return the error message of the system, with the file."""
     text = error.strerror or str(error)
     return f"{text} ({error.filename!s})" if error.filename is not None else text

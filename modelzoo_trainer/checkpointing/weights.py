@@ -1,4 +1,4 @@
-"""Files of weights that are no checkpoints: read alone or in shards; written as safetensors."""
+"""Read and write files of weights: safetensors, single or in shards, and files of torch.save."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _PICKLES: Final = (".pkl", ".pickle")
 
 
 def holds_weights(path: Path) -> bool:
-    """Return whether a path is meant for `read_weights`, and is no checkpoint.
+    """Return whether a path is meant for `read_weights`, and is not a checkpoint.
 
-    A folder is if it has weights in it, if only in files that `read_weights` refuses. A checkpoint
-    that was never committed is still none.
+    A folder is if it has weights, even if only in files that `read_weights` refuses. An uncommitted
+    checkpoint is not.
     """
     if not path.is_dir():
         return path.exists()
@@ -59,35 +59,34 @@ def holds_weights(path: Path) -> bool:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Return whether a folder is a checkpoint, or was to become one."""
+    """Return whether a folder is a checkpoint, committed or not."""
     is_unfinished = folder.name.startswith((".tmp-", ".trash-"))
     return is_unfinished or any((folder / name).exists() for name in _OF_CHECKPOINTS)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file of weights, or of a folder in the layout of Hugging Face.
+    """Read the tensors of a file of weights, or of a folder in the layout of Hugging Face.
 
-    Of a safetensors file nothing is unpickled. Names that one lists as other names of a tensor
-    (tied weights, as `safetensors.torch.save_model` writes them) are in it. A `.pt`, `.pth`,
-    `.bin` or `.ckpt` file is read by `torch_file.read_torch_file`, with `weights_only=True`.
-    Nothing of the files stays mapped.
+    Nothing of a safetensors file is unpickled, and no file stays mapped. Includes names that the
+    file's metadata lists as aliases of a tensor (tied weights, as written by
+    `safetensors.torch.save_model`). A `.pt`, `.pth`, `.bin` or `.ckpt` file is read by
+    `torch_file.read_torch_file`, with `weights_only=True`.
 
     Args:
         path: The file; or a folder with model.safetensors, or with model.safetensors.index.json
-            and the files that it names, which must lie beside it; else with pytorch_model.bin or
-            its index.
+            and the files that it lists; otherwise with pytorch_model.bin or its index.
 
     Raises:
-        CheckpointError: If it is not there, damaged, no file of weights, one that torch cannot
-            read safely, or an index that leads outside or does not fit its files.
+        CheckpointError: If it is missing, damaged, not a file of weights, one that torch cannot
+            read safely, or an index that refers to files elsewhere or does not match its files.
 
-    Cost: Reads each safetensors file once; there is no digest, so a changed bit goes unnoticed.
+    Cost: Reads each safetensors file once; there is no digest, so bit errors are not detected.
     """
     if path.is_dir():
         return _read_folder(path)
     if path.suffix.lower() in _PICKLES:
         raise CheckpointError(
-            f"{str(path)!r} is a pickle, which may run code when it is read. {CONVERT}"
+            f"{str(path)!r} is a pickle, which may run code when loaded. {CONVERT}"
         )
     if not path.is_file():
         raise CheckpointError(f"{str(path)!r} is neither a file nor a folder.")
@@ -105,9 +104,9 @@ def _read_one(path: Path) -> dict[str, Tensor]:
 def _read_folder(folder: Path) -> dict[str, Tensor]:
     if _is_checkpoint(folder):
         raise CheckpointError(
-            f"{str(folder)!r} is a checkpoint, not a folder of weights. Load it as one, or write "
-            f"its weights to a file first: python -m modelzoo_trainer.checkpointing export "
-            f"{folder} model.safetensors"
+            f"{str(folder)!r} is a checkpoint, not a folder of weights. Load it as a checkpoint, "
+            f"or export its weights: python -m modelzoo_trainer.checkpointing export {folder} "
+            f"model.safetensors"
         )
     if (folder / SINGLE).is_file():
         return _read_file(folder / SINGLE)
@@ -127,8 +126,8 @@ def _what_is_there(folder: Path) -> str:
     pickles = [name for name in names if name.lower().endswith(_PICKLES)]
     if pickles and not files:
         return (
-            f"{str(folder)!r} has only {pickles[0]!r}, a pickle, which may run code when it is "
-            f"read. {CONVERT}"
+            f"{str(folder)!r} has only {pickles[0]!r}, a pickle, which may run code when loaded. "
+            f"{CONVERT}"
         )
     return f"{str(folder)!r} has neither {SINGLE} nor {INDEX}.{hint}"
 
@@ -146,7 +145,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
 
 
 def _file_of(path: Path) -> Path:
-    """Return the file itself: Hugging Face's cache has links to its files."""
+    """Resolve links: Hugging Face's cache has links to its files."""
     try:
         return path.resolve(strict=True)
     except (OSError, RuntimeError) as error:
@@ -163,14 +162,14 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     missing = [name for name, shard in places.items() if name not in tensors]
     if missing:
         raise CheckpointError(
-            f"{str(index)!r} names {missing[0]!r} in {places[missing[0]]!r}, which does not have "
-            f"it ({len(missing)} such names). Fetch the files again."
+            f"{str(index)!r} lists {missing[0]!r} in {places[missing[0]]!r}, which lacks it "
+            f"({len(missing)} missing in total). Download the files again."
         )
     return tensors
 
 
 def _places(index: Path) -> dict[str, str]:
-    """Return which file each tensor is in."""
+    """Return the file of each tensor."""
     with open_checked(_file_of(index), None) as file:
         if file.size > _MAX_INDEX_BYTES:
             raise ValueError(f"it has {file.size} bytes, too many for an index")
@@ -178,18 +177,18 @@ def _places(index: Path) -> dict[str, str]:
         outside = [shard for shard in _values(places) if not _SHARD.fullmatch(shard)]
         if outside:
             raise CheckpointError(
-                f"{str(index)!r} names the file {outside[0]!r}; they must be .safetensors "
-                f"files, or .bin files, beside it."
+                f"{str(index)!r} lists the file {outside[0]!r}; expected .safetensors or .bin "
+                f"files beside it."
             )
         return dict(places)
 
 
 def _values(places: Any) -> Iterator[str]:
     if not isinstance(places, dict) or not places:
-        raise ValueError("its weight_map does not say which file has which tensor")
+        raise ValueError("its weight_map is not a mapping of tensors to files")
     for shard in places.values():
         if not isinstance(shard, str):
-            raise ValueError(f"its weight_map names the file {shard!r}")
+            raise ValueError(f"its weight_map has the invalid file {shard!r}")
         yield shard
 
 
@@ -197,27 +196,27 @@ MODEL: Final = "model"  # the key of the state
 
 
 class TargetError(CheckpointError):
-    """The file that is to be written has a name that does not do."""
+    """The file to be written has an invalid name."""
 
 
 def export(path: Path, file: Path, *, force: bool = False) -> list[str]:
-    """Write the model of a checkpoint to one safetensors file, or leave things as they were.
+    """Write the model of a checkpoint to one safetensors file, atomically.
 
-    Tensors are called as in the model's `state_dict`. Of tied ones the first by name is stored;
-    the others are named in the file's metadata, as `safetensors.torch.save_model` does it.
+    Tensors have the names of the model's `state_dict`. Of tied tensors, the first by name is
+    stored; the others are listed in the metadata, as by `safetensors.torch.save_model`.
 
     Args:
         path: The checkpoint.
-        file: Where to; its folder must exist.
-        force: Replace a file that is there.
+        file: The file to write; its folder must exist.
+        force: Replace an existing file.
 
     Returns:
-        What the model's state has besides tensors, which such a file cannot hold.
+        The names of entries that are not tensors, which such a file cannot store.
 
     Raises:
-        TargetError: If the file exists, or cannot be a file of weights.
-        CheckpointError: If what is read of the checkpoint is not intact, it has no model, or the
-            file cannot be written.
+        TargetError: If the file exists, or its name is invalid.
+        CheckpointError: If the checkpoint is damaged or has no model, or the file cannot be
+            written.
 
     Cost: The model in host memory.
     """
@@ -226,7 +225,7 @@ def export(path: Path, file: Path, *, force: bool = False) -> list[str]:
 
 
 def tied_in(file: Path) -> dict[str, str]:
-    """Return the tied weights that a file does not store: their names, and under which they are."""
+    """Return the tied weights that a file lists: their names, and the stored names."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(LENGTH_BYTES), "little")
         metadata = json.loads(opened.read(length))[METADATA]
@@ -234,21 +233,21 @@ def tied_in(file: Path) -> dict[str, str]:
 
 
 def write_weights(state: Mapping[str, Any], file: Path, *, force: bool = False) -> list[str]:
-    """Write a model's state to one safetensors file, as `export` does with that of a checkpoint.
+    """Write a model's state to one safetensors file, like `export`.
 
     Args:
-        state: What `state_dict` returns; tensors that are the same memory are stored once.
-        file: Where to; its folder must exist.
-        force: Replace a file that is there.
+        state: The result of `state_dict`; tensors with the same memory are stored once.
+        file: The file to write; its folder must exist.
+        force: Replace an existing file.
 
     Returns:
-        What the state has besides tensors, which such a file cannot hold.
+        The names of entries that are not tensors, which such a file cannot store.
 
     Raises:
-        TargetError: If the file exists, or cannot be a file of weights.
+        TargetError: If the file exists, or its name is invalid.
         CheckpointError: If the state has no tensors, or the file cannot be written.
 
-    Cost: No copy of what is in host memory.
+    Cost: No copy of tensors in host memory.
     """
     _check_target(file, force)
     encoder = Encoder({MODEL: state})
@@ -278,20 +277,20 @@ def _write(state: Any, file: Path, name: str, *, force: bool) -> list[str]:
 
 def _check_target(file: Path, force: bool) -> None:
     if file.suffix != SUFFIX:
-        raise TargetError(f"{str(file)!r} must end in {SUFFIX}: that is what is written.")
+        raise TargetError(f"{str(file)!r} must end in {SUFFIX}.")
     if file.is_dir() or not file.parent.is_dir():
-        raise TargetError(f"{str(file)!r} must be a file in a folder that is there.")
+        raise TargetError(f"{str(file)!r} must be a file in an existing folder.")
     if os.path.lexists(file) and not force:
-        raise TargetError(f"{str(file)!r} exists. Give another name, or --force.")
+        raise TargetError(f"{str(file)!r} already exists. Use another name, or --force.")
 
 
 def read_part(path: Path, key: str) -> Any:
-    """Return what one key of a checkpoint's state holds, reading nothing else.
+    """Read one key of a checkpoint's state, and nothing else.
 
-    `key`: of the state, such as "model".
+    `key`: key of the state, such as "model".
 
     Raises:
-        CheckpointError: If what is read is not intact, or the state has no such key.
+        CheckpointError: If the data is damaged, or the state has no such key.
     """
     manifest = read_manifest(path)
     check_listing(path, manifest)
@@ -300,7 +299,7 @@ def read_part(path: Path, key: str) -> Any:
     else:
         state = _read_whole(path, manifest, key)
     if key not in state:
-        raise CheckpointError(f"{str(path)!r} has no {key!r}; it was not saved by a trainer.")
+        raise CheckpointError(f"{str(path)!r} has no {key!r}; it was not saved by a Trainer.")
     return state[key]
 
 
@@ -321,7 +320,7 @@ def _read_whole(path: Path, manifest: Manifest, key: str) -> dict[str, Any]:
 
 
 def _references(state_json: Any) -> Iterator[tuple[str, str]]:
-    """Yield the file and name of each tensor that a part of `state.json` refers to."""
+    """Yield the file and name of each tensor referenced by a part of `state.json`."""
     waiting = [state_json]
     while waiting:
         value = waiting.pop()
@@ -334,7 +333,7 @@ def _references(state_json: Any) -> Iterator[tuple[str, str]]:
 
 
 def _tensors_of(value: Any) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the tensors of a nested state by name, and what else is in it."""
+    """Return the tensors of a nested state by name, and the names of other values."""
     tensors: dict[str, Tensor] = {}
     rest: list[str] = []
     waiting: list[tuple[str, Any]] = [("", value)]
@@ -351,7 +350,7 @@ def _tensors_of(value: Any) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def _untied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return each tensor once, and under which name the others are."""
+    """Return each tensor once, and the stored names of aliases."""
     first: dict[int, str] = {}
     aliases = {}
     for name in sorted(tensors):
@@ -364,11 +363,12 @@ def _untied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str,
 def _content(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> Iterator[bytes | memoryview]:
-    """Yield the content of a file as `bytes_of` does, with metadata of its own."""
+    """Yield the content of a file like `bytes_of`, with metadata."""
     known = {dtype for dtype, _ in DTYPES.values()}
     for name, tensor in tensors.items():
         if str(tensor.dtype).removeprefix("torch.") not in known:
-            raise CheckpointError(f"{name} is of {tensor.dtype}, which safetensors files lack.")
+            problem = f"{name} has dtype {tensor.dtype}, which safetensors does not support."
+            raise CheckpointError(problem)
     chunks = bytes_of(tensors)
     next(chunks)
     header = json.loads(bytes(next(chunks))) | {METADATA: metadata}
@@ -379,7 +379,7 @@ def _content(
 
 
 def _give_name(part: Path, file: Path) -> None:
-    """Rename a file, and take a new name back if it may not last."""
+    """Rename a file; undo that if the new name may not be durable."""
     is_new = not os.path.lexists(file)
     disk.rename(part, file)
     try:

@@ -27,7 +27,7 @@ from modelzoo_trainer.config.positions import (
     is_null,
     option_in,
 )
-from modelzoo_trainer.constraints import Call, Seed
+from modelzoo_trainer.constraints import Call, Progress, Seed
 from modelzoo_trainer.errors import ConfigError
 
 INIT_KEYS: Final = (
@@ -45,6 +45,7 @@ INIT_KEYS: Final = (
     "logging",
     "callbacks",
     "loggers",
+    "progress",
     "seed",
     "autorestart",
 )
@@ -55,6 +56,7 @@ OPTIONAL_PATH: Final = Path | None
 _OLDER_NAMES: Final = {"LlamaModel": "llama"}
 SEED: Final = Seed | None
 OPTIONAL_CALL: Final = Call | None
+PROGRESS: Final = Progress | None
 
 
 def check_model(place: Place, names: Names, problems: Problems) -> Component | None:
@@ -220,13 +222,13 @@ def check_optimizer(place: Place, names: Names, problems: Problems) -> Component
     if is_null(place.node):
         return None
     num_before = problems.num_added
-    inner = [value.node for _, value in place.pairs()]
-    if len(inner) > 1 and all(isinstance(node, Mapping) for node in inner):
+    inner = dict(place.pairs())
+    if len(inner) > 1 and all(isinstance(value.node, Mapping) for value in inner.values()):
         what = (
-            f"got {len(inner)} optimizers. Several are stepped by a training_step of your own, "
-            f"which a file cannot name: pass Trainer(optimizer={{name: ...}}) in Python."
+            f"got {', '.join(map(repr, inner))}; a file has one optimizer. Several are stepped "
+            f"by a custom training_step: pass Trainer(optimizer={{name: ...}}) in Python."
         )
-        problems.add(place.node.at, place.path, what)
+        problems.add(option_in(place.node) or place.node.at, place.path, what)
         return None
     component = check_component(place, names.optimizers, problems, num_injected=1)
     if component is not None and problems.num_added == num_before:

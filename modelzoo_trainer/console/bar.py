@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from typing_extensions import override
 
 BAR_INTERVAL_S: Final = 0.1
 _LOGGERS: Final = ("modelzoo_trainer", None)  # whose messages appear above
+_COLUMNS, _LINES = 99, 24  # of a terminal that does not say
 _OPEN: Final[set[int]] = set()
 _REPLACED: Final[list[tuple[logging.Logger, logging.Handler, logging.Handler]]] = []
 _FORMAT: Final = "{desc}: {percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt}{postfix}"
@@ -47,19 +49,18 @@ class Bar:
             mininterval=0.0,
             **own,
         )
+        if not is_notebook():
+            self._bar.dynamic_ncols = _size_of
         if not _OPEN:
             _redirect_messages()
         _OPEN.add(id(self))
 
-    def show(self, step: int, figures: str, name: str | None = None) -> None:
+    def show(self, step: int, figures: str) -> None:
         """Draw it.
 
-        `step`: how far it is. `figures`: what stands behind it. `name`: what stands before it;
-        None = as it was.
+        `step`: how far it is. `figures`: what stands behind it.
         """
         self._bar.n = step
-        if name is not None:
-            self._bar.set_description_str(name, refresh=False)
         self._bar.set_postfix_str(figures, refresh=False)
         self._bar.refresh()
 
@@ -81,6 +82,15 @@ def _bar_class() -> Any:
     from tqdm import tqdm
 
     return type("Bar", (tqdm,), {"monitor_interval": 0})
+
+
+def _size_of(stream: Any) -> tuple[int, int]:
+    """Return the columns and lines of a terminal; some do not know theirs."""
+    try:
+        columns, lines = os.get_terminal_size(stream.fileno())
+    except (AttributeError, OSError, ValueError):
+        columns, lines = 0, 0
+    return columns - 1 if columns else _COLUMNS, lines or _LINES
 
 
 class _AboveBars(logging.Handler):

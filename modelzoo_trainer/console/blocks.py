@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +17,7 @@ from modelzoo_trainer.results import RunResult, count_parameters
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
+_WIDTH: Final = 100
 _LABEL: Final = 13
 _MOST_ROWS: Final = 8
 
@@ -30,7 +32,8 @@ def start_block(trainer: Trainer, val_dataloader: Any) -> str:
         "length": _length(trainer),
         "validation": _validation(trainer, val_dataloader),
         "checkpoints": _checkpoints(trainer),
-        "folder": f"{trainer.model_dir} ({_origin(trainer)})",
+        "start": _origin(trainer),
+        "folder": str(trainer.model_dir),
     }
     lines = [_head(trainer), *(_row(label, text) for label, text in rows.items())]
     lines += [_row("hint", hint) for hint in _hints(trainer)]
@@ -38,7 +41,14 @@ def start_block(trainer: Trainer, val_dataloader: Any) -> str:
 
 
 def _row(label: str, text: str) -> str:
-    return f"  {label + ':':{_LABEL}}{text}"
+    return textwrap.fill(
+        f"{label + ':':{_LABEL}}{text}",
+        _WIDTH,
+        initial_indent="  ",
+        subsequent_indent=" " * (_LABEL + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _head(trainer: Trainer) -> str:

@@ -136,9 +136,8 @@ class Display:
 
     def _draw(self, view: View) -> None:
         assert self._bar is not None  # that of a run which is drawn
-        name = view.epoch or view.name
-        figures = ", ".join([*view.figures(), *filter(None, [view.left()])])
-        self._bar.show(view.step, figures, name)
+        figures = [view.epoch, *view.figures(), view.left()]
+        self._bar.show(view.step, ", ".join(filter(None, figures)))
 
     # ---- by the run
 

@@ -31,6 +31,11 @@ class Mean:
         """Whether one has begun and not ended."""
         return self._began is not None
 
+    def so_far(self) -> float:
+        """Return the seconds of the one under way; 0 if there is none."""
+        began = self._began
+        return 0.0 if began is None else self._clock() - began
+
     def begin(self) -> None:
         """Begin one."""
         self._began = self._clock()
@@ -160,5 +165,6 @@ class Pace:
         validation_s = self.validations.value
         if validation_s is None:
             validation_s = num_batches * step_s * _FORWARD
-        others = num_validations * validation_s + num_saves * (self.saves.value or 0.0)
+        others = num_validations * validation_s - min(self.validations.so_far(), validation_s)
+        others = max(0.0, others) + num_saves * (self.saves.value or 0.0)
         return max(0.0, num_steps * step_s - since) + others

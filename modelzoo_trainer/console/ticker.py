@@ -55,7 +55,7 @@ def drawing() -> Iterator[None]:
 
 
 class Ticker:
-    """Calls a function every so often, in a thread of its own, until it is stopped or fails.
+    """Calls a function periodically in its own thread until it is stopped or fails.
 
     `tick`: called while no process is forked.
     """

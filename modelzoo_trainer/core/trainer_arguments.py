@@ -6,19 +6,18 @@ import inspect
 import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from modelzoo_trainer.constraints import Progress
 from modelzoo_trainer.core.autorestart import AutoRestart
 from modelzoo_trainer.core.checkpoint import Checkpoint
 from modelzoo_trainer.core.logging import Logging
 from modelzoo_trainer.core.loop import TrainingLoop
 from modelzoo_trainer.core.precision import MixedPrecision
 from modelzoo_trainer.errors import ConfigError, suggest
-
-Progress = Literal["bar", "lines", "none"]
 
 _PARTS: Final[Mapping[str, type]] = {
     "loop": TrainingLoop,

@@ -1,4 +1,4 @@
-"""Data processors by name, the token cache under them, and batches as seen from outside."""
+"""Data processors by name, the token cache they use, and helpers for batches."""
 
 from modelzoo_trainer.data.batches import batch_size_of
 from modelzoo_trainer.data.registry import PROCESSORS, processor_class

@@ -1,4 +1,4 @@
-"""Facts about a batch, whatever its nesting."""
+"""Size and splitting of batches of any structure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,30 +18,30 @@ def batch_size_of(batch: Any) -> int:
         ConfigError: If there is no such tensor.
 
     Cost:
-        No host read; the shape is known without the values.
+        No host read: the shape is known without the values.
     """
     first = batch[0] if type(batch) in (tuple, list) and batch else batch
-    if isinstance(first, Tensor) and first.dim():  # by far the most common batches
+    if isinstance(first, Tensor) and first.dim():  # the most common case
         return first.shape[0]
     for tensor in _tensors(batch):
         if tensor.dim():
             return tensor.shape[0]
     raise ConfigError(
-        f"the size of a batch of type {type(batch).__name__} is not known: it has no tensor with "
+        f"the size of a batch of type {type(batch).__name__} is unknown: it has no tensor with "
         "a dimension. A batch is a tensor, or tensors in tuples, lists and mappings."
     )
 
 
 def split_batch(batch: Any, size: int) -> list[Any]:
-    """Return the batch in parts of at most `size` samples; views, nothing is copied.
+    """Split a batch into micro-batches of at most `size` samples, as views without a copy.
 
-    Tensors without dimensions, and what is no tensor, list of samples or container, go to every
-    part as they are.
+    Tensors without dimensions, and objects that are not a tensor, list of samples or container, are
+    in every micro-batch.
 
-    `size`: samples of a part, > 0; the last part may have fewer.
+    `size`: samples per micro-batch, > 0; the last one may have fewer.
 
     Raises:
-        ConfigError: If the tensors do not have as many samples as one another.
+        ConfigError: If the tensors have different numbers of samples.
     """
     num = batch_size_of(batch)
     if num <= size:
@@ -56,12 +56,12 @@ def _slice(batch: Any, num: int, part: slice) -> Any:
         if batch.shape[0] != num:
             raise ConfigError(
                 f"a batch of {num} samples has a tensor of shape {tuple(batch.shape)}, so it "
-                f"cannot be split into micro-batches. Leave micro_batch_size out."
+                f"cannot be split into micro-batches. Remove micro_batch_size."
             )
         return batch[part]
     if isinstance(batch, Mapping):
         parts = {key: _slice(value, num, part) for key, value in batch.items()}
-        return parts if type(batch) is dict else type(batch)(parts)  # type: ignore[call-arg]  # as a dict's
+        return parts if type(batch) is dict else type(batch)(parts)  # type: ignore[call-arg]  # like dict
     if isinstance(batch, tuple | list):
         if len(batch) == num and next(_tensors(batch), None) is None:
             return batch[part]  # a list of samples

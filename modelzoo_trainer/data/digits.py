@@ -1,4 +1,4 @@
-"""Handwritten digits that come with scikit-learn: 1797 images of 8 x 8, no download."""
+"""Handwritten digits of scikit-learn: 1797 images of 8 x 8, without a download."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,27 +20,27 @@ from modelzoo_trainer.interceptors import event
 
 
 class DigitsProcessor(DataProcessor):
-    """Batches `(inputs, labels)` of the digits of scikit-learn.
+    """Load batches `(inputs, labels)` of the handwritten digits of scikit-learn.
 
     Args:
-        batch_size: Samples a batch of each process, >= 1.
-        global_batch_size: Samples a batch of all processes together, which their number divides;
+        batch_size: Samples per batch and process, >= 1.
+        global_batch_size: Samples per batch over all processes, a multiple of their number; give
             either this or `batch_size`.
-        split: `train` or `val`; the two have nothing in common.
-        val_fraction: Share of the images in `val`, between 0 and 1.
-        split_seed: Determines which images these are.
-        shuffle: Whether the order is random.
-        shuffle_seed: Determines that order.
-        num_workers: Processes that load; 0 loads in this one.
-        drop_last: Whether a smaller last batch is dropped.
-        prefetch_factor: Batches that each worker holds ready.
-        persistent_workers: Whether workers live on between epochs.
+        split: `train` or `val`, which are disjoint.
+        val_fraction: Fraction of the images in `val`, between 0 and 1.
+        split_seed: Seed of the split.
+        shuffle: Whether to shuffle.
+        shuffle_seed: Seed of the order.
+        num_workers: Number of worker processes; 0 = load in the main process.
+        drop_last: Whether to drop a smaller last batch.
+        prefetch_factor: Batches that each worker prefetches.
+        persistent_workers: Whether workers persist between epochs.
 
     Shapes:
         inputs: (B, 8, 8), float32, 0 to 1. labels: (B,), int64, 0 to 9.
 
     Raises:
-        ConfigError: If a number is out of range, not one of the two batch sizes is given, or
+        ConfigError: If a number is out of range, neither or both batch sizes are given, or
             scikit-learn is missing.
     """
 
@@ -81,7 +81,7 @@ class DigitsProcessor(DataProcessor):
 
     @event("split")
     def split_data(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the images and labels of the split that was asked for."""
+        """Return the images and labels of the split."""
         split, val_fraction, split_seed = self._split
         generator = torch.Generator().manual_seed(split_seed)
         order = torch.randperm(len(images), generator=generator)
@@ -96,17 +96,17 @@ class DigitsProcessor(DataProcessor):
 
     @classmethod
     def check_arguments(cls, **arguments: Any) -> list[str]:
-        """Check the constructor's arguments, nothing loaded; return what this machine lacks.
+        """Check the arguments without loading; return what is missing on this machine.
 
         Raises:
-            ConfigError: If not one of the two batch sizes is given.
+            ConfigError: If neither or both batch sizes are given.
         """
         LoadingOptions.check(arguments)
         return [] if find_spec("sklearn") is not None else [_NEEDS]
 
 
 _NEEDS: Final = (
-    "DigitsProcessor needs scikit-learn, which is not installed: pip install scikit-learn"
+    "DigitsProcessor requires scikit-learn, which is not installed: pip install scikit-learn"
 )
 
 
@@ -116,5 +116,5 @@ def _load_digits() -> tuple[torch.Tensor, torch.Tensor]:
     except ImportError as error:
         raise ConfigError(_NEEDS) from error
     digits = datasets.load_digits()
-    images = torch.from_numpy(digits.images).float() / 16  # pixels count to 16
+    images = torch.from_numpy(digits.images).float() / 16  # pixels are 0 to 16
     return images, torch.from_numpy(digits.target).long()

@@ -1,4 +1,4 @@
-"""From a data set to a DataLoader: the order of samples, and the options of all processors."""
+"""DataLoaders of data processors: sample order and common options."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sized
@@ -17,15 +17,15 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.interceptors import Advised, event
 
 ShuffleSeed = Annotated[NonNegativeSize, Lt(2**63)]
-_CHUNK: Final = 8192  # indices that are Python objects at a time
+_CHUNK: Final = 8192  # indices converted to Python objects at a time
 
 
 class SeededSampler(Sampler[int]):
-    """Every index once per epoch, in an order that seed and epoch determine.
+    """Yield every index once per epoch, in an order given by seed and epoch.
 
-    `reshuffle`: whether every epoch has its own order. If not, all are as the first.
+    `reshuffle`: whether each epoch has its own order; else all have that of the first.
 
-    The epoch is what `set_epoch` says; each new iterator counts one on.
+    The epoch is set by `set_epoch`; each new iterator increments it.
     """
 
     def __init__(self, length: int, *, seed: int, reshuffle: bool = True) -> None:
@@ -35,7 +35,7 @@ class SeededSampler(Sampler[int]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch begins next."""
+        """Set the next epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class SeededSampler(Sampler[int]):
         """Return all indices of an epoch.
 
         Cost:
-            Eight bytes and about ten nanoseconds an index.
+            Eight bytes and about ten nanoseconds per index.
         """
         generator = torch.Generator().manual_seed(_mix(self.seed, epoch if self.reshuffle else 0))
         order: NDArray[np.int64] = torch.randperm(self.length, generator=generator).numpy()
@@ -62,7 +62,7 @@ class SeededSampler(Sampler[int]):
 
 
 def _mix(seed: int, epoch: int) -> int:
-    """Return a seed such that (1, 0) and (0, 1) have nothing in common."""
+    """Mix seed and epoch so that (1, 0) and (0, 1) give unrelated seeds."""
     mixed = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9) % 2**64
     return (mixed ^ (mixed >> 31)) % 2**63
 
@@ -70,22 +70,22 @@ def _mix(seed: int, epoch: int) -> int:
 @checked()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadingOptions:
-    """How samples become batches.
+    """How samples are batched and loaded.
 
     Args:
-        batch_size: Samples a batch of each process, >= 1.
-        global_batch_size: Samples a batch of all processes together, which their number divides;
+        batch_size: Samples per batch and process, >= 1.
+        global_batch_size: Samples per batch over all processes, a multiple of their number; give
             either this or `batch_size`.
-        shuffle: Whether the order is random.
-        shuffle_seed: Determines that order.
-        reshuffle: Whether every epoch has its own order.
-        num_workers: Processes that load; 0 loads in this one.
-        drop_last: Whether a smaller last batch is dropped, so that all have one shape.
-        prefetch_factor: Batches that each worker holds ready; without workers of no effect.
-        persistent_workers: Whether workers live on between epochs; without any of no effect.
+        shuffle: Whether to shuffle.
+        shuffle_seed: Seed of the order.
+        reshuffle: Whether each epoch has its own order.
+        num_workers: Number of worker processes; 0 = load in the main process.
+        drop_last: Whether to drop a smaller last batch, so that all have the same shape.
+        prefetch_factor: Batches that each worker prefetches; no effect without workers.
+        persistent_workers: Whether workers persist between epochs; no effect without workers.
 
     Raises:
-        ConfigError: If a number is out of range, or not one of the two batch sizes is given.
+        ConfigError: If a number is out of range, or neither or both batch sizes are given.
     """
 
     batch_size: PositiveInt | None = None
@@ -103,40 +103,40 @@ class LoadingOptions:
             given = "neither is" if self.batch_size is None else "both are"
             raise ConfigError(
                 f"batch_size and global_batch_size: {given} given. Give one of them: batch_size "
-                f"counts the samples of each process, global_batch_size those of all together."
+                f"is the number of samples per process, global_batch_size that over all processes."
             )
 
     @property
     def num_drawn(self) -> int:
-        """Samples that the loader draws at once."""
+        """Samples that the loader draws per batch."""
         size = self.batch_size if self.global_batch_size is None else self.global_batch_size
-        assert size is not None  # checked in the beginning
+        assert size is not None  # checked in the constructor
         return size
 
     @property
     def size_name(self) -> str:
-        """The name of the batch size that is given."""
+        """Name of the batch size argument that is given."""
         return "batch_size" if self.global_batch_size is None else "global_batch_size"
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any]) -> None:
-        """Check those arguments of a data processor that are options of loading.
+        """Check the loading options among the arguments of a data processor.
 
         Args:
-            arguments: All of the processor's, by name.
+            arguments: All arguments of the processor by name.
 
         Raises:
-            ConfigError: If a number is out of range, or not one of the two batch sizes is given.
+            ConfigError: If a number is out of range, or neither or both batch sizes are given.
         """
         names = [field.name for field in fields(cls)]
         cls(**{name: arguments[name] for name in names if name in arguments})
 
 
 class BatchDataset(Dataset[Any], ABC):
-    """A data set that returns whole batches: `__getitems__` takes all indices at once.
+    """A data set that returns whole batches: `__getitems__` receives all indices at once.
 
-    One whose samples need random numbers sets `draws_numbers`: its batches are then loaded with
-    generators that are seeded by the epoch and the first index.
+    If its samples need random numbers, set `draws_numbers`: its batches are then loaded with
+    generators seeded by the epoch and the first index.
     """
 
     draws_numbers: ClassVar[bool] = False
@@ -167,7 +167,7 @@ def make_dataloader(dataset: BatchDataset, options: LoadingOptions) -> DataLoade
         name = options.size_name
         raise ConfigError(
             f"{name} is {options.num_drawn}, but there are only {num_samples} samples, and "
-            f"drop_last drops the smaller batch. Lower {name}, or set drop_last: false."
+            f"drop_last drops the smaller batch. Decrease {name}, or set drop_last: false."
         )
     has_workers = options.num_workers > 0
     loader: DataLoader[Any] = DataLoader(
@@ -179,16 +179,16 @@ def make_dataloader(dataset: BatchDataset, options: LoadingOptions) -> DataLoade
         collate_fn=already_a_batch,
         prefetch_factor=options.prefetch_factor if has_workers else None,
         persistent_workers=options.persistent_workers and has_workers,
-        # Not the global generator: an iterator draws from it, and dropout must not depend on that.
+        # Not the global generator: iterators draw from it, and dropout must not depend on them.
         generator=torch.Generator().manual_seed(options.shuffle_seed),
     )
     if options.global_batch_size is not None:
-        loader.is_global_batch = True  # each process has a slice
+        loader.is_global_batch = True  # each process takes a slice
     return loader
 
 
 def already_a_batch(batch: Any) -> Any:
-    """Return the batch: the data set has put it together."""
+    """Return the batch unchanged: the data set has collated it."""
     return batch
 
 
@@ -199,10 +199,10 @@ def _sampler(dataset: Sized, options: LoadingOptions) -> Sampler[int]:
 
 
 class TensorRows(BatchDataset):
-    """Row i of every tensor is sample i.
+    """A data set of tensors: row i of every tensor is sample i.
 
-    `tensors`: all with the same first dimension; a batch is of the same kind (a tuple or a mapping
-    with these keys).
+    `tensors`: all with the same first dimension; a batch has the same structure (a tuple, or a
+    mapping with these keys).
     """
 
     def __init__(self, tensors: tuple[Tensor, ...] | Mapping[str, Tensor]) -> None:
@@ -227,10 +227,10 @@ class TensorRows(BatchDataset):
 
 
 class DataProcessor(Advised):
-    """Base of data processors; their constructors set `options` and `dataset`.
+    """Base class of data processors; constructors set `options` and `dataset`.
 
-    The steps of a constructor are events of the class: to have functions around them give the
-    class a list `callbacks`, or call it as `Class.with_functions(("post-load", f))(...)`.
+    The steps of a constructor are events of the class: to add interceptors, give the class a list
+    `callbacks`, or call it as `Class.with_functions(("post-load", f))(...)`.
     """
 
     options: LoadingOptions

@@ -1,4 +1,4 @@
-"""The shipped data processors by their class names; nothing is imported early."""
+"""Shipped data processors by class name; imported only when used."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -21,7 +21,7 @@ def processor_class(name: str) -> type[Any]:
     """Return the class of a shipped data processor; this imports its module.
 
     Args:
-        name: A key of `PROCESSORS`, in any case.
+        name: A key of `PROCESSORS`, case-insensitive.
 
     Raises:
         ConfigError: If no shipped data processor has this name.
@@ -32,7 +32,7 @@ def processor_class(name: str) -> type[Any]:
         raise ConfigError(
             f"data_processor {name!r} is not a shipped data processor. "
             f"{suggest(name, PROCESSORS)} Shipped: {', '.join(sorted(PROCESSORS))}. "
-            "For a class of your own write its dotted path: 'mypackage.mymodule.MyProcessor'."
+            "For a custom class, give its dotted path: 'mypackage.mymodule.MyProcessor'."
         )
     module, _, attribute = place.partition(":")
     return cast(type[Any], getattr(import_module(module), attribute))

@@ -1,4 +1,4 @@
-"""A stream of samples that all processes read alike, and of which each trains on its part."""
+"""A stream of samples that is divided among processes and workers."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 
 class ShardedStream(IterableDataset[Any]):
-    """A stream that the trainer divides among the processes and the workers of a loader.
+    """A stream of samples that the trainer divides among the processes and the workers of a loader.
 
-    Every process and every worker reads the same samples in the same order; each batch of all
-    processes is made of the samples that come next, and each process takes its part of them. So
-    every sample is trained on once, in an order that does not depend on the number of processes or
-    workers, and a run may resume with another number of either in the middle of an epoch.
+    Every process and worker reads the same samples in the same order; each batch over all processes
+    consists of the next samples, and each process takes its slice. So every sample is trained on
+    once, in an order that does not depend on the number of processes or workers, and a run may
+    resume mid-epoch with a different number of either.
 
-    Without it each process has a stream of its own, which must shard itself.
+    Without it, each process has a stream of its own, which must shard itself.
 
     Args:
-        samples: An IterableDataset, or another iterable that can be iterated again. It must not
-            shard itself, and its order must not depend on global generators if another number of
-            processes is to have the same. If it has `set_epoch(epoch)`, that is called before each
-            epoch; if it has `iter_from(index)`, that is called in place of `iter` to begin after
-            `index` samples, which are read and dropped otherwise.
+        samples: An IterableDataset, or another iterable that can be iterated repeatedly. It must
+            not shard itself, and its order must not depend on global generators if a different
+            number of processes is to have the same. `set_epoch(epoch)`, if defined, is called
+            before each epoch; `iter_from(index)`, if defined, is called instead of `iter` to begin
+            after `index` samples, which are otherwise read and dropped.
 
     Cost:
-        Each process and each worker reads all samples, and drops those of others. Where reading one
-        is expensive, use a data set with `__getitem__`.
+        Each process and worker reads all samples, and drops those of others. If reading a sample is
+        expensive, use a data set with `__getitem__`.
     """
 
     def __init__(self, samples: Iterable[Any]) -> None:
@@ -38,6 +38,6 @@ class ShardedStream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
-        if info is None:  # or the trainer divides it
+        if info is None:  # not in a worker, or the trainer divides it
             return iter(self.samples)
         return islice(iter(self.samples), info.id, None, info.num_workers)

@@ -1,8 +1,8 @@
-"""Few shapes of batches: samples padded to one of a few lengths, a last batch to its full size.
+"""Few batch shapes: samples padded to one of a few lengths, the last batch to its full size.
 
-Devices that compile a graph for each shape wait for it once a shape. What is here are functions of
-the samples alone, for `DataLoader(collate_fn=...)`: in any process, and after a resume, the same
-samples are the same batch.
+Devices that compile a graph per shape wait once for each. These are pure functions of the samples,
+for `DataLoader(collate_fn=...)`: in any process, and after resuming, the same samples give the same
+batch.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from modelzoo_trainer.data.batches import batch_size_of
 from modelzoo_trainer.errors import ConfigError, suggest
 
 Name = str | int
-"""Which entry: the key of a mapping, or the position in a tuple or list."""
+"""An entry: a key of a mapping, or a position in a tuple or list."""
 
 Values = Mapping[str, float] | Mapping[int, float] | Mapping[Name, float]
 
-_TOLERANCE: Final = 1e-9  # a root is not exact: 32 ** (4 / 5) is above 16
+_TOLERANCE: Final = 1e-9  # roots are inexact: 32 ** (4 / 5) is above 16
 
 
 def bucket_lengths(longest: int, *, num: int = 4, multiple_of: int = 64) -> list[int]:
-    """Return lengths for `PadToBuckets`, each about the same factor longer than the one before.
+    """Return lengths for `PadToBuckets`, which increase by about the same factor.
 
     Args:
         longest: Length of the longest sample, >= 1; the last bucket holds it.
-        num: Most buckets there may be, >= 1; there are fewer if rounding makes some equal.
-        multiple_of: What each is rounded up to a multiple of, >= 1; it is the first bucket if
-            there are several.
+        num: Maximum number of buckets, >= 1; there are fewer if rounding makes some equal.
+        multiple_of: Each is rounded up to a multiple of this, >= 1; it is the first bucket if there
+            are several.
 
     Raises:
         ConfigError: If a number is out of range.
@@ -56,26 +56,26 @@ def bucket_lengths(longest: int, *, num: int = 4, multiple_of: int = 64) -> list
 
 
 class PadToBuckets:
-    """Collates samples of different lengths to the smallest bucket that holds the longest.
+    """Collate samples of different lengths, padded to the smallest bucket that holds the longest.
 
-    The entries that `pad` names all get this one length, so that there are at most as many lengths
-    as buckets. Other entries are stacked as they are. The rest is as in torch's `default_collate`:
-    mappings stay mappings, tuples become lists, numbers become tensors.
+    The entries of `pad` all get this length, so there are at most as many lengths as buckets. Other
+    entries are stacked. Otherwise as torch's `default_collate`: mappings stay mappings, tuples
+    become lists, numbers become tensors.
 
     Args:
-        lengths: The buckets: each >= 1, and longer than the one before.
-        pad: The entries that have the length, and what their added positions hold: by the keys of
-            mappings, or the positions in tuples. A number if each sample is one tensor.
-        dim: Which dimension of these entries of a sample is the length; from the end if negative.
-        truncate: Whether a sample longer than all buckets loses its end. If not, it is an error.
-        mask: The key of an entry to be added: 1 where a sample is, 0 where it is padded.
+        lengths: The buckets: each >= 1, increasing.
+        pad: The entries to pad and their padding values: by keys of mappings, or positions in
+            tuples. A number if each sample is one tensor.
+        dim: Dimension of these entries of a sample to pad; negative = from the end.
+        truncate: Whether to truncate samples longer than all buckets. If not, they raise.
+        mask: Key of an entry to add: 1 in samples, 0 in padding.
 
     Shapes:
         An entry of `pad`, with dim 0: (T, ...) of any type in tensors, arrays and lists of numbers
         becomes (B, bucket, ...) of this type. mask: (B, bucket), int64.
 
     Raises:
-        ConfigError: If an argument does not fit or, when called, a sample does not.
+        ConfigError: If an argument is invalid or, when called, a sample is.
 
     Example:
         >>> collate = PadToBuckets([4, 8], pad={"input_ids": 0, "labels": -100})
@@ -106,16 +106,16 @@ class PadToBuckets:
         self.mask = mask
         if mask is not None and (mask in self.pad or not all(isinstance(n, str) for n in self.pad)):
             raise ConfigError(
-                f"PadToBuckets: mask is {mask!r} and pad names {_listed(self.pad)}. A mask is an "
-                "entry of its own of samples that are mappings. Leave it out, or take another name."
+                f"PadToBuckets: mask is {mask!r} and pad names {_listed(self.pad)}. A mask is a "
+                "separate entry of samples that are mappings. Remove it, or use another name."
             )
 
     def __call__(self, samples: list[Any]) -> Any:
         """Return the batch of these samples."""
         if not isinstance(samples, list) or not samples:
             raise ConfigError(
-                f"PadToBuckets got a {type(samples).__name__}, and needs a list of at least one "
-                "sample. A data set that returns whole batches has to pad them itself."
+                f"PadToBuckets got a {type(samples).__name__}, but requires a list of at least one "
+                "sample. A data set that returns whole batches must pad them itself."
             )
         if self.is_bare:
             return self._collated([(sample,) for sample in samples])[0]
@@ -143,13 +143,13 @@ class PadToBuckets:
         return batch
 
     def _sequences(self, sample: Any, number: int) -> dict[Name, Tensor]:
-        """Return the entries of a sample that have the length, checked."""
+        """Return the entries of a sample to pad, validated."""
         where = f"sample {number} of the batch"
         _check_names(self.pad, sample, f"PadToBuckets: pad names {{}}, and {where}")
         if self.mask is not None and self.mask in sample:
             raise ConfigError(
-                f"PadToBuckets: mask is {self.mask!r}, and {where} has such an entry. Pad that one "
-                f"(pad={{{self.mask!r}: 0}}), or take another name."
+                f"PadToBuckets: mask is {self.mask!r}, but {where} already has it. Pad that entry "
+                f"(pad={{{self.mask!r}: 0}}), or use another name."
             )
         entries = {}
         for name, value in self.pad.items():
@@ -159,8 +159,8 @@ class PadToBuckets:
         sizes = {name: entry.shape[self.dim] for name, entry in entries.items()}
         if self.mask is not None and len(set(sizes.values())) > 1:
             raise ConfigError(
-                f"PadToBuckets: {where} has entries of different lengths ({sizes}), so that there "
-                "is no one mask for them. Make them equally long, or leave mask out."
+                f"PadToBuckets: {where} has entries of different lengths ({sizes}), so there "
+                "is no common mask. Make them equally long, or remove mask."
             )
         return entries
 
@@ -168,13 +168,13 @@ class PadToBuckets:
         if not -entry.dim() <= self.dim < entry.dim():
             raise ConfigError(
                 f"PadToBuckets: {what} has shape {tuple(entry.shape)}, so it has no dimension "
-                f"{self.dim}. Change dim, or leave it out of pad: then it is stacked as it is."
+                f"{self.dim}. Change dim, or remove it from pad to stack it unpadded."
             )
-        _check_fits(value, entry.dtype, f"PadToBuckets: {what} is to be padded with")
+        _check_fits(value, entry.dtype, f"PadToBuckets: {what} is padded with")
         length = entry.shape[self.dim]
         if length > self.lengths[-1] and not self.truncate:
             raise ConfigError(
-                f"PadToBuckets: {what} has length {length}, and the last bucket is "
+                f"PadToBuckets: {what} has length {length}, but the last bucket is "
                 f"{self.lengths[-1]}. Add a longer bucket, shorten the samples, or set "
                 "truncate=True."
             )
@@ -183,41 +183,42 @@ class PadToBuckets:
         missing = bucket - entry.shape[self.dim]
         if missing <= 0:
             return entry.narrow(self.dim, 0, bucket)
-        after = entry.dim() - 1 - self.dim % entry.dim()  # dimensions; torch names the last first
+        after = (
+            entry.dim() - 1 - self.dim % entry.dim()
+        )  # number of later dimensions; torch lists the last one first
         return functional.pad(entry, (0, 0) * after + (0, missing), value=value)
 
 
 class PadLastBatch:
-    """Pads a smaller last batch to the full size, with rows that do not count.
+    """Pad a smaller last batch to the full size, with rows that do not count.
 
-    For validations that must see every sample; in training leave the smaller batch out
-    (`drop_last`), as added rows take part in whatever looks across a batch (batch normalization).
-    An added row is a copy of the last sample, which no model stumbles over, except for the entries
-    that `fill` names.
+    Use it for validations, which must see every sample; in training use `drop_last`, since added
+    rows affect everything computed across a batch (batch normalization). An added row is a copy of
+    the last sample, except for the entries of `fill`.
 
-    The averages are those of the smaller batch, but for rounding, if the model leaves such rows out
-    of its loss and metrics and returns `num_items`: how many labels they are means over. Without it
-    a batch weighs as many samples as it has rows (`batch_size_of`), added ones too, so that the
-    last batch weighs too much. A micro-batch may have added rows alone: its loss must not be a
-    division by 0:
+    Averages equal those of the smaller batch, up to rounding, if the model excludes such rows from
+    its loss and metrics and returns `num_items`, the number of labels they are averaged over.
+    Without `num_items`, the weight of a batch is its number of rows (`batch_size_of`), including
+    added ones, so the last batch counts too much. A micro-batch may consist of added rows only: its
+    loss must not divide by 0:
 
         losses = cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
         num_items = (labels != -100).sum()
         return {"loss": losses / num_items.clamp(min=1), "num_items": num_items}
 
     Args:
-        batch_size: The full size, that of the loader, >= 1.
-        fill: What entries of added rows hold instead of the copy, such as {"labels": -100}: by
-            the keys of a batch that is a mapping, or the positions in a tuple or list.
-        weight: The key of an entry to be added to every batch: 1 for samples, 0 for added rows.
-        collate: Makes the batch of the samples: `default_collate`, `PadToBuckets(...)`, or one of
-            the user's. All tensors of its batches have the samples in their first dimension.
+        batch_size: Full size, that of the loader, >= 1.
+        fill: Values of entries in added rows instead of the copy, such as {"labels": -100}: by keys
+            of a mapping, or positions in a tuple or list.
+        weight: Key of an entry to add to every batch: 1 for samples, 0 for added rows.
+        collate: Collates the samples: `default_collate`, `PadToBuckets(...)`, or a custom function.
+            All tensors of its batches have the samples in their first dimension.
 
     Shapes:
         All tensors: (batch_size, ...). weight: (batch_size,), float32.
 
     Raises:
-        ConfigError: If an argument does not fit or, when called, a batch does not.
+        ConfigError: If an argument is invalid or, when called, a batch is.
 
     Example:
         >>> collate = PadLastBatch(4, {1: -100})
@@ -236,8 +237,8 @@ class PadLastBatch:
     ) -> None:
         if not fill and weight is None:
             raise ConfigError(
-                "PadLastBatch: neither fill nor weight is given, so that added rows would count as "
-                'samples. Give fill, such as {"labels": -100}, or the key of a weight to be added.'
+                "PadLastBatch: neither fill nor weight is given, so added rows would count as "
+                'samples. Give fill, such as {"labels": -100}, or the key of a weight to add.'
             )
         self.batch_size = _at_least_one("PadLastBatch: batch_size", batch_size)
         self.fill = _checked_values("PadLastBatch: fill", fill) if fill else {}
@@ -251,9 +252,9 @@ class PadLastBatch:
         if num > self.batch_size:
             raise ConfigError(
                 f"PadLastBatch: batch_size is {self.batch_size}, but a batch has {num} samples. "
-                "Give it the batch_size of the loader."
+                "Use the batch_size of the loader."
             )
-        self._check(batch, num)  # also a full one: a wrong name is found in the first batch
+        self._check(batch, num)  # also a full one, to find invalid names in the first batch
         if num < self.batch_size:
             batch = _with_rows(batch, num, self.batch_size - num)
             for name, value in self.fill.items():
@@ -273,33 +274,33 @@ class PadLastBatch:
                     f"PadLastBatch: fill names {name!r}, which is a {type(entry).__name__}{shape} "
                     f"in a batch of {num} samples. Only a tensor of {num} rows can be filled."
                 )
-            _check_fits(value, entry.dtype, f"PadLastBatch: {name!r} is to be filled with")
+            _check_fits(value, entry.dtype, f"PadLastBatch: {name!r} is filled with")
         if self.weight is not None and (not isinstance(batch, Mapping) or self.weight in batch):
-            has = "has such an entry" if isinstance(batch, Mapping) else "is no mapping"
+            has = "already has that entry" if isinstance(batch, Mapping) else "is not a mapping"
             raise ConfigError(
-                f"PadLastBatch: weight is {self.weight!r}, and the batch (a "
-                f"{type(batch).__name__}) {has}. It is added to mappings that have no such key; "
-                "otherwise use fill."
+                f"PadLastBatch: weight is {self.weight!r}, but the batch (a "
+                f"{type(batch).__name__}) {has}. It can only be added to mappings without that "
+                f"key; otherwise use fill."
             )
 
 
 def _with_rows(batch: Any, num: int, missing: int) -> Any:
-    """Return a batch in new containers and tensors, its last row repeated."""
+    """Copy a batch, with its last row repeated."""
     if isinstance(batch, Tensor):
         if not batch.dim():
             return batch
         if batch.shape[0] != num:
             raise ConfigError(
                 f"PadLastBatch: a batch of {num} samples has a tensor of shape "
-                f"{tuple(batch.shape)}. All its tensors need the samples in their first dimension."
+                f"{tuple(batch.shape)}. The first dimension of all tensors must be the samples."
             )
         return torch.cat((batch, batch[-1:].expand(missing, *batch.shape[1:])))
     if isinstance(batch, Mapping):
         parts = {key: _with_rows(value, num, missing) for key, value in batch.items()}
-        return parts if type(batch) is dict else type(batch)(parts)  # type: ignore[call-arg]  # as a dict's
+        return parts if type(batch) is dict else type(batch)(parts)  # type: ignore[call-arg]  # like dict
     if isinstance(batch, tuple | list):
         is_list_of_samples = len(batch) == num and not any(map(_has_parts, batch))
-        if is_list_of_samples:  # such as names of files
+        if is_list_of_samples:  # such as file names
             items = [*batch, *batch[-1:] * missing]
         else:
             items = [_with_rows(item, num, missing) for item in batch]
@@ -312,7 +313,7 @@ def _has_parts(item: Any) -> bool:
 
 
 def _replaced(sample: Any, changed: Mapping[Name, Tensor]) -> Any:
-    """Return a mapping, tuple or list with other or further entries."""
+    """Return a mapping, tuple or list with entries replaced or added."""
     if isinstance(sample, Mapping):
         return {**sample, **changed}
     items = [changed.get(number, item) for number, item in enumerate(sample)]
@@ -324,15 +325,15 @@ def _as_tensor(value: Any, what: str) -> Tensor:
         return value
     try:
         if isinstance(value, np.ndarray):
-            return torch.from_numpy(np.array(value))  # a copy: it may be of a file, read only
+            return torch.from_numpy(np.array(value))  # a copy: it may be a read-only memory map
         if isinstance(value, list | tuple) and value:
             return torch.tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"PadToBuckets: {what} cannot become a tensor: {error}.") from error
     kind = f"{'an empty' if isinstance(value, list | tuple) else 'a'} {type(value).__name__}"
     raise ConfigError(
-        f"PadToBuckets: {what} is {kind}, of no known length and type. Return tensors, arrays or "
-        "lists of numbers, or leave it out of pad: then it is stacked as it is."
+        f"PadToBuckets: {what} is {kind}, of unknown length and type. Return tensors, arrays or "
+        "lists of numbers, or remove it from pad to stack it unpadded."
     )
 
 
@@ -346,8 +347,8 @@ def _checked_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
         found = ()
     if not found or found[0] < 1 or any(a >= b for a, b in pairwise(found)):
         raise ConfigError(
-            f"PadToBuckets: lengths is {lengths!r}. Give at least one whole number, each at least "
-            "1 and greater than the one before, such as [128, 256, 512]."
+            f"PadToBuckets: lengths is {lengths!r}. Give at least one integer, each at least "
+            "1 and greater than the previous one, such as [128, 256, 512]."
         )
     return found
 
@@ -358,7 +359,7 @@ def _at_least_one(what: str, number: int) -> int:
     except TypeError:
         found = 0
     if found < 1:
-        raise ConfigError(f"{what} is {number!r}; it must be a whole number of at least 1.")
+        raise ConfigError(f"{what} is {number!r}; it must be an integer >= 1.")
     return found
 
 
@@ -395,7 +396,7 @@ def _check_fits(value: float, dtype: torch.dtype, what: str) -> None:
     low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
     if not (low <= value <= high and float(value).is_integer()):
         raise ConfigError(
-            f"{what} {value}, but its type is {dtype}, which holds whole numbers from {low} to "
+            f"{what} {value}, but its type is {dtype}, which holds integers from {low} to "
             f"{high}. Give another value, or samples of another type."
         )
 

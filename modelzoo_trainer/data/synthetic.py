@@ -1,4 +1,4 @@
-"""Data made of random numbers that a model can learn: for tests and measurements."""
+"""Random data that a model can learn, for tests and benchmarks."""
 
 from numbers import Integral
 from typing import Annotated, Any, Literal
@@ -21,33 +21,33 @@ Rows = tuple[Tensor, Tensor] | dict[str, Tensor]
 
 
 class SyntheticProcessor(DataProcessor):
-    """Batches of one of two kinds; the same arguments give the same data everywhere.
+    """Generate learnable random batches; the same arguments give the same data everywhere.
 
-    `classification`: `(inputs, labels)`, points around one centre for each class.
-    `tokens`: `input_ids` and `labels`, where each token is one of two that its predecessor
-    determines; the best loss is ln 2.
+    `classification`: `(inputs, labels)`, points around one center per class.
+    `tokens`: `input_ids` and `labels`, where each token is one of two determined by its
+    predecessor; the minimum loss is ln 2.
 
     Args:
-        batch_size: Samples a batch of each process, >= 1.
-        global_batch_size: Samples a batch of all processes together, which their number divides;
+        batch_size: Samples per batch and process, >= 1.
+        global_batch_size: Samples per batch over all processes, a multiple of their number; give
             either this or `batch_size`.
-        kind: Which one.
-        num_samples: Number of samples in an epoch, >= 1.
-        seed: Determines all values. The classes and the rule of the tokens are the same for
-            every seed, so that another seed is data for validation.
-        num_features: `classification`: values in a sample.
+        kind: Kind of data.
+        num_samples: Number of samples per epoch, >= 1.
+        seed: Seed of the samples. Classes and token rules are the same for every seed, so another
+            seed gives validation data.
+        num_features: `classification`: values per sample.
         num_classes: `classification`: number of classes.
-        max_sequence_length: `tokens`: tokens in a sample.
-        vocab_size: `tokens`: number of different ones, >= 2.
-        shuffle: Whether the order is random.
-        shuffle_seed: Determines that order.
-        num_workers: Processes that load; 0 loads in this one.
-        drop_last: Whether a smaller last batch is dropped.
-        prefetch_factor: Batches that each worker holds ready.
-        persistent_workers: Whether workers live on between epochs.
+        max_sequence_length: `tokens`: tokens per sample.
+        vocab_size: `tokens`: vocabulary size, >= 2.
+        shuffle: Whether to shuffle.
+        shuffle_seed: Seed of the order.
+        num_workers: Number of worker processes; 0 = load in the main process.
+        drop_last: Whether to drop a smaller last batch.
+        prefetch_factor: Batches that each worker prefetches.
+        persistent_workers: Whether workers persist between epochs.
 
     Shapes:
-        inputs: (B, num_features), float32. labels: (B,), int64; of tokens
+        inputs: (B, num_features), float32. labels: (B,), int64; for tokens
         (B, max_sequence_length), int32, as input_ids.
 
     Raises:
@@ -106,10 +106,10 @@ class SyntheticProcessor(DataProcessor):
 
     @classmethod
     def check_arguments(cls, **arguments: Any) -> list[str]:
-        """Check the constructor's arguments, nothing made; return what this machine lacks: nothing.
+        """Check the arguments without generating data; return what is missing here: nothing.
 
         Raises:
-            ConfigError: If not one of the two batch sizes is given.
+            ConfigError: If neither or both batch sizes are given.
         """
         LoadingOptions.check(arguments)
         return []

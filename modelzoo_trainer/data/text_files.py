@@ -1,4 +1,4 @@
-"""Language modelling on text files."""
+"""Language modeling on text files."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -20,31 +20,31 @@ from modelzoo_trainer.interceptors import event
 
 
 class TextFileProcessor(DataProcessor):
-    """Batches of token windows from text files; tokens are made once and kept on disk.
+    """Load batches of token windows from text files, tokenized once and cached on disk.
 
-    Documents are split by their names. If there is only one, its end is for validation.
+    Documents are split by their names. If there is only one, its end is the validation data.
 
     Args:
-        data_dir: Folders, files or glob patterns, one or a list; `stdlib` is the Python code of
-            the running Python's own library, which every machine has.
-        max_sequence_length: Tokens in a sequence, >= 1.
-        batch_size: Sequences a batch of each process, >= 1.
-        global_batch_size: Sequences a batch of all processes together, which their number divides;
+        data_dir: One or a list of folders, files or glob patterns; `stdlib` is the standard library
+            code of the running Python, available on every machine.
+        max_sequence_length: Tokens per sequence, >= 1.
+        batch_size: Sequences per batch and process, >= 1.
+        global_batch_size: Sequences per batch over all processes, a multiple of their number; give
             either this or `batch_size`.
         split: `train`, `val`, or `all` documents.
-        val_fraction: Share of the documents in `val`, between 0 and 1.
-        pattern: Which files of a folder, as a glob; not set, `**/*.txt`.
-        tokenizer_file_path: A file of the `tokenizers` library; not set, bytes are the tokens
+        val_fraction: Fraction of the documents in `val`, between 0 and 1.
+        pattern: Glob of the files in a folder; default: `**/*.txt`.
+        tokenizer_file_path: A file of the `tokenizers` library; default: bytes are tokens
             (`vocab_size: 256`).
-        eos_token: The token of that file that ends a document; not set, none.
-        cache_dir: Where tokens are kept; not set, `.cache/modelzoo_trainer/tokens` in the home
-            folder. A file there that is damaged is made anew.
-        shuffle: Whether the order is random, for `train` another one every epoch.
-        shuffle_seed: Determines that order.
-        num_workers: Processes that load; 0 loads in this one.
-        drop_last: Whether a smaller last batch is dropped.
-        prefetch_factor: Batches that each worker holds ready.
-        persistent_workers: Whether workers live on between epochs.
+        eos_token: The token of that file that ends a document; default: none.
+        cache_dir: Folder of the token cache; default: `.cache/modelzoo_trainer/tokens` in the home
+            folder. A damaged file there is rebuilt.
+        shuffle: Whether to shuffle; `train` has a new order in every epoch.
+        shuffle_seed: Seed of the order.
+        num_workers: Number of worker processes; 0 = load in the main process.
+        drop_last: Whether to drop a smaller last batch.
+        prefetch_factor: Batches that each worker prefetches.
+        persistent_workers: Whether workers persist between epochs.
 
     Shapes:
         A batch: input_ids and labels (B, max_sequence_length), int32. All labels count.
@@ -96,17 +96,17 @@ class TextFileProcessor(DataProcessor):
     def create_tokenizer(
         self, tokenizer_file_path: str | None, eos_token: str | None
     ) -> Tokenization:
-        """Return what turns documents into tokens."""
+        """Return the tokenization of documents."""
         return make_tokenization(tokenizer_file_path, eos_token)
 
     @event("load")
     def load(self, data_dir: str | list[str], pattern: str | None) -> list[Document]:
-        """Return the documents of the whole corpus; none is read yet."""
+        """Return the documents of the whole corpus, without reading them."""
         return find_documents(data_dir, pattern)
 
     @event("process")
     def process(self, documents: list[Document]) -> BatchDataset:
-        """Return the windows of tokens of the split; the tokens are made if they are not there."""
+        """Return the token windows of the split; tokenize if they are not cached."""
         split, length = self._split, self._max_sequence_length
         tokens = cached_tokens(
             documents,
@@ -119,7 +119,7 @@ class TextFileProcessor(DataProcessor):
         if not len(windows):
             raise ConfigError(
                 f"max_sequence_length is {length}, but split {split!r} has only "
-                f"{windows.num_tokens} tokens. Lower it, or give data_dir more text."
+                f"{windows.num_tokens} tokens. Decrease it, or add text to data_dir."
             )
         return windows
 
@@ -132,7 +132,7 @@ class TextFileProcessor(DataProcessor):
         eos_token: str | None = None,
         **others: Any,
     ) -> list[str]:
-        """Check the constructor's arguments, nothing read; return what this machine lacks.
+        """Check the arguments without reading data; return what is missing on this machine.
 
         Raises:
             ConfigError: If settings exclude each other.

@@ -1,4 +1,4 @@
-"""Text files as tokens: which files a split has, their tokens on disk, sequences cut from them."""
+"""Tokenized text files: documents of a split, cached tokens, and windows of them."""
 
 import glob
 import hashlib
@@ -25,7 +25,7 @@ from modelzoo_trainer.errors import ConfigError
 Split = Literal["train", "val", "all"]
 
 STDLIB: Final = "stdlib"
-"""As `data_dir`: the library of the running Python."""
+"""Value of `data_dir` for the standard library of the running Python."""
 
 _NOT_LIBRARY: Final = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages"})
 _DEFAULT_PATTERN: Final = "**/*.txt"
@@ -36,23 +36,23 @@ class Document:
     """A text file of a corpus."""
 
     path: Path
-    # its path below the folder it was found in, with `/`; it decides the split, so that a corpus is
-    # split alike wherever it lies
+    # its path relative to the given folder, with `/`; it determines the split, so that a corpus
+    # is split the same way wherever it is
     name: str
 
     @property
     def fraction(self) -> float:
-        """A number between 0 and 1 that the name determines, evenly spread over names."""
+        """A number between 0 and 1 given by the name, uniformly distributed over names."""
         digest = hashlib.sha256(self.name.encode("utf-8", "surrogateescape")).digest()
         return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def find_documents(data_dir: str | Sequence[str], pattern: str | None) -> list[Document]:
-    """Return the documents of a corpus, each file once, in an order that names determine.
+    """Return the documents of a corpus, each file once, ordered by name.
 
-    `data_dir`: folders, files, glob patterns, or `stdlib`; one or several. `pattern`: which files
-    of a folder, as a glob; not given, `**/*.txt`. Of `stdlib` it is always the Python files,
-    without tests and installed packages.
+    `data_dir`: one or more folders, files, glob patterns, or `stdlib`. `pattern`: glob of the files
+    in a folder; None = `**/*.txt`. For `stdlib` it is always the Python files, without tests and
+    installed packages.
 
     Raises:
         ConfigError: If a folder is missing, or no file is found.
@@ -62,7 +62,7 @@ def find_documents(data_dir: str | Sequence[str], pattern: str | None) -> list[D
     if not found:
         raise ConfigError(
             f"data_dir {data_dir!r} has no file that matches pattern "
-            f"{pattern or _DEFAULT_PATTERN!r}. Set pattern to what the files are called, "
+            f"{pattern or _DEFAULT_PATTERN!r}. Set pattern to match the files, "
             "for example '**/*.md'."
         )
     if len(places) > 1:
@@ -73,7 +73,7 @@ def find_documents(data_dir: str | Sequence[str], pattern: str | None) -> list[D
 def split_documents(
     documents: Iterable[Document], split: Split, val_fraction: float
 ) -> list[Document]:
-    """Return the documents of one split; adding a document moves no other.
+    """Return the documents of one split; adding a document moves no other one.
 
     Raises:
         ConfigError: If there are none.
@@ -87,7 +87,7 @@ def split_documents(
     if not chosen:
         raise ConfigError(
             f"split {split!r} has no document: all {len(documents)} are on the other side of "
-            f"val_fraction {val_fraction}. Change val_fraction, or give data_dir more files."
+            f"val_fraction {val_fraction}. Change val_fraction, or add files to data_dir."
         )
     return chosen
 
@@ -108,7 +108,7 @@ def _find(place: str, pattern: str | None) -> list[Document]:
 
 
 def missing_places(data_dir: str | Sequence[str]) -> list[str]:
-    """Return a sentence for each place of a corpus that is not there; no folder is read."""
+    """Return a message for each path of a corpus that does not exist; no folder is read."""
     places = [data_dir] if isinstance(data_dir, str) else data_dir
     return [
         _missing(place)
@@ -120,14 +120,14 @@ def missing_places(data_dir: str | Sequence[str]) -> list[str]:
 def _missing(place: str) -> str:
     return (
         f"data_dir {place!r} does not exist. Give a folder, a file, a glob pattern, or "
-        f"{STDLIB!r} for the library of the running Python."
+        f"{STDLIB!r} for the standard library."
     )
 
 
 def _library(root: Path) -> list[Document]:
     found = []
     for folder, subfolders, files in os.walk(root):
-        # In place, so that the many installed packages are not even looked at.
+        # In place, so that installed packages are not traversed.
         subfolders[:] = [name for name in subfolders if name not in _NOT_LIBRARY]
         found += [_below(root, Path(folder, name)) for name in files if name.endswith(".py")]
     return found
@@ -138,9 +138,9 @@ def _below(root: Path, path: Path) -> Document:
 
 
 class TokenWindows(BatchDataset):
-    """Windows that follow each other without overlap; the rest at the end is dropped.
+    """Consecutive windows of tokens without overlap; an incomplete one at the end is dropped.
 
-    `path`: a `.npy` file of tokens; mapped into memory by each process for itself.
+    `path`: a `.npy` file of tokens, memory-mapped by each process.
 
     Shapes:
         A batch: input_ids and labels (B, length), int32.
@@ -167,14 +167,14 @@ class TokenWindows(BatchDataset):
     def __getitems__(self, indices: list[int]) -> dict[str, Tensor]:
         """Return the batch of these windows."""
         starts = np.asarray(indices, dtype=np.int64) * self.length
-        windows = self._tokens[starts[:, None] + self._steps]  # copies: the file stays untouched
+        windows = self._tokens[starts[:, None] + self._steps]  # copies: the file is not modified
         return {
             "input_ids": torch.from_numpy(windows[:, :-1].astype(np.int32)),
             "labels": torch.from_numpy(windows[:, 1:].astype(np.int32)),
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "length": self.length}  # a mapped array would travel as a copy
+        return {"path": self.path, "length": self.length}  # a memory map would be pickled as a copy
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]  # opens the file again
@@ -182,13 +182,14 @@ class TokenWindows(BatchDataset):
 
 log = logging.getLogger("modelzoo_trainer.data.token_cache")
 
-_FORMAT: Final = 1  # raise it when the same arguments are to give other tokens
+_FORMAT: Final = 1  # increase it when the same arguments give different tokens
 _DIGEST_BYTES: Final = 16
+_SAID: Final[set[Path]] = set()
 _READ_BYTES: Final = 1 << 22
 
 
 def default_cache_dir() -> Path:
-    """Return the folder for tokens if the user names none."""
+    """Return the default folder of the token cache."""
     return Path.home() / ".cache" / "modelzoo_trainer" / "tokens"
 
 
@@ -200,13 +201,13 @@ def cached_tokens(
     val_fraction: float,
     cache_dir: Path,
 ) -> Path:
-    """Return the file with the tokens of a split; make it if it is not there, or damaged.
+    """Return the file with the tokens of a split; build it if it is missing or damaged.
 
-    `documents`: of the whole corpus. If it is only one, the end of it is for validation.
-    `cache_dir`: where the file is; made if missing.
+    `documents`: of the whole corpus. If there is only one, its end is the validation data.
+    `cache_dir`: folder of the file; created if missing.
 
     Returns:
-        A `.npy` file, mapped with `numpy.load(path, mmap_mode="r")`.
+        A `.npy` file, to be mapped with `numpy.load(path, mmap_mode="r")`.
 
     Raises:
         ConfigError: If a document cannot be read, or the folder cannot be written.
@@ -219,15 +220,22 @@ def cached_tokens(
     if path.is_file():
         damage = _damage(path, dtype)
         if damage is None:
-            log.info("tokens of split %r: %s", split, path)
+            _say_once("Using the cached tokens of split %r: %s", split, path)
             return path
-        log.warning("tokens of split %r: %s is damaged (%s)", split, path, damage)
-    log.info("tokens of split %r: making %s from %d documents", split, path, len(documents))
+        log.warning("Tokens of split %r: %s is damaged (%s); rebuilding it", split, path, damage)
+    log.info("Tokenizing split %r: %d documents, to %s", split, len(documents), path)
     parts = (tokenization.encode(_read(document)) for document in documents)
     if part is not None:
         parts = (_part(whole, *part) for whole in parts)
     _write(path, parts, dtype)
     return path
+
+
+def _say_once(text: str, split: Split, path: Path) -> None:
+    """Log a notice, in a process once: a dataloader is made anew for each validation."""
+    if path not in _SAID:
+        _SAID.add(path)
+        log.info(text, split, path)
 
 
 def _key(
@@ -242,22 +250,22 @@ def _key(
 
 
 def _damage(path: Path, dtype: np.dtype[Any]) -> str | None:
-    """Return what is wrong with a file of tokens; None if nothing is.
+    """Return what is wrong with a token file; None if it is intact.
 
-    One that was written without a digest, by an earlier version, is judged by its size and type.
+    A file without a digest, written by an earlier version, is checked by size and dtype.
     """
     try:
         with path.open("rb") as file:
             np.lib.format.read_magic(file)
             shape, _, found = np.lib.format.read_array_header_1_0(file)
             if found != dtype or len(shape) != 1:
-                return f"it holds {found} of shape {shape} instead of a row of {dtype}"
+                return f"expected a 1-D array of {dtype}, found {found} of shape {shape}"
             num_bytes = shape[0] * dtype.itemsize
             rest = os.fstat(file.fileno()).st_size - file.tell() - num_bytes
             if rest not in (0, _DIGEST_BYTES):
                 return f"{abs(rest)} bytes too {'many' if rest > 0 else 'few'}"
             if rest and _digest_of(file, num_bytes) != file.read():
-                return "the digest of the tokens is another one"
+                return "the digest does not match"
     except (OSError, ValueError) as error:
         return f"it cannot be read: {error}"
     return None
@@ -282,7 +290,7 @@ def _read(document: Document) -> bytes:
     except OSError as error:
         raise ConfigError(
             f"data_dir: {str(document.path)!r} cannot be read ({error.strerror}). "
-            "Make it readable, or leave it out with pattern."
+            "Make it readable, or exclude it with pattern."
         ) from error
 
 
@@ -294,7 +302,7 @@ def _write(path: Path, parts: Iterator[Tokens], dtype: np.dtype[Any]) -> None:
     except OSError as error:
         raise ConfigError(
             f"cache_dir {str(path.parent)!r} cannot be written ({error.strerror}). "
-            "Set cache_dir to a folder that can."
+            "Set cache_dir to a writable folder."
         ) from error
     try:
         with file:
@@ -316,6 +324,6 @@ def _write(path: Path, parts: Iterator[Tokens], dtype: np.dtype[Any]) -> None:
 
 
 def _write_header(file: BinaryIO, dtype: np.dtype[Any], num_tokens: int) -> None:
-    """Write the head of a `.npy` file; it leaves room for the longest number of tokens."""
+    """Write the header of a `.npy` file, with room for the longest number of tokens."""
     head = {"descr": dtype.str, "fortran_order": False, "shape": (num_tokens,)}
     np.lib.format.write_array_header_1_0(file, head)

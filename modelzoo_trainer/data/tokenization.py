@@ -1,4 +1,4 @@
-"""From bytes of text to tokens: one for each byte, or those of a `tokenizers` file."""
+"""Tokenization of text: bytes, or a file of the `tokenizers` library."""
 
 import hashlib
 from importlib import import_module
@@ -13,26 +13,26 @@ from modelzoo_trainer.errors import ConfigError
 Tokens = npt.NDArray[Any]
 
 END_OF_TEXT: Final = 0
-"""The byte that ends a document; text does not have it."""
+"""The byte that ends a document; it does not occur in text."""
 
 
 class Tokenization(Protocol):
-    """Turns documents into tokens."""
+    """Convert documents to tokens."""
 
     @property
     def identity(self) -> str:
-        """Differs for any two that give different tokens."""
+        """Identifier that differs between any two tokenizations with different tokens."""
 
     @property
     def vocab_size(self) -> int:
-        """One more than the highest token."""
+        """One more than the largest token."""
 
     def encode(self, text: bytes) -> Tokens:
-        """Return the tokens of a document, with the one that ends it."""
+        """Return the tokens of a document, including the one that ends it."""
 
 
 class ByteTokenization:
-    """Every byte is a token; any file will do."""
+    """Every byte is a token; works for any file."""
 
     identity: Final = "bytes"
     vocab_size: Final = 256
@@ -43,13 +43,13 @@ class ByteTokenization:
 
 
 class FileTokenization:
-    """The tokenizer of a file that the `tokenizers` library wrote.
+    """Tokenizer of a file of the `tokenizers` library.
 
-    `path`: the file, usually `tokenizer.json`. `eos_token`: the token that ends a document; not
-    given, none.
+    `path`: the file, usually `tokenizer.json`. `eos_token`: the token that ends a document; None =
+    none.
 
     Raises:
-        ConfigError: If the library or file is missing, or has no such token.
+        ConfigError: If the library or file is missing, or there is no such token.
     """
 
     def __init__(self, path: str, eos_token: str | None) -> None:
@@ -65,7 +65,7 @@ class FileTokenization:
         self.vocab_size: int = max(self._tokenizer.get_vocab().values(), default=0) + 1
 
     def encode(self, text: bytes) -> Tokens:
-        """Return the tokens of a document; what is not UTF-8 becomes a replacement character."""
+        """Return the tokens of a document; invalid UTF-8 becomes a replacement character."""
         encoding = self._tokenizer.encode(
             text.decode("utf-8", errors="replace"), add_special_tokens=False
         )
@@ -73,18 +73,18 @@ class FileTokenization:
 
 
 def make_tokenization(tokenizer_file_path: str | None, eos_token: str | None) -> Tokenization:
-    """Return the tokenization that the arguments ask for.
+    """Return the tokenization for the arguments.
 
-    `tokenizer_file_path`: of the `tokenizers` library; not given, tokens are bytes.
+    `tokenizer_file_path`: of the `tokenizers` library; None = tokens are bytes.
 
     Raises:
-        ConfigError: If it cannot be had.
+        ConfigError: If it cannot be loaded.
     """
     if tokenizer_file_path is not None:
         return FileTokenization(tokenizer_file_path, eos_token)
     if eos_token is not None:
         raise ConfigError(
-            f"eos_token ({eos_token!r}) is for a tokenizer_file_path; without one, tokens are "
+            f"eos_token ({eos_token!r}) requires tokenizer_file_path; without it, tokens are "
             f"bytes and a document ends with byte {END_OF_TEXT}."
         )
     return ByteTokenization()
@@ -97,12 +97,12 @@ def _load(path: Path) -> Any:
         tokenizers = import_module("tokenizers")
     except ImportError as error:
         raise ConfigError(
-            "tokenizer_file_path needs the tokenizers library, which is not installed: "
+            "tokenizer_file_path requires the tokenizers library, which is not installed: "
             "pip install tokenizers"
         ) from error
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise ConfigError(
-            f"tokenizer_file_path {str(path)!r} is no file of the tokenizers library: {error}"
+            f"tokenizer_file_path {str(path)!r} is not a tokenizers file: {error}"
         ) from error

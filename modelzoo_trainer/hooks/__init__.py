@@ -1,1 +1,1 @@
-"""The hooks: what one is, who is called, and in which order; also without a trainer."""
+"""Hooks: their declarations and how callbacks are called, with or without a trainer."""

@@ -1,4 +1,4 @@
-"""The callbacks and functions of events that every trainer of the process has."""
+"""Callbacks and interceptors that every trainer of the process has."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from modelzoo_trainer.interceptors import Pair, is_pair
 
 
 class Watcher(Protocol):
-    """Whoever keeps a table of callbacks and must learn of changes."""
+    """An object that must be notified when the global callbacks change."""
 
     def rebuild_hooks(self) -> None:
-        """Make the table anew."""
+        """Rebuild the hook table."""
 
 
 _REGISTRY: Final[dict[int, tuple[Any, list[GlobalHandle]]]] = {}
@@ -21,13 +21,13 @@ _WATCHERS: Final[WeakSet[Watcher]] = WeakSet()
 
 
 class GlobalHandle:
-    """What takes a global callback back; the callback stays while another handle holds it."""
+    """Handle that removes a global callback; the callback stays while another handle holds it."""
 
     def __init__(self, callback: Any) -> None:
         self._callback = callback
 
     def remove(self) -> None:
-        """Take the callback back; a second call does nothing."""
+        """Remove the callback. Idempotent."""
         _, handles = _REGISTRY.get(id(self._callback), (None, []))
         if self in handles:
             handles.remove(self)
@@ -37,10 +37,10 @@ class GlobalHandle:
 
 
 def add_global(callback: Any) -> GlobalHandle:
-    """Make a callback, or an event and its function, part of every trainer; it was checked.
+    """Add a validated callback, or an event and its function, to every trainer.
 
     Raises:
-        ConfigError: If it is a function that does not fit the trainers that there are.
+        ConfigError: If a function does not fit an existing trainer.
     """
     handle = GlobalHandle(callback)
     _REGISTRY.setdefault(id(callback), (callback, []))[1].append(handle)
@@ -53,17 +53,17 @@ def add_global(callback: Any) -> GlobalHandle:
 
 
 def global_callbacks() -> Sequence[Any]:
-    """Return the global callbacks in order of registration, without functions of events."""
+    """Return the global callbacks in order of registration, without interceptors."""
     return [callback for callback, _ in _REGISTRY.values() if not is_pair(callback)]
 
 
 def global_pairs() -> Sequence[Pair]:
-    """Return the global functions of events in order of registration."""
+    """Return the global interceptors in order of registration."""
     return [callback for callback, _ in _REGISTRY.values() if is_pair(callback)]
 
 
 def watch_global_callbacks(watcher: Watcher) -> None:
-    """Have `watcher` (held weakly) told whenever the set of global callbacks has changed."""
+    """Notify `watcher` (held weakly) whenever the set of global callbacks changes."""
     _WATCHERS.add(watcher)
 
 

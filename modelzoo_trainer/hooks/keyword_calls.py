@@ -1,4 +1,4 @@
-"""Calls of events that nobody has declared: each listener gets the keywords that it names."""
+"""Calls of undeclared events: each listener gets the keyword arguments that it names."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSIT
 class KeywordCall:
     """A listener's method, called with the arguments that it names.
 
-    What it takes is found out once, and what it is given once for each form of call. A method
-    whose signature Python does not know gets everything. `title` is class and method, for messages.
+    Its parameters are inspected once, and the arguments to pass once per form of call. A method
+    without an inspectable signature gets all arguments. `title` is class and method, for messages.
     """
 
     __slots__ = ("_method", "_parameters", "_plans", "takes_trainer", "title")
@@ -32,7 +32,7 @@ class KeywordCall:
         """Whether the first parameter is called `trainer`."""
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Call the method; keywords that it does not name are left out.
+        """Call the method without the keywords that it does not name.
 
         Raises:
             HookError: If a parameter without a default is not given, one is given twice, or there
@@ -45,7 +45,7 @@ class KeywordCall:
         self._method(*args, **{name: kwargs[name] for name in plan})
 
     def _plan(self, num: int, keywords: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the keywords that the method gets beside `num` positional arguments."""
+        """Return the keywords to pass besides `num` positional arguments."""
         if self._parameters is None:
             return keywords
         parameters = self._parameters.values()
@@ -54,7 +54,7 @@ class KeywordCall:
         if num > len(in_order) and inspect.Parameter.VAR_POSITIONAL not in kinds:
             raise HookError(
                 f"{self.title} takes ({', '.join(self._parameters)}), but the call passes {num} "
-                f"arguments without a name. Pass by name what not everybody takes."
+                f"positional arguments. Pass by keyword what not every callback takes."
             )
         placed = in_order[:num]
         named = {p.name for p in parameters if p.kind in _KEYWORD}
@@ -64,7 +64,7 @@ class KeywordCall:
         if twice:
             raise HookError(
                 f"{self.title} gets {twice[0]!r} twice: as argument {placed.index(twice[0]) + 1} "
-                f"of the call, and by name."
+                f"of the call, and by keyword."
             )
         have = {*placed, *(name for name in given if name in named)}
         for parameter in parameters:
@@ -77,29 +77,29 @@ class KeywordCall:
 
 
 def listener_of(callback: Any, name: str) -> KeywordCall | None:
-    """Return the method of any object that an event calls, or None if it has none of that name.
+    """Return the method of an object for an event, or None if it has none of that name.
 
-    One that cannot be called is left out with a warning.
+    One that is not callable is ignored with a warning.
     """
     method = getattr(callback, name, None)
     if method is None:
         return None
     title = f"{owner_name(callback)}.{name}"
     if not callable(method):
-        warnings.warn(f"{title} is {method!r}, which is no method; it is not called.", stacklevel=2)
+        warnings.warn(f"{title} is {method!r}, which is not a method; it is ignored.", stacklevel=2)
         return None
     return KeywordCall(title, method)
 
 
 def owner_name(callback: Any) -> str:
-    """Return the class of a callback, or of what it stands for (`__wrapped__`)."""
+    """Return the class name of a callback, or of the object that it wraps (`__wrapped__`)."""
     return type(getattr(callback, "__wrapped__", callback)).__name__
 
 
 def _parameters_of(method: HookFn) -> Mapping[str, inspect.Parameter] | None:
     try:
         return inspect.signature(method).parameters
-    except (TypeError, ValueError):  # of what is not written in Python
+    except (TypeError, ValueError):  # not written in Python
         return None
 
 

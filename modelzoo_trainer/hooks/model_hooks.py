@@ -12,7 +12,10 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from modelzoo_trainer.hooks.spec import HookFn, check_listener
 
-_INNER: Final = ("_orig_mod", "_fsdp_wrapped_module")  # where torch's wrappers keep the model
+_INNER: Final = (
+    "_orig_mod",
+    "_fsdp_wrapped_module",
+)  # attributes in which torch's wrappers hold the model
 _PREFIX: Final = "on_"
 _LIGHTNING: Final = ("training_step", "configure_optimizers")
 
@@ -20,10 +23,10 @@ log = logging.getLogger("modelzoo_trainer.model")
 
 
 class ModelHooks:
-    """The methods of a model whose names begin with `on_`, as a callback; nothing else of it.
+    """The methods of a model whose names begin with `on_`, as a callback.
 
-    A model has a life of its own: a method called `setup` or `finalize` is no hook of a run. Nor is
-    an empty method that the model's class inherits, which only says what a library would call.
+    Other methods of a model, such as `setup` or `finalize`, are not hooks of the run. Neither is an
+    empty method that the model's class inherits as a placeholder.
     """
 
     def __init__(self, model: Module) -> None:
@@ -39,8 +42,7 @@ def model_hooks(model: Module) -> ModelHooks | None:
     """Return the hooks of a trainer's model, wrapped or not, or None if it defines none.
 
     Raises:
-        HookError: If a method has nearly the name of a hook, or takes other parameters than the
-            hook passes.
+        HookError: If a method is a near miss of a hook, or has other parameters than the hook.
     """
     kind = type(unwrapped(model))
     _warn_of_steps(kind)
@@ -57,10 +59,10 @@ def model_hooks(model: Module) -> ModelHooks | None:
 
 
 def _warn_of_steps(kind: type) -> None:
-    """Say that the steps of a LightningModule, or of what looks like one, are not called."""
+    """Warn that the step methods of a LightningModule, or a similar class, are not called."""
     if all(callable(getattr(kind, name, None)) for name in _LIGHTNING):
         log.warning(
-            "%s.%s are not called, as this is no LightningModule's trainer: a step calls the "
+            "%s.%s are not called: this trainer does not run LightningModules. A step calls the "
             "model's forward with the batch, which returns the loss (or Trainer.compute_loss "
             "does), and updates with Trainer(optimizer=..., schedulers=...).",
             kind.__name__,
@@ -69,7 +71,7 @@ def _warn_of_steps(kind: type) -> None:
 
 
 def is_placeholder(kind: type, name: str) -> bool:
-    """Return whether a class only inherits a method, and one that does nothing."""
+    """Return whether a class inherits a method that does nothing."""
     method = getattr(kind, name, None)
     if name in vars(kind) or not isinstance(method, FunctionType):
         return False
@@ -77,7 +79,7 @@ def is_placeholder(kind: type, name: str) -> bool:
 
 
 def _statements(function: HookFn) -> list[tuple[str, Any]]:
-    """Return what a function does, as Python's own instructions."""
+    """Return the instructions of a function."""
     return [(one.opname, one.argval) for one in dis.get_instructions(function)]
 
 
@@ -86,7 +88,7 @@ def _empty() -> None:
 
 
 def unwrapped(model: Module) -> Module:
-    """Return the model that torch's wrappers for compiling and for several processes hold."""
+    """Return the model inside torch's wrappers for compilation and data parallelism."""
     while True:
         parts = model._modules
         inner = next((parts[name] for name in _INNER if parts.get(name) is not None), None)

@@ -1,4 +1,4 @@
-"""Declared hooks: what one is, what fits one, and how one call reaches many listeners."""
+"""Hook declarations, validation of listeners, and dispatch to several listeners."""
 
 import difflib
 import enum
@@ -15,9 +15,9 @@ _F = TypeVar("_F", bound=HookFn)
 
 # Similarity (difflib ratio) from which an undeclared name counts as a misspelt hook. Measured on
 # pairs: 'on_train_batch_edn' 0.94, 'on_fit_strat' 0.92; a different event such as
-# 'on_test_start' (0.81 of 'on_train_start') stays free.
+# 'on_test_start' (0.81 of 'on_train_start') is not affected.
 NEAR_MISS: Final = 0.9
-# Words that other libraries have in the names of their hooks, and ours for the same.
+# Words in the hook names of other libraries, and the words used here.
 _OUR_WORDS: Final = {
     "begin": "start",
     "complete": "end",
@@ -29,26 +29,26 @@ _OUR_WORDS: Final = {
     "pre": "before",
 }
 _NEAR_WORD: Final = 0.85  # 'begins' of 'begin' 0.91, 'finsh' of 'finish' 0.91
-# Methods with other beginnings are the callback's own and are never taken for a misspelt hook.
+# Methods with other prefixes are custom ones and never count as misspelt hooks.
 _HOOKLIKE: Final = ("on_", "pre", "post", "run_val")
 
 
 class Phase(enum.Enum):
-    """Where a hook is called, and so what it may do."""
+    """Where a hook is called, and therefore what it may do."""
 
-    RUN = "run"  # around a run or a stage: anything goes
+    RUN = "run"  # around a run or a stage: no restrictions
     BATCH = "batch"  # on the host, between two steps
     STEP = "step"  # inside the traced step: no host read, no I/O, no branch on a value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookSpec:
-    """One declared hook."""
+    """A declared hook."""
 
     name: str
     phase: Phase
     parameters: tuple[str, ...]  # the names after `self`, in order
-    default: HookFn  # the method as declared; a class that still has it does not listen
+    default: HookFn  # the method as declared; a class that inherits it is not called
     doc: str  # first paragraph of the declaration's docstring
 
 
@@ -62,7 +62,7 @@ def hook(phase: Phase) -> Callable[[_F], _F]:
         phase: Where the hook is called.
 
     Returns:
-        A decorator that leaves the method as it is. The class that holds it registers it
+        A decorator that returns the method itself. The class that defines it registers it
         (`register_hooks`).
     """
 
@@ -77,7 +77,7 @@ def register_hooks(cls: type) -> None:
     """Add the hooks that `cls` itself declares to `HOOKS`.
 
     Raises:
-        HookError: If another class has declared the same name before.
+        HookError: If another class has already declared the same name with other parameters.
     """
     for name, method in vars(cls).items():
         phase = getattr(method, "__hook_phase__", None)
@@ -88,7 +88,7 @@ def register_hooks(cls: type) -> None:
         if known is not None and known.parameters != parameters:
             raise HookError(
                 f"{cls.__name__}.{name} declares ({', '.join(parameters)}), but the hook is "
-                f"declared with ({', '.join(known.parameters)}) already. Use another name."
+                f"already declared with ({', '.join(known.parameters)}). Use another name."
             )
         doc = inspect.cleandoc(method.__doc__ or "").split("\n\n")[0]
         HOOKS[name] = HookSpec(
@@ -97,14 +97,14 @@ def register_hooks(cls: type) -> None:
 
 
 def near_miss(name: str) -> str | None:
-    """Return the declared hook that `name` seems to be a misspelling of, or None."""
+    """Return the declared hook that `name` is probably a misspelling of, or None."""
     if name in HOOKS or not name.startswith(_HOOKLIKE):
         return None
     return nearest(name, HOOKS)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return which of some names another is a misspelling of, or says in other words; or None."""
+    """Return the name that `name` is a misspelling or a synonym of, or None."""
     ours = {_in_our_words(other): other for other in known}
     words = _in_our_words(name)
     if words in ours:
@@ -130,7 +130,7 @@ def check_listener(owner: str, methods: Mapping[str, Any]) -> None:
     """Check the names and parameters of methods, with `self` first, that may be hooks.
 
     Raises:
-        HookError: If a name is nearly that of a hook, or a hook takes other parameters than it is
+        HookError: If a name is a near miss of a hook, or a hook has other parameters than it is
             called with.
     """
     for name, method in methods.items():
@@ -152,7 +152,7 @@ def _check_parameters(owner: str, declared: HookSpec, method: HookFn) -> None:
     except TypeError:
         fits = False
     else:
-        # A declared name in another place would receive another argument.
+        # A declared name in another position would receive a different argument.
         fits = all(
             name == value or name not in declared.parameters
             for name, value in list(bound.arguments.items())[1:]
@@ -166,8 +166,8 @@ def _check_parameters(owner: str, declared: HookSpec, method: HookFn) -> None:
 def fan_out(calls: Sequence[HookFn], on_stop: Callable[[StopTraining], None]) -> HookFn:
     """Return one function that calls every listener, in order.
 
-    What a listener raises goes through, and `note_origin` finds out later whose it was; but for
-    `StopTraining`, which is a request and cuts nothing off: `on_stop` is called with it.
+    An exception propagates, and `note_origin` later finds its callback. `StopTraining` is a request
+    and does not: `on_stop` is called with it, and the remaining listeners are called.
     """
     if len(calls) == 1:
         [only] = calls
@@ -185,14 +185,14 @@ def fan_out(calls: Sequence[HookFn], on_stop: Callable[[StopTraining], None]) ->
         for listener in every:
             try:
                 listener(*args)
-            except StopTraining as stop:  # a block that raises nothing costs nothing
+            except StopTraining as stop:  # a try block without an exception is free
                 on_stop(stop)
 
     return fire
 
 
 def note_origin(error: BaseException, callbacks: Iterable[Any], step: int | None) -> None:
-    """Add to an exception which callback's hook raised it; once, however often it is called."""
+    """Add to an exception which callback's hook raised it. Idempotent."""
     actors = [getattr(callback, "__wrapped__", callback) for callback in callbacks]
     known = {id(actor): type(actor).__name__ for actor in actors}
     at = "" if step is None else f" at global_step {step}"
@@ -211,10 +211,10 @@ def note_origin(error: BaseException, callbacks: Iterable[Any], step: int | None
 
 
 def fan_out_all(name: str, calls: Sequence[HookFn]) -> HookFn:
-    """Return a function that calls every listener, even when one before it has failed.
+    """Return a function that calls every listener, even if an earlier one has failed.
 
     If the last argument is an exception, failures become notes on it; otherwise the first failure
-    is raised when all have been called.
+    is raised after all have been called.
     """
     every = tuple(calls)
 
@@ -232,7 +232,7 @@ def fan_out_all(name: str, calls: Sequence[HookFn]) -> HookFn:
             raise failures[0]
         for failure in failures:
             original.add_note(  # type: ignore[union-attr]  # not None if there are failures here
-                f"{failure.__notes__[-1]} as well: {type(failure).__name__}: {failure}"
+                f"{failure.__notes__[-1]} too: {type(failure).__name__}: {failure}"
             )
 
     return fire

@@ -1,4 +1,4 @@
-"""Callbacks in a loop of one's own: the dispatcher of hooks, without a trainer."""
+"""Callbacks in a custom training loop: hook dispatch without a trainer."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from modelzoo_trainer.plugins import plugin_callbacks
 
 
 class HooksHandle:
-    """What takes an added callback out of its `Hooks` again."""
+    """Handle that removes an added callback from its `Hooks`."""
 
     def __init__(self, hooks: Hooks, callback: Any) -> None:
         self._hooks = hooks
         self._callback = callback
 
     def remove(self) -> None:
-        """Take the callback out; a second call does nothing."""
+        """Remove the callback. Idempotent."""
         self._hooks.remove_callback(self._callback)
 
 
 class Hooks:
-    """The callbacks of a loop that the user writes: it calls what they define, by any name.
+    """Call callbacks from a custom training loop, by any hook name.
 
-    They are called in the order: the user's as given, those of plug-ins, global ones, models. A
-    callback may be any object; one that has no method of a name, or None there, is passed over.
-    Each gets the keyword arguments that it names, and all positional ones. So a `Callback` whose
-    hook takes `trainer` gets what the loop passes under that name, and refuses a call without it.
+    Callbacks are called in this order: those given, those of plugins, global ones, models. A
+    callback may be any object; it is skipped if it has no such method. Each gets the keyword
+    arguments that it names, and all positional ones. So a `Callback` whose hook takes `trainer`
+    gets what the loop passes under that name, and a call without it raises.
 
     Args:
-        callbacks: One, or an iterable of them, which is copied; None = none.
-        events: The names that the loop calls, or the one: another name in a call, or a method that
-            is nearly called like one of them, is an error then. None = any name.
-        plugins: Whether those that installed packages bring take part.
-        use_global: Whether those registered by `register_global_callback` take part.
+        callbacks: One or an iterable of them, which is copied; None = none.
+        events: One or more names that the loop calls. If given, a call of another name, or a method
+            whose name is a near miss of one of them, raises. None = any name.
+        plugins: Whether to include the callbacks of installed plugins.
+        use_global: Whether to include those of `register_global_callback`.
 
     Raises:
-        HookError: If a callback is a class, one of a trainer's core or one that needs a trainer
-            (`CheckLoss`, `EarlyStopping` and others), or misspells an event.
+        HookError: If a callback is a class, a core callback of the trainer or one that requires a
+            trainer (`CheckLoss`, `EarlyStopping` and others), or misspells an event.
 
     Example:
         >>> class Losses:
@@ -79,19 +79,19 @@ class Hooks:
         watch_global_callbacks(self)
 
     def call(self, hook_name: str, /, *args: Any, **kwargs: Any) -> None:
-        """Call everybody who has a method of a name, in order.
+        """Call every callback that has a method of this name, in order.
 
-        Whatever one of them returns is dropped. An exception goes through, and the rest is not
-        called; but `StopTraining` is raised when everybody was called.
+        Return values are ignored. An exception propagates at once, without calling the remaining
+        callbacks; `StopTraining` is raised after all have been called.
 
         Args:
             hook_name: Any name.
-            args: Passed to all as they are.
-            kwargs: Each gets those that it names.
+            args: Passed to all callbacks.
+            kwargs: Each callback gets those that it names.
 
         Raises:
-            HookError: If somebody's parameters are not given, or the name is none of `events`.
-            StopTraining: If somebody asks for the end of the loop.
+            HookError: If a required parameter is not given, or the name is not one of `events`.
+            StopTraining: If a callback requests the end of the loop.
         """
         calls = self._calls.get(hook_name)
         if calls is None:
@@ -109,32 +109,32 @@ class Hooks:
             raise asked
 
     def add_callback(self, callback: Any) -> HooksHandle:
-        """Add a callback after those that were given; it takes part from the next call on.
+        """Add a callback after those that exist; it is called from the next call on.
 
         Args:
             callback: Any object.
 
         Returns:
-            A handle whose `remove` takes it out again.
+            A handle whose `remove` removes it.
 
         Raises:
-            HookError: If it is a class or one of a trainer's core, or misspells an event.
+            HookError: If it is a class or a core callback of the trainer, or misspells an event.
         """
         self._include(callback)
         return HooksHandle(self, callback)
 
     def remove_callback(self, callback: Any) -> None:
-        """Take a callback or a model out; nothing happens if it is not here."""
+        """Remove a callback or a model. Idempotent."""
         self._own = [known for known in self._own if known is not callback]
         self._models = [known for known in self._models if not _holds(known, callback)]
         self.rebuild_hooks()
 
     def add_model(self, model: Module) -> None:
-        """Have the methods of a model whose names begin with `on_` called, after all callbacks.
+        """Add the methods of a model whose names begin with `on_`, called after all callbacks.
 
         Args:
-            model: The module, also one that is wrapped by DistributedDataParallel or compiled; a
-                second time nothing happens.
+            model: The module, also one that is compiled or wrapped by DistributedDataParallel.
+                Adding it twice has no effect.
         """
         if not any(_holds(known, model) for known in self._models):
             self._models.append(ModelHooks(model))
@@ -143,20 +143,20 @@ class Hooks:
     @property
     def callbacks(self) -> tuple[Any, ...]:
         """The callbacks in the order in which they are called, without models."""
-        everybody = [*self._own, *(global_callbacks() if self._use_global else ())]
-        return tuple({id(callback): callback for callback in everybody}.values())
+        callbacks = [*self._own, *(global_callbacks() if self._use_global else ())]
+        return tuple({id(callback): callback for callback in callbacks}.values())
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.callbacks)
 
     def rebuild_hooks(self) -> None:
-        """Forget who listens to what: it is found out anew."""
+        """Clear the cache of listeners."""
         self._calls = {}
 
     # ---- state
 
     def stateful_callbacks(self) -> list[tuple[str, Any]]:
-        """Return those with `state_dict` and `load_state_dict`, with their names in the state."""
+        """Return callbacks that have a state, with their names in the state dict."""
         return [
             (name, callback)
             for name, callback in named(self.callbacks).items()
@@ -168,14 +168,14 @@ class Hooks:
         return {name: callback.state_dict() for name, callback in self.stateful_callbacks()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Give callbacks their states back; warn of those without one, and of states left over.
+        """Restore the states of callbacks; warn about missing and unused states.
 
         Args:
             state_dict: What `state_dict` returned.
         """
         load_states(cast("Any", self), state_dict, strict=True)
 
-    # ---- who listens
+    # ---- listeners
 
     def _include(self, callback: Any) -> None:
         [callback] = self._checked([callback])
@@ -193,14 +193,14 @@ class Hooks:
                 )
             if isinstance(callback, (str, tuple, list, Mapping)):
                 raise HookError(
-                    f"Hooks got {callback!r}, a {kind}. Pass objects with methods; pairs, for "
-                    f"functions around methods, are for a Trainer."
+                    f"Hooks got {callback!r}, a {kind}. Pass objects with methods; pairs of "
+                    f"an event and a function are for a Trainer only."
                 )
             if isinstance(callback, CoreCallback):
-                raise HookError(f"Hooks got a {kind}, which does its work in a Trainer alone.")
+                raise HookError(f"Hooks got a {kind}, which works only in a Trainer.")
             if isinstance(callback, Callback) and callback.needs_trainer:
                 raise HookError(
-                    f"Hooks got a {kind}, which would do nothing in a loop of one's own: it needs "
+                    f"Hooks got a {kind}, which has no effect in a custom loop: it requires "
                     f"the steps of a Trainer. Pass it to Trainer(callbacks=...)."
                 )
             self._check_names(callback, kind)
@@ -213,11 +213,13 @@ class Hooks:
                 continue
             near = nearest(name, events)
             if near is not None:
-                raise HookError(f"{kind}.{name} is no event of this loop. Did you mean {near!r}?")
+                raise HookError(
+                    f"{kind}.{name} is not an event of this loop. Did you mean {near!r}?"
+                )
 
     def _listeners_of(self, name: str) -> tuple[KeywordCall, ...]:
         if self.events is not None and name not in self.events:
-            raise HookError(f"{name!r} is no event of this loop. {suggest(name, self.events)}")
+            raise HookError(f"{name!r} is not an event of this loop. {suggest(name, self.events)}")
         own = [callback for callback in self.callbacks if _overrides(callback, name)]
         models = [known for known in self._models if not any(_holds(known, cb) for cb in own)]
         found = (listener_of(callback, name) for callback in [*own, *models])
@@ -233,7 +235,7 @@ def _listed(callbacks: Iterable[Any] | Any) -> list[Any]:
 
 
 def _overrides(callback: Any, name: str) -> bool:
-    """Return whether a callback has its own method for a hook, and not the declared one."""
+    """Return whether a callback overrides a hook."""
     declared = HOOKS.get(name)
     if declared is None or not isinstance(callback, Callback):
         return True

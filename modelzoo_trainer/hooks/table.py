@@ -1,4 +1,4 @@
-"""All callbacks of a run, called as if they were one."""
+"""Dispatch of hooks to all callbacks of a run."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -8,7 +8,7 @@ from modelzoo_trainer.errors import HookError, StopTraining
 from modelzoo_trainer.hooks.keyword_calls import KeywordCall, listener_of
 from modelzoo_trainer.hooks.spec import HOOKS, HookFn, fan_out, fan_out_all, near_miss
 
-# Everybody is told, whatever one of them raises.
+# All listeners of these are called, even if one raises.
 _ALL_RUN: Final = frozenset(
     {"finalize", "on_fit_exception", "on_train_exception", "on_validate_exception"}
 )
@@ -16,16 +16,15 @@ Event = Callable[..., None]
 
 
 class HookTable(Callback):
-    """The composite: each hook calls the callbacks that override it, in order.
+    """Call, for each hook, the callbacks that override it, in order.
 
-    A hook that nobody overrides is one and the same empty function, which stays in the
-    processor's caches.
+    Hooks that no callback overrides share one empty function.
 
     Args:
         callbacks: In the order in which they are called.
         is_log_step: Whether to include hooks that are for log steps only.
-        rehearses: Include those of them that belong to the traced step in any case, so that
-            what a log step records is recorded, though nothing is logged.
+        rehearses: Whether to include those of them that belong to the traced step in any case, so
+            that the graph of log steps is traced, though nothing is logged.
         on_stop: Called with a `StopTraining` that a hook has raised; None = it is raised.
     """
 
@@ -53,21 +52,21 @@ class HookTable(Callback):
             return fan_out_all(name, calls)
         [*_, last] = calls
         if len(calls) == 1 and isinstance(getattr(last, "__self__", None), CoreCallback):
-            return last  # asks for no stop by raising
+            return last  # never raises StopTraining
         return fan_out(calls, self._on_stop)
 
     def call(self, trainer: Any, name: str, /, *args: Any, **kwargs: Any) -> None:
-        """Fire a hook by its name.
+        """Call a hook by its name.
 
         Args:
-            trainer: Goes first to a declared hook, and to a listener of an undeclared event
-                whose first parameter is called `trainer`.
-            name: A declared hook, or any event of one's own.
-            args: Passed as they are.
+            trainer: Passed first to a declared hook, and to a listener of an undeclared event whose
+                first parameter is called `trainer`.
+            name: A declared hook, or any custom event.
+            args: Passed unchanged.
             kwargs: For an undeclared event, each listener gets those that it names.
 
         Raises:
-            HookError: If nobody listens and the name is nearly that of a declared hook, or the
+            HookError: If there is no listener and the name is nearly a declared hook, or the
                 arguments do not fit a listener.
         """
         declared = HOOKS.get(name)
@@ -111,7 +110,7 @@ def _raised(stop: StopTraining) -> None:
 
 
 def _nobody(*args: Any) -> None:
-    """Do nothing: the hook that no callback overrides."""
+    """Do nothing, for a hook that no callback overrides."""
 
 
 def _with_trainer(listener: KeywordCall) -> Event:

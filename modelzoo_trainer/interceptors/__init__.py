@@ -1,12 +1,12 @@
-"""Functions before and after the methods of building blocks: they may rewrite what goes in and out.
+"""Interceptors: functions before and after a method, which may change its arguments and result.
 
-    @event("step")       marks a method of a block; nothing else changes for it
+    @event("step")       marks a method; nothing else changes
     ("pre-step", f)      f(self, batch) returns the batch: any of the arguments, by their names
     ("post-step", f)     f(self, result) returns the result
 
-A block that has functions for an event has an `AdvisedMethod` among its own attributes, in the
-place of the method of its class; one that has none costs nothing. The constructor's event is
-`init`, on every block.
+An object with interceptors for an event has an `AdvisedMethod` as an instance attribute, which
+shadows the method of its class; without interceptors there is no cost. The event of the
+constructor is `init`, in every class.
 """
 
 from modelzoo_trainer.interceptors.classes import class_pairs, event, pair_of

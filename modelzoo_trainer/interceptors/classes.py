@@ -1,4 +1,4 @@
-"""What a class says of its events and of the functions around them."""
+"""The events of a class, and the interceptors it defines."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ from modelzoo_trainer.interceptors.functions import (
 F = TypeVar("F", bound=AnyFunction)
 
 OWN_LIST: Final = "_advice_list"
-"""Where a class keeps the list `callbacks` that it was defined with."""
+"""Attribute for the list `callbacks` that a class was defined with."""
 
 _NAME: Final = re.compile(r"[a-z0-9]+([-_][a-z0-9]+)*")
 _STYLE: Final = re.compile(r"(pre|post)_(.+)_callback")
 
 
 def event(*names: str, keeps_result: bool = False, passes_result: bool = True) -> Callable[[F], F]:
-    """Mark a method of a block as an event.
+    """Mark a method as an event.
 
     Args:
-        names: What functions call it; one is enough, others are read as well.
-        keeps_result: A function after it may not put None in the place of a result, although the
-            method itself may return None.
-        passes_result: Functions after it get its result and may replace it. If not they take
+        names: Event names; more than one are synonyms.
+        keeps_result: Whether a post-function must not replace a result by None, although the method
+            itself may return None.
+        passes_result: Whether post-functions get the result and may replace it. If False they take
             (self) alone, as those of a method that returns nothing.
 
     Returns:
-        A decorator that leaves the method as it is. An override of it need not be marked.
+        A decorator that returns the method itself. Overrides of it need not be marked.
 
     Raises:
-        ConfigError: If a name is not of letters, digits and hyphens, or is that of the
-            constructor; if it is no plain method.
+        ConfigError: If a name does not consist of letters, digits and hyphens, or is that of the
+            constructor; or if the method is not a plain one.
     """
     for name in names:
         if not _NAME.fullmatch(name) or name == INIT:
             raise ConfigError(
-                f"event({name!r}): an event is named in lower case, with hyphens, such as "
-                f"'create-model'; {INIT!r} is the constructor's."
+                f"event({name!r}): event names are lower case, with hyphens, such as "
+                f"'create-model'; {INIT!r} is reserved for the constructor."
             )
 
     def mark(method: F) -> F:
         is_plain = inspect.isfunction(method) and not inspect.iscoroutinefunction(method)
         if not names or not is_plain:
             raise ConfigError(
-                f"event{names}: got {method!r}; it takes a name, and marks a plain method."
+                f"event{names}: got {method!r}; it requires a name, and a plain method to mark."
             )
         method.__events__ = tuple(map(canonical, names))  # type: ignore[attr-defined]  # the mark
         method.__keeps_result__ = keeps_result  # type: ignore[attr-defined]  # part of it
@@ -66,10 +66,10 @@ def event(*names: str, keeps_result: bool = False, passes_result: bool = True) -
 
 
 def events_of(cls: type) -> dict[str, str]:
-    """Return the events of a class and its bases, and the names of their methods.
+    """Return the events of a class and its bases, with the names of their methods.
 
     Raises:
-        ConfigError: If two methods have one event, or two classes call one method's differently.
+        ConfigError: If an event has two methods, or two classes give a method different events.
     """
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
@@ -80,15 +80,15 @@ def events_of(cls: type) -> dict[str, str]:
                 if found.get(name, attribute) != attribute or (before and name not in before):
                     raise ConfigError(
                         f"{base.__name__}.{attribute} is marked as event {name!r}, but "
-                        f"{next(iter(before), name)!r} is there already. An event has one "
-                        f"method, and an override keeps the event without a mark."
+                        f"{next(iter(before), name)!r} already exists. An event has one "
+                        f"method, and an override keeps its event unmarked."
                     )
             found |= dict.fromkeys(marked, attribute)
     return found
 
 
 def take_list(cls: type) -> None:
-    """Keep the list `callbacks` of a class for it, and mark its method-style functions."""
+    """Store the list `callbacks` of a class, and mark its interceptor methods."""
     given = vars(cls).get("callbacks")
     if isinstance(given, (list, tuple)):
         setattr(cls, OWN_LIST, tuple(given))
@@ -99,9 +99,9 @@ def take_list(cls: type) -> None:
 
 
 def once_a_chain(function: AnyFunction) -> AnyFunction:
-    """Return a method-style function that changes nothing if the chain has called it already.
+    """Return an interceptor method that runs at most once per call of the event.
 
-    So a function that calls that of its parent class, which was called before it, does no harm.
+    So one that calls that of its parent class, which was called already, has no side effects.
     """
     chained = object()
     signature = inspect.signature(function)
@@ -118,12 +118,12 @@ def once_a_chain(function: AnyFunction) -> AnyFunction:
 
 
 def class_pairs(cls: type) -> tuple[Pair, ...]:
-    """Return the functions that a class and its bases have: base first, nothing inherited twice."""
+    """Return the interceptors of a class and its bases: base first, without duplicates."""
     found: list[Pair] = []
     for base in reversed(cls.__mro__):
         given = vars(base).get(OWN_LIST)
         if given is None:
-            given = vars(base).get("callbacks", ())  # of a mix-in that is no block itself
+            given = vars(base).get("callbacks", ())  # of a mixin that is not such a class itself
         inherited = list(found)
         if isinstance(given, (list, tuple)):
             found += [pair for pair in given if pair not in inherited]
@@ -132,9 +132,9 @@ def class_pairs(cls: type) -> tuple[Pair, ...]:
 
 
 def pair_of(owner: object, pair: Pair) -> Pair:
-    """Return a pair of an object's class for another object that has its event.
+    """Bind an interceptor of an object's class to another object that has its event.
 
-    A method of the class gets the object that it belongs to, and not the other one.
+    A method of the class gets the object that it belongs to, not the other one.
     """
     event, function = pair
     methods = (method for base in type(owner).__mro__ for _, method in _methods_of(base))
@@ -157,6 +157,6 @@ def _methods_of(cls: type) -> list[Pair]:
         if match is None:
             continue
         if not inspect.isfunction(value):
-            raise ConfigError(f"{cls.__name__}.{name} is {value!r}; it should be a plain method.")
+            raise ConfigError(f"{cls.__name__}.{name} is {value!r}; it must be a plain method.")
         pairs.append((f"{match[1]}-{canonical(match[2])}", value))
     return pairs

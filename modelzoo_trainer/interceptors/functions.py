@@ -1,4 +1,4 @@
-"""One function before or after a method: what fits, and how it is called."""
+"""A function before or after a method: validation and call."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ AnyFunction = Callable[..., Any]
 Pair = tuple[str, AnyFunction]
 
 INIT: Final = "init"
-"""The event of the constructor, which every block has."""
+"""The event of the constructor, in every class."""
 
 _VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 CALLED: ContextVar[frozenset[tuple[int, object]]] = ContextVar("called", default=frozenset())
-"""Which methods of objects the chains at hand have called."""
+"""The interceptor methods that the active calls have run."""
 
 
 def canonical(name: str) -> str:
-    """Return an event's name with hyphens, in whichever way it was written."""
+    """Return an event name with hyphens instead of underscores."""
     return name.replace("_", "-")
 
 
 def is_pair(value: object) -> bool:
-    """Return whether something is meant as an event and its function."""
+    """Return whether a value is meant as a pair of an event and a function."""
     return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str)
 
 
 def split_pair(pair: Any, where: str) -> tuple[str, str, AnyFunction]:
-    """Return "pre" or "post", the event's name, and the function.
+    """Return "pre" or "post", the event name, and the function.
 
     Raises:
-        ConfigError: If it is not of that form.
+        ConfigError: If it is not such a pair.
     """
     if not is_pair(pair):
         raise ConfigError(f"{where}: got {pair!r}. Give pairs such as ('post-step', function).")
@@ -47,16 +47,16 @@ def split_pair(pair: Any, where: str) -> tuple[str, str, AnyFunction]:
     side, _, name = canonical(spelled).partition("-")
     if side not in ("pre", "post") or not name:
         raise ConfigError(
-            f"{where}: {spelled!r} is neither before nor after an event. Write 'pre-{spelled}' or "
+            f"{where}: {spelled!r} is neither a pre- nor a post-event. Write 'pre-{spelled}' or "
             f"'post-{spelled}'."
         )
     if not callable(function):
-        raise ConfigError(f"{where}: {spelled!r} got {function!r}, which cannot be called.")
+        raise ConfigError(f"{where}: {spelled!r} got {function!r}, which is not callable.")
     return side, name, function
 
 
 def unknown_event(where: str, spelled: str, known: Iterable[str]) -> ConfigError:
-    """Return the error for an event that nobody has."""
+    """Return the error for an unknown event."""
     side, _, name = canonical(spelled).partition("-")
     names = sorted(set(known))
     advice = suggest(f"{side}-{name}", [f"{side}-{one}" for one in names])
@@ -68,21 +68,21 @@ def unknown_event(where: str, spelled: str, known: Iterable[str]) -> ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The method of an event, as functions around it see it."""
+    """The method of an event, as interceptors see it."""
 
     block: str  # the class's name
     event: str
     attribute: str  # the method's name
     parameters: Mapping[str, inspect.Parameter]  # without the object itself
     returns: Any  # its annotation; `inspect.Parameter.empty` = there is none
-    keeps_result: bool = False  # whether a function after it may not turn a result into None
-    passes_result: bool = True  # whether a function after it gets the result
+    keeps_result: bool = False  # whether a post-function must not replace a result by None
+    passes_result: bool = True  # whether a post-function gets the result
 
     @classmethod
     def of(cls, block: type, event: str, attribute: str) -> Method:
         """Return the method of a class.
 
-        An override without an annotation of its result has that of the method it overrides.
+        An override without a return annotation uses that of the method it overrides.
         """
         signature = inspect.signature(getattr(block, attribute))
         parameters = dict(list(signature.parameters.items())[1:])
@@ -127,22 +127,25 @@ class Function:
         self._parameters = self._own_parameters()
 
     def _own_parameters(self) -> list[inspect.Parameter]:
-        """Return the parameters after the first, which is the object."""
+        """Return the parameters after the first one, which is the object."""
         try:
             parameters = list(inspect.signature(self._function).parameters.values())
         except (TypeError, ValueError):
-            raise self.misfit("its parameters cannot be seen; wrap it in a lambda") from None
+            raise self.misfit("its signature cannot be inspected; wrap it in a lambda") from None
         if inspect.iscoroutinefunction(self._function):
-            raise self.misfit("it is async, and nobody awaits it; make it a plain function")
+            raise self.misfit("it is async; make it a plain function")
         bound = self._function.keywords if isinstance(self._function, partial) else {}
         parameters = [p for p in parameters if p.name not in bound]
         if not parameters:
-            raise self.misfit("it takes nothing; its first parameter is the object itself")
+            raise self.misfit("it takes no parameters; the first one must be the object")
         for p in parameters:
             if p.kind in _VARIADIC:
-                raise self.misfit(f"it takes {p}; name what it takes, without * and **")
+                raise self.misfit(f"it takes {p}; name its parameters, without * and **")
             if p.default is not p.empty:
-                raise self.misfit(f"its parameter {p.name!r} has a default; it is always given")
+                raise self.misfit(
+                    f"its parameter {p.name!r} has a default; remove it, as a value is always "
+                    f"passed"
+                )
         return parameters[1:]
 
     def misfit(self, why: str) -> ConfigError:
@@ -150,31 +153,32 @@ class Function:
         return ConfigError(f"{self.label}: {why}.")
 
     def note(self, owner: object) -> None:
-        """Note that the chain at hand has called this function, if it is a method of the object."""
+        """Record that the active call has run this function, if it is a method of the object."""
         note_call(owner, self.chained)
 
     def none_instead_of(self, what: str) -> ValueError:
-        """Return the error for a function that seems to have forgotten its `return`."""
+        """Return the error for a function that probably lacks its `return`."""
         return ValueError(
-            f"{self.label}, returned None in place of {what}. Return what it is to be, changed or "
-            f"not."
+            f"{self.label}, returned None instead of {what}. Return the value, changed or not."
         )
 
 
 class PreFunction(Function):
-    """Called before a method, with those of its arguments that it names; may rewrite them."""
+    """A function called before a method, with the arguments that it names; may replace them."""
 
     def __init__(self, pair: Pair, method: Method) -> None:
         super().__init__(pair, method)
         known = method.nameable
         first = next(iter(inspect.signature(self._function).parameters))
         if first in known:
-            raise self.misfit(f"its first parameter, {first!r}, gets the object; call it 'self'")
+            raise self.misfit(
+                f"its first parameter, {first!r}, receives the object; call it 'self'"
+            )
         for p in self._parameters:
             if p.name not in known:
                 advice = suggest(p.name, known) if known else "It takes none by name."
                 raise self.misfit(
-                    f"its parameter {p.name!r} is none of {method.attribute}'s. {advice}".rstrip(
+                    f"it takes {p.name!r}, which {method.attribute} does not take. {advice}".rstrip(
                         "."
                     )
                 )
@@ -184,7 +188,7 @@ class PreFunction(Function):
         self._may_be_none = {name for name in self._names if _admits_none(method.parameters[name])}
 
     def rewrite(self, owner: object, arguments: dict[str, Any]) -> None:
-        """Call it, and put what it returns in the place of what it took.
+        """Call it, and replace the arguments that it took by what it returns.
 
         Raises:
             ValueError: If it returns another number of values than it took.
@@ -208,18 +212,20 @@ class PreFunction(Function):
         if num == 0 and returned is None:
             return ()
         if num == 0:
-            raise ValueError(f"{self.label}, takes no argument and should not return {returned!r}.")
+            raise ValueError(
+                f"{self.label}, takes no argument, so it must not return {returned!r}."
+            )
         is_sequence = isinstance(returned, (tuple, list))
         if is_sequence and len(returned) == num:
-            return returned  # type: ignore[no-any-return]  # a sequence, as was seen
+            return returned  # type: ignore[no-any-return]  # a sequence, checked above
         given = f"{len(returned)} values" if is_sequence else f"a {type(returned).__name__}"
         raise ValueError(
-            f"{self.label}, returned {given}, and should return {num}: ({', '.join(self._names)})."
+            f"{self.label}, returned {given}, but must return {num}: ({', '.join(self._names)})."
         )
 
 
 class PostFunction(Function):
-    """Called after a method, with its result, if it has one; may replace that."""
+    """A function called after a method, with its result, if it has one; may replace it."""
 
     def __init__(self, pair: Pair, method: Method) -> None:
         super().__init__(pair, method)
@@ -228,14 +234,14 @@ class PostFunction(Function):
         if method.has_result and num != 1:
             taken = ", ".join(inspect.signature(self._function).parameters)
             raise self.misfit(
-                f"it takes ({taken}), and should take (self, result), as {method.attribute} "
-                f"returns something; one that returns nothing is annotated '-> None'"
+                f"it takes ({taken}), but must take (self, result), as {method.attribute} "
+                f"returns a value; annotate a method that returns none with '-> None'"
             )
         if not method.has_result and num != 0:
-            raise self.misfit(f"it should take (self) alone, as {method.attribute} returns None")
+            raise self.misfit(f"it must take (self) only, as {method.attribute} returns None")
         if method.has_result and method.returns is inspect.Parameter.empty:
             log.warning(
-                "%s: %s says not what it returns (no annotation), so whatever that is goes to the "
+                "%s: %s has no return annotation, so its result, whatever it is, is passed to the "
                 "function.",
                 self.label,
                 method.attribute,
@@ -245,10 +251,10 @@ class PostFunction(Function):
         self._keyword = [p.name for p in self._parameters if p.kind is p.KEYWORD_ONLY]
 
     def result(self, owner: object, value: Any) -> Any:
-        """Call it, and return the result of the method as it leaves it.
+        """Call it, and return the result of the method, possibly replaced.
 
         Raises:
-            ValueError: If it returns None where there was a result.
+            ValueError: If it returns None although there was a result.
         """
         if not self._has_result:
             self._function(owner)
@@ -263,7 +269,7 @@ class PostFunction(Function):
 
 
 def name_of(function: AnyFunction) -> str:
-    """Return what messages call a function; partials and objects have no name of their own."""
+    """Return the name of a function for messages; partials and objects have no name."""
     while isinstance(function, partial):
         function = function.func
     return getattr(function, "__qualname__", None) or type(function).__qualname__
@@ -275,9 +281,9 @@ def _admits_none(parameter: inspect.Parameter) -> bool:
 
 
 def note_call(owner: object, chained: object | None) -> None:
-    """Note that the chain at hand has called a method-style function of an object.
+    """Record that the active call has run an interceptor method of an object.
 
-    `chained`: what the function is known by; None = it is no method of the object.
+    `chained`: the id of the function; None = it is not a method of the object.
     """
     if chained is not None:
         CALLED.set(CALLED.get() | {(id(owner), chained)})

@@ -1,4 +1,4 @@
-"""Blocks whose events take functions, and a method with functions around it."""
+"""Objects with interceptors, and the wrapper of an intercepted method."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from modelzoo_trainer.interceptors.functions import (
 )
 
 FUNCTIONS: Final = "_advice_functions"
-"""Where an object keeps its functions, if it has any."""
+"""Instance attribute of the list of functions, if any."""
 
 
 class Owner(Protocol):
-    """An object whose methods have functions around them."""
+    """An object whose methods are intercepted."""
 
     def handle_stop(self, stop: StopTraining, attribute: str) -> None:
-        """Do what a `StopTraining` asks for that a function has raised."""
+        """Handle a `StopTraining` that a function has raised."""
 
 
 class Parameters:
-    """The parameters of a bound method: what a call means by name."""
+    """The parameters of a bound method."""
 
     def __init__(self, method: AnyFunction) -> None:
         self._signature = inspect.signature(method)
@@ -54,8 +54,8 @@ class Parameters:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call as `rewrite` leaves them, defaults included."""
-        if self._is_plain:  # a fraction of the time that `bind` takes
+        """Return the arguments of a call after `rewrite`, with defaults."""
+        if self._is_plain:  # much faster than `bind`
             given = dict(zip(self._names, args, strict=False))
             arguments = self._defaults | given | kwargs
             is_whole = len(given) == len(args) and arguments.keys() == self._known
@@ -69,16 +69,15 @@ class Parameters:
 
 
 class AdvisedMethod:
-    """A method of one object, with the functions around it.
+    """A method of an object, with the functions before and after it.
 
-    A call inside a call of the same method is part of that: functions are called for the
-    outermost.
+    A nested call of the same method does not run the functions again.
     """
 
     def __init__(self, owner: Owner, attribute: str) -> None:
         self.owner = owner
         self.replaced = vars(owner).get(attribute)
-        """What the object had among its own attributes before."""
+        """The instance attribute of this name before, if any."""
         self.plain: AnyFunction = getattr(owner, attribute)
         self.attribute = attribute
         self.pre: tuple[PreFunction, ...] = ()
@@ -88,7 +87,7 @@ class AdvisedMethod:
         update_wrapper(self, self.plain)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the functions before, the method, and the functions after."""
+        """Call the pre-functions, the method, and the post-functions."""
         thread = get_ident()
         if thread in self._inside:
             return self.plain(*args, **kwargs)
@@ -104,21 +103,21 @@ class AdvisedMethod:
 
 
 def begin(owner: Owner, attribute: str) -> None:
-    """Call the functions before an event that is no call of its method, but a time."""
+    """Call the pre-functions of an event that is a point in time instead of a method call."""
     advised = vars(owner).get(attribute)
     if isinstance(advised, AdvisedMethod):
         before(owner, advised.pre, {})
 
 
 def end(owner: Owner, attribute: str) -> None:
-    """Call the functions after an event that is no call of its method, but a time."""
+    """Call the post-functions of an event that is a point in time instead of a method call."""
     advised = vars(owner).get(attribute)
     if isinstance(advised, AdvisedMethod):
         after(owner, advised.post, None)
 
 
 def before(owner: Owner, functions: Iterable[PreFunction], arguments: dict[str, Any]) -> None:
-    """Call the functions before a method, in order; they rewrite the arguments."""
+    """Call the pre-functions in order; they rewrite the arguments."""
     token = CALLED.set(CALLED.get())
     try:
         for function in functions:
@@ -128,7 +127,7 @@ def before(owner: Owner, functions: Iterable[PreFunction], arguments: dict[str, 
 
 
 def after(owner: Owner, functions: Iterable[PostFunction], result: Any) -> Any:
-    """Call the functions after a method, in order, and return the result as they leave it."""
+    """Call the post-functions in order, and return the result."""
     token = CALLED.set(CALLED.get())
     try:
         for function in functions:
@@ -150,13 +149,13 @@ def _guarded(owner: Owner, function: Function, call: Callable[[Any, Any], Any], 
 
 
 def functions_of(owner: Owner) -> list[Function]:
-    """Return the functions of an object, in order; that list is not to be changed."""
+    """Return the functions of an object, in order; do not modify the list."""
     found: list[Function] = vars(owner).get(FUNCTIONS, [])
     return found
 
 
 def install(owner: Owner, functions: list[Function]) -> None:
-    """Make these the functions of an object: its methods with functions, the others without."""
+    """Set the functions of an object: wrap the methods that have any, unwrap the others."""
     own = vars(owner)
     wanted = {function.attribute for function in functions}
     for name, value in list(own.items()):
@@ -180,28 +179,28 @@ _PREPARED: Final = "_advice_prepared"
 
 
 class FunctionHandle:
-    """What takes an added function away again."""
+    """Handle that removes an added function."""
 
     def __init__(self, owner: AdvisedMethods, function: Function) -> None:
         self._owner = owner
         self._function = function
 
     def remove(self) -> None:
-        """Take the function away; a second call does nothing."""
+        """Remove the function. Idempotent."""
         functions = functions_of(self._owner)
         if any(known is self._function for known in functions):
             install(self._owner, [known for known in functions if known is not self._function])
 
 
 class AdvisedMethods:
-    """Base of blocks whose events take functions.
+    """Base class of objects with interceptors.
 
     Functions come from the classes, base first, each with its list `callbacks` and then its methods
-    `pre_EVENT_callback` and `post_EVENT_callback`, and then from the object. What a class has from
-    its bases it does not get twice.
+    `pre_EVENT_callback` and `post_EVENT_callback`, and then from the object. Inherited functions
+    are not repeated.
 
     Raises:
-        ConfigError: When an object is made, if a function does not fit.
+        ConfigError: When an object is created, if a function is invalid.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -210,7 +209,7 @@ class AdvisedMethods:
         take_list(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Make the object, with the functions of its classes in place before it is initialised."""
+        """Create the object, with the functions of its classes in place before `__init__`."""
         cls.check_call(args, kwargs)
         if (args or kwargs) and cls.__init__ is object.__init__:
             raise TypeError(f"{cls.__name__}() takes no arguments")
@@ -226,7 +225,7 @@ class AdvisedMethods:
 
     @classmethod
     def check_call(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Check the arguments of the constructor before anything is made; by default nothing."""
+        """Check the arguments of the constructor before anything is created; no-op by default."""
 
     @classmethod
     def own_pairs(cls) -> tuple[Pair, ...]:
@@ -235,12 +234,12 @@ class AdvisedMethods:
 
     @classmethod
     def events(cls) -> tuple[str, ...]:
-        """Return the names of all events, without that of the constructor."""
+        """Return the names of all events except that of the constructor."""
         return tuple(sorted(events_of(cls)))
 
     @classmethod
     def with_functions(cls, *pairs: Pair) -> type[Self]:
-        """Return this class with more functions: they are there when the constructor begins.
+        """Return a subclass with more functions, which are in place when the constructor begins.
 
         Args:
             pairs: Such as `("post-load", f)`.
@@ -254,14 +253,14 @@ class AdvisedMethods:
         return new_class(cls.__name__, (cls,), exec_body=lambda own: own.update(names))
 
     def add_function(self, event: str, function: AnyFunction) -> FunctionHandle:
-        """Add a function to this object alone, after those it has.
+        """Add a function to this object only, after the existing ones.
 
         Args:
             event: Such as "pre-step" or "post-step".
-            function: Of the object and some of the method's arguments, or of it and the result.
+            function: Takes the object and some arguments of the method, or its result.
 
         Returns:
-            A handle whose `remove` takes it away again.
+            A handle whose `remove` removes it.
 
         Raises:
             ConfigError: If there is no such event, or the function does not fit it.
@@ -269,14 +268,14 @@ class AdvisedMethods:
         added = self.checked((event, function))
         if added.method.event == INIT:
             raise ConfigError(
-                f"{added.label}: the object is made already. Give it in the class's list, or with "
-                f"{type(self).__name__}.with_functions(...)."
+                f"{added.label}: the object already exists. Add it to the list of the class, or "
+                f"use {type(self).__name__}.with_functions(...)."
             )
         install(self, [*functions_of(self), added])
         return FunctionHandle(self, added)
 
     def add_pair_once(self, pair: Pair) -> None:
-        """Add a function after those there are, unless this very pair is among them.
+        """Add a function after the existing ones, unless the same pair was added already.
 
         Raises:
             ConfigError: If there is no such event, or the function does not fit it.
@@ -286,7 +285,7 @@ class AdvisedMethods:
             install(self, [*functions, self.checked(pair)])
 
     def drop_pairs(self, pairs: Iterable[Pair]) -> None:
-        """Take functions away that were added as these very pairs."""
+        """Remove functions that were added as these same pairs."""
         dropped = set(map(id, pairs))
         functions = functions_of(self)
         kept = [known for known in functions if id(known.pair) not in dropped]
@@ -294,7 +293,7 @@ class AdvisedMethods:
             install(self, kept)
 
     def checked(self, pair: Pair) -> Function:
-        """Return a function of this object's events.
+        """Return a validated function of this object's events.
 
         Raises:
             ConfigError: If there is no such event, or the function does not fit it.
@@ -308,7 +307,7 @@ class AdvisedMethods:
         return (PreFunction if side == "pre" else PostFunction)(pair, method)
 
     def handle_stop(self, stop: StopTraining, attribute: str) -> None:
-        """Do what a `StopTraining` asks for that a function has raised: it goes through."""
+        """Handle a `StopTraining` that a function has raised: raise it."""
         raise stop
 
     def __getstate__(self) -> dict[str, Any]:
@@ -328,7 +327,7 @@ class AdvisedMethods:
 
 
 class FunctionList(MutableSequence[Pair]):
-    """The functions of one object, as pairs: a change of this list changes the object."""
+    """The functions of an object, as pairs; changes of this list apply to the object."""
 
     def __init__(self, owner: AdvisedMethods) -> None:
         self._owner = owner
@@ -360,7 +359,7 @@ class FunctionList(MutableSequence[Pair]):
 
     @override
     def insert(self, index: int, value: Pair) -> None:
-        """Put a function before that at `index`."""
+        """Insert a function before that at `index`."""
         added = self._owner.checked(value)
         functions = list(functions_of(self._owner))
         functions.insert(index, added)
@@ -371,7 +370,7 @@ class FunctionList(MutableSequence[Pair]):
 
 
 class _Lists:
-    """The attribute `callbacks`: of an object its own list, of a class what it has, fixed."""
+    """The attribute `callbacks`: a live list for an object, a copy for a class."""
 
     def __get__(self, instance: AdvisedMethods | None, cls: type) -> Any:
         return class_pairs(cls) if instance is None else FunctionList(instance)
@@ -381,7 +380,7 @@ class _Lists:
 
 
 class Advised(AdvisedMethods):
-    """Base of blocks whose objects have a list of functions, `callbacks`, to be changed freely.
+    """Base class of objects with interceptors in an editable list, `callbacks`.
 
     Example:
         >>> from modelzoo_trainer.interceptors import event
@@ -400,14 +399,14 @@ class Advised(AdvisedMethods):
 
 
 def _prepare_init(cls: type[AdvisedMethods]) -> None:
-    """Have the constructor of a class call its functions, where that class is the object's own."""
+    """Wrap the constructor of a class to call its functions, for objects of exactly that class."""
     if vars(cls).get(_PREPARED):
         return
     plain = cls.__init__
 
     @wraps(plain)
     def init(self: AdvisedMethods, *args: Any, **kwargs: Any) -> None:
-        if type(self) is not cls:  # a part of the constructor of a subclass
+        if type(self) is not cls:  # called by the constructor of a subclass
             plain(self, *args, **kwargs)
             return
         known = [self.checked(pair) for pair in cls.own_pairs()]
@@ -420,5 +419,5 @@ def _prepare_init(cls: type[AdvisedMethods]) -> None:
         plain(self, *args, **kwargs)
         after(self, post, None)
 
-    cls.__init__ = init  # type: ignore[method-assign, assignment]  # for callers it is the same
+    cls.__init__ = init  # type: ignore[method-assign, assignment]  # same signature
     setattr(cls, _PREPARED, True)

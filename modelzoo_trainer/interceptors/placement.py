@@ -1,4 +1,4 @@
-"""Whose each interceptor of a trainer is: the trainer's own, or that of a core callback."""
+"""Assignment of a trainer's interceptors to the trainer and its core callbacks."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ from modelzoo_trainer.interceptors.objects import AdvisedMethods
 class Interceptors:
     """The interceptors of a trainer and its core callbacks, such as `("post-forward", f)`.
 
-    One is for an event of the trainer or of its core callbacks; if several have it, for all.
-    Functions are called in the order of the classes, of the trainer's `callbacks`, then those
-    added, then global.
+    Each is for an event of the trainer or of a core callback; if several have the event, for all.
+    Order: those of the classes, of the trainer's `callbacks`, added ones, global ones.
 
     The trainer is held weakly. `pairs`: the user's.
 
     Raises:
-        ConfigError: When placed, if nobody has the event of a pair, or its function does not fit.
+        ConfigError: On placement, if the event of a pair is unknown, or its function does not fit.
     """
 
     def __init__(self, owner: AdvisedMethods, parts: Iterable[Any], pairs: Iterable[Pair]) -> None:
@@ -39,11 +38,13 @@ class Interceptors:
         cls = type(owner)
         of_classes = [pair for pair in class_pairs(cls) if not is_own_pair(cls, pair)]
         self._pairs = [pair_of(owner, pair) for pair in of_classes]
-        self._pairs += [(event, function) for event, function in pairs]  # of its own, for removal
+        self._pairs += [
+            (event, function) for event, function in pairs
+        ]  # copies, for removal by identity
         self._placed: list[Pair] = []
 
     def place(self, global_pairs: Iterable[Pair]) -> None:
-        """Give the functions to whoever has their events, in place of those given before."""
+        """Assign the functions to the owners of their events, replacing those assigned before."""
         wanted = [*self._pairs, *global_pairs]
         if len(wanted) == len(self._placed) and all(map(is_, wanted, self._placed)):
             return
@@ -55,14 +56,14 @@ class Interceptors:
             raise
 
     def add(self, pair: Pair) -> Pair:
-        """Return the pair as it was added, an object of its own; it is not placed yet."""
+        """Return a copy of the pair, which is not placed yet."""
         event, function = pair
         added = (event, function)
         self._pairs.append(added)
         return added
 
     def keep(self, wanted: Callable[[Pair], bool]) -> None:
-        """Drop the other pairs, when they are placed anew."""
+        """Drop the other pairs at the next placement."""
         self._pairs = [known for known in self._pairs if wanted(known)]
 
     def _place(self, pairs: list[Pair]) -> None:
@@ -81,8 +82,8 @@ class Interceptors:
         _, name, _ = split_pair(pair, "callbacks")
         if name == INIT:
             raise ConfigError(
-                f"callbacks: {pair[0]!r} comes too late for the trainer, which is being made. Give "
-                f"it in the list `callbacks` of a subclass, or use a callback's pre_setup or "
+                f"callbacks: {pair[0]!r} is too late, as the trainer is being created. Add "
+                f"it to the list `callbacks` of a subclass, or use a callback's pre_setup or "
                 f"post_setup."
             )
         owners = self._owners()
@@ -96,13 +97,13 @@ class Interceptors:
 def is_own_pair(cls: type[AdvisedMethods], pair: Pair) -> bool:
     """Return whether a function of a class is for the object itself, not for its parts."""
     if not is_pair(pair):
-        return True  # which is refused there
+        return True  # which is rejected there
     _, _, name = canonical(pair[0]).partition("-")
     return name in (INIT, *cls.events())
 
 
 def parted(callbacks: Any) -> tuple[list[Pair], Any]:
-    """Return the pairs among a user's callbacks, and the other ones as they were given."""
+    """Split a user's callbacks into the interceptor pairs and the others, as given."""
     if is_pair(callbacks):
         return [callbacks], ()
     if not isinstance(callbacks, Iterable) or isinstance(callbacks, (str, Mapping)):

@@ -1,1 +1,1 @@
-"""Everything between the DataLoader of a user and a batch: order, position, workers, ranks."""
+"""From the user's DataLoader to batches: sample order, position, workers, sharding over ranks."""

@@ -1,4 +1,4 @@
-"""Random numbers of a batch: from where in the data it is, whoever loads it."""
+"""Random seeds of a batch, derived from its position in the data."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _GAMMA: Final = 0x9E3779B97F4A7C15
 
 
 def mixed(base: int, *numbers: int) -> int:
-    """Return a seed of 62 bits that all of the numbers, of any size and sign, decide.
+    """Return a 62-bit seed that depends on all of the numbers, of any size and sign.
 
-    Each is mixed in by the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable
-    pseudorandom number generators, OOPSLA 2014), so that neighbours are far apart.
+    Each is mixed in with the finalizer of SplitMix64 (Steele, Lea, Flood: Fast splittable
+    pseudorandom number generators, OOPSLA 2014), so that close inputs give unrelated seeds.
     """
     x = base
     for number in numbers:
@@ -42,14 +42,14 @@ def mixed(base: int, *numbers: int) -> int:
 
 
 def spread(base: int, number: int) -> int:
-    """Return a seed of 62 bits for a number within what `base` stands for, in a tenth of the time.
+    """Return a 62-bit seed for a number, given a `mixed` base; ten times as fast as `mixed`.
 
-    Seeds of neighbours differ in all bytes; the generators' own seeding mixes them.
+    Seeds of consecutive numbers differ in all bytes; the generators' own seeding mixes them.
     """
     return (base + _GAMMA * number) & _SEEDS
 
 
-# What `random.seed` does with a number, without looking at its type.
+# `random.seed` for an int, without its type check.
 _PYTHON: Final[Any] = random.seed.__self__  # type: ignore[attr-defined]
 _seed_python: Final = super(random.Random, _PYTHON).seed
 _seed_numpy: Final = np.random.seed
@@ -57,7 +57,7 @@ _seed_torch: Final = torch.default_generator.manual_seed
 
 
 def seed_generators(seed: int) -> None:
-    """Seed python's, numpy's legacy (low 32 bits) and torch's default generator, in some 6 us."""
+    """Seed Python's, NumPy's legacy (low 32 bits) and torch's default generator in about 6 us."""
     _seed_python(seed)
     _PYTHON.gauss_next = None
     _seed_numpy(seed & 0xFFFFFFFF)
@@ -69,26 +69,26 @@ _PLAIN_COLLATION: Final = (default_collate, default_convert, already_a_batch)
 
 
 Indices = tuple[Any, int, int, int]
-"""What a loader asks a `SeededDataset` for: indices (one, if samples are not batched), the seed of
-the epoch, how many samples of it come before these, of all processes, and its number."""
+"""The index that a loader passes to a `SeededDataset`: sample indices (one, if samples are not
+batched), the seed of the epoch, the number of samples before these over all ranks, the epoch."""
 
 
 class DatasetWrapper:
-    """What a loader of ours has in place of the user's data set, `dataset`."""
+    """Replaces the user's dataset, `dataset`, in our loaders."""
 
     dataset: Any
 
 
 class SeededDataset(DatasetWrapper, Dataset[Any]):
-    """A data set whose batches draw from generators that are seeded by epoch and position.
+    """A dataset that seeds the generators of each batch by epoch and position.
 
-    A data set with an attribute `seed_each_sample` that is true is seeded before each sample
-    instead, some 7 us each: what a sample draws then does not depend on the batch size or on the
-    number of processes. One with `__getitems__` is seeded once a batch in any case.
+    If the dataset has a true attribute `seed_each_sample`, they are seeded before each sample
+    instead (about 7 us each), so that samples do not depend on the batch size or on the number of
+    ranks. With `__getitems__`, they are seeded once per batch in any case.
 
     Args:
-        dataset: The user's. If it has `set_epoch`, persistent workers call it too.
-        observer: Sees what loading does to the data set; None = nobody does.
+        dataset: The user's dataset. If it has `set_epoch`, persistent workers call it too.
+        observer: Records how loading changes the dataset; None = off.
     """
 
     def __init__(self, dataset: Any, observer: DatasetObserver | None = None) -> None:
@@ -99,7 +99,7 @@ class SeededDataset(DatasetWrapper, Dataset[Any]):
         self._loads_batches = bool(getattr(dataset, "__getitems__", None))
 
     def __getitem__(self, batch: Indices) -> Any:
-        """Return one sample, or whatever else the data set has for an index of its sampler."""
+        """Return one sample, or whatever the dataset returns for an index of its sampler."""
         item, seed, position, epoch = batch
         self._begin(epoch)
         seed_generators(spread(seed, position))
@@ -130,7 +130,7 @@ class SeededDataset(DatasetWrapper, Dataset[Any]):
 
 
 def draws_nothing(dataset: Any) -> bool:
-    """Return whether the samples of a map-style data set are known to need no random numbers."""
+    """Return whether loading a sample of a map-style dataset is known to use no random numbers."""
     if isinstance(dataset, BatchDataset):
         return not dataset.draws_numbers
     if type(dataset) is Subset:
@@ -141,5 +141,5 @@ def draws_nothing(dataset: Any) -> bool:
 
 
 def collates_plainly(collate: Callable[..., Any] | None) -> bool:
-    """Return whether a collation is known to need no random numbers."""
+    """Return whether a collate function is known to use no random numbers."""
     return any(collate is known for known in _PLAIN_COLLATION)

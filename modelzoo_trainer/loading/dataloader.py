@@ -1,4 +1,4 @@
-"""A torch DataLoader that can begin anywhere in an epoch, and whose samples are reproducible."""
+"""A torch DataLoader that can start anywhere in an epoch, with reproducible samples."""
 
 from __future__ import annotations
 
@@ -56,36 +56,36 @@ _OF_TORCHDATA: Final = ("torchdata.stateful_dataloader.stateful_dataloader", "St
 
 
 def can_be_positioned(loader: Any) -> bool:
-    """Return whether a loader is torch's own, over a data set whose samples have indices."""
+    """Return whether a loader is torch's own, over a map-style dataset."""
     return is_plain(loader) and not isinstance(loader.dataset, (IterableDataset, MapDataPipe))
 
 
 def is_plain(loader: Any) -> bool:
-    """Return whether a loader does what its options say: it is torch's own, or torchdata's."""
+    """Return whether a loader's options describe its behaviour: it is torch's or torchdata's."""
     kind = type(loader)
     return kind is DataLoader or (kind.__module__, kind.__name__) == _OF_TORCHDATA
 
 
 class PositionedLoader:
-    """Loads what a loader loads, in an order that seed, epoch and position alone decide.
+    """Load the batches of a loader in an order that only depends on seed, epoch and position.
 
-    It is a loader of its own with the options of the given one, whose data set, collation, workers
-    and sampler it uses. A batch is loaded with python's, numpy's and torch's generators seeded by
-    epoch and position (`SeededDataset`), unless it is known to draw nothing.
+    This is a separate loader with the options, dataset, collate function, workers and sampler of
+    the given one. Python's, NumPy's and torch's generators are seeded by epoch and position
+    (`SeededDataset`) for each batch, unless it is known to use no random numbers.
 
-    `seeds_host` says whether loading, or the sampler, seeds the generators of this process, and
-    `seeds_ahead` whether that is before earlier batches are trained on; `last` is the number of the
-    last batch of the epoch, from when its indices are known on.
+    `seeds_host`: whether loading, or the sampler, seeds the generators of this process.
+    `seeds_ahead`: whether it does so before earlier batches are trained on. `last`: the number of
+    the epoch's last batch, once its indices are known.
 
     Args:
-        loader: One for which `can_be_positioned` holds.
-        split: How processes divide what it draws.
+        loader: A loader for which `can_be_positioned` is true.
+        split: How ranks divide its draws.
         name: The argument's name, for messages.
 
     Cost:
-        The order of an epoch: eight bytes a sample of a shuffled data set, at any position. Some
-        8 us a batch where generators are seeded, in whichever process loads it. Of a data set with
-        `state_dict`, that and a copy of it a batch.
+        The order of an epoch: eight bytes per sample of a shuffled dataset, at any position. About
+        8 us per batch where generators are seeded. For a dataset with `state_dict`, that call and
+        a copy of its result per batch.
     """
 
     def __init__(
@@ -137,12 +137,11 @@ class PositionedLoader:
         return with_options_of(loader, dataset, self._generator, collate, feed)
 
     def begin(self, start: EpochStart) -> MarkedBatches:
-        """Return an iterator over this process's part of an epoch.
+        """Return an iterator over this rank's part of an epoch.
 
-        It yields the batches, whether each is the last one, and their numbers; `draw` is what was
-        drawn for the batch at hand.
+        It yields (batch, is it the last, number); `draw` is the draw of the current batch.
 
-        What is skipped is not loaded.
+        Skipped batches are not loaded.
         """
         if start.restores or not self._own.persistent_workers:
             self.close()
@@ -164,13 +163,13 @@ class PositionedLoader:
         own_seed = None if own is None else mixed(own.initial_seed(), epoch)
         self._generator.manual_seed(seeds.order if own_seed is None else own_seed)
         if self._seeded is not None:
-            self._seeded.epoch = epoch  # set_epoch of the data set was called in this process
+            self._seeded.epoch = epoch  # set_epoch of the dataset was called in this process
         self._feed.items = self._fed(found, start)
         self._iterator = start_iterator(self._own)
         return self._received(self._iterator, start)
 
     def _begin_rounds(self, start: EpochStart, observer: DatasetObserver) -> int:
-        """Find the states that workers begin with; return the number of the first batch."""
+        """Restore the states of workers and return the number of their first batch."""
         num = max(1, self._own.num_workers)
         first, states = start.batch_idx, None
         if start.restores:
@@ -183,17 +182,17 @@ class PositionedLoader:
                 saved = None
             states = [self._first_state if one is None else one for one in saved or [None] * num]
         elif self._own.persistent_workers or not self._own.num_workers:
-            states = self._rounds.at_end()["states"]  # as they are
+            states = self._rounds.at_end()["states"]  # unchanged
         self._rounds.begin(first, states)
         observer.states = states if start.restores else None
         observer.is_due = True
         return first
 
     def _fed(self, found: Iterator[Draw], start: EpochStart) -> Iterator[Any]:
-        """Yield what is to be loaded, and note which draw is the last one.
+        """Yield the indices to load, and find out which draw is the last one.
 
-        Where that may be known, another one is asked for; elsewhere a sampler is asked when a batch
-        is due, as torch's loader does. Nothing is drawn beyond the limit.
+        Reads one draw ahead where the last one may be known; else draws only when a batch is due,
+        as torch's loader does. Never draws beyond the limit.
         """
         ends = [end for end in (start.length, start.limit) if end is not None]
         last = last_index(start.batch_idx, min(ends), start.skipped) if ends else None
@@ -220,7 +219,7 @@ class PositionedLoader:
             self._check_length(start, is_over=True)
 
     def _kept(self, found: Iterator[Draw], start: EpochStart) -> Iterator[Draw]:
-        """Yield the draws up to the limit that are not skipped."""
+        """Yield the draws up to the limit without skipped batches."""
         for draw in found:
             self._num_drawn = draw.number + 1
             if draw.number not in start.skipped:
@@ -231,7 +230,7 @@ class PositionedLoader:
                 return
 
     def _check_length(self, start: EpochStart, *, is_over: bool) -> None:
-        """Warn if the epoch has another number of batches than the loader's length says."""
+        """Warn if the number of batches of the epoch differs from the loader's length."""
         num, length = self._num_drawn, start.length
         if length is None or (is_over and (num >= length or num == start.limit)):
             return
@@ -281,7 +280,7 @@ class PositionedLoader:
         )
 
     def state(self, position: int | None) -> LoaderState | None:
-        """Return what a checkpoint needs after `position` batches; None = after a whole epoch."""
+        """Return the checkpoint state after `position` batches; None = after a whole epoch."""
         found: LoaderState = {}
         if self._sampler is not None:
             found.update(self._sampler.state(None if position is None else self._draws(position)))
@@ -295,13 +294,13 @@ class PositionedLoader:
         return self._num_draws_before + position * self._split.per_batch
 
     def forget_before(self, position: int) -> None:
-        """Drop what was kept for positions before."""
+        """Drop states of earlier positions."""
         self._rounds.forget_before(position)
         if self._sampler is not None:
             self._sampler.forget_before(self._draws(position))
 
     def close(self) -> None:
-        """End the workers."""
+        """Shut down the workers."""
         iterator, self._iterator = self._iterator, None
         self._own._iterator = None
         shut_down(iterator)
@@ -314,9 +313,9 @@ def with_options_of(
     collate: Any,
     feed: dict[str, Any],
 ) -> DataLoader[Any]:
-    """Return a loader of another data set and sampler with the options of a given one."""
+    """Create a loader of another dataset and sampler with the options of a given one."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of too many workers: the given one has warned
+        warnings.simplefilter("ignore")  # too many workers: the given loader has warned
         return DataLoader(
             dataset,
             **feed,
@@ -335,10 +334,10 @@ def with_options_of(
 
 
 def warn_of_num_workers(name: str, before: int, now: int) -> None:
-    """Warn that the states of data sets in workers cannot be restored."""
+    """Warn that the states of datasets in workers cannot be restored."""
     log.warning(
-        "Exactness is not guaranteed: the checkpoint has the states of %s's data set in %d "
-        "workers, and this run has %d. The data set starts without a state. Use the same "
+        "Exactness is not guaranteed: the checkpoint has the state of %s's dataset in %d "
+        "workers, and this run has %d. The dataset starts without a state. Use the same "
         "num_workers.",
         name,
         before,
@@ -347,7 +346,7 @@ def warn_of_num_workers(name: str, before: int, now: int) -> None:
 
 
 def warn_of_earlier_state(name: str) -> None:
-    """Warn that a checkpoint has what torchdata's loader kept, which is not used any more."""
+    """Warn that the checkpoint has a state of torchdata's loader, which is no longer used."""
     log.warning(
         "Exactness is not guaranteed: the checkpoint was written by an earlier version, which left "
         "the order of the epoch to %s's own state. The epoch continues at its position, in another "
@@ -357,7 +356,7 @@ def warn_of_earlier_state(name: str) -> None:
 
 
 class _Feed:
-    """A sampler whose next epoch is put in from outside."""
+    """A sampler whose next epoch is set from outside."""
 
     def __init__(self) -> None:
         self.items: Iterator[Any] = iter(())
@@ -367,16 +366,16 @@ class _Feed:
 
 
 class PositionedSource(Source):
-    """The batches of a plain torch loader over samples with indices, see `PositionedLoader`.
+    """The batches of a plain torch loader over a map-style dataset, see `PositionedLoader`.
 
-    How many samples each of several processes has is known from the order. Where samples are put
-    together by a function of the user's, the first batch of an epoch shows whether it keeps their
-    number; if not, or if samples are not batched, the numbers are exchanged with each batch.
+    The number of samples of each rank is known from the order. With a custom collate function, the
+    first batch of an epoch shows whether it keeps that number; if not, or if samples are not
+    batched, ranks exchange their numbers for each batch.
 
     Args:
         loader: The loader.
-        split: How processes divide it.
-        exchange: Returns the numbers of all processes. Collective.
+        split: How ranks divide it.
+        exchange: Gathers a number from all ranks. Collective.
         name: The argument's name, for messages.
     """
 
@@ -421,15 +420,16 @@ class PositionedSource(Source):
     def _warn_of_order(self, num: int) -> None:
         if num:
             log.warning(
-                "%s has in_order=False: which batches were trained on before is not known, the "
-                "first %d of the epoch are skipped. Exactness is not guaranteed.",
+                "Exactness is not guaranteed: %s has in_order=False, so it is unknown which "
+                "batches were trained on; the first %d of the epoch are skipped. Use "
+                "in_order=True.",
                 self.name,
                 num,
             )
         elif not self._is_begun:
             log.warning(
                 "Exactness is not guaranteed: %s has in_order=False, so the order of batches "
-                "depends on how fast workers are. Use in_order=True.",
+                "depends on the speed of the workers. Use in_order=True.",
                 self.name,
             )
         self._is_begun = True
@@ -445,7 +445,7 @@ class PositionedSource(Source):
                 if keeps_number is None:
                     keeps_number = sizes == draw.sizes and not needs_sizes
             if info.sizes is not sizes or info.is_padding != draw.is_padding:
-                info = ShardInfo(sizes, draw.is_padding)  # that of full batches is one object
+                info = ShardInfo(sizes, draw.is_padding)  # full batches share one object
             yield ShardedBatch(batch, info), is_last, number
 
     @override

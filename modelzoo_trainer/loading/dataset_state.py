@@ -1,4 +1,4 @@
-"""Data sets that change while samples are loaded: their state is saved, or a warning is logged."""
+"""Datasets that change while samples are loaded: save their state, or log a warning."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from modelzoo_trainer.loading.hidden_state import changed, snapshot
 log = logging.getLogger("modelzoo_trainer.data")
 
 _NUM_BYTES: Final = 200
-_MOST_WAITING: Final = 64  # batches of a worker while another one has none: it has ended
+_MOST_WAITING: Final = 64  # batches of one worker while another has none (it has ended)
 
 
 class Loaded(NamedTuple):
-    """A batch, and what is known of it where it was loaded.
+    """A batch with metadata from the process that loaded it.
 
     Args:
         batch: The batch.
         worker: The number of the worker.
-        state: Of the data set, after the batch; None = not asked for.
-        num_samples: Of all processes, if they divide a stream.
+        state: The dataset's state after the batch; None = not requested.
+        num_samples: Samples on all ranks, if they divide a stream.
     """
 
     batch: Any
@@ -37,12 +37,12 @@ class Loaded(NamedTuple):
 
 
 class Collation:
-    """A user's collation, after which the observer of the data set has a look.
+    """A user's collate function, followed by a check of the dataset.
 
     Args:
-        collate: The user's.
-        observer: Of the data set.
-        reports: Whether a batch is returned with what the observer knows of it, as `Loaded`.
+        collate: The user's collate function.
+        observer: The dataset's observer.
+        reports: Whether to return batches as `Loaded`.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class Collation:
 
 
 class DatasetObserver:
-    """Sees what loading does to a data set; in each worker there is a copy.
+    """Record how loading changes a dataset; each worker has a copy.
 
     Args:
-        owners: What may change, by name: the data set, and the collation.
-        stateful: What has `state_dict` and `load_state_dict`: the data set, or an iterator over it;
-            each batch brings its state. None = neither.
-        notes: Gets the names of attributes that the first batch has changed; None = not looked at.
+        owners: Objects that may change, by name: the dataset and the collate function.
+        stateful: The dataset, or an iterator over it, with `state_dict` and `load_state_dict`;
+            the state is returned with each batch. None = neither has them.
+        notes: Receives the names of attributes changed by the first batch; None = not checked.
     """
 
     def __init__(
@@ -75,36 +75,36 @@ class DatasetObserver:
     ) -> None:
         self.stateful = stateful
         self.states: list[Any] | None = None
-        """Of each worker: what its data set gets before it loads anything."""
+        """For each worker: the state of its dataset before it loads anything."""
         self.num_samples = 0
-        """Of the batch at hand, of all processes, if they divide a stream."""
+        """Samples of the current batch over all ranks, if they divide a stream."""
         self.worker = 0
         self.is_due = True
-        """Whether `begin` is to be called: the next batch is the first of this process."""
+        """Whether `begin` is still due: the next batch is the first of this process."""
         self.is_looking = False
         self._owners = owners
         self._notes = notes
         self._before: dict[str, tuple[int, bool]] = {}
 
     def begin(self) -> None:
-        """Note which worker this is, and look at the data set before its first batch."""
+        """Find the worker id and take a snapshot of the dataset before its first batch."""
         self.is_due = False
         info = get_worker_info()
-        if info is not None:  # a `ShardedStream` hides it in later epochs
+        if info is not None:  # hidden by a `ShardedStream` in later epochs
             self.worker = info.id
         if self._notes is not None:
             self._before = snapshot(self._owners)
             self.is_looking = True
 
     def end(self) -> None:
-        """Look at the data set after its first batch, and note what has changed."""
+        """Compare the dataset with its snapshot after the first batch."""
         self.is_looking = False
         notes, self._notes = self._notes, None
         if notes is not None and (names := changed(self._before, snapshot(self._owners))):
             notes.write(", ".join(names))
 
     def restore(self) -> bool:
-        """Give the data set the state of this worker, once; return whether there was one."""
+        """Restore this worker's state of the dataset, once; return whether there was one."""
         states, self.states = self.states, None
         if states is None or states[self.worker] is None:
             return False
@@ -112,20 +112,20 @@ class DatasetObserver:
         return True
 
     def loaded(self, batch: Any) -> Loaded:
-        """Return a batch that has just been loaded, with the state of the data set."""
+        """Return the batch just loaded, with the state of the dataset."""
         state = None if self.stateful is None else copy.deepcopy(self.stateful.state_dict())
         return Loaded(batch, self.worker, state, self.num_samples)
 
 
 class Rounds:
-    """The states of the data sets of all workers, after equally many batches of each.
+    """The states of the datasets of all workers after each round.
 
-    Workers take turns: after a round all have loaded equally many batches, and a loader that is
-    started then gives the next one to worker 0, as the first did. So a run that resumes begins
-    after a round, and drops what comes before its position.
+    Workers take turns: after a round all have loaded the same number of batches, and a new loader
+    starts with worker 0. A resumed run therefore starts after a round and drops the batches before
+    its position.
 
     Args:
-        num_workers: Of the loader; 0 counts as one.
+        num_workers: The loader's; 0 counts as 1.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -133,14 +133,14 @@ class Rounds:
         self.begin(0, None)
 
     def begin(self, number: int, states: list[Any] | None) -> None:
-        """Begin an epoch at a batch with these states; None = as the data set was given."""
+        """Start an epoch at a batch with these states; None = initial states."""
         self._rounds = deque([(number, states)])
         self._waiting: list[deque[Any]] = [deque() for _ in range(self._num)]
         self._latest = list(states or [None] * self._num)
         self._is_over = False
 
     def add(self, number: int, worker: int, state: Any) -> None:
-        """Add the state of a worker after a batch; `number` batches have been received then."""
+        """Add the state of a worker after a batch; `number` batches have been received by then."""
         self._latest[worker] = state
         if self._is_over:
             return
@@ -152,28 +152,28 @@ class Rounds:
             self._waiting.clear()
 
     def at(self, position: int) -> dict[str, Any]:
-        """Return the latest round that was complete after `position` batches."""
+        """Return the latest round completed within `position` batches."""
         number, states = next(each for each in reversed(self._rounds) if each[0] <= position)
         return {"batch_idx": number, "states": states}
 
     def at_end(self) -> dict[str, Any]:
-        """Return what all workers have at the end of an epoch."""
+        """Return the states of all workers at the end of an epoch."""
         return {"batch_idx": 0, "states": list(self._latest)}
 
     def forget_before(self, position: int) -> None:
-        """Drop rounds that nobody asks for from a position on."""
+        """Drop rounds that no position from this one on needs."""
         while len(self._rounds) > 1 and self._rounds[1][0] <= position:
             self._rounds.popleft()
 
 
 def shared(tensor: Tensor) -> Tensor:
-    """Return a tensor after moving it to memory that processes share."""
+    """Move a tensor to shared memory and return it."""
     moved: Tensor = tensor.share_memory_()  # type: ignore[no-untyped-call]
     return moved
 
 
 class Notes:
-    """A short text in memory that processes share, written by workers.
+    """A short text in shared memory, written by workers.
 
     Args:
         is_shared: Whether there are workers.
@@ -184,22 +184,22 @@ class Notes:
         self._memory = shared(memory) if is_shared else memory
 
     def write(self, text: str) -> None:
-        """Write a text, of which the beginning is kept."""
+        """Write a text, truncated to fit."""
         data = text.encode()[:_NUM_BYTES]
         self._memory[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
     def read(self) -> str:
-        """Return what was written; "" if nothing was."""
+        """Return the text; "" if none was written."""
         return bytes(self._memory.tolist()).rstrip(b"\0").decode(errors="ignore")
 
 
 def warn_of_change(dataset: Any, names: str, loader_name: str) -> None:
-    """Warn that loading has changed a data set or its collation."""
+    """Warn that loading has changed a dataset or its collate function."""
     log.warning(
-        "Exactness is not guaranteed: loading a batch changed attributes of the data set of %s "
+        "Exactness is not guaranteed: loading a batch changed attributes of the dataset of %s "
         "(%s): %s. If samples depend on them, a resumed run will not reproduce the original one. "
         "Draw from the generators of random, numpy.random or torch, which are seeded for each "
-        "batch, or give the data set state_dict() and load_state_dict().",
+        "batch, or give the dataset state_dict() and load_state_dict().",
         loader_name,
         type(dataset).__name__,
         names,

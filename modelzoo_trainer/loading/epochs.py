@@ -1,4 +1,4 @@
-"""One epoch of a dataloader: batches that know whether they are the last."""
+"""One epoch of a dataloader, with the last batch marked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from modelzoo_trainer.loading.workers import shut_down, start_iterator
 
 
 def resolve_loader(loader: Loader, name: str) -> Iterable[Batch]:
-    """Return the iterable that a dataloader argument stands for: itself, or what it returns.
+    """Return a dataloader argument as an iterable; call it if it is a callable.
 
     Raises:
         ConfigError: If it is neither, or yields samples.
@@ -31,24 +31,24 @@ def resolve_loader(loader: Loader, name: str) -> Iterable[Batch]:
 def _require_batches(made: Any, name: str) -> None:
     if _holds_samples(made):
         raise ConfigError(
-            f"{name} got the data set {type(made).__name__}, and needs an iterable of batches. "
-            f"Wrap it: torch.utils.data.DataLoader(data_set, batch_size=...), with batch_size=None "
+            f"{name} got the dataset {type(made).__name__}, expected an iterable of batches. "
+            f"Wrap it: torch.utils.data.DataLoader(dataset, batch_size=...), with batch_size=None "
             f"if its items are batches already."
         )
     if isinstance(made, (Mapping, str)):
         raise ConfigError(
-            f"{name} got a {type(made).__name__}, which is no sequence of batches. Pass a "
-            f"DataLoader, or a list of batches."
+            f"{name} got a {type(made).__name__}, which is not a sequence of batches. Pass a "
+            f"DataLoader or a list of batches."
         )
     if not hasattr(made, "__iter__") and not hasattr(made, "__getitem__"):
         raise ConfigError(
-            f"{name} got {made!r}, which cannot be iterated. Pass a DataLoader, another iterable "
+            f"{name} got {made!r}, which is not iterable. Pass a DataLoader, another iterable "
             f"of batches, or a callable that returns one."
         )
 
 
 def _holds_samples(made: Any) -> bool:
-    """Return whether it is a data set with indices, torch's or one made for torch's loaders."""
+    """Return whether it is a map-style dataset, torch's own or duck-typed."""
     if isinstance(made, IterableDataset):
         return False  # it may yield whole batches
     return isinstance(made, Dataset) or hasattr(made, "__getitems__")
@@ -58,12 +58,12 @@ def as_loaders(loaders: Loader | None, name: str) -> list[Loader]:
     """Return the dataloaders of an argument that takes one or several.
 
     A list or tuple is several dataloaders if one of its elements cannot be a batch: a DataLoader,
-    a callable, or another iterable that is no tensor, tuple, list or mapping. Otherwise it is one
-    dataloader, a list of batches.
+    a callable, or another iterable that is not a tensor, tuple, list or mapping. Otherwise it is
+    one dataloader, a list of batches.
 
     Raises:
-        ConfigError: If one yields samples, or if it may be one or several: a list of lists of
-            tuples, lists or mappings.
+        ConfigError: If one yields samples, or if the argument is ambiguous: a list of lists of
+        tuples, lists or mappings.
     """
     if loaders is None:
         return []
@@ -73,12 +73,12 @@ def as_loaders(loaders: Loader | None, name: str) -> list[Loader]:
             found = list(loaders)
         elif any(map(_may_be_loader, loaders)):
             raise ConfigError(
-                f"{name} got a {type(loaders).__name__} of lists of tuples, lists or mappings: one "
-                f"dataloader whose batches are lists, or several lists of batches. Write "
-                f"lambda: batches for one, [lambda: first, lambda: second] for several."
+                f"{name} is ambiguous: a {type(loaders).__name__} of lists of tuples, lists or "
+                f"mappings is one dataloader whose batches are lists, or several lists of batches. "
+                f"Write lambda: batches for one, [lambda: first, lambda: second] for several."
             )
     for loader in found:
-        if not callable(loader):  # what it returns is seen when it is called
+        if not callable(loader):  # its result is checked when it is called
             _require_batches(loader, name)
     return found
 
@@ -106,20 +106,20 @@ def _is_loader(item: Any) -> bool:
 
 
 def _may_be_loader(item: Any) -> bool:
-    """Return whether it may be a list of batches, where it is expected to be a batch."""
+    """Return whether an item of a list of loaders may itself be a list of batches."""
     is_list = isinstance(item, list)
     return is_list and all(isinstance(part, (tuple, list, Mapping)) for part in item)
 
 
 def exact_length(loader: Iterable[Batch]) -> int | None:
-    """Return the number of batches where it cannot be wrong, else None."""
+    """Return the number of batches if it is known to be exact, else None."""
     if isinstance(loader, DataLoader):
         return None if isinstance(loader.dataset, IterableDataset) else known_length(loader)
     return len(loader) if isinstance(loader, (list, tuple)) else None
 
 
 def known_length(items: Any) -> int | None:
-    """Return the number of batches of a loader, or samples of a data set, if it has one."""
+    """Return the length of a loader or dataset, if it has one."""
     try:
         return len(items)
     except (TypeError, NotImplementedError):
@@ -128,18 +128,18 @@ def known_length(items: Any) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedEpoch:
-    """An epoch that was begun, perhaps in its middle.
+    """An epoch that has been started, at its first batch or later.
 
     Args:
-        items: The numbers of batches, and the batches.
-        length: Number of batches of the whole epoch where it cannot be wrong; None = not known.
-        position: Batches that are skipped at its beginning.
-        parts: Micro-batches of the first batch that are skipped as well.
-        skipped: Numbers of other batches that are skipped.
-        is_sharded: Whether the batches are `ShardedBatch`es: there are several processes.
-        marked: The batches, whether each is the last one, and their numbers, in place of `items`
-            and `length`; None = the last one is not known by the loader.
-        close: Ends what was started for the epoch.
+        items: Numbers and batches.
+        length: Number of batches of the whole epoch if exact; None = not known.
+        position: Batches skipped at its start.
+        parts: Micro-batches of the first batch that are also skipped.
+        skipped: Numbers of other skipped batches.
+        is_sharded: Whether the batches are `ShardedBatch`es: there are several ranks.
+        marked: (batch, is it the last, number), in place of `items` and `length`; None = the
+            loader does not know the last one.
+        close: Frees the resources of the epoch.
     """
 
     items: Iterator[tuple[int, Batch]]
@@ -155,19 +155,19 @@ class StartedEpoch:
 class EpochIterator:
     """The batches of one epoch; `items` yields (batch, is it the last, number).
 
-    A loader whose length is exact is read batch by batch; of any other one the next batch is
-    fetched early, to know the last one when it is yielded.
+    If the loader's length is exact, batches are fetched one by one; otherwise one batch is
+    prefetched to find the last one.
 
-    With several processes, `is_padding` says whether the batch at hand counts nothing: others have
-    samples left, this process has none. `is_even` says whether all processes have the same number
-    of samples in it, and says the same on all of them, without communication.
+    With several ranks, `is_padding` is true for a padding batch: other ranks have samples left,
+    this one has none. `is_even` is true if all ranks have the same number of samples in the batch;
+    it is equal on all ranks, without communication.
 
     Args:
-        loader: The dataloader, or an epoch of it that was begun.
-        place: Puts batches on the device: `backend.batches`.
-        limit: Number of the batch before which the epoch ends; None = none.
-        micro_batch_size: Yield micro-batches of at most this many samples; `ends_batch` says
-            whether the one at hand is the last of its batch, `num_parts` how many that has.
+        loader: The dataloader, or a started epoch of it.
+        place: Moves batches to the device: `backend.batches`.
+        limit: Number of batches after which the epoch ends; None = no limit.
+        micro_batch_size: Yield micro-batches of at most this many samples. `ends_batch`: whether
+            the current one is the last of its batch. `num_parts`: how many the batch has.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class EpochIterator:
         return batch
 
     def close(self) -> None:
-        """End the workers that were started for this epoch. Idempotent."""
+        """Shut down workers started for this epoch. Idempotent."""
         iterator, self._started = self._started, None
         shut_down(iterator)
         if self._close is not None:
@@ -214,18 +214,18 @@ class EpochIterator:
     def _own_parts(
         self, items: Iterator[tuple[ShardedBatch, bool, int]]
     ) -> Iterator[tuple[Batch, bool, int]]:
-        """Yield this process's part of sharded batches."""
+        """Yield this rank's part of sharded batches."""
         sizes: tuple[int, ...] | None = None
         for (batch, info), is_last, idx in items:
             self.is_padding = info.is_padding
-            if info.sizes is not sizes:  # those of full batches are mostly one object
+            if info.sizes is not sizes:  # full batches mostly share one object
                 sizes, self.is_even = info.sizes, info.is_even
             yield batch, is_last, idx
 
     def _split(
         self, items: Iterator[tuple[Any, bool, int]], begun: StartedEpoch, size: int
     ) -> Iterator[tuple[Batch, bool, int]]:
-        """Yield batches, or this process's part of them, in micro-batches."""
+        """Split batches, or this rank's part of them, into micro-batches."""
         num_skipped = begun.parts
         for given, is_last, idx in items:
             batch: ShardedBatch = given if begun.is_sharded else ShardedBatch.whole(given)

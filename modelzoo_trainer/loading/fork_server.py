@@ -1,7 +1,7 @@
-"""multiprocessing's fork server, which outlives signals that a whole group of processes gets.
+"""multiprocessing's fork server, made to survive signals sent to the process group.
 
-Its workers end when it does, and the run still needs their data when it is asked to stop. The
-server imports this module before anything else, and takes the signals over.
+Its workers end with it, but the run still needs their data during a graceful stop. The server
+imports this module first, and installs its own signal handlers.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import sys
 from types import FrameType
 from typing import Any, Final
 
-_NAMES: Final = ("SIGTERM", "SIGUSR1")  # SIGINT it disregards by itself
+_NAMES: Final = ("SIGTERM", "SIGUSR1")  # it already ignores SIGINT
 
 
 def start_sturdy_server() -> None:
-    """Start the server, unless there is one already; it keeps what others want it to import."""
+    """Start the server, unless it is running; keep its preload list."""
     server: Any = multiprocessing.forkserver._forkserver
     if __name__ not in server._preload_modules:
         server.set_forkserver_preload([*server._preload_modules, __name__])
@@ -25,7 +25,7 @@ def start_sturdy_server() -> None:
 
 
 class _Spare:
-    """Disregards signals in the process that made it, not in those that it forks."""
+    """Ignore signals in the process that created it, not in processes forked from it."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()

@@ -1,4 +1,4 @@
-"""What objects of the user's keep in their attributes: to be saved, or to be warned of."""
+"""State that user objects keep in their attributes: save it, or warn about it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 _SCALARS: Final = (bool, int, float, str, bytes, type(None), np.number, np.bool_)
 _FIXED: Final = (Enum, PurePath, date, timedelta, np.random.SeedSequence)
-"""What is compared and not saved."""
+"""Compared, but not saved."""
 _ATOMS: Final = (*_SCALARS, *_FIXED, Number, np.generic)
 _GENERATORS: Final = (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
 _CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
@@ -36,12 +36,12 @@ _TAG: Final = "hidden_state"
 
 
 class Limits(NamedTuple):
-    """How far a search goes.
+    """Limits of a search.
 
     Args:
-        num_bytes: Of an array; a container may have an eighth as many items.
-        num_values: That are looked at in all; the search ends there.
-        enters_data: Whether the attributes of data sets are looked at.
+        num_bytes: Size of an array; a container may have an eighth as many items.
+        num_values: Total number of values to visit.
+        enters_data: Whether to visit the attributes of datasets.
     """
 
     num_bytes: int
@@ -54,7 +54,7 @@ OF_DATA: Final = Limits(1 << 16, 4_000, enters_data=True)
 
 
 class _Alias(str):
-    """The path by which an object was found before."""
+    """The path at which the same object was found before."""
 
 
 _NOTHING: Final = object()
@@ -64,9 +64,9 @@ class Found(NamedTuple):
     """A value that may change.
 
     Args:
-        path: Where it is, as it would be written in Python.
+        path: Where it is, as a Python expression.
         value: The value.
-        put: Puts another one in its place; None = it cannot be put there.
+        put: Replaces the value; None = it cannot be replaced.
     """
 
     path: str
@@ -75,24 +75,24 @@ class Found(NamedTuple):
 
 
 def has_state(owner: Any) -> bool:
-    """Return whether an object has a state of its own that can be saved and restored."""
-    kind = type(owner)  # an object may answer to any name
+    """Return whether an object has `state_dict` and `load_state_dict`."""
+    kind = type(owner)  # instances may have `__getattr__`
     return callable(getattr(kind, "state_dict", None)) and callable(
         getattr(kind, "load_state_dict", None)
     )
 
 
 class HiddenState:
-    """What objects keep from one epoch to the next.
+    """State that objects keep from epoch to epoch.
 
-    These are attributes, also of objects, lists, tuples and dicts in attributes: generators of
-    random numbers, and scalars, containers of scalars, arrays and tensors that are not what they
-    were when this was made. An object with `state_dict` and `load_state_dict` is asked instead.
+    Covers attributes, also in nested objects, lists, tuples and dicts: random generators, and
+    scalars, containers of scalars, arrays and tensors that have changed since construction.
+    Objects with `state_dict` and `load_state_dict` are saved through these.
 
     Args:
         owners: The objects, by name.
         limits: How far the search goes.
-        known: Objects that are not looked at: the data set that samplers have in common.
+        known: Objects to ignore, such as the dataset that samplers share.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class HiddenState:
         return found_in(self.owners, self._limits, self._known)
 
     def save(self) -> dict[str, Any]:
-        """Return copies of what can be saved: nothing, if objects are not where they were."""
+        """Return copies of the state; empty if objects are no longer where they were."""
         saved, unsaved = {}, []
         is_moved = False
         for found in self._search():
@@ -129,9 +129,9 @@ class HiddenState:
         return _digest(found.value) != self._first.get(found.path, (None,))[0]
 
     def load(self, state: Mapping[str, Any]) -> list[str]:
-        """Restore what `save` returned; return the names of what is not there any more.
+        """Restore the result of `save`; return the names of values that no longer exist.
 
-        What is not in it was as it was in the beginning.
+        Values that were not saved had their initial value.
         """
         left = dict(state)
         for found in list(self._search()):
@@ -146,21 +146,21 @@ class HiddenState:
         return list(left)
 
     def newly_unsaved(self) -> list[str]:
-        """Return the names of what `save` could not save, the first time that there are any."""
+        """Return the names of values that `save` cannot save, the first time that there are any."""
         if self._is_told or not self._unsaved:
             return []
         self._is_told = True
         return self._unsaved
 
     def iterators(self) -> list[str]:
-        """Return the names of iterators: where they are cannot be saved."""
+        """Return the names of iterators, whose position cannot be saved."""
         return [found.path for found in self._search() if isinstance(found.value, Iterator)]
 
     def copied(self, owner: Any) -> Any:
-        """Return a deep copy of one of the owners, which shares what is not looked at.
+        """Return a deep copy of one of the owners; ignored objects are shared.
 
         Raises:
-            Exception: Whatever a part of it raises that cannot be copied.
+            Exception: Raised by a part that cannot be copied.
         """
         shared: list[Any] = list(self._known)
         deque(found_in(self.owners, self._limits, self._known, shared), maxlen=0)
@@ -168,7 +168,7 @@ class HiddenState:
 
 
 def snapshot(owners: Mapping[str, Any], limits: Limits = OF_DATA) -> dict[str, tuple[int, bool]]:
-    """Return, by its path, a digest of each value in attributes, and whether it is a generator."""
+    """Return, by path, the digest of each value in attributes, and whether it is a generator."""
     return {
         found.path: (_digest(found.value), isinstance(found.value, _GENERATORS))
         for found in found_in(owners, limits)
@@ -178,10 +178,10 @@ def snapshot(owners: Mapping[str, Any], limits: Limits = OF_DATA) -> dict[str, t
 def changed(
     before: Mapping[str, tuple[int, bool]], after: Mapping[str, tuple[int, bool]]
 ) -> list[str]:
-    """Return the paths at which there is something else.
+    """Return the paths whose value has changed.
 
-    What was None, or not there, has only been made, which does not count, unless it is a generator
-    of random numbers.
+    A value that was None or missing before does not count as changed, unless it is a random
+    generator.
     """
     nothing = _digest(None)
     names = []
@@ -202,13 +202,13 @@ def found_in(
     known: tuple[Any, ...] = (),
     left_out: list[Any] | None = None,
 ) -> Iterator[Found]:
-    """Yield the values in the attributes of objects, of each object once.
+    """Yield the values in the attributes of objects, visiting each object once.
 
     Args:
         owners: The objects, by name.
-        limits: How far the search goes.
-        known: Objects that are not looked at.
-        left_out: Gets the others that are not: modules, loaders, perhaps data sets.
+        limits: Limits of the search.
+        known: Objects to ignore.
+        left_out: Receives other ignored objects: modules, loaders, perhaps datasets.
     """
     seen = {id(owner): "" for owner in known}
     waiting = deque(Found(name, owner, _keep) for name, owner in owners.items())
@@ -298,7 +298,7 @@ def _attributes(path: str, owner: Any) -> Iterator[Found]:
 def _attribute(owner: Any, name: str) -> Any:
     try:
         return getattr(owner, name, _NOTHING)
-    except Exception:  # noqa: BLE001  # whatever a user's property raises
+    except Exception:  # noqa: BLE001  # a user's property may raise anything
         return _NOTHING
 
 
@@ -311,26 +311,26 @@ def _putter(put: Callable[[Any, Any], None], key: Any) -> Callable[[Any], None]:
 
 
 def _in_place(item: Any) -> Callable[[Any], None] | None:
-    """Return what does nothing, for an item of a tuple that is restored where it is."""
+    """Return a no-op, for an item of a tuple that is restored in place."""
     return _keep if _is_state(item) or isinstance(item, (list, deque)) else None
 
 
 def _keep(value: Any) -> None:
-    """Leave an object where it is: its state has been put into it."""
+    """Do nothing: the object's state has been restored in place."""
 
 
 # ---- values
 
 
 def _is_state(value: Any) -> bool:
-    """Return whether a value is saved always: nothing that a user sets is in it."""
+    """Return whether a value is always saved, because users do not set it directly."""
     return isinstance(value, _GENERATORS) or has_state(value)
 
 
 def _digest(value: Any) -> int:
     try:
         return zlib.crc32(pickle.dumps(_plain(value), protocol=5))
-    except Exception:  # noqa: BLE001  # whatever a user's class raises
+    except Exception:  # noqa: BLE001  # a user's class may raise anything
         return 0
 
 
@@ -345,10 +345,10 @@ def _plain(value: Any) -> Any:
 
 
 def _encoded(value: Any) -> Any:
-    """Return a copy in terms of what a checkpoint can hold; `_NOTHING` if there is none."""
+    """Convert a value for a checkpoint; `_NOTHING` if that is not possible."""
     try:
         return _copied(value)
-    except Exception:  # noqa: BLE001  # whatever a user's class raises
+    except Exception:  # noqa: BLE001  # a user's class may raise anything
         return _NOTHING
 
 
@@ -374,7 +374,7 @@ def _python_state(generator: random.Random) -> Any:
 
 
 def _as_array(numbers: list[Any]) -> Any:
-    """Return a long list of integers as an array, others as a new list."""
+    """Convert a long list of integers to an array; copy others."""
     if len(numbers) > _LONG and all(type(item) is int for item in numbers):
         try:
             return np.array(numbers, dtype=np.int64)
@@ -384,7 +384,7 @@ def _as_array(numbers: list[Any]) -> Any:
 
 
 def _decoded(saved: Any, present: Any) -> Any:
-    """Return what `_encoded` was given; what has a place of its own is restored there."""
+    """Invert `_encoded`; mutable objects are restored in place."""
     is_tagged = isinstance(saved, dict) and saved.keys() == {_TAG, "kind"}
     state = copy.deepcopy(saved[_TAG] if is_tagged else saved)
     if is_tagged and _kind(present) != saved["kind"] and saved["kind"] in _MAKE:

@@ -1,4 +1,4 @@
-"""Where in the training data a run is, and the random numbers that belong there."""
+"""The position of a run in the training data, and the seeds that depend on it."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from modelzoo_trainer.devices import Backend, Stream, step_seed
 from modelzoo_trainer.loading.batch_seeds import mixed
 
 LoaderState = dict[str, Any]
-"""What a checkpoint has of a loader besides the position, each part only where it is needed.
+"""A loader's entries in a checkpoint besides the position, each only where needed.
 
-* `sampler`: what samplers of the user's had in their attributes when the epoch began, and `order`,
-  a checksum of the indices drawn since (`num_draws`, `checksum`);
-* `attributes`: likewise of another loader, or of a stream;
-* `batches`: a checksum of the last batch consumed (`num`, `checksum`), if batches have to be loaded
-  again to get to the position;
-* `rounds`: the states of the data set in each worker after `batch_idx` batches (`states`), and
-  whether the epoch was over then though the data set was not at its end (`is_cut`);
-* `state`: what the loader's own `state_dict` returned after `batch_idx` batches, and `is_cut`.
+* `sampler`: state of custom samplers at the start of the epoch, and `order`, a checksum of the
+  indices drawn since (`num_draws`, `checksum`);
+* `attributes`: likewise for another kind of loader, or for a stream;
+* `batches`: a checksum of the last batch consumed (`num`, `checksum`), if batches are reloaded to
+  reach the position;
+* `rounds`: the states of the dataset in each worker after `batch_idx` batches (`states`), and
+  whether the epoch ended before the end of the dataset (`is_cut`);
+* `state`: the loader's own `state_dict` after `batch_idx` batches, and `is_cut`.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLayout:
-    """How the batches of an epoch count what its loader draws.
+    """How draws of the loader map to batches of an epoch.
 
-    Batch k is made of the draws `first + k * per_batch` and following.
+    Batch k consists of the draws from `first + k * per_batch` on.
 
     Args:
-        num_shards: Parts into which the data is divided: 1 without other processes.
-        per_batch: Draws that make a batch of all processes.
-        size: Samples of a draw; None = not known.
-        first: Draws before batch 0, less than `per_batch`: not 0 in an epoch that was begun with
-            another number of processes.
+        num_shards: Number of data shards; 1 with a single process.
+        per_batch: Draws per batch over all ranks.
+        size: Samples per draw; None = not known.
+        first: Draws before batch 0, less than `per_batch`; not 0 in an epoch that was started with
+            another number of ranks.
     """
 
     num_shards: int = 1
@@ -44,21 +44,21 @@ class ShardLayout:
     first: int = 0
 
     def is_like(self, other: ShardLayout) -> bool:
-        """Return whether batches of equal numbers are the same, for all processes."""
+        """Return whether equal batch numbers mean the same batch."""
         mine, others = (self.num_shards, self.per_batch), (other.num_shards, other.per_batch)
         return mine == others
 
 
 class Position(NamedTuple):
-    """A position between two batches, or between two micro-batches of one.
+    """A position between two batches, or between two micro-batches.
 
     Args:
-        epoch: Whole epochs before this one.
+        epoch: Number of completed epochs.
         batch_idx: Batches of the epoch consumed.
         num_batches: Forward passes since the start.
         parts: Micro-batches of the next batch consumed.
-        loader: The loader's own state there, if it has one.
-        layout: What the number of a batch means.
+        loader: The loader's own state, if it has one.
+        layout: The meaning of batch numbers.
     """
 
     epoch: int = 0
@@ -70,16 +70,16 @@ class Position(NamedTuple):
 
     @property
     def offset(self) -> int:
-        """Draws of the epoch consumed, by all processes."""
+        """Draws of the epoch consumed on all ranks."""
         return self.layout.first + self.batch_idx * self.layout.per_batch
 
     @property
     def num_samples(self) -> int | None:
-        """Samples of the epoch consumed, by all processes; None = not known."""
+        """Samples of the epoch consumed on all ranks; None = not known."""
         return None if self.layout.size is None else self.offset * self.layout.size
 
     def state(self, index: int) -> dict[str, Any]:
-        """Return it as a part of a checkpoint; `index` is the part of the data read here."""
+        """Return the checkpoint entry; `index` is the data shard read by this rank."""
         layout = self.layout
         return {
             "epoch": self.epoch,
@@ -95,7 +95,7 @@ class Position(NamedTuple):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], index: int) -> Position:
-        """Return what `state` described; older checkpoints lack a part of it."""
+        """Create a position from a checkpoint entry, which older versions left incomplete."""
         num_shards = whole_number(state, "num_shards", 1)
         per_batch = whole_number(state, "per_batch", 1)
         batch_idx = whole_number(state, "batch_idx")
@@ -114,12 +114,12 @@ class Position(NamedTuple):
         )
 
     def further(self, num: int, end: Callable[[int], int | None]) -> Position:
-        """Return the position `num` batches further on, perhaps in a later epoch.
+        """Return the position `num` batches later, perhaps in a later epoch.
 
         Args:
-            num: Batches to skip; the one in whose middle this is counts as one.
+            num: Batches to skip; a partly consumed one counts.
             end: Returns the number of batches of an epoch, given the draws before its batch 0;
-                None = not known: the position is in this epoch then.
+                None = not known, so stay in this epoch.
         """
         epoch, idx, layout, loader = (
             self.epoch,
@@ -136,11 +136,11 @@ class Position(NamedTuple):
         return self._replace(epoch=epoch, batch_idx=idx, parts=0, loader=loader, layout=layout)
 
     def in_layout(self, layout: ShardLayout) -> Position:
-        """Return the position in batches of another number of processes, between two of them.
+        """Convert the position to another number of ranks, between two batches.
 
-        Of the loader's state there is left what all processes have alike: that of its sampler.
-        Where the draws have other sizes, as many samples are skipped; what is not a whole draw
-        then is trained on again.
+        Only the loader state common to all ranks, that of its sampler, is kept. If the size of
+        draws has changed, as many samples are skipped, rounded down to whole draws; the remaining
+        samples are trained on again.
         """
         before, offset = self.layout, self.offset
         if before.size and layout.size:
@@ -155,7 +155,7 @@ class Position(NamedTuple):
 
 
 def _key_of_loader(num_shards: int, index: int) -> str:
-    """Return the key of a process's own state, which no other process writes."""
+    """Return the key of a rank's own state, which no other rank writes."""
     return "loader" if num_shards == 1 else f"loader_{index}"
 
 
@@ -168,19 +168,19 @@ def _common_to_all(loader: LoaderState | None) -> LoaderState | None:
 
 
 def has_loader_state(state: Mapping[str, Any]) -> bool:
-    """Return whether a process's loader has left a state that another process cannot use."""
+    """Return whether the checkpoint has loader states that are specific to a rank."""
     loaders = [state[key] or {} for key in state if key.startswith("loader")]
     return any(loader.get(name) for loader in loaders for name in _OF_ONE_PROCESS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochSeeds:
-    """What decides the random numbers of an epoch.
+    """The seeds of an epoch.
 
     Args:
-        order: Of the order; equal on all processes.
-        samples: Of what is drawn while a sample is loaded; equal on all processes.
-        fetches: Of what is drawn while a batch is fetched, and afterwards; of this process.
+        order: For the sample order; equal on all ranks.
+        samples: For loading samples; equal on all ranks.
+        fetches: For fetching batches, and for what follows; specific to this rank.
     """
 
     order: int
@@ -189,7 +189,7 @@ class EpochSeeds:
 
     @classmethod
     def of(cls, backend: Backend, epoch: int) -> EpochSeeds:
-        """Return those of an epoch; the generators are left as they are."""
+        """Return the seeds of an epoch, without changing any generator."""
         return cls(
             order=_seed(backend, epoch, Stream.EPOCH),
             samples=_seed(backend, epoch, Stream.SAMPLE),
@@ -197,7 +197,7 @@ class EpochSeeds:
         )
 
     def of_validation(self) -> EpochSeeds:
-        """Return those of a validation: none is a training epoch's."""
+        """Return the seeds of a validation, distinct from those of all training epochs."""
         return EpochSeeds(
             order=mixed(self.order, 1),
             samples=mixed(self.samples, 1),
@@ -211,21 +211,21 @@ def _seed(backend: Backend, epoch: int, stream: Stream) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochStart:
-    """Where an epoch begins, and what decides its random numbers.
+    """The start of an epoch, and its seeds.
 
     Args:
         epoch: The number of the epoch.
-        batch_idx: Batches to skip: they were trained on before.
-        seeds: Of its random numbers.
+        batch_idx: Batches to skip, already trained on.
+        seeds: Its seeds.
         skipped: Numbers of other batches to skip.
         num_before: Batches of earlier epochs to skip as well, where epochs share an iterator.
-        restores: Whether the position was loaded; if not, the epoch follows the one before.
-        loader_state: What `Source.state` returned for the position; None = nothing.
-        offset: Draws to skip, of all processes if they divide the loader's.
-        length: Batches of the epoch, as far as the loader says; None = it does not.
-        limit: Number of the batch before which the epoch ends; None = none.
-        needs_sizes: Whether each process's number of samples must be known exactly.
-        needs_state: Whether a checkpoint may be made in the epoch.
+        restores: Whether the position was loaded; if not, the epoch follows the previous one.
+        loader_state: The result of `Source.state` for the position; None = none.
+        offset: Draws to skip, over all ranks if they divide the loader's draws.
+        length: Batches of the epoch according to the loader; None = not known.
+        limit: Number of batches after which the epoch ends; None = no limit.
+        needs_sizes: Whether each rank's exact number of samples is required.
+        needs_state: Whether a checkpoint may be saved in the epoch.
     """
 
     epoch: int
@@ -243,7 +243,7 @@ class EpochStart:
 
 
 def set_epoch_of(loader: Any, epoch: int) -> None:
-    """Call `set_epoch` of a loader, its samplers and its data set, of those that have it."""
+    """Call `set_epoch` of a loader, its samplers and its dataset, where defined."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     owners = [
         loader,

@@ -1,4 +1,4 @@
-"""What a loader's sampler gives in an epoch, from any position on, without loading anything."""
+"""The draws of a loader's sampler in an epoch, from any position, without loading samples."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ from modelzoo_trainer.loading.batch_seeds import mixed, seed_generators
 
 Order = Sequence[Any] | NDArray[Any]
 
-_CHUNK: Final = 4096  # indices that are Python objects at a time
+_CHUNK: Final = 4096  # indices converted to Python objects at a time
 
 
 class Draw(NamedTuple):
-    """Indices that a process loads together.
+    """Indices that a rank loads together.
 
     Args:
-        number: How many there were before in the epoch.
+        number: Number of earlier draws in the epoch.
         items: The indices; one index if samples are not batched.
-        position: Samples of the epoch before these, of all processes.
-        sizes: How many samples each process has; None = not known before they are loaded, or a
-            single process.
-        is_padding: Whether there is none for this process: `items` are another one's.
+        position: Samples of the epoch before these, on all ranks.
+        sizes: Number of samples of each rank; None = not known before loading, or a single process.
+        is_padding: Whether this rank has none: `items` belong to another rank.
     """
 
     number: int
@@ -47,10 +46,10 @@ class Draw(NamedTuple):
 
 
 class OrderSeed(NamedTuple):
-    """What decides an order.
+    """The seed of an order.
 
     Args:
-        seed: Of the epoch.
+        seed: The seed of the epoch.
         epoch: The number of the epoch.
         skips: Whether torch's iterator draws a number before the sampler does.
     """
@@ -60,10 +59,10 @@ class OrderSeed(NamedTuple):
     skips: bool
 
     def generator(self, own: torch.Generator | None) -> torch.Generator:
-        """Return what a sampler draws from: equal for equal epochs.
+        """Return the sampler's generator: equal for equal epochs.
 
         Args:
-            own: The sampler's own generator, of which the seed counts; it is left as it is.
+            own: The sampler's own generator, of which only the seed is used; it is not changed.
         """
         if own is not None:
             return torch.Generator().manual_seed(mixed(own.initial_seed(), self.epoch))
@@ -79,20 +78,19 @@ Watch = Callable[[int, Any], None]
 def draws(
     loader: DataLoader[Any], *, seed: int, epoch: int, start: int, watch: Watch | None = None
 ) -> Iterator[Draw]:
-    """Yield what the loader's sampler gives in an epoch.
+    """Yield the draws of the loader's sampler in an epoch.
 
-    The samplers of torch and ours are sliced: each start costs the same. Any other one is iterated
-    from its beginning, with all generators seeded before; the orders are those of
-    `seed_generators(seed)` followed by torch's own iterator, if the sampler has no generator of its
-    own.
+    Samplers of torch and of this package are sliced, so that any start costs the same. Others are
+    iterated from the beginning after seeding all generators; the orders are those of
+    `seed_generators(seed)` followed by torch's own iterator, unless the sampler has a generator.
 
     Args:
-        loader: Of a map-style data set.
-        seed: Of the epoch.
+        loader: A loader of a map-style dataset.
+        seed: The seed of the epoch.
         epoch: The number of the epoch.
-        start: How many to skip.
-        watch: Gets the number and the items of each draw of a sampler that is iterated, also of
-            those that are skipped.
+        start: How many draws to skip.
+        watch: Called with the number and items of each draw of an iterated sampler, including
+            skipped ones.
     """
     order_seed = OrderSeed(seed, epoch, loader.generator is None)
     batches = loader.batch_sampler
@@ -108,8 +106,8 @@ def order_of(loader: DataLoader[Any], *, seed: int, epoch: int) -> Order:
     """Return all indices of an epoch.
 
     Args:
-        loader: One that has batches, and for which `is_sliced` holds.
-        seed: Of the epoch.
+        loader: A batched loader for which `is_sliced` is true.
+        seed: The seed of the epoch.
         epoch: The number of the epoch.
     """
     sampler: Any = loader.batch_sampler.sampler  # type: ignore[union-attr]  # torch's own
@@ -117,7 +115,7 @@ def order_of(loader: DataLoader[Any], *, seed: int, epoch: int) -> Order:
 
 
 def is_sliced(loader: DataLoader[Any]) -> bool:
-    """Return whether a position of the loader is found without iterating its sampler."""
+    """Return whether a position can be reached without iterating the sampler."""
     batches = loader.batch_sampler
     if batches is None:
         return type(loader.sampler) in _ORDERS
@@ -153,14 +151,14 @@ def replayed(
     is_batch: bool,
     watch: Watch | None = None,
 ) -> Iterator[Draw]:
-    """Iterate a sampler from its beginning, and yield what it gives from `start` on."""
+    """Iterate a sampler from its beginning, and yield its draws from `start` on."""
     position = 0
     seed_generators(order_seed.seed)
     if order_seed.skips:
         _draw(torch.default_generator)
     given = iter(sampler)
     for number in count():
-        if number:  # so that it does not matter what others have drawn in the meantime
+        if number:  # independent of random numbers drawn elsewhere in between
             seed_generators(mixed(order_seed.seed, number))
         try:
             items = next(given)
@@ -173,7 +171,7 @@ def replayed(
         position += len(items) if is_batch else 1
 
 
-# ---- orders as a whole
+# ---- complete orders
 
 
 def _order_of(sampler: Any, order_seed: OrderSeed) -> Order:

@@ -1,4 +1,4 @@
-"""Samplers of the user's own: what they keep between epochs, and whether that is all."""
+"""Custom samplers: their state between epochs, and a check that it is complete."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _NUM_COMPARED: Final = 3
 
 
 class SamplerState:
-    """The state of a loader's samplers at the beginning of an epoch.
+    """The state of a loader's samplers at the start of an epoch.
 
-    Generators and counters that a sampler keeps from epoch to epoch are saved and restored, and it
-    is iterated from the beginning of the epoch. That its order depends on nothing else is checked
-    twice: when a fit begins, with a copy that must begin with the same indices, and when a run
-    resumes, with a checksum of the indices before the checkpoint.
+    Generators and counters that a sampler keeps between epochs are saved and restored, and it is
+    iterated from the start of the epoch. Two checks detect an order that depends on anything else:
+    when fit() starts, a copy must yield the same first indices; on resume, the indices before the
+    checkpoint must have the same checksum.
 
     Args:
-        loader: One whose order is not known without iterating its sampler.
+        loader: A loader whose sampler must be iterated.
         name: The argument's name, for messages.
     """
 
@@ -50,16 +50,16 @@ class SamplerState:
         self._saved: tuple[int, int] | None = None
 
     def begin(self, start: EpochStart, num_skipped: int) -> None:
-        """Restore what a checkpoint has of the epoch, and note the state with which it begins.
+        """Restore the checkpoint's state, and save the state at the start of the epoch.
 
         Args:
-            start: Where it begins.
+            start: The start of the epoch.
             num_skipped: Draws that will be skipped.
         """
         saved = (start.loader_state or {}) if start.restores else {}
         if "sampler" in saved:
             self._warn_of_missing(self._hidden.load(saved["sampler"]))
-            set_epoch_of(self._loader, start.epoch)  # which that may have undone
+            set_epoch_of(self._loader, start.epoch)  # loading the state may have reset it
         self._state = self._hidden.save()
         if names := self._hidden.newly_unsaved():
             self._warn(f"changes attributes that cannot be saved ({', '.join(names)})")
@@ -71,7 +71,7 @@ class SamplerState:
             self._check(start)
 
     def _check(self, start: EpochStart) -> None:
-        """Warn of what cannot be saved, and draw from a copy what has to come."""
+        """Warn about state that cannot be saved, and draw the expected indices from a copy."""
         if found := self._hidden.iterators():
             self._warn(f"keeps an iterator ({', '.join(found)}), whose position cannot be saved")
             return
@@ -79,34 +79,34 @@ class SamplerState:
         order_seed = OrderSeed(start.seeds.order, start.epoch, loader.generator is None)
         try:
             copied = self._hidden.copied(self._sampler)
-        except Exception as error:  # noqa: BLE001  # whatever a part that cannot be copied raises
+        except Exception as error:  # noqa: BLE001  # copying may raise anything
             log.debug("The sampler %s cannot be copied: %r", type(self._sampler).__name__, error)
             return
         copied_draws = replayed(copied, order_seed, is_batch=loader.batch_sampler is not None)
         checksum = 0
         for draw in islice(copied_draws, _NUM_COMPARED):
             checksum = self._expected[draw.number + 1] = _added(checksum, draw.items)
-        self._hidden.load(self._state)  # of what the copy shares with the sampler
+        self._hidden.load(self._state)  # restore state shared with the copy
 
     def watch(self, number: int, items: Any) -> None:
-        """Note a draw, and compare it with what is known of it."""
+        """Compare a draw with the expected one, and update the checksum."""
         checksum = self._checksum = _added(self._checksum, items)
         if number + 1 >= self._first_kept:
             self._checksums[number + 1] = checksum
         if self._expected and self._expected.pop(number + 1, checksum) != checksum:
             self._expected.clear()
-            self._warn("yields other indices each time it is iterated, from the same attributes")
+            self._warn("yields other indices each time it is iterated, with the same attributes")
         if self._saved is not None and self._saved[0] == number + 1:
             is_equal, self._saved = self._saved[1] == checksum, None
             if not is_equal:
-                self._warn("yields another order than it did before the checkpoint")
+                self._warn("yields another order than before the checkpoint")
 
     def _warn(self, what: str) -> None:
         log.warning(
-            "Exactness is not guaranteed: the sampler of %s (%s) %s. A run that resumes in the "
-            "middle of an epoch will train on some samples again and skip others. Draw from a "
-            "generator with a seed that is an attribute of the sampler, or give it "
-            "set_epoch(epoch), or state_dict() and load_state_dict().",
+            "Exactness is not guaranteed: the sampler of %s (%s) %s. A run resumed in the middle "
+            "of an epoch will train on some samples again and skip others. Draw from a generator "
+            "with a seed that is an attribute of the sampler, or implement set_epoch(epoch), or "
+            "state_dict() and load_state_dict().",
             self._name,
             type(self._users).__name__,
             what,
@@ -123,7 +123,7 @@ class SamplerState:
             )
 
     def state(self, num_draws: int | None) -> dict[str, Any]:
-        """Return what a checkpoint needs after that number of draws; None = after a whole epoch."""
+        """Return the checkpoint state after `num_draws` draws; None = after a whole epoch."""
         state = self._hidden.save() if num_draws is None else self._state
         found: dict[str, Any] = {"sampler": state}
         if num_draws in self._checksums:
@@ -137,7 +137,7 @@ class SamplerState:
 
 
 def _added(checksum: int, items: Any) -> int:
-    if isinstance(items, (list, tuple)):  # the text of a tensor is long, or abbreviated
+    if isinstance(items, (list, tuple)):  # str() of a tensor is long or truncated
         items = [item.tolist() if hasattr(item, "tolist") else item for item in items]
     elif hasattr(items, "tolist"):
         items = items.tolist()

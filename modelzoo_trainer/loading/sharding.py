@@ -1,4 +1,4 @@
-"""How processes divide what a loader draws; a single process takes all of it."""
+"""Divide the draws of a loader over ranks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from modelzoo_trainer.loading.sample_order import Draw, Watch, draws, is_sliced,
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How processes divide what a loader draws.
+    """How ranks divide the draws of a loader.
 
-    Batch k of all processes is made of the draws k * per_batch and following: one for each
-    process, or one for all of them, of which each takes a slice.
+    Batch k over all ranks consists of the draws from k * per_batch on: one for each rank, or one
+    for all of them, of which each takes a slice.
 
     Args:
-        index: Which part is this process's.
-        count: How many parts there are; of one, batches are not marked (`ShardedBatch`).
-        is_global: Whether a draw is for all processes.
+        index: The data shard of this rank.
+        count: Number of shards; with 1, batches are not wrapped in `ShardedBatch`.
+        is_global: Whether a draw is for all ranks.
     """
 
     index: int = 0
@@ -37,30 +37,30 @@ class Split:
 
     @property
     def per_batch(self) -> int:
-        """Draws that make a batch of all processes."""
+        """Draws per batch over all ranks."""
         return 1 if self.is_global else self.count
 
     def sizes(self, num: int) -> tuple[int, ...]:
-        """Return how many of `num` samples each process takes."""
+        """Return how many of `num` samples each rank takes."""
         count = self.count
         return tuple((i + 1) * num // count - i * num // count for i in range(count))
 
     def part(self, num: int) -> tuple[int, int]:
-        """Return where this process's part of `num` samples begins, and where it ends."""
+        """Return the slice [start, end) of `num` samples that this rank takes."""
         return self.index * num // self.count, (self.index + 1) * num // self.count
 
 
 WHOLE: Final = Split()
-"""What a single process takes, and one whose loader is its own."""
+"""For a single process, and for a loader that belongs to one rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """What a process knows of a batch of all processes; only `is_padding` differs among them.
+    """Metadata of a batch over all ranks; only `is_padding` differs between ranks.
 
     Args:
-        sizes: How many samples each process has.
-        is_padding: Whether this process has none, and its batch counts nothing.
+        sizes: Number of samples of each rank.
+        is_padding: Whether this rank has none, and its batch is a padding batch.
     """
 
     sizes: tuple[int, ...]
@@ -68,28 +68,28 @@ class ShardInfo:
 
     @property
     def is_even(self) -> bool:
-        """Whether all processes have the same number of samples."""
+        """Whether all ranks have the same number of samples."""
         return min(self.sizes) == max(self.sizes)
 
 
 class ShardedBatch(NamedTuple):
-    """One process's part of a batch; `info` is no tuple, so that nothing moves it to a device."""
+    """One rank's part of a batch; `info` is not a tuple, so it is not moved to a device."""
 
     batch: Batch
     info: ShardInfo
 
     @classmethod
     def whole(cls, batch: Batch) -> ShardedBatch:
-        """Return a batch of a single process."""
+        """Wrap the batch of a single process."""
         return cls(batch, ShardInfo((size_of(batch),), is_padding=False))
 
     def micro_batches(self, size: int) -> list[ShardedBatch]:
-        """Return it in micro-batches of at most `size` samples: as many on every process.
+        """Split into micro-batches of at most `size` samples: the same number on every rank.
 
-        A process whose samples do not suffice gets one of them again, as a padding batch.
+        A rank with too few samples repeats one of them as a padding batch.
 
         Raises:
-            ConfigError: If the tensors do not have as many samples as one another.
+            ConfigError: If the tensors differ in their number of samples.
         """
         sizes = self.info.sizes
         num = max(1, -(-max(sizes) // size))
@@ -105,7 +105,7 @@ class ShardedBatch(NamedTuple):
 
 
 def size_of(batch: Batch) -> int:
-    """Return the number of samples of a batch; one of which it is not known counts as one."""
+    """Return the number of samples of a batch; 1 if unknown."""
     try:
         return batch_size_of(batch)
     except ConfigError:
@@ -113,17 +113,17 @@ def size_of(batch: Batch) -> int:
 
 
 def even_part(loader: Any, split: Split, first: int = 0) -> list[Batch] | None:
-    """Return this process's batches of a list whose every batch is even, else None.
+    """Return this rank's batches of a list, if every batch divides evenly, else None.
 
-    Then there is nothing to know of a batch besides: no padding, no sizes of other processes.
+    Even batches need no metadata: no padding, no sizes of other ranks.
 
     Args:
-        loader: A dataloader; only of lists and tuples the batches are there to be looked at.
-        split: How the processes divide it.
+        loader: A dataloader; only lists and tuples can be inspected.
+        split: How ranks divide it.
         first: Draws before batch 0.
 
     Cost:
-        A look at the shapes of all batches.
+        Reads the shapes of all batches.
     """
     if type(loader) not in (list, tuple) or split.is_global or (len(loader) - first) % split.count:
         return None
@@ -133,7 +133,7 @@ def even_part(loader: Any, split: Split, first: int = 0) -> list[Batch] | None:
 
 
 def is_split_already(loader: DataLoader[Any]) -> bool:
-    """Return whether a sampler of the loader's own gives each process other samples."""
+    """Return whether the loader's own sampler gives each rank other samples."""
     batches = loader.batch_sampler
     samplers = (batches, getattr(batches, "sampler", None), loader.sampler)
     return any(
@@ -145,17 +145,17 @@ def is_split_already(loader: DataLoader[Any]) -> bool:
 
 
 def drops_last(loader: Any) -> bool:
-    """Return whether a batch that is not full is dropped."""
+    """Return whether an incomplete last batch is dropped."""
     return getattr(getattr(loader, "batch_sampler", None), "drop_last", False) is True
 
 
 def num_batches(num_draws: int, split: Split, *, drops: bool, first: int = 0) -> int:
-    """Return how many batches of all processes an epoch has.
+    """Return the number of batches of an epoch over all ranks.
 
     Args:
-        num_draws: What the loader draws in an epoch.
-        split: How they are divided.
-        drops: Whether a batch that is not full is dropped.
+        num_draws: Draws of the loader in an epoch.
+        split: How ranks divide them.
+        drops: Whether an incomplete last batch is dropped.
         first: Draws before batch 0.
     """
     left = max(num_draws - first, 0)
@@ -171,16 +171,16 @@ def shard_draws(
     epoch: int,
     watch: Watch | None = None,
 ) -> Iterator[Draw]:
-    """Yield what this process loads in an epoch.
+    """Yield the draws that this rank loads in an epoch.
 
-    The last batch of an epoch, if it is not full, is divided evenly, or dropped with `drop_last`.
-    A batch sampler of the user's own is divided by its draws, whatever their sizes.
+    An incomplete last batch is divided evenly, or dropped with `drop_last`. The draws of a custom
+    batch sampler are divided whatever their sizes.
 
     Args:
-        loader: Of a map-style data set.
-        split: How the processes divide it.
-        start: The number of the first batch, and how many draws to skip.
-        seed: Of the order; equal on all processes.
+        loader: A loader of a map-style dataset.
+        split: How ranks divide it.
+        start: Number of the first batch, and draws to skip.
+        seed: The seed of the order; equal on all ranks.
         epoch: The number of the epoch.
         watch: See `draws`.
     """
@@ -200,7 +200,7 @@ def shard_draws(
 def _spans(
     loader: DataLoader[Any], split: Split, start: tuple[int, int], *, seed: int, epoch: int
 ) -> Iterator[Draw]:
-    """Slice an order that is known as a whole."""
+    """Slice an order that is known completely."""
     batches: Any = loader.batch_sampler
     order = order_of(loader, seed=seed, epoch=epoch)
     number, num_skipped = start
@@ -225,9 +225,9 @@ def _spans(
 def _groups(
     found: Iterator[Draw], split: Split, number: int, *, least: int, drops: bool
 ) -> Iterator[Draw]:
-    """Divide what a sampler gives that must be asked for each draw.
+    """Divide the draws of a sampler that must be iterated.
 
-    A batch of fewer than `least` samples is divided evenly; `drops` one that is not full.
+    A batch of fewer than `least` samples is divided evenly; `drops` drops incomplete batches.
     """
     for idx in numbers_from(number):
         group = list(islice(found, split.per_batch))

@@ -1,4 +1,4 @@
-"""The batches of an epoch: of any iterable, of lists, and of loaders with a state of their own."""
+"""The batches of an epoch: from any iterable, from lists, and from loaders with state."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from modelzoo_trainer.loading.workers import shut_down, start_iterator
 log = logging.getLogger("modelzoo_trainer.data")
 _log_of_positions = logging.getLogger("modelzoo_trainer.data.positioned")
 
-NumberedBatches = Iterator[tuple[int, Any]]  # a Batch, or with several processes a ShardedBatch
-MarkedBatches = Iterator[tuple[Any, bool, int]]  # and whether it is the last, and its number
+NumberedBatches = Iterator[tuple[int, Any]]  # number, Batch (ShardedBatch with several ranks)
+MarkedBatches = Iterator[tuple[Any, bool, int]]  # batch, is it the last, number
 Exchange = Callable[[int], list[int]]
 
 _MOST_SHOWN: Final = 64  # indices in a message
@@ -34,16 +34,15 @@ _NUM_COMPARED: Final = 16  # values of a tensor in a checksum
 
 
 class Source:
-    """The batches of any iterable: what was trained on is loaded again and dropped.
+    """The batches of any iterable; on resume, batches already trained on are reloaded and dropped.
 
-    What the iterable keeps in its attributes from epoch to epoch (generators, counters) is saved as
-    it was when the epoch began, and restored before that.
+    State that the iterable keeps in its attributes between epochs (generators, counters) is saved
+    as of the start of the epoch, and restored on resume.
 
-    `seeds_host` says whether the generators of this process are seeded while batches are fetched,
-    `seeds_ahead` whether that is before earlier batches are trained on, `draws` whether samples of
-    torch's loader may draw from generators of the process that loads them,
-    `reads_to_end` whether an epoch is over when the loader says so, whatever its length, and
-    `keeps_state` whether `state` has anything to return.
+    `seeds_host`: whether the generators of this process are seeded while batches are fetched.
+    `seeds_ahead`: whether that happens before earlier batches are trained on. `draws`: whether
+    loading may use generators of the loading process. `reads_to_end`: whether only the loader ends
+    an epoch, whatever its length. `keeps_state`: whether `state` returns anything.
 
     Args:
         loader: The iterable.
@@ -60,7 +59,7 @@ class Source:
         self.loader = loader
         self.name = name
         self.latest: tuple[Batch] | None = None
-        """What was fetched last in the epoch, also if it was dropped; None = nothing."""
+        """The batch fetched last in the epoch, including dropped ones; None = none."""
         self._iterator: Iterator[Any] | None = None
         self._checksums = Checksums()
         self._hidden: HiddenState | None = None
@@ -86,29 +85,29 @@ class Source:
         return self._fetched(self._iterator, start, 0)
 
     def begin_marked(self, start: EpochStart) -> MarkedBatches | None:
-        """Likewise of one that knows which batch is the last before it is fetched; else None."""
+        """Like `begin`, with the last batch marked; None = not known in advance."""
         return None
 
     def warn_of_loading(self, num: int) -> None:
-        """Warn that batches are loaded and dropped, if there are any."""
+        """Warn that batches are loaded and dropped, if any are."""
         if num:
             log.warning(
-                "%s (%s) cannot begin in the middle of an epoch: %d batches are loaded and "
-                "dropped. To begin at once, pass a torch DataLoader over a data set with indices, "
-                "or give the loader state_dict() and load_state_dict().",
+                "%s (%s) cannot start in the middle of an epoch: %d batches are loaded and "
+                "dropped. To resume at once, pass a torch DataLoader over a map-style dataset, or "
+                "implement state_dict() and load_state_dict() in the loader.",
                 self.name,
                 type(self.loader).__name__,
                 num,
             )
 
     def begin_attributes(self, saved: LoaderState, epoch: int) -> None:
-        """Restore what attributes were when the epoch began, and keep it."""
+        """Restore the attributes as of the start of the epoch, and save them again."""
         hidden = self._hidden
         if hidden is None:
             return
         if "attributes" in saved:
             hidden.load(saved["attributes"])
-            set_epoch_of(self.loader, epoch)  # which that may have undone
+            set_epoch_of(self.loader, epoch)  # restoring may have reset it
         self._attributes = hidden.save()
         if names := hidden.newly_unsaved():
             log.warning(
@@ -121,13 +120,13 @@ class Source:
             )
 
     def warn_of_iterators(self) -> None:
-        """Warn of iterators that are kept from epoch to epoch."""
+        """Warn about iterators kept between epochs."""
         loader = self.loader
         found = [] if self._hidden is None else self._hidden.iterators()
         if found:
             log.warning(
-                "Exactness is not guaranteed: %s (%s) keeps an iterator (%s), and its position "
-                "cannot be saved. Make it in __iter__, or give the loader state_dict() and "
+                "Exactness is not guaranteed: %s (%s) keeps an iterator (%s), whose position "
+                "cannot be saved. Create it in __iter__, or implement state_dict() and "
                 "load_state_dict().",
                 self.name,
                 type(loader).__name__,
@@ -140,9 +139,9 @@ class Source:
             getattr(loader, "dataset", None)
         ):
             log.warning(
-                "Exactness is not guaranteed: %s (%s) is not torch's own DataLoader and has "
-                "persistent workers, whose random generators are seeded in the first epoch only. "
-                "A run that resumes in a later epoch will not reproduce the original one. Use "
+                "Exactness is not guaranteed: %s (%s) is not a torch DataLoader and has persistent "
+                "workers, whose random generators are seeded in the first epoch only. A run "
+                "resumed in a later epoch will not reproduce the original one. Use "
                 "torch.utils.data.DataLoader, or persistent_workers=False.",
                 self.name,
                 type(loader).__name__,
@@ -173,33 +172,33 @@ class Source:
             yield number, batch
 
     def warn_of_other_batches(self) -> None:
-        """Warn that what was loaded again is not what it was."""
+        """Warn that reloaded batches differ from those before the checkpoint."""
         log.warning(
-            "Exactness is not guaranteed: %s (%s) does not yield the batches that it yielded "
-            "before the checkpoint; some samples will be trained on again and others skipped. Its "
-            "order must follow from the generators of random, numpy.random and torch, which are "
-            "seeded for each epoch, or from set_epoch(epoch); or give it state_dict() and "
+            "Exactness is not guaranteed: %s (%s) does not yield the same batches as before the "
+            "checkpoint; some samples will be trained on again and others skipped. Its order must "
+            "depend only on random, numpy.random and torch, which are seeded for each epoch, or on "
+            "set_epoch(epoch); or implement state_dict() and "
             "load_state_dict().",
             self.name,
             type(self.loader).__name__,
         )
 
     def note(self, position: int | None) -> None:
-        """Note that `position` batches have been fetched; None = all."""
+        """Record that `position` batches have been fetched; None = all."""
 
     def state(self, position: int | None) -> LoaderState | None:
-        """Return what a checkpoint needs after `position` batches; None = after a whole epoch."""
+        """Return the checkpoint state after `position` batches; None = after a whole epoch."""
         found: LoaderState = self._checksums.state(position)
         if self._hidden is not None:
             found["attributes"] = self._hidden.save() if position is None else self._attributes
         return found or None
 
     def forget_before(self, position: int) -> None:
-        """Drop what was kept for positions before."""
+        """Drop states of earlier positions."""
         self._checksums.forget_before(position)
 
     def close(self) -> None:
-        """End the epoch, and workers that were started for it."""
+        """End the epoch and shut down its workers."""
         iterator, self._iterator = self._iterator, None
         is_users = getattr(self.loader, "persistent_workers", False) or iterator is self.loader
         if not is_users:
@@ -207,33 +206,33 @@ class Source:
 
 
 def hidden_state_of(loader: Any) -> HiddenState | None:
-    """Return what an iterable keeps in its attributes from epoch to epoch; None = nothing."""
+    """Return the state in an iterable's attributes; None = none."""
     if isinstance(loader, Iterator):
         return None
     if not isinstance(loader, DataLoader):
         return HiddenState({"loader": loader}, OF_DATA)
     names = ["sampler", "batch_sampler", "generator"]
     if not loader.num_workers:
-        names.append("dataset")  # else workers have copies of it
+        names.append("dataset")  # workers have their own copies
     owners = {name: getattr(loader, name) for name in names if getattr(loader, name) is not None}
     return HiddenState(owners, OF_DATA if "dataset" in owners else OF_SAMPLERS)
 
 
 class Checksums:
-    """Checksums of batches, to see whether those that are loaded again are the same."""
+    """Checksums of batches, to check that reloaded ones are the same."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
         self._expected: tuple[int, int] | None = None
 
     def begin(self, saved: LoaderState) -> None:
-        """Begin an epoch with what a checkpoint has."""
+        """Start an epoch with the checksums of a checkpoint."""
         self._known = {}
         found = saved.get("batches")
         self._expected = None if found is None else (found["num"], found["checksum"])
 
     def add(self, num: int, batch: Batch) -> bool:
-        """Add the `num`-th batch of the epoch; return whether it is not the one that was saved."""
+        """Add the `num`-th batch of the epoch; return whether it differs from the saved one."""
         checksum = self._known[num] = checksum_of(batch)
         return (
             self._expected is not None
@@ -242,13 +241,13 @@ class Checksums:
         )
 
     def state(self, position: int | None) -> LoaderState:
-        """Return what a checkpoint needs after `position` batches."""
+        """Return the checkpoint state after `position` batches."""
         if position is None or position not in self._known:
             return {}
         return {"batches": {"num": position, "checksum": self._known[position]}}
 
     def forget_before(self, position: int) -> None:
-        """Drop those from before a position."""
+        """Drop checksums of earlier positions."""
         for num in [num for num in self._known if num < position]:
             del self._known[num]
 
@@ -267,7 +266,7 @@ def checksum_of(batch: Batch) -> int:
 
 
 class SequenceSource(Source):
-    """The batches of a list or a tuple: of several processes each takes every n-th."""
+    """The batches of a list or a tuple; each of several ranks takes every n-th."""
 
     seeds_host = False
     keeps_state = False
@@ -303,18 +302,18 @@ class SequenceSource(Source):
 
 
 class StatefulSource(Source):
-    """The batches of a loader that keeps its own state: of the batch consumed, not of the fetched.
+    """The batches of a loader with `state_dict`; its state is that of the batch consumed.
 
-    The state is taken after each batch, as the next may be fetched before it is needed. Of a loader
-    that has ended before those of other processes, the state before its last batch is kept, so that
-    a run that resumes has that again.
+    The state is taken after each batch, as the next may be prefetched. If the loader ends before
+    those of other ranks, the state before its last batch is kept, so that a resumed run yields that
+    batch again.
 
     Args:
         loader: The loader.
         name: The argument's name, for messages.
 
     Cost:
-        A `state_dict()` and a copy of it each batch.
+        One `state_dict()` and a copy of it per batch.
     """
 
     reads_to_end = True
@@ -347,17 +346,17 @@ class StatefulSource(Source):
         return self._fetched(self._iterator, start, first)
 
     def _restore(self, saved: LoaderState) -> int:
-        """Give the loader its state; return the number of the batch that comes next."""
+        """Restore the loader's state; return the number of its next batch."""
         try:
             self._owner.load_state_dict(copy.deepcopy(saved["state"]))
             self._iterator = start_iterator(self.loader)
         except Exception as error:
             error.add_note(
-                f"raised when {self.name} got its state back; it may have been saved with other "
-                f"options of the loader, such as another num_workers"
+                f"raised while restoring the state of {self.name}; it may have been saved with "
+                f"other options of the loader, such as another num_workers"
             )
             raise
-        if saved["is_cut"]:  # the epoch was over, though not for the loader: it begins the next one
+        if saved["is_cut"]:  # the epoch was cut: the loader has batches left
             shut_down(self._iterator)
             self._iterator = start_iterator(self.loader)
         return int(saved["batch_idx"])
@@ -374,7 +373,7 @@ class StatefulSource(Source):
             is_cut, known = None not in self._states, 0
             where = max(self._numbers(), default=None) if is_cut else None
         else:
-            if None in self._states:  # other processes go on
+            if None in self._states:  # other ranks have batches left
                 position = min(position, max(self._numbers(), default=0) - 1)
             where = max((n for n in self._numbers() if n <= position), default=None)
             known = where or 0
@@ -397,19 +396,19 @@ class StatefulSource(Source):
 
 
 def log_skipped(epoch: int, number: int, items: Any = None) -> None:
-    """Log which batch of an epoch is skipped, and the indices of its samples if they are known."""
-    which = "" if items is None else f"; its samples: {shown(items)}"
-    _log_of_positions.info("Epoch %d: batch %d is skipped%s.", epoch, number, which)
+    """Log that a batch of an epoch is skipped, and the indices of its samples if known."""
+    which = "" if items is None else f" (samples {shown(items)})"
+    _log_of_positions.info("Epoch %d: skipping batch %d%s.", epoch, number, which)
 
 
 def place_of(name: str, epoch: int, number: int, items: Any = None) -> str:
-    """Return the note of an error that was raised while a batch was loaded."""
+    """Return the note of an error raised while loading a batch."""
     which = "" if items is None else f", samples {shown(items)}"
     return f"raised while {name} loaded batch {number} of epoch {epoch}{which}"
 
 
 def shown(items: Any) -> str:
-    """Return the indices of samples as text; of many, the first ones."""
+    """Format sample indices, truncated."""
     indices = items if isinstance(items, (list, tuple)) else [items]
     text = ", ".join(map(str, indices[:_MOST_SHOWN]))
     more = f" and {len(indices) - _MOST_SHOWN} more" if len(indices) > _MOST_SHOWN else ""

@@ -1,4 +1,4 @@
-"""Which kind a loader is, and how its batches are divided among any number of processes."""
+"""Find the kind of a loader, and how ranks divide its batches."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ _ENDED: Final = -1
 _NEVER_BEGUN: Final = -2
 
 
-# ---- which kind a loader is
+# ---- kinds of loaders
 
 
 def keeps_own_state(loader: Any) -> bool:
-    """Return whether a loader is asked for its state, as it is not known how it loads."""
+    """Return whether a loader's own `state_dict` is used, because how it loads is not known."""
     return has_state(loader) and not can_be_positioned(loader) and not is_stream(loader)
 
 
 def split_of(loader: Any, shard: tuple[int, int], name: str) -> Split | None:
-    """Return how processes divide a loader; None = each process's loader is its own.
+    """Return how ranks divide a loader; None = each rank has its own.
 
-    `shard` is which part of the data this process reads, and of how many.
+    `shard`: (index of the data shard of this rank, number of shards).
 
     Raises:
-        ConfigError: If its batches are for all processes, but cannot be divided by them.
+        ConfigError: If its batches are for all ranks but cannot be divided.
     """
     if shard[1] == 1:
         return WHOLE
@@ -65,10 +65,10 @@ def split_of(loader: Any, shard: tuple[int, int], name: str) -> Split | None:
             return Split(*shard, is_global=is_global)
     if is_global:
         raise ConfigError(
-            f"{name} ({type(loader).__name__}) has is_global_batch set, but {shard[1]} processes "
-            f"cannot divide its batches: that requires a torch DataLoader over a data set with "
-            f"indices, without a DistributedSampler, or over a ShardedStream. Leave "
-            f"is_global_batch out."
+            f"{name} ({type(loader).__name__}) has is_global_batch set, but its batches cannot be "
+            f"divided by {shard[1]} processes: that requires a torch DataLoader over a map-style "
+            f"dataset without a DistributedSampler, or over a ShardedStream. Remove "
+            f"is_global_batch."
         )
     return None
 
@@ -79,15 +79,15 @@ def _check_global(size: int | None, num: int, name: str) -> None:
     lower = size - size % num
     fits = f"{lower} or {lower + num}" if lower else f"{num}"
     raise ConfigError(
-        f"{name}: global_batch_size is {size}, which {num} processes cannot divide evenly. Use "
+        f"{name}: global_batch_size {size} is not divisible by {num} processes. Use "
         f"{fits}, or another number of processes."
     )
 
 
 def make_source(loader: Any, split: Split | None, exchange: Exchange, name: str) -> Source:
-    """Return where the batches of a loader come from.
+    """Create the source of a loader's batches.
 
-    `split` is what `split_of` returned for it; `exchange` returns the numbers of all processes.
+    `split`: the result of `split_of`; `exchange` gathers a number from all ranks.
     """
     if isinstance(loader, (list, tuple)):
         return SequenceSource(loader, split or WHOLE, name)
@@ -98,26 +98,26 @@ def make_source(loader: Any, split: Split | None, exchange: Exchange, name: str)
     return StatefulSource(loader, name) if has_state(loader) else Source(loader, name)
 
 
-# ---- loaders of which each process has its own
+# ---- loaders that belong to one rank
 
 
 def until_all_end(
     items: NumberedBatches, source: Source, start: EpochStart, num_shards: int, exchange: Exchange
 ) -> NumberedBatches:
-    """Yield a source's batches until those of all processes have ended.
+    """Yield a source's batches until those of all ranks have ended.
 
-    One that ends before the others yields its last batch again and again, as a padding batch. The
-    processes exchange a number with each batch, unless a sampler gives each as many samples.
+    A rank that ends earlier repeats its last batch as a padding batch. Ranks exchange a number for
+    each batch, unless their samplers give each the same number of samples.
 
     Args:
-        items: What the source has begun.
-        source: This process's own.
-        start: Where the epoch begins.
-        num_shards: How many processes there are.
-        exchange: Returns the numbers of all processes. Collective.
+        items: The source's started epoch.
+        source: This rank's source.
+        start: The start of the epoch.
+        num_shards: Number of ranks.
+        exchange: Gathers a number from all ranks. Collective.
 
     Raises:
-        ConfigError: If some have no batch at all, and others have.
+        ConfigError: If some ranks have no batch at all and others have.
     """
     latest: tuple[Batch] | None = None
     is_even = isinstance(source, PositionedSource) and _is_even(source.loader, num_shards)
@@ -140,7 +140,7 @@ def until_all_end(
 
 
 def _is_even(loader: DataLoader[Any], num_shards: int) -> bool:
-    """Return whether torch's sampler gives each process as many samples, in batches of them."""
+    """Return whether torch's sampler gives each rank the same number of samples and batches."""
     batches = loader.batch_sampler
     sampler = getattr(batches, "sampler", None)
     is_divided = type(sampler) is DistributedSampler and sampler.num_replicas == num_shards
@@ -150,7 +150,7 @@ def _is_even(loader: DataLoader[Any], num_shards: int) -> bool:
 def _no_batch(loader: Any, sizes: list[int]) -> ConfigError:
     empty = ", ".join(str(idx) for idx, size in enumerate(sizes) if size == _NEVER_BEGUN)
     return ConfigError(
-        f"the dataloader ({type(loader).__name__}) yields no batch for part {empty} of the data, "
-        f"of {len(sizes)} parts in all, but does for others. Give each process at least one batch "
-        f"an epoch."
+        f"the dataloader ({type(loader).__name__}) yields no batch for data shard {empty} of "
+        f"{len(sizes)}, but does for others. Give each process at least one "
+        f"batch per epoch."
     )

@@ -1,4 +1,4 @@
-"""Torch loaders over data sets without indices, whose samples come from iterators in workers."""
+"""Torch loaders over iterable datasets, whose samples come from iterators in workers."""
 
 from __future__ import annotations
 
@@ -41,28 +41,27 @@ from modelzoo_trainer.loading.workers import shut_down, start_iterator
 log = logging.getLogger("modelzoo_trainer.data")
 
 _NOTHING: Final = object()
-_MOST_BITS: Final = 64  # of a seed that a person has chosen
+_MOST_BITS: Final = 64  # of a seed chosen by a user
 _HUGGING_FACE: Final = "datasets.iterable_dataset"
 
 
 def is_stream(loader: Any) -> bool:
-    """Return whether a loader is torch's or torchdata's own, over a data set without indices."""
+    """Return whether a loader is torch's or torchdata's own, over an iterable dataset."""
     dataset = getattr(loader, "dataset", None)
     is_iterable = isinstance(dataset, IterableDataset) and not isinstance(dataset, IterDataPipe)
     return is_plain(loader) and is_iterable
 
 
 class SeededStream(DatasetWrapper, IterableDataset[Any]):
-    """A stream whose epochs and batches begin with generators that are seeded.
+    """A stream that seeds the generators at the start of each epoch and batch.
 
-    That holds in persistent workers too: what an epoch begins with is in memory that processes
-    share.
+    Also in persistent workers: the seeds of an epoch are in shared memory.
 
     Args:
         loader: The loader of the stream.
-        split: How processes divide a `ShardedStream`.
-        observer: Of the data set.
-        keeps_state: Whether a state of the data set is of use.
+        split: How ranks divide a `ShardedStream`.
+        observer: The dataset's observer.
+        keeps_state: Whether the state of the dataset is used.
     """
 
     def __init__(
@@ -76,22 +75,22 @@ class SeededStream(DatasetWrapper, IterableDataset[Any]):
         self.dataset = loader.dataset
         self.observer = observer
         self.ended: str | None = None
-        """Whether the states to restore are from the end of an epoch: "over", or "cut" before."""
+        """Set if the states to restore are from the end of an epoch: "over", or "cut" before it."""
         self._has_drawn = False
         self._seeds = 0, 0
         self._keeps_state = keeps_state
         self._size = loader.batch_size or 1
-        """Samples of a batch; for all processes, if their batches are slices of the loader's."""
+        """Samples per batch; over all ranks, if their batches are slices of the loader's."""
         self._drops_last = loader.drop_last
         self._split = split
         self._num_workers = max(1, loader.num_workers)
         self._shared = shared(torch.zeros(5, dtype=torch.int64))
 
     def begin(self, start: EpochStart, first: int, num_skipped: int) -> None:
-        """Note what the next epoch begins with.
+        """Set the start of the next epoch.
 
         Args:
-            start: Where it begins.
+            start: The start of the epoch.
             first: The number of the first batch of each worker.
             num_skipped: Samples to skip of a `ShardedStream`.
         """
@@ -100,14 +99,14 @@ class SeededStream(DatasetWrapper, IterableDataset[Any]):
         self._shared.copy_(torch.tensor(values))
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an epoch; called in the worker."""
+        """Start an epoch; called in the worker."""
         epoch, order, samples, first, num_skipped = self._shared.tolist()
         observer, dataset = self.observer, self.dataset
         observer.begin()
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(epoch)
         if isinstance(dataset, ShardedStream):
-            # The data set must read all samples here, though others shard themselves by worker.
+            # The dataset must read all samples here, though others shard themselves by worker.
             torch_workers.worker._worker_info = None
             return self._divided(dataset, samples, num_skipped)
         seed = mixed(samples, observer.worker)
@@ -116,9 +115,9 @@ class SeededStream(DatasetWrapper, IterableDataset[Any]):
         return self._seeded(self._restored(dataset), seed, first)
 
     def _restored(self, dataset: Any) -> Iterator[Any]:
-        """Return an iterator over the data set, after giving it its state, if it has one."""
+        """Return an iterator over the dataset, after restoring its state, if it has one."""
         observer = self.observer
-        ended, self.ended = self.ended, None  # persistent workers begin other epochs later
+        ended, self.ended = self.ended, None  # later epochs of persistent workers start anew
         if self._keeps_state and has_state(dataset):
             observer.stateful = dataset
             if observer.restore() and ended is not None:
@@ -130,9 +129,9 @@ class SeededStream(DatasetWrapper, IterableDataset[Any]):
         return given
 
     def _after_end(self, dataset: Any, ended: str) -> Iterator[Any]:
-        """Return an iterator over the epoch after the one with whose last state it was restored.
+        """Return an iterator over the epoch after the one whose final state was restored.
 
-        After its last whole batch a data set may not know yet that an epoch is over.
+        After its last whole batch, a dataset may not know yet that the epoch is over.
         """
         given: Iterator[Any] = iter(dataset)
         if ended == "over":
@@ -145,7 +144,7 @@ class SeededStream(DatasetWrapper, IterableDataset[Any]):
         return iter(dataset)
 
     def _seeded(self, given: Iterator[Any], seed: int, first: int) -> Iterator[Any]:
-        """Yield samples, with generators seeded before each batch."""
+        """Yield samples, and seed the generators before each batch."""
         has_drawn, self._has_drawn = self._has_drawn, False
         for number in count(first):
             if not has_drawn:
@@ -159,18 +158,18 @@ class SeededStream(DatasetWrapper, IterableDataset[Any]):
                 return
 
     def _begun(self, dataset: ShardedStream, seed: int, position: int) -> tuple[Iterator[Any], int]:
-        """Return an iterator that begins at a position if it can, and where it begins."""
+        """Return an iterator that starts at a position if possible, and its actual start."""
         skip = getattr(dataset.samples, "iter_from", None) if position else None
         read = 0 if skip is None else position
         seed_generators(spread(seed, read))
         return iter(dataset) if skip is None else iter(skip(position)), read
 
     def _divided(self, dataset: ShardedStream, seed: int, position: int) -> Iterator[Any]:
-        """Yield this process's part of every n-th batch of all processes, for n workers."""
+        """Yield this rank's part of every n-th batch over all ranks, for n workers."""
         worker, num_workers = self.observer.worker, self._num_workers
         whole = self._split.per_batch * self._size
         given, read = self._begun(dataset, seed, position)
-        while read < position:  # with the generators as they were then
+        while read < position:  # with the same seeds as then
             num = min(whole, position - read)
             seed_generators(spread(seed, read))
             deque(islice(given, num), maxlen=0)
@@ -191,16 +190,16 @@ class SeededStream(DatasetWrapper, IterableDataset[Any]):
 
 
 class StreamSource(Source):
-    """The batches of a plain torch loader over a stream, which workers may load.
+    """The batches of a plain torch loader over an iterable dataset.
 
-    A run resumes in the middle of an epoch where the data set, or the iterator over it, has
-    `state_dict` and `load_state_dict`: each worker gets its state back. Of other streams the
-    batches that were trained on are loaded again and dropped, from the state that attributes of the
-    data set had when the epoch began. A `ShardedStream` skips samples.
+    A run resumes in the middle of an epoch if the dataset, or the iterator over it, has
+    `state_dict` and `load_state_dict`: each worker gets its state back. For other streams, batches
+    already trained on are reloaded and dropped, starting with the attributes that the dataset had
+    at the start of the epoch. A `ShardedStream` skips samples.
 
     Args:
         loader: The loader.
-        split: How processes divide a `ShardedStream`; None = it is this process's own.
+        split: How ranks divide a `ShardedStream`; None = it belongs to this rank.
         name: The argument's name, for messages.
     """
 
@@ -218,7 +217,7 @@ class StreamSource(Source):
         if not self._is_divided and not has_state(dataset):
             if not has_workers:
                 self._hidden = HiddenState({"dataset": dataset}, OF_DATA)
-            elif loader.persistent_workers:  # other workers begin each epoch with new copies
+            elif loader.persistent_workers:  # else each epoch's workers get new copies
                 self._notes = Notes(is_shared=True)
         self._observer = DatasetObserver({"dataset": dataset}, notes=self._notes)
         self._stream = SeededStream(
@@ -251,8 +250,8 @@ class StreamSource(Source):
             self.close()
         if not self._is_begun and any(map(has_no_seed, self._shuffles)):
             log.warning(
-                "Exactness is not guaranteed: the stream of %s is shuffled without a seed, in "
-                "another order in each run. Pass shuffle(seed=...).",
+                "Exactness is not guaranteed: the stream of %s is shuffled without a seed, in a "
+                "different order in each run. Pass shuffle(seed=...).",
                 self.name,
             )
         if not self._is_begun:
@@ -275,12 +274,12 @@ class StreamSource(Source):
 
     @property
     def _is_ahead(self) -> bool:
-        """Whether workers have loaded more of an epoch that was cut than was trained on."""
+        """Whether workers have loaded more of a cut epoch than was trained on."""
         is_cut = self._num_received > 0 and not self._is_over
         return is_cut and self._has_states and self._own.persistent_workers
 
     def _begin_rounds(self, start: EpochStart, saved: LoaderState) -> tuple[int, list[Any] | None]:
-        """Return with which batch workers begin, and their states."""
+        """Return the first batch of workers, and their states."""
         num = max(1, self.loader.num_workers)
         found = saved.get("rounds") or self._rounds_of_before(saved)
         first, states = found["batch_idx"], found["states"]
@@ -291,7 +290,7 @@ class StreamSource(Source):
         self._stream.ended = ("cut" if found["is_cut"] else "over") if is_end else None
         kept = states
         if not start.restores and self._keeps_workers and has_state(self.loader.dataset):
-            kept = self._rounds.at_end()["states"]  # as they are
+            kept = self._rounds.at_end()["states"]  # unchanged
             self._follows_cut = not self._is_over
         elif is_end:
             self._follows_cut = found["is_cut"]
@@ -300,10 +299,10 @@ class StreamSource(Source):
         return first, states
 
     def _rounds_of_before(self, saved: LoaderState) -> dict[str, Any]:
-        """Return what a checkpoint of an earlier version has."""
+        """Return the states in a checkpoint of an earlier version."""
         if "state" not in saved:
             return {"batch_idx": 0, "states": None}
-        if type(self.loader) is DataLoader:  # the state of the data set, without workers
+        if type(self.loader) is DataLoader:  # state of the dataset, without workers
             return {key: saved[key] for key in ("batch_idx", "is_cut")} | {
                 "states": [saved["state"]]
             }
@@ -337,7 +336,7 @@ class StreamSource(Source):
             yield number, self._batch_of(loaded)
 
     def _note(self, num: int, loaded: Loaded) -> None:
-        """Note what a run needs that resumes after `num` batches."""
+        """Record the state for a run resumed after `num` batches."""
         if loaded.state is not None:
             self._has_states = True
             self._rounds.add(num, loaded.worker, loaded.state)
@@ -358,7 +357,7 @@ class StreamSource(Source):
 
     @property
     def _keeps_workers(self) -> bool:
-        """Whether a data set goes on from epoch to epoch: other workers begin with new copies."""
+        """Whether a dataset continues from epoch to epoch; else workers start with new copies."""
         return not self.loader.num_workers or self.loader.persistent_workers
 
     @override
@@ -366,10 +365,10 @@ class StreamSource(Source):
         found: LoaderState = self._checksums.state(position)
         if self._has_states:
             if position is not None:
-                if self._is_over:  # other processes go on: the last batch is their padding batch
+                if self._is_over:  # others have batches left; the last one is repeated as padding
                     position = min(position, self._num_received - 1)
                 found["rounds"] = self._rounds.at(position)
-                if not found["rounds"]["batch_idx"]:  # the states of the end of the epoch before
+                if not found["rounds"]["batch_idx"]:  # the states at the end of the previous epoch
                     found["rounds"]["is_cut"] = self._follows_cut
             elif has_state(self.loader.dataset) and self._keeps_workers:
                 found["rounds"] = self._rounds.at_end() | {"is_cut": not self._is_over}
@@ -392,8 +391,8 @@ class StreamSource(Source):
 def shuffle_generators(dataset: Any) -> list[np.random.Generator]:
     """Return the generators of a Hugging Face stream that is shuffled through a buffer.
 
-    The state of such a stream lacks the buffer (see `datasets.IterableDataset.state_dict`), so that
-    its samples have to be read again.
+    The state of such a stream lacks the buffer (see `datasets.IterableDataset.state_dict`), so its
+    samples must be read again.
     """
     if type(dataset).__module__ != _HUGGING_FACE:
         return []
@@ -410,6 +409,6 @@ def shuffle_generators(dataset: Any) -> list[np.random.Generator]:
 
 
 def has_no_seed(generator: np.random.Generator) -> bool:
-    """Return whether numpy has seeded a generator by itself: with 128 bits, as nobody does."""
+    """Return whether NumPy has seeded a generator itself, with 128 bits, as no user does."""
     entropy = getattr(generator.bit_generator.seed_seq, "entropy", None)
     return isinstance(entropy, int) and entropy.bit_length() > _MOST_BITS

@@ -1,4 +1,4 @@
-"""The data of a fit or a validation: what a dataloader argument stands for, how epochs begin."""
+"""The data of fit() or validate(): resolve dataloader arguments and start epochs."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ _TRAINING: Final = "train_dataloader"
 
 
 class TrainData:
-    """The training data of a fit.
+    """The training data of fit().
 
     Args:
         given: An iterable of batches, or a callable that returns one.
-        limit: Batches after which `loop.steps_per_epoch` ends an epoch; None = none.
-        backend: Says which part of the data this process reads.
+        limit: Batches per epoch, from `loop.steps_per_epoch`; None = no limit.
+        backend: Has the data shard of this rank.
         name: The argument's name, for messages.
 
     Raises:
-        ConfigError: If it is neither, or cannot be divided by the processes.
+        ConfigError: If it is neither, or ranks cannot divide it.
     """
 
     def __init__(
@@ -67,14 +67,13 @@ class TrainData:
         self.loader: Iterable[Batch] = resolve_loader(given, name)
         self.limit = limit
         self.limited_by = "loop.steps_per_epoch"
-        """What the limit is due to, for messages."""
+        """The setting of the limit, for messages."""
         self.is_used = False
         self.host_seed: int | None = None
-        """What the generators of this process are seeded from after a fetch; None = they are left
-        as they are."""
+        """Seed of this process's generators after a fetch; None = they are not seeded."""
         self.shard = backend.comm.data_shard
         self.keeps_state = False
-        """Whether there is anything of the loader's own in a checkpoint."""
+        """Whether a checkpoint contains state of the loader."""
         self._exchange = backend.comm.gather_from_shards
         self._looks_ahead = backend.caps.looks_ahead
         self._name = name
@@ -82,8 +81,8 @@ class TrainData:
         self._source: Source | None = None
         if isinstance(self.loader, IterableDataset):
             log.warning(
-                "%s got the IterableDataset %s itself: each of its items is taken for a batch. If "
-                "they are samples, wrap it: torch.utils.data.DataLoader(data_set, batch_size=...).",
+                "%s got the IterableDataset %s itself: each of its items is used as a batch. If "
+                "they are samples, wrap it: torch.utils.data.DataLoader(dataset, batch_size=...).",
                 name,
                 type(self.loader).__name__,
             )
@@ -93,22 +92,21 @@ class TrainData:
 
     @property
     def divides_itself(self) -> bool:
-        """Whether each process's loader yields another part of the data, as far as it is known."""
+        """Whether each rank's loader yields its own part of the data, as far as known."""
         is_sampler = type(self.loader) is DataLoader and is_split_already(self.loader)
-        return self._split is None and not is_sampler  # of which the constructor has warned
+        return self._split is None and not is_sampler  # the constructor has warned about that
 
     def _warn_of_own_sampler(self, loader: DataLoader[Any]) -> None:
         if is_split_already(loader):
             log.warning(
-                "%s has a sampler that divides the data among the processes. A run that resumes "
-                "in the middle of an epoch with another number of processes will train on some "
-                "samples again and skip others. Leave that sampler out: the trainer divides the "
-                "data.",
+                "%s has a sampler that shards the data over ranks. A run resumed in the middle of "
+                "an epoch with another number of processes will train on some samples again and "
+                "skip others. Remove the sampler: the trainer shards the data.",
                 self._name,
             )
 
     def layout(self) -> ShardLayout:
-        """Return what the numbers of batches mean."""
+        """Return the meaning of batch numbers."""
         num = self.shard[1]
         return ShardLayout(
             num_shards=num,
@@ -117,15 +115,15 @@ class TrainData:
         )
 
     def length(self, first: int = 0) -> int | None:
-        """Return the number of batches of an epoch where it cannot be wrong, else None.
+        """Return the number of batches of an epoch if exact, else None.
 
-        `first` is how much the loader draws before batch 0.
+        `first`: draws of the loader before batch 0.
         """
         num = None if self._split is None else exact_length(self.loader)
         return self._num_batches(num, first)
 
     def num_batches(self) -> int | None:
-        """Return the number of batches of an epoch, as far as the loader tells."""
+        """Return the number of batches of an epoch, if known."""
         return self._num_batches(known_length(self.loader), 0)
 
     def _num_batches(self, num_draws: int | None, first: int) -> int | None:
@@ -134,7 +132,7 @@ class TrainData:
         return num_batches(num_draws, self._split, drops=drops_last(self.loader), first=first)
 
     def samples_per_batch(self) -> int | None:
-        """Return the samples of a batch of all processes, as far as the loader tells."""
+        """Return the samples per batch over all ranks, if known."""
         size = size_of_draws(self.loader)
         if size is None and isinstance(self.loader, (list, tuple)) and self.loader:
             with suppress(ConfigError):  # a batch that does not tell
@@ -142,7 +140,7 @@ class TrainData:
         return None if size is None else size * self.layout().per_batch
 
     def facts(self) -> dict[str, int]:
-        """Return the sizes of the data, of all processes together."""
+        """Return the sizes of the data over all ranks."""
         found = facts_of(self.loader, self.num_batches(), self.layout().per_batch)
         if self._source is not None and self._source.draws:
             found["num_workers"] = self.loader.num_workers  # type: ignore[attr-defined]  # a loader's
@@ -157,17 +155,17 @@ class TrainData:
         restores: bool = False,
         needs_sizes: bool = False,
     ) -> StartedEpoch:
-        """Begin an epoch.
+        """Start an epoch.
 
         Args:
-            position: Where.
-            seeds: Of its random numbers.
+            position: Where to start.
+            seeds: Its seeds.
             skipped: Numbers of batches to skip.
-            restores: Whether the position was loaded; if not, the epoch follows the one before.
-            needs_sizes: Whether each process's number of samples must be known exactly.
+            restores: Whether the position was loaded; if not, the epoch follows the previous one.
+            needs_sizes: Whether each rank's exact number of samples is required.
 
         Raises:
-            ConfigError: If it would be over already, or cannot begin there.
+            ConfigError: If it would already be over, or cannot start there.
         """
         source = self._source_of_epoch(position, restores=restores)
         if self._name == _TRAINING:
@@ -178,7 +176,7 @@ class TrainData:
         own = self._even_part(first)
         if own is not None:
             source = SequenceSource(own, WHOLE, self._name)
-        is_own = self._split is None  # its batches are counted, not what all processes draw
+        is_own = self._split is None  # count its batches, not the draws of all ranks
         start = EpochStart(
             epoch=position.epoch,
             batch_idx=position.batch_idx,
@@ -226,54 +224,54 @@ class TrainData:
                 self._split = split_of(self.loader, self.shard, self._name)
             elif restores and type(self._source) is Source:
                 raise ConfigError(
-                    f"train_dataloader is an iterator, and the run goes back to batch "
-                    f"{position.batch_idx} of epoch {position.epoch}, which it has already "
-                    f"yielded. Pass a callable that makes it anew."
+                    f"train_dataloader is an iterator that has already yielded batch "
+                    f"{position.batch_idx} of epoch {position.epoch}, where the run starts. "
+                    f"Pass a callable that creates it."
                 )
         if self._source is None:
             self._source = make_source(self.loader, self._split, self._exchange, self._name)
         return self._source
 
     def _num_before(self, epoch: int) -> int:
-        """Return how many batches earlier epochs have taken from an iterator that all share."""
+        """Return how many batches earlier epochs have taken from a shared iterator."""
         is_shared = isinstance(self.loader, Iterator) and self._given is self.loader
         return epoch * (self.limit or 0) if is_shared else 0
 
     def state(self, position: int | None) -> LoaderState | None:
-        """Return the loader's own state after `position` batches; None = after a whole epoch."""
+        """Return the loader's state after `position` batches; None = after a whole epoch."""
         return None if self._source is None else self._source.state(position)
 
     def forget_before(self, position: int) -> None:
-        """Drop the loader's states from before a position."""
+        """Drop states of earlier positions."""
         if self._source is not None:
             self._source.forget_before(position)
 
     def end(self, first: int = 0) -> int | None:
-        """Return the number of the batch before which an epoch ends, if it is known."""
+        """Return the number of batches at which an epoch ends, if known."""
         ends = [end for end in (self.length(first), self.limit) if end is not None]
         return min(ends, default=None)
 
     def has_nothing_left(self, position: int, skipped: frozenset[int], first: int = 0) -> bool:
-        """Return whether all the rest of an epoch is skipped, as far as its length is known."""
+        """Return whether the rest of an epoch is skipped, as far as its length is known."""
         end = self.end(first)
         if end is None or position >= end:
             return False
         return last_index(position, end, skipped) is None
 
     def explain_empty(self, num_batches: int) -> str:
-        """Return why there is no batch, after `num_batches` forward passes."""
+        """Return an error text for an empty epoch after `num_batches` forward passes."""
         if num_batches and self._given is self.loader and exact_length(self.loader) is None:
             return (
-                f"train_dataloader gave {num_batches} batches and cannot be iterated again. "
-                f"Pass a callable that makes it anew for each epoch."
+                f"train_dataloader yielded {num_batches} batches and cannot be iterated again. "
+                f"Pass a callable that creates it for each epoch."
             )
         return (
             "train_dataloader yields no batch. Check the data, the split, and whether drop_last "
-            "with this batch_size leaves anything."
+            "with this batch_size drops all samples."
         )
 
     def close(self) -> None:
-        """End the epoch and its workers."""
+        """End the epoch and shut down its workers."""
         if self._source is not None:
             self._source.close()
 
@@ -286,18 +284,18 @@ def validation_data(
     limit: int | None,
     name: str = "val_dataloader",
 ) -> Iterable[Batch] | StartedEpoch:
-    """Return what a validation iterates over: the loader, or this process's part of its data.
+    """Return the batches of a validation: the loader, or this rank's part of its data.
 
     Args:
         loader: The dataloader.
-        backend: Says which part of the data this process reads.
-        number: Decides the order of a part, if it is random; equal on all processes.
-        micro_batch_size: Samples of a micro-batch; None = batches are not split.
-        limit: Batches after which it ends; None = none.
+        backend: Has the data shard of this rank.
+        number: Seed of a random order; equal on all ranks.
+        micro_batch_size: Samples per micro-batch; None = no splitting.
+        limit: Maximum number of batches; None = no limit.
         name: The argument's name, for messages.
 
     Raises:
-        ConfigError: If the processes cannot divide it.
+        ConfigError: If ranks cannot divide it.
     """
     if backend.comm.data_shard[1] == 1:
         return loader

@@ -27,9 +27,9 @@ from modelzoo_trainer.loading.batch_seeds import DatasetWrapper
 
 
 class _Reports:
-    """torch's handler of SIGCHLD; what it raises is kept while nobody waits for data.
+    """torch's SIGCHLD handler; its exceptions are kept until the process waits for data.
 
-    It is a context: of code that waits for data.
+    A context manager for code that waits for data.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class _Reports:
             self.kept.append(error.with_traceback(None))
 
     def replace_torchs(self) -> None:
-        """Take the place of torch's handler; only the main thread can."""
+        """Replace torch's handler. Only the main thread can."""
         if not _is_main_thread() or not hasattr(signal, "SIGCHLD"):
             return
         torch_signals._set_SIGCHLD_handler()
@@ -60,15 +60,15 @@ class _Reports:
 
     def __enter__(self) -> None:
         """Let the handler raise."""
-        self.num_waiting += _is_main_thread()  # where handlers run
+        self.num_waiting += _is_main_thread()  # handlers run in the main thread
 
     def __exit__(self, *exc_info: object) -> None:
-        """Have the handler keep what it has to raise."""
+        """Keep exceptions of the handler again."""
         self.num_waiting -= _is_main_thread()
 
     def forget(self, workers: Iterable[Any]) -> str | None:
-        """Drop what was kept about some workers, and return it."""
-        names = [f"(pid {worker.pid})" for worker in workers]  # as torch's messages have them
+        """Drop the exception kept for some workers, and return its text."""
+        names = [f"(pid {worker.pid})" for worker in workers]  # as in torch's messages
         told = [error for error in self.kept if any(name in str(error) for name in names)]
         self.kept = [error for error in self.kept if error not in told]
         return str(told[0]) if told else None
@@ -82,7 +82,7 @@ REPORTS: Final = _Reports()
 
 
 _PR_SET_PDEATHSIG: Final = 1
-_KILL_S: Final = 5.0  # after SIGKILL, until a process that does not end is left behind
+_KILL_S: Final = 5.0  # to wait after SIGKILL before giving up on a process
 _SETTINGS: Final = ("worker_init_fn", "multiprocessing_context")
 
 WorkerInit = Callable[[int], None]
@@ -91,17 +91,17 @@ log = logging.getLogger("modelzoo_trainer.data.worker_life")
 
 
 class BoundWorker:
-    """What a worker does first; a `worker_init_fn`.
+    """A `worker_init_fn` that binds a worker to its parent.
 
-    It ends when its parent does, in the middle of a sample too: on Linux by the kernel, else by a
-    thread that waits for that. The parent may have ended before: that is looked for.
+    The worker ends when its parent does, even in the middle of a sample: through the kernel on
+    Linux, else through a waiting thread. It also checks whether the parent has already ended.
 
-    Signals that a whole group of processes gets (Ctrl-C, a scheduler's) do not end it: the parent
-    decides what they mean, and still needs its data for that.
+    Signals sent to the process group (Ctrl-C, a scheduler's) do not end it: the parent decides what
+    they mean, and still needs the data for that.
 
     Args:
-        init: The user's own `worker_init_fn`, called last.
-        has_server: Whether another process than this one starts the workers (`forkserver`).
+        init: The user's `worker_init_fn`, called last.
+        has_server: Whether another process starts the workers (`forkserver`).
     """
 
     def __init__(self, init: WorkerInit | None, *, has_server: bool) -> None:
@@ -113,8 +113,8 @@ class BoundWorker:
     def __call__(self, worker_id: int) -> None:
         """Bind this process; called in the worker."""
         for number in STOP_SIGNALS:
-            # Not SIG_IGN, which the programs that a data set starts would inherit.
-            signal.signal(number, _disregard)
+            # Not SIG_IGN, which subprocesses started by a dataset would inherit.
+            signal.signal(number, _ignore_signal)
         atexit.register(_ignore)
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -127,7 +127,7 @@ class BoundWorker:
             os._exit(1)
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, DatasetWrapper):
-            object.__setattr__(info, "dataset", info.dataset.dataset)  # the one users know
+            object.__setattr__(info, "dataset", info.dataset.dataset)  # the user's dataset
         if self.init is not None:
             self.init(worker_id)
 
@@ -135,10 +135,10 @@ class BoundWorker:
 def start_iterator(loader: Any) -> WorkerIterator:
     """Return `iter(loader)`, with workers that are bound to this process.
 
-    Workers that were started before an error are ended.
+    Workers started before an error are shut down.
 
     Args:
-        loader: Any iterable; one that starts workers has torch's `num_workers`,
+        loader: Any iterable; if it starts workers, it has torch's `num_workers`,
             `worker_init_fn` and `multiprocessing_context`.
     """
     if not getattr(loader, "num_workers", 0) or not all(hasattr(loader, n) for n in _SETTINGS):
@@ -154,9 +154,9 @@ class WorkerIterator(Iterator[Any]):
     """An iterator over a loader that may have workers.
 
     Args:
-        given: What the loader has returned.
-        workers: Its processes, as far as they are bound to this one.
-        starts_later: The loader, if it starts workers when the first batch is fetched.
+        given: The loader's iterator.
+        workers: Its processes, if bound to this one.
+        starts_later: The loader, if it starts workers at the first batch.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class WorkerIterator(Iterator[Any]):
         self._starts_later = starts_later
 
     def next_function(self) -> Callable[[], Any]:
-        """Return what `next` calls; of a loader without workers torch's own, as nothing waits."""
+        """Return the function behind `next`; torch's own without workers, as nothing waits."""
         is_torchs = type(self.given) is _SingleProcessDataLoaderIter
         return self.given.__next__ if is_torchs else self.__next__
 
@@ -180,7 +180,7 @@ class WorkerIterator(Iterator[Any]):
 
 
 def _waiting(function: Callable[[Any], Any], argument: Any) -> Any:
-    """Call a function that waits for data: a worker that has died, or dies now, is an error."""
+    """Call a function that waits for data; raise if a worker has died or dies now."""
     reports, is_main = REPORTS, _is_main_thread()
     reports.num_waiting += is_main
     try:
@@ -192,9 +192,9 @@ def _waiting(function: Callable[[Any], Any], argument: Any) -> Any:
 
 
 def shut_down(iterator: Any) -> None:
-    """End the workers of an iterator, if it has any; a second call does nothing.
+    """Shut down the workers of an iterator, if it has any. Idempotent.
 
-    Without this they end when the iterator is collected, which a traceback may put off.
+    Otherwise they end when the iterator is collected, which a traceback may delay.
     """
     if not isinstance(iterator, WorkerIterator) or not iterator.workers:
         return
@@ -202,22 +202,22 @@ def shut_down(iterator: Any) -> None:
     said = REPORTS.forget(workers)
     if any(worker.exitcode for worker in workers):
         _kill(workers)
-        _do_not_wait_for_the_dead(given)
+        _skip_waits_of_dead_workers(given)
     try:
-        with REPORTS:  # who dies now may hold a lock as well
+        with REPORTS:  # a worker that dies now may hold a lock
             given._shutdown_workers()
     except RuntimeError as error:
         said = str(error)
     if said is not None:
-        log.warning("%s (its data was not needed any more)", said)
+        log.warning("%s (its data was no longer needed)", said)
 
 
-def _do_not_wait_for_the_dead(iterator: Any) -> None:
-    """Have torch's iterator wait neither for a lock nor for the rest of a batch."""
-    iterator._workers_done_event = threading.Event()  # the real one's lock may be held
+def _skip_waits_of_dead_workers(iterator: Any) -> None:
+    """Keep torch's iterator from waiting for a lock or for the rest of a batch."""
+    iterator._workers_done_event = threading.Event()  # the original's lock may be held
     if hasattr(iterator, "_pin_memory_thread"):
         iterator._pin_memory_thread_done_event.set()
-        del iterator._pin_memory_thread  # a daemon, which may be reading half a batch
+        del iterator._pin_memory_thread  # a daemon that may be reading half a batch
 
 
 def _kill(workers: Sequence[Any]) -> None:
@@ -232,15 +232,15 @@ def _kill(workers: Sequence[Any]) -> None:
 
 @contextmanager
 def _binding(loader: Any) -> Iterator[None]:
-    """Have the workers that a loader starts bound to this process."""
+    """Bind the workers that a loader starts to this process."""
     context = _context_of(loader)
     has_server = context.get_start_method() == "forkserver"
     if has_server:
-        # Not every system has it.
+        # Not available on every system.
         from modelzoo_trainer.loading.fork_server import start_sturdy_server
 
         start_sturdy_server()
-    mortal, started, events = _with_mortal_workers(context)
+    mortal, started, events = _with_killable_workers(context)
     given = {name: getattr(loader, name) for name in _SETTINGS}
     loader.worker_init_fn = BoundWorker(loader.worker_init_fn, has_server=has_server)
     loader.multiprocessing_context = mortal
@@ -248,7 +248,7 @@ def _binding(loader: Any) -> Iterator[None]:
         yield
     except BaseException:
         _kill(started)
-        for event in events:  # whoever was killed may hold its lock, and torch would wait for it
+        for event in events:  # a killed worker may hold its lock and block torch
             own = threading.Event()
             event.set, event.is_set = own.set, own.is_set
         raise
@@ -261,14 +261,14 @@ def _context_of(loader: Any) -> Any:
     return (loader.multiprocessing_context or torch.multiprocessing).get_context()
 
 
-def _with_mortal_workers(context: Any) -> tuple[Any, list[Any], list[Any]]:
+def _with_killable_workers(context: Any) -> tuple[Any, list[Any], list[Any]]:
     """Return a context whose processes end on SIGTERM, and lists of its processes and events."""
     started: list[Any] = []
     events: list[Any] = []
 
     def process(*arguments: Any, **options: Any) -> Any:
         made = context.Process(*arguments, **options)
-        made._Popen = _open_mortal
+        made._Popen = _open_killable
         started.append(made)
         return made
 
@@ -281,9 +281,9 @@ def _with_mortal_workers(context: Any) -> tuple[Any, list[Any], list[Any]]:
     return bound, started, events
 
 
-def _open_mortal(process: Any) -> Any:
-    """Start a process that `terminate` kills: workers disregard SIGTERM."""
-    with _deaf():
+def _open_killable(process: Any) -> Any:
+    """Start a process that `terminate` kills: workers ignore SIGTERM."""
+    with _signals_blocked():
         opened = type(process)._Popen(process)
     if hasattr(opened, "kill"):
         # No cycle: the pipes are closed with the last reference.
@@ -292,8 +292,8 @@ def _open_mortal(process: Any) -> Any:
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Hold signals back, also from a process that is started, until it disregards them."""
+def _signals_blocked() -> Iterator[None]:
+    """Block signals, also in processes started here, until these ignore them."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -312,10 +312,10 @@ def _end_with_parent() -> None:
 
 
 def _ignore() -> None:
-    """Have signals ignored to the end: an interpreter that is being taken down drops handlers."""
+    """Ignore signals until the process ends: an interpreter at shutdown drops handlers."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _disregard(signum: int, frame: FrameType | None) -> None:
+def _ignore_signal(signum: int, frame: FrameType | None) -> None:
     """Leave a signal to the parent."""

@@ -28,4 +28,4 @@ def default_loggers() -> list[Logger]:
     """Return new instances of the loggers that a YAML file gets without naming them."""
     console = ProgressLogger()
     console.is_default = True
-    return [console, JsonlLogger()]
+    return [JsonlLogger(), console]

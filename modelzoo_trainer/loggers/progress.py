@@ -232,7 +232,7 @@ class ProgressLogger(Logger):
             return
         for scope, results in self._validations(metrics).items():
             shown = ", ".join(f"{name} {number(value)}" for name, value in results.items())
-            log.info("%s at step %d: %s", scope, step, shown)
+            log.info("%s: %s at step %d", scope, shown, step)
 
     def _validations(self, metrics: Metrics) -> dict[str, Metrics]:
         """Return the results of validations among metrics, by their scopes; tensors left out."""

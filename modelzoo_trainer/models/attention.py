@@ -1,7 +1,7 @@
-"""Causal self-attention; heads may share keys and values in groups.
+"""Causal self-attention with optional grouped keys and values.
 
 Dimension letters: B batch, T positions, H hidden size, N heads, G groups of keys and values,
-D dimensions of a head (H = N * D).
+D head dimension (H = N * D).
 """
 
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from modelzoo_trainer.models.rotary import rotate
 
 
 class Attention(nn.Module):
-    """Every position attends to itself and to those before it."""
+    """Causal multi-head self-attention."""
 
     def __init__(self, settings: DecoderSettings) -> None:
         super().__init__()
@@ -30,12 +30,12 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(size, size, bias=settings.use_ffn_bias_in_attention)
 
     def forward(self, hidden: Tensor, angles: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Return the attended states.
+        """Return the attention output.
 
         Shapes:
             hidden: (B, T, H). Returns: the same.
         """
-        # The number of heads is inferred: with tensor parallelism a rank holds a part of them.
+        # The number of heads is inferred: with tensor parallelism, a rank has only some of them.
         queries, keys, values = (
             projection(hidden).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)

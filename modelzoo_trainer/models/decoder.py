@@ -1,6 +1,6 @@
-"""A decoder-only transformer; `gpt2`, `gpt3` and `llama` are this with other defaults.
+"""Decoder-only transformer; `gpt2`, `gpt3` and `llama` differ only in its defaults.
 
-Dimension letters: B batch, T positions, H hidden size, V tokens of the vocabulary.
+Dimension letters: B batch, T positions, H hidden size, V vocabulary size.
 
     tokens -> embedding (+ learned positions) -> layers -> norm -> logits
     layer:  h = h + attention(norm(h));  h = h + ffn(norm(h))
@@ -33,7 +33,7 @@ from modelzoo_trainer.models.parametrization import (
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then a feed-forward network, each normalised before and added to its input."""
+    """Attention, then a feed-forward network, both with pre-normalization and a residual."""
 
     def __init__(self, settings: DecoderSettings) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(settings.dropout_rate)
 
     def draw(self, start: DecoderInitializers) -> None:
-        """Draw the weights of the projections; set norms and biases to their start."""
+        """Initialize the projections; reset norms and biases."""
         for projection in (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj):
             start.projection(projection.weight)
         for widening in (self.ffn.up_proj, self.ffn.gate_proj):
@@ -70,7 +70,7 @@ def _draw(module: nn.Embedding | nn.Linear, initializer: Initializer) -> None:
 
 
 def _reset_plain(module: nn.Module) -> None:
-    """Set what starts without random numbers: a norm, the bias of a projection."""
+    """Initialize parameters that need no random numbers: norms and biases of projections."""
     if isinstance(module, nn.LayerNorm | nn.RMSNorm):
         module.reset_parameters()
     elif isinstance(module, nn.Linear) and module.bias is not None:
@@ -78,7 +78,7 @@ def _reset_plain(module: nn.Module) -> None:
 
 
 class Decoder(DecoderSettings, nn.Module):
-    """A language model; its constructor is that of the settings, and it is built from them."""
+    """Decoder-only language model; the constructor's arguments are those of `DecoderSettings`."""
 
     token_embeddings: nn.Embedding
     lm_head: nn.Linear
@@ -95,7 +95,7 @@ class Decoder(DecoderSettings, nn.Module):
         if self.output_logits_alpha not in (None, 0, 1) and not self.uses_mup:
             warnings.warn(
                 f"output_logits_alpha ({self.output_logits_alpha}) has no effect without muP. Set "
-                "mup_base_hidden_size and mup_base_filter_size, or leave it out.",
+                "mup_base_hidden_size and mup_base_filter_size, or remove it.",
                 stacklevel=3,
             )
         self._build()
@@ -103,7 +103,7 @@ class Decoder(DecoderSettings, nn.Module):
 
     @classmethod
     def check_arguments(cls, **arguments: Any) -> None:
-        """Check the constructor's arguments; nothing is built.
+        """Check the constructor's arguments without building the model.
 
         Raises:
             ConfigError: As the constructor.
@@ -130,15 +130,15 @@ class Decoder(DecoderSettings, nn.Module):
 
     @property
     def lr_adjustment_groups(self) -> Mapping[str, LrAdjustmentGroup]:
-        """Groups of parameters with a factor on their learning rate, by name; 1 without muP."""
+        """Groups of parameters with learning rate factors, by name; all 1 without muP."""
         return lr_adjustment_groups(self)
 
     @property
     def tensor_plan(self) -> dict[str, str]:
-        """How layers are split over processes: patterns of module names to `backends`' styles.
+        """Tensor parallelism: how layers are split, by module name patterns.
 
-        Each process has whole heads, so their number and that of `num_kv_groups` must be
-        multiples of the number of processes. Their masks of attention dropout are the same.
+        Each process has whole heads, so their number and `num_kv_groups` must be multiples of the
+        number of processes. All processes use the same attention dropout masks.
         """
         attention, ffn = "layers.*.attention.", "layers.*.ffn."
         plan = {f"{attention}{name}_proj": "colwise" for name in "qkv"}
@@ -149,17 +149,17 @@ class Decoder(DecoderSettings, nn.Module):
         return plan | {"lm_head": "colwise_gather"}
 
     def reset_parameters(self) -> None:
-        """Draw all weights, and share what is shared; also for one that came from `to_empty`."""
+        """Initialize all weights and tie shared ones; also after `to_empty`."""
         if self.share_embedding_weights:
             self.lm_head.weight = self.token_embeddings.weight
         for _, draw in self.reset_steps():
             draw()
 
     def reset_steps(self) -> Iterator[tuple[nn.Module, Callable[[], None]]]:
-        """Yield the parts of the model, each with the function that draws its weights.
+        """Yield the parts of the model, each with the function that initializes it.
 
-        In this order they give the same weights as `reset_parameters`; only the part that is
-        drawn needs to be there.
+        In this order they give the same weights as `reset_parameters`; only the part that is being
+        initialized needs to be allocated.
         """
         start = make_initializers(self)
         for embedding in (self.token_embeddings, self.position_embeddings):
@@ -176,11 +176,11 @@ class Decoder(DecoderSettings, nn.Module):
             yield self.lm_head, partial(_draw, self.lm_head, start.lm_head)
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the loss, the logits and what the loss is a mean over.
+        """Return the loss, the logits and the number of items that the loss is averaged over.
 
         Args:
-            batch: `input_ids`, `labels` and, if not every position counts for the loss,
-                `attention_mask` with 1 for those that do. Attention itself is only causal.
+            batch: `input_ids`, `labels` and, if some positions do not count for the loss,
+                `attention_mask` with 1 for those that count. Attention itself is only causal.
 
         Returns:
             `loss`, `logits`, `num_items`; in eval mode also `accuracy`.
@@ -190,12 +190,12 @@ class Decoder(DecoderSettings, nn.Module):
             loss, accuracy: (), float32. logits: (B, T, V). num_items: () float32, or an int.
 
         Cost:
-            No host read, no shape that depends on data.
+            No host read, no data-dependent shape.
         """
         if "input_ids" not in batch or "labels" not in batch:
             raise ConfigError(
-                f"the model got a batch with {sorted(batch)}; it needs 'input_ids' and 'labels'. "
-                "Choose another data processor or model."
+                f"the model got a batch with {sorted(batch)}; it requires 'input_ids' and "
+                f"'labels'. Use another data processor or model."
             )
         labels, attention_mask = batch["labels"], batch.get("attention_mask")
         logits = self.logits(batch["input_ids"])
@@ -212,7 +212,7 @@ class Decoder(DecoderSettings, nn.Module):
         return outputs
 
     def logits(self, input_ids: Tensor) -> Tensor:
-        """Return the scores of the next token at every position.
+        """Return the logits of the next token at every position.
 
         Shapes:
             input_ids: (B, T) integer. Returns: (B, T, V).
@@ -221,7 +221,7 @@ class Decoder(DecoderSettings, nn.Module):
         if length > self.max_position_embeddings:
             raise ConfigError(
                 f"max_position_embeddings is {self.max_position_embeddings}, but a sequence has "
-                f"{length} tokens. Raise it, or lower max_sequence_length of the data."
+                f"{length} tokens. Increase it, or decrease max_sequence_length of the data."
             )
         hidden = self.token_embeddings(input_ids)
         if self.position_embeddings is not None:
@@ -247,14 +247,14 @@ class Decoder(DecoderSettings, nn.Module):
         top_k: Size | None = None,
         generator: Generator | None = None,
     ) -> Tensor:
-        """Return the given tokens with new ones after them, drawn in eval mode.
+        """Generate tokens after the given ones, in eval mode.
 
         Args:
-            input_ids: The beginning; only the last `max_position_embeddings` tokens are seen.
-            max_new_tokens: Number of tokens to add.
-            temperature: Below 1 likelier tokens are preferred; 0 always takes the likeliest.
-            top_k: Draw only among the `top_k` likeliest.
-            generator: Random numbers, on the device of `input_ids`; not given, the global ones.
+            input_ids: The prompt; only the last `max_position_embeddings` tokens are used.
+            max_new_tokens: Number of tokens to generate.
+            temperature: Sampling temperature; 0 = greedy.
+            top_k: Sample among the `top_k` most likely tokens; None = all.
+            generator: Random generator on the device of `input_ids`; None = the global one.
 
         Shapes:
             input_ids: (B, T) integer. Returns: (B, T + max_new_tokens), same type.
@@ -264,8 +264,8 @@ class Decoder(DecoderSettings, nn.Module):
         """
         if input_ids.dim() != 2 or input_ids.shape[1] < 1:
             raise ConfigError(
-                f"input_ids has the shape {tuple(input_ids.shape)}; generate needs (batch, tokens) "
-                "with at least one token."
+                f"input_ids has the shape {tuple(input_ids.shape)}; generate requires (batch, "
+                f"tokens) with at least one token."
             )
         tokens = input_ids
         with in_evaluation_mode(self):
@@ -279,11 +279,10 @@ class Decoder(DecoderSettings, nn.Module):
 def _draw_next(
     scores: Tensor, temperature: float, top_k: int | None, generator: Generator | None
 ) -> Tensor:
-    """Return one token for every sequence.
+    """Sample one token per sequence.
 
-    `temperature`: below 1 likelier tokens are preferred; 0 always takes the likeliest. `top_k`:
-    draw only among the `top_k` likeliest; not given, among all. `generator`: random numbers, on
-    the device of `scores`; not given, the global ones.
+    `temperature`: 0 = greedy. `top_k`: sample among the `top_k` most likely; None = all.
+    `generator`: on the device of `scores`; None = the global one.
 
     Shapes:
         scores: (B, V) floating. Returns: (B, 1), int64.

@@ -9,20 +9,20 @@ from modelzoo_trainer.models.feed_forward import Nonlinearity, NormType
 
 
 class Gpt2(Decoder):
-    """A decoder with the defaults of the smallest GPT-2: learned positions, LayerNorm, GELU.
+    """Decoder with the defaults of the smallest GPT-2: learned positions, LayerNorm, GELU.
 
-    The arguments are described in `DecoderSettings`.
+    The arguments are documented in `DecoderSettings`.
     """
 
 
 @checked()
 @dataclass(eq=False, repr=False, kw_only=True)
 class Llama(Decoder):
-    """A decoder with the defaults of Llama: rotary positions, RMSNorm, SwiGLU, no biases.
+    """Decoder with the defaults of Llama: rotary positions, RMSNorm, SwiGLU, no biases.
 
-    The arguments are described in `DecoderSettings`. The sizes are those of Llama 2 7B. Published
-    Llamas also have `rotary_dim` equal to the head dimension and `attention_dropout_rate: 0`,
-    which are no defaults here: what a file leaves out there means the same here.
+    The arguments are documented in `DecoderSettings`. The sizes are those of Llama 2 7B. Published
+    Llamas also have `rotary_dim` equal to the head dimension and `attention_dropout_rate: 0`;
+    these are not defaults here, so that an omitted setting means the same as in the Model Zoo.
     """
 
     vocab_size: Size = 32000

@@ -1,6 +1,6 @@
-"""What a decoder is made of, under the names that Cerebras configurations use."""
+"""Settings of a decoder, with the names of Cerebras configurations."""
 
-# Annotations are evaluated here: the fields are a constructor's parameters, and so its schema.
+# Annotations are evaluated here: the fields are constructor parameters, hence the schema.
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,70 +14,70 @@ from modelzoo_trainer.models.rotary import Rotary, ScalingType
 @checked()
 @dataclass(eq=False, repr=False, kw_only=True)
 class DecoderSettings:
-    """The settings of a decoder; the defaults are those of the smallest GPT-2.
+    """Settings of a decoder; the defaults are those of the smallest GPT-2.
 
     Args:
-        vocab_size: Number of different tokens.
+        vocab_size: Vocabulary size.
         hidden_size: Width of the model; a multiple of `num_heads`.
-        max_position_embeddings: Longest sequence.
-        position_embedding_type: `learned`, `rotary`, or not set for none.
-        rotary_dim: Dimensions of a head that turn, even; not set, a quarter of them.
+        max_position_embeddings: Maximum sequence length.
+        position_embedding_type: `learned`, `rotary`, or null for none.
+        rotary_dim: Rotated dimensions per head, even; default: a quarter of the head.
         rope_theta: Base of the rotary wavelengths, > 0.
-        pos_scaling_type: How rotary positions are stretched, see `Rotary`.
-        pos_scaling_factor: By how much, >= 1.
+        pos_scaling_type: How rotary positions are scaled; see `Rotary`.
+        pos_scaling_factor: Scaling factor, >= 1.
         pos_scaling_extra_args: For `llama3`: `low_freq_factor`, `high_freq_factor`,
             `original_max_position_embeddings`.
-        share_embedding_weights: Whether the output layer uses the weights of the embedding.
-        embedding_layer_norm: Whether embeddings are normalised.
+        share_embedding_weights: Whether the output layer shares the weights of the embedding.
+        embedding_layer_norm: Whether embeddings are normalized.
         num_hidden_layers: Number of layers.
-        norm_type: Of all normalisation layers.
+        norm_type: Type of all normalization layers.
         layer_norm_epsilon: Added to variances, > 0.
-        dropout_rate: After attention and feed-forward, before they are added.
-        embedding_dropout_rate: Of the embeddings; not set, `dropout_rate`.
-        attention_dropout_rate: Of the attention weights; null, `dropout_rate`.
+        dropout_rate: Dropout after attention and feed-forward, before the residual addition.
+        embedding_dropout_rate: Dropout of embeddings; default: `dropout_rate`.
+        attention_dropout_rate: Dropout of attention weights; null = `dropout_rate`.
         num_heads: Number of attention heads.
-        attention_type: Products of queries and keys are divided by the root of the head
-            dimension if scaled.
+        attention_type: Whether query-key products are divided by the root of the head dimension.
         attention_module: `multiquery_attention` shares keys and values among heads.
-        extra_attention_params: For that: `num_kv_groups`, which divides `num_heads`; not
-            set, 1.
+        extra_attention_params: For `multiquery_attention`: `num_kv_groups`, which divides
+            `num_heads`; default: 1.
         use_projection_bias_in_attention: Whether queries, keys and values have a bias.
-        use_ffn_bias_in_attention: Whether the output of attention has one.
-        filter_size: Width inside the feed-forward layers.
-        nonlinearity: In there.
-        use_ffn_bias: Whether they have biases.
-        use_bias_in_output: Whether the output layer has one.
-        initializer_range: Standard deviation of the default initializer, a normal
-            distribution cut at two deviations.
+        use_ffn_bias_in_attention: Whether the output projection of attention has a bias.
+        filter_size: Hidden width of the feed-forward layers.
+        nonlinearity: Activation of the feed-forward layers.
+        use_ffn_bias: Whether the feed-forward layers have biases.
+        use_bias_in_output: Whether the output layer has a bias.
+        initializer_range: Standard deviation of the default initializer, a normal distribution
+            truncated at two standard deviations.
         embedding_initializer: Of the embeddings.
         initializer: Of all projections.
-        output_layer_initializer: Of the projections that are added to the residual; by
-            default those of `initializer`, or if that is not set, the default initializer
-            times (2 * layers) ** -0.5. With muP the default initializer, whatever
-            `initializer` is, and always times that.
-        ffn_initializer: Of the inputs of the feed-forward layers; not set, `initializer`.
-        ffn_output_layer_initializer: Of their outputs; not set, as above, with
-            `ffn_initializer` before `initializer`. With muP not set, the default initializer.
-        mup_base_hidden_size: Turns muP on, with the next: width of the tuned model.
-        mup_base_filter_size: Its `filter_size`.
+        output_layer_initializer: Of the projections before a residual addition; default:
+            `initializer` if set, else the default initializer times (2 * layers) ** -0.5. With
+            muP: the default initializer, regardless of `initializer`, and always with that factor.
+        ffn_initializer: Of the input projections of feed-forward layers; default: `initializer`.
+        ffn_output_layer_initializer: Of their output projections; default: as
+            `output_layer_initializer`, with `ffn_initializer` before `initializer`. With muP: the
+            default initializer.
+        mup_base_hidden_size: Hidden size of the tuned model; together with the next, enables muP.
+        mup_base_filter_size: `filter_size` of the tuned model.
         embeddings_scale: Factor on the embeddings.
-        scale_qk_dot_by_d: Divide scaled products by the head dimension, not by its root; not
-            set, only with muP.
-        attention_logits_alpha: Another factor on them.
-        scale_output_logits_by_d: In muP divide logits by the width ratio, not by its root.
-        output_logits_alpha: In muP a factor on the logits; not set or 0, 1.
-        loss_scaling: The loss is the mean over counted tokens, or the sum over the number of
-            sequences.
+        scale_qk_dot_by_d: Whether to divide scaled products by the head dimension instead of its
+            root; default: only with muP.
+        attention_logits_alpha: Additional factor on the products.
+        scale_output_logits_by_d: With muP, whether to divide logits by the width ratio instead of
+            its root.
+        output_logits_alpha: With muP, factor on the logits; null or 0 = 1.
+        loss_scaling: `num_tokens` = mean over counted tokens; `batch_size` = sum divided by the
+            number of sequences.
         loss_weight: Factor on the loss with `loss_scaling: batch_size`.
         compute_eval_metrics: Whether the output has `accuracy` in eval mode.
-        attention_softmax_fp32: Accepted without a meaning here.
-        attention_kernel: Accepted without a meaning here.
-        fold_rope_consts: Accepted without a meaning here.
-        mixed_precision: Accepted without a meaning here: see the section `precision`.
-        fp16_type: Accepted without a meaning here: see the section `precision`.
+        attention_softmax_fp32: Accepted for compatibility; no effect.
+        attention_kernel: Accepted for compatibility; no effect.
+        fold_rope_consts: Accepted for compatibility; no effect.
+        mixed_precision: Accepted for compatibility; no effect: use the section `precision`.
+        fp16_type: Accepted for compatibility; no effect: use the section `precision`.
 
     Raises:
-        ConfigError: For the first setting that is out of range or does not fit the others.
+        ConfigError: For the first setting that is out of range or contradicts others.
     """
 
     vocab_size: Size = 50257
@@ -131,24 +131,24 @@ class DecoderSettings:
 
     @property
     def head_dim(self) -> int:
-        """The number of dimensions of one attention head."""
+        """Dimension of an attention head."""
         return self.hidden_size // self.num_heads
 
     @property
     def num_kv_groups(self) -> int:
-        """The number of heads that keys and values have."""
+        """Number of heads of keys and values."""
         if self.attention_module == "aiayn_attention":
             return self.num_heads
         return (self.extra_attention_params or {}).get("num_kv_groups", 1)
 
     @property
     def turning_dim(self) -> int:
-        """The number of dimensions of a head that rotary positions turn."""
+        """Number of rotated dimensions per head."""
         return self.head_dim // 4 if self.rotary_dim is None else self.rotary_dim
 
     @property
     def uses_mup(self) -> bool:
-        """Whether the weights and signals are scaled as muP asks for."""
+        """Whether weights and activations are scaled for muP."""
         return self.mup_base_hidden_size is not None
 
     def rotary(self) -> Rotary | None:
@@ -172,7 +172,7 @@ class DecoderSettings:
         if (self.mup_base_hidden_size is None) != (self.mup_base_filter_size is None):
             raise ConfigError(
                 f"mup_base_hidden_size is {self.mup_base_hidden_size} and mup_base_filter_size is "
-                f"{self.mup_base_filter_size}: muP needs both, or neither."
+                f"{self.mup_base_filter_size}: muP requires both, or neither."
             )
 
     def _check_heads(self) -> None:
@@ -186,7 +186,7 @@ class DecoderSettings:
         if extra and self.attention_module == "aiayn_attention":
             raise ConfigError(
                 f"extra_attention_params ({extra}) belong to another attention_module: set "
-                "attention_module: multiquery_attention, or leave them out."
+                "attention_module: multiquery_attention, or remove them."
             )
         if self.num_kv_groups < 1 or self.num_heads % self.num_kv_groups:
             raise ConfigError(
@@ -198,7 +198,7 @@ class DecoderSettings:
         dim = self.turning_dim
         fits = 2 <= dim <= self.head_dim and dim % 2 == 0
         if self.position_embedding_type == "rotary" and not fits:
-            unset = " (a quarter of the head, as it is not set)" if self.rotary_dim is None else ""
+            unset = " (the default, a quarter of the head)" if self.rotary_dim is None else ""
             raise ConfigError(
                 f"rotary_dim is {dim}{unset}; it must be even, at least 2 and at most "
                 f"{self.head_dim} (hidden_size / num_heads)."

@@ -1,4 +1,4 @@
-"""A multilayer perceptron for small images: `fc_mnist`."""
+"""Multilayer perceptron for small images: `fc_mnist`."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,22 +11,22 @@ from modelzoo_trainer.errors import ConfigError
 
 
 class FcMnist(nn.Module):
-    """Fully connected layers on flattened inputs, with cross entropy over classes.
+    """Multilayer perceptron on flattened inputs, with cross entropy over classes.
 
     Args:
         hidden_sizes: Width of each hidden layer; excludes `depth` and `hidden_size`.
         depth: Number of hidden layers of width `hidden_size`.
         hidden_size: Width of all hidden layers.
-        input_size: Number of values in one sample, after flattening.
+        input_size: Number of values per sample, flattened.
         num_classes: Number of classes; labels are 0 to `num_classes` - 1.
-        activation_fn: After each hidden layer; not set, the network is linear.
-        dropout: Rate after each hidden layer, at least 0 and below 1.
-        use_bias: Whether the layers have a bias.
+        activation_fn: Activation after each hidden layer; default: none.
+        dropout: Dropout rate after each hidden layer, in [0, 1).
+        use_bias: Whether layers have a bias.
         compute_eval_metrics: Whether the output has `accuracy` in eval mode.
-        to_float16: Only false; 16-bit training is the section `precision`.
+        to_float16: Only false; for 16-bit training use the section `precision`.
 
     Raises:
-        ConfigError: If sizes are missing, exclude each other or are out of range.
+        ConfigError: If sizes are missing, contradictory or out of range.
     """
 
     @checked()
@@ -63,7 +63,7 @@ class FcMnist(nn.Module):
         self.compute_eval_metrics = compute_eval_metrics
 
     @classmethod
-    def check_arguments(  # those of the constructor
+    def check_arguments(  # as the constructor
         cls,
         *,
         hidden_sizes: list[int] | None = None,
@@ -72,15 +72,15 @@ class FcMnist(nn.Module):
         to_float16: bool = False,
         **others: Any,
     ) -> list[int]:
-        """Check that arguments fit each other, nothing built; return the hidden layers' widths.
+        """Check the arguments without building the model; return the widths of the hidden layers.
 
         Raises:
             ConfigError: As the constructor.
         """
         if to_float16:
             raise ConfigError(
-                "to_float16 is true, but weights stay in 32 bits. Set to_float16: false, and in "
-                "the section precision enabled: true."
+                "to_float16 is true, but weights are always in 32 bits. Set to_float16: false, "
+                "and in the section precision enabled: true."
             )
         return _hidden_widths(hidden_sizes, depth, hidden_size)
 
@@ -91,7 +91,7 @@ class FcMnist(nn.Module):
             batch: `(inputs, labels)`, or a mapping with these two keys.
 
         Shapes:
-            inputs: (B, ...) floating, `input_size` values a sample. labels: (B,) integer.
+            inputs: (B, ...) floating, `input_size` values per sample. labels: (B,) integer.
             Returns: loss and accuracy (), float32; logits (B, num_classes).
         """
         inputs, labels = _unpack(batch)
@@ -115,8 +115,8 @@ def _hidden_widths(sizes: list[int] | None, depth: int | None, width: int | None
     if sizes is None:
         if depth is None or width is None:
             raise ConfigError(
-                f"hidden layers are not given: depth is {depth}, hidden_size is {width}. Give "
-                "both, or the list hidden_sizes, for example hidden_sizes: [64, 32]."
+                f"the hidden layers are not specified: depth is {depth}, hidden_size is {width}. "
+                f"Give both, or the list hidden_sizes, for example hidden_sizes: [64, 32]."
             )
         return [width] * depth
     return sizes
@@ -131,6 +131,6 @@ def _unpack(batch: Any) -> tuple[Tensor, Tensor]:
             return inputs, labels
     what = sorted(map(str, batch)) if isinstance(batch, dict) else type(batch).__name__
     raise ConfigError(
-        f"fc_mnist got a batch of {what}; it needs the pair (inputs, labels) or a mapping with "
-        "'inputs' and 'labels'. Choose another data processor or model."
+        f"fc_mnist got a batch of {what}; it requires the pair (inputs, labels) or a mapping with "
+        "'inputs' and 'labels'. Use another data processor or model."
     )

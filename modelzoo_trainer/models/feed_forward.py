@@ -1,4 +1,4 @@
-"""The feed-forward half of a decoder layer, plain or gated, and its normalisation."""
+"""Feed-forward part of a decoder layer, plain or gated, and normalization layers."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,7 +21,7 @@ _NORMS: Final[Mapping[str, Callable[..., nn.Module]]] = MappingProxyType(
 
 
 def make_norm(norm_type: NormType, size: int, epsilon: float) -> nn.Module:
-    """Return a layer that normalises the last dimension.
+    """Return a normalization layer over the last dimension.
 
     `epsilon`: added to the variance, > 0.
     """
@@ -69,7 +69,7 @@ GATED: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
 
 
 class FeedForward(nn.Module):
-    """Widen, apply a nonlinearity, narrow; a gated one multiplies by a second projection.
+    """Plain or gated feed-forward network; a gated one multiplies by a second projection.
 
     `nonlinearity`: its name; `swiglu`, `geglu` and `reglu` are gated.
     """

@@ -1,4 +1,4 @@
-"""Freezing and unfreezing parts of a model, by layer groups."""
+"""Freezing and unfreezing of layer groups of a model."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ from torch.nn import (
 from modelzoo_trainer.errors import ConfigError
 
 _BATCH_NORMS: Final = (BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm)
-_STAYS_EVAL: Final = "_stays_in_evaluation_mode"  # of a module: whether training leaves its mode
+_STAYS_EVAL: Final = (
+    "_stays_in_evaluation_mode"  # of a module: whether it keeps its mode in training
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGroup:
-    """One of the parts that are frozen together."""
+    """A part of the model that is frozen as a whole."""
 
-    name: str  # as in the model
-    modules: tuple[Module, ...]  # what has parameters of its own in it, in order
-    all_modules: tuple[Module, ...]  # everything in it, also what has none, such as a dropout
+    name: str  # name in the model
+    modules: tuple[Module, ...]  # modules with parameters of their own, in order
+    all_modules: tuple[Module, ...]  # all modules, also those without parameters
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -44,16 +46,16 @@ class LayerGroup:
 
 
 class ModelFreezer:
-    """Freezes and unfreezes layer groups, which are counted as the model lists them.
+    """Freeze and unfreeze layer groups of a model, by index.
 
-    The groups are the model's children, and the elements of those that are a `ModuleList`; what has
-    no parameter is none. Parameters of the model itself are a group in front. Indices include both
-    ends; those below 0 count from the last group.
+    Groups are the model's children, and the elements of children that are a `ModuleList`, without
+    those that have no parameters. Parameters of the model itself are the first group. Index ranges
+    include both ends; negative indices count from the last group.
 
     Args:
-        model: Its parameters are those that its optimizer has, or is to have.
-        freeze_batch_norms: Freeze parameters of batch normalization, too: their statistics go on in
-            training mode and fit no frozen scale.
+        model: The model, with the parameters that its optimizer has or will have.
+        freeze_batch_norms: Whether to freeze parameters of batch normalization, too: in training
+            mode its statistics still change, which does not fit a frozen scale.
     """
 
     def __init__(self, model: Module, freeze_batch_norms: bool = False) -> None:
@@ -70,19 +72,19 @@ class ModelFreezer:
         return [module for group in self._groups for module in group.modules]
 
     def get_trainable_parameters(self) -> list[Parameter]:
-        """Return the parameters that are not frozen, each once."""
+        """Return the trainable parameters, each once."""
         return [param for param in self.model.parameters() if param.requires_grad]
 
     def freeze(
         self, from_index: int = 0, to_index: int = -2, set_modules_as_eval: bool = False
     ) -> None:
-        """Freeze groups, in either direction: all but the last, by default.
+        """Freeze groups, in either direction; by default all but the last one.
 
         Args:
             from_index: One end.
             to_index: The other end.
-            set_modules_as_eval: Put what is frozen into evaluation mode as well; it stays there
-                when a trainer trains the model, until `unfreeze` puts it into training mode.
+            set_modules_as_eval: Whether to put the frozen modules into eval mode as well; they keep
+                it when a trainer trains the model, until `unfreeze` puts them into training mode.
 
         Raises:
             ConfigError: If there is no such group.
@@ -99,15 +101,15 @@ class ModelFreezer:
     def unfreeze(
         self, from_index: int = -1, to_index: int = 0, set_modules_as_training: bool = True
     ) -> dict[str, list[Parameter]]:
-        """Unfreeze groups, in either direction: all, by default.
+        """Unfreeze groups, in either direction; by default all.
 
         Args:
             from_index: One end.
             to_index: The other end.
-            set_modules_as_training: Put them into training mode as well.
+            set_modules_as_training: Whether to put them into training mode as well.
 
         Returns:
-            By the groups' names what was frozen before, for an optimizer that does not have it:
+            The parameters that were frozen, by group name, for an optimizer without them:
             `optimizer.add_param_group({"params": ...})`.
 
         Raises:
@@ -132,7 +134,7 @@ class ModelFreezer:
             yield from group.all_modules
 
     def _ends(self, from_index: int, to_index: int) -> tuple[int, int]:
-        """Return the first and the last group, whichever of them was given first."""
+        """Return the first and the last group, in this order."""
         ends = self._index("from_index", from_index), self._index("to_index", to_index)
         return min(ends), max(ends)
 
@@ -141,14 +143,14 @@ class ModelFreezer:
         if not -num <= given < num:
             names = ", ".join(repr(group.name) for group in self._groups) or "none"
             raise ConfigError(
-                f"{name} is {given}, and there are {num} layer groups: {names}. Use an index from "
+                f"{name} is {given}, but there are {num} layer groups: {names}. Use an index from "
                 f"{-num} to {num - 1}."
             )
         return given % num
 
 
 def set_training_mode(model: Module) -> None:
-    """Put a model into training mode, without the modules that were frozen in evaluation mode."""
+    """Put a model into training mode, except modules that were frozen in eval mode."""
     model.train()
     for module in model.modules():
         if vars(module).get(_STAYS_EVAL, False):
@@ -157,7 +159,7 @@ def set_training_mode(model: Module) -> None:
 
 @contextmanager
 def in_evaluation_mode(model: Module) -> Iterator[None]:
-    """Put a model into evaluation mode inside; then each module is in the mode it was in before."""
+    """Context manager for eval mode; afterwards each module has its previous mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""Weight initializers as configurations write them: a name, or a mapping with `name`."""
+"""Weight initializers in configurations: a name, or a mapping with `name`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ _SCALABLE: Final = ("normal", "truncated_normal")
 class Initializer:
     """A function of `torch.nn.init` with its arguments."""
 
-    name: str  # as a configuration says it
+    name: str  # as in a configuration
     options: Mapping[str, Any]  # all arguments of the function, after the tensor
 
     def __call__(self, tensor: Tensor) -> None:
@@ -53,7 +53,7 @@ class Initializer:
         _FUNCTIONS[self.name][0](tensor, **self.options)
 
     def scaled(self, factor: float) -> "Initializer":
-        """Return the same with its spread, and the bounds of it, times `factor`.
+        """Return this initializer with its spread, and bounds, multiplied by `factor`.
 
         Raises:
             ConfigError: If this initializer has no standard deviation.
@@ -62,7 +62,7 @@ class Initializer:
             return self
         if self.name not in _SCALABLE:
             raise ConfigError(
-                f"initializer {self.name!r} cannot be scaled, which muP needs; "
+                f"initializer {self.name!r} cannot be scaled, which muP requires; "
                 f"use one of {', '.join(_SCALABLE)}."
             )
         scaled = {key: value * factor for key, value in self.options.items() if key != "mean"}
@@ -70,23 +70,23 @@ class Initializer:
 
 
 def truncated_normal(std: float) -> Initializer:
-    """Return the normal distribution around 0, cut at two standard deviations."""
+    """Return a normal distribution with mean 0, truncated at two standard deviations."""
     options = {"mean": 0.0, "std": std, "a": -2 * std, "b": 2 * std}
     return Initializer(name="truncated_normal", options=options)
 
 
 def normal(std: float) -> Initializer:
-    """Return the normal distribution around 0."""
+    """Return a normal distribution with mean 0."""
     return Initializer(name="normal", options={"mean": 0.0, "std": std})
 
 
 def read_initializer(argument: str, setting: InitializerSetting) -> Initializer:
-    """Return what a setting describes.
+    """Return the initializer of a setting.
 
     `setting`: a name, or a mapping with `name` and the arguments of that initializer.
 
     Raises:
-        ConfigError: If the name is unknown, or an argument is none of that initializer's.
+        ConfigError: If the name or an argument is unknown.
     """
     given = {"name": setting} if isinstance(setting, str) else dict(setting)
     name = _take_name(argument, given)
@@ -124,7 +124,7 @@ def _check_kind(place: str, value: Any, *, is_text: bool) -> None:
         return
     kinds = str if is_text else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds):
-        expected = "text" if is_text else "a number"
-        raise ConfigError(f"{place}: {value!r} does not fit; expected {expected}.")
+        expected = "a string" if is_text else "a number"
+        raise ConfigError(f"{place}: expected {expected}, got {value!r}.")
     if place.endswith(".std") and not float(value) > 0:
-        raise ConfigError(f"{place} is {value}; it must be above 0.")
+        raise ConfigError(f"{place} is {value}; it must be > 0.")

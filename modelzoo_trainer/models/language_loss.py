@@ -1,6 +1,6 @@
-"""The loss of language models: cross entropy over the tokens that count.
+"""Language model loss: cross entropy over the tokens that count.
 
-Dimension letters: B batch, T positions, V tokens of the vocabulary.
+Dimension letters: B batch, T positions, V vocabulary size.
 """
 
 from typing import Literal
@@ -20,10 +20,10 @@ def language_loss(
     loss_scaling: LossScaling = "num_tokens",
     loss_weight: float = 1.0,
 ) -> tuple[Tensor, Tensor | int]:
-    """Return the loss and the number of items that it is a mean over.
+    """Return the loss and the number of items that it is averaged over.
 
-    `attention_mask`: 1 where a position counts, 0 where not; not given, all count. `loss_scaling`:
-    mean over counted tokens; or sum, over the number of sequences.
+    `attention_mask`: 1 where a position counts, 0 where not; None = all count. `loss_scaling`: mean
+    over counted tokens, or sum divided by the number of sequences.
 
     Shapes:
         logits: (B, T, V) floating. labels, attention_mask: (B, T) integer.
@@ -31,7 +31,7 @@ def language_loss(
         it follows from the shapes.
 
     Cost:
-        No host read, no shape that depends on data.
+        No host read, no data-dependent shape.
     """
     scores, targets = logits.flatten(0, 1).float(), labels.flatten().long()
     if loss_scaling == "num_tokens" and attention_mask is None:
@@ -45,7 +45,7 @@ def language_loss(
 
 
 def token_accuracy(logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Return the share of counted tokens whose score is the highest.
+    """Return the fraction of counted tokens whose logit is the largest.
 
     Shapes:
         As for `language_loss`. Returns: (), float32.
@@ -59,5 +59,5 @@ def token_accuracy(logits: Tensor, labels: Tensor, attention_mask: Tensor | None
 def _masked(values: Tensor, attention_mask: Tensor | None) -> Tensor:
     if attention_mask is None:
         return values
-    # A product would keep what is not finite, and 0 * nan is nan.
+    # A product would keep non-finite values: 0 * nan is nan.
     return values.where(attention_mask.flatten() != 0, 0.0)

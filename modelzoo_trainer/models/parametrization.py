@@ -1,7 +1,7 @@
-"""How the weights of a decoder start and how its signals are scaled: standard, or muP.
+"""Initialization and scaling of a decoder: standard or muP.
 
-muP (maximal update parametrization) makes the best learning rate of a narrow model the best one
-of a wide model. With m = hidden_size / mup_base_hidden_size and f the same ratio of filter sizes:
+muP (maximal update parametrization) transfers the optimal learning rate of a narrow model to a
+wide one. With m = hidden_size / mup_base_hidden_size and f the same ratio of filter sizes:
 
                        initial std of weights     learning rate   logits
     queries, keys, values, up      m ** -0.5          1 / m
@@ -10,7 +10,7 @@ of a wide model. With m = hidden_size / mup_base_hidden_size and f the same rati
     output layer                                                  alpha / m
 
 As in the Model Zoo, muP scales both outputs from the default initializer, not from `initializer`,
-unless they have one of their own: `output_layer_initializer` is that of attention alone then.
+unless they have their own; `output_layer_initializer` then applies to attention only.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ class DecoderInitializers:
 
 
 def make_initializers(settings: DecoderSettings) -> DecoderInitializers:
-    """Return the initializers that the settings ask for.
+    """Return the initializers for the settings.
 
     Raises:
         ConfigError: If one is unknown, or muP cannot scale it.
@@ -67,7 +67,7 @@ def make_initializers(settings: DecoderSettings) -> DecoderInitializers:
     if settings.uses_mup:
         output = (output or default).scaled(depth).scaled(width**-0.5)
         ffn_output = (ffn_output or default).scaled(depth).scaled(filter_width**-0.5)
-    else:  # an initializer that was given is taken as it is
+    else:  # a given initializer is used unchanged
         ffn_output = ffn_output or output or ffn_input or default.scaled(depth)
         output = output or projection or default.scaled(depth)
     return DecoderInitializers(
@@ -81,7 +81,7 @@ def make_initializers(settings: DecoderSettings) -> DecoderInitializers:
 
 
 def attention_scale(settings: DecoderSettings) -> float:
-    """Return the factor on the products of queries and keys."""
+    """Return the factor on query-key products."""
     if settings.attention_type == "dot_product":
         return settings.attention_logits_alpha
     by_d = settings.scale_qk_dot_by_d
@@ -90,7 +90,7 @@ def attention_scale(settings: DecoderSettings) -> float:
 
 
 def logits_scale(settings: DecoderSettings) -> float:
-    """Return the factor on the logits: 1 without muP."""
+    """Return the factor on the logits; 1 without muP."""
     alpha = (settings.output_logits_alpha or 1.0) if settings.uses_mup else 1.0
     power = 1.0 if settings.scale_output_logits_by_d else 0.5
     return float(alpha / _width_ratio(settings) ** power)
@@ -99,7 +99,7 @@ def logits_scale(settings: DecoderSettings) -> float:
 def lr_adjustment_groups(settings: DecoderSettings) -> Mapping[str, LrAdjustmentGroup]:
     """Return the groups of parameters whose learning rate muP adjusts.
 
-    `embedding` and `decoder_kernel` (all of the following) are there to be set by hand.
+    `embedding` and `decoder_kernel` (all of the following) can be set by the user.
     """
     attention = ("*layers.*.attention.*_proj.weight",)
     ffn_input = ("*layers.*.ffn.up_proj.weight", "*layers.*.ffn.gate_proj.weight")

@@ -1,4 +1,4 @@
-"""The shipped models by the name that a configuration gives them; nothing is imported early."""
+"""Shipped models by their names in a configuration; imported only when used."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -24,7 +24,7 @@ def model_class(name: str) -> type[nn.Module]:
     """Return the class of a shipped model; this imports its module.
 
     Args:
-        name: A key of `MODELS`, in any case.
+        name: A key of `MODELS`, case-insensitive.
 
     Raises:
         ConfigError: If no shipped model has this name.
@@ -34,7 +34,7 @@ def model_class(name: str) -> type[nn.Module]:
         raise ConfigError(
             f"model name {name!r} is not a shipped model. {suggest(name, MODELS)} "
             f"Shipped: {', '.join(sorted(MODELS))}. "
-            "For a class of your own write its dotted path: 'mypackage.mymodule.MyModel'."
+            "For a custom class, give its dotted path: 'mypackage.mymodule.MyModel'."
         )
     module, _, attribute = place.partition(":")
     return cast(type[nn.Module], getattr(import_module(module), attribute))

@@ -1,7 +1,7 @@
-"""Rotary position embedding: queries and keys are turned by an angle that grows with position.
+"""Rotary position embedding (RoPE): rotates queries and keys by an angle proportional to position.
 
-Dimension letters: T positions, R rotary dimensions of a head, D dimensions of a head.
-Dimension k is paired with k + R/2 (the layout of the Llama weights that are published).
+Dimension letters: T positions, R rotary dimensions of a head, D head dimension.
+Dimension k is paired with k + R/2 (the layout of the published Llama weights).
 """
 
 import math
@@ -16,24 +16,26 @@ ScalingType = Literal["linear", "llama3"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotary:
-    """The angles of a rotary embedding; has no tensors, so it lives on no device."""
+    """The angles of a rotary embedding; it has no tensors, hence no device."""
 
-    rotary_dim: int  # number of dimensions that turn, even; the rest of a head stays
+    rotary_dim: int  # number of rotated dimensions, even
     theta: float  # base of the wavelengths
-    # `linear` divides every position by `scaling_factor`; `llama3` slows only the long wavelengths
-    # down
+    # `linear` divides every position by `scaling_factor`; `llama3` stretches only the long
+    # wavelengths
     scaling_type: ScalingType = "linear"
-    scaling_factor: float = 1.0  # by how much longer the context is than in pre-training, >= 1
-    # `llama3`: wavelengths above the original length over this are slowed down fully
+    scaling_factor: float = 1.0  # ratio of the context length to that of pre-training, >= 1
+    # `llama3`: wavelengths above the original length over this are stretched fully
     low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0  # `llama3`: those below the original length over this are kept
+    high_freq_factor: float = (
+        4.0  # `llama3`: those below the original length over this are unchanged
+    )
     original_length: int = 8192  # `llama3`: the context length of pre-training
 
     def angles(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the cosines and sines of all positions.
 
-        Computed where it is used: there is no buffer that a checkpoint, a move from the meta
-        device or a cast could spoil.
+        They are computed on use: a buffer could be corrupted by a checkpoint, a cast or a move
+        from the meta device.
 
         Shapes:
             Returns: twice (T, R), float32.
@@ -56,7 +58,7 @@ class Rotary:
 
 
 def rotate(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn the first R dimensions of every head by the angle of its position.
+    """Rotate the first R dimensions of every head by the angle of its position.
 
     Shapes:
         states: (..., T, D), with D >= R. cosines, sines: (T, R). Returns: as states.

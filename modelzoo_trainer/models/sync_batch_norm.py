@@ -1,4 +1,4 @@
-"""Batch normalization over the batches of all processes."""
+"""Batch normalization synchronized over all processes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _PLAIN = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
 
 
 class SharedBatchNorm(_BatchNorm):
-    """Normalizes by mean and variance over what all processes have, also on the host.
+    """Normalize with the mean and variance over all processes; works on the CPU as well.
 
-    Trained, it is what torch's batch normalization is for the processes' batches put together; in
-    evaluation mode it is that one itself.
+    In training, it equals torch's batch normalization of the concatenated batches of all processes;
+    in eval mode, it is torch's.
 
     `reduce`: returns the sum of a tensor over the processes; collective, without a gradient.
 
     Shapes:
-        Input: (samples, channels, ...), with as many channels as `like` has; so is the output.
+        Input: (samples, channels, ...), with as many channels as `like` has; same for the output.
 
-    Cost: Two reductions of a vector in the forward pass, and two in the backward pass.
+    Cost: Two all-reduces of a vector in the forward pass, and two in the backward pass.
     """
 
     def __init__(self, like: _BatchNorm, reduce: Reduce) -> None:
@@ -66,15 +66,15 @@ class SharedBatchNorm(_BatchNorm):
         return out.to(input.dtype)
 
     def _sum(self, tensor: Tensor) -> Tensor:
-        found: Tensor = _Sum.apply(tensor, self._reduce.function)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        found: Tensor = _Sum.apply(tensor, self._reduce.function)  # type: ignore[no-untyped-call]  # torch's
         return found
 
     @torch.no_grad()
     def _note(self, mean: Tensor, var: Tensor, num: Tensor) -> None:
-        """Bring the statistics of a batch into the running ones, as torch does."""
+        """Update the running statistics with those of a batch, as torch does."""
         if self.running_mean is None or self.running_var is None:
             return
-        assert self.num_batches_tracked is not None  # they are there together
+        assert self.num_batches_tracked is not None  # they exist together
         self.num_batches_tracked.add_(1)
         unbiased = var * (num / (num - 1).clamp_min(1))
         if self.momentum is None:
@@ -86,7 +86,7 @@ class SharedBatchNorm(_BatchNorm):
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over processes; its gradient is the sum of theirs."""
+    """Sum over processes; its gradient is the sum of their gradients."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, reduce: Reduce) -> Tensor:
@@ -99,7 +99,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _Kept:
-    """Holds a function that a copy of a module shares with it."""
+    """Hold a function that copies of a module share."""
 
     def __init__(self, function: Reduce) -> None:
         self.function = function
@@ -109,15 +109,15 @@ class _Kept:
 
 
 def share_batch_norms(model: Module, reduce: Reduce) -> tuple[Module, int]:
-    """Replace torch's batch normalizations of a model by shared ones.
+    """Replace torch's batch normalization layers of a model by synchronized ones.
 
     Returns:
-        The model, and how many layers were replaced.
+        The model, and the number of replaced layers.
     """
     if type(model) in _PLAIN:
         return SharedBatchNorm(model, reduce), 1  # type: ignore[arg-type]  # one of these three
     num = 0
-    replaced: dict[int, Module] = {}  # a layer may be in several places
+    replaced: dict[int, Module] = {}  # a layer may be used several times
     for module in list(model.modules()):
         for name, child in module._modules.items():
             if type(child) in _PLAIN:

@@ -1,4 +1,4 @@
-"""Optimizers and schedules under the names that a configuration file gives them."""
+"""Optimizers and schedules by the names of a configuration file."""
 
 from modelzoo_trainer.optim.factory import OptimizerFactory
 from modelzoo_trainer.optim.param_groups import ParamFilter, make_param_groups

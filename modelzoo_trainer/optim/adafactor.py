@@ -23,28 +23,28 @@ from modelzoo_trainer.optim.scheduler import Group
 
 @checked_dataclass
 class Adafactor(GroupOptimizer):
-    """Adam with second moments of rows and columns (Shazeer and Stern 2018).
+    """Adafactor: Adam with factored second moments (Shazeer and Stern 2018).
 
-    The second moments of a matrix are kept as the means over its rows and its columns. The
-    updates are clipped to a root mean square of `clip_threshold`, and are relative to that of the
+    The second moments of a matrix are stored as the means over its rows and its columns. Updates
+    are clipped to a root mean square (RMS) of `clip_threshold`, and are relative to that of the
     parameter. (Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, arXiv:1804.04235,
-    Algorithms 4 and 5; `eps[0]` is added to squared gradients as there.)
+    Algorithms 4 and 5, where `eps[0]` is added to squared gradients.)
 
     Args:
-        model: Whose parameters are updated.
-        lr: Step size, 1e-3 if none is given; not with `relative_step`.
-        eps: Least squared gradient, and least root mean square of a parameter.
-        clip_threshold: Largest root mean square of an update.
-        decay_rate: The second moments forget with 1 - step ** decay_rate.
-        beta1: Of the first moment; None to have none.
-        weight_decay: Decoupled, times the step size.
-        scale_parameter: Whether the step size is relative to the parameter's root mean square.
-        relative_step: Step sizes of min(0.01, 1 / sqrt(step)). What schedules and
-            `adjust_learning_rate` set is a factor on them then, which is 1 without.
-        warmup_init: With `relative_step`: begin with 1e-6 * step instead of 0.01.
-        learning_rate: Another name of `lr`.
-        params: Filters that tag.
-        adjust_learning_rate: Factors on the step size of groups of the model's.
+        model: The model whose parameters are updated.
+        lr: Learning rate, default 1e-3; not with `relative_step`.
+        eps: Lower bounds of the squared gradient and of the RMS of a parameter.
+        clip_threshold: Maximum RMS of an update.
+        decay_rate: The decay of the second moments is 1 - step ** decay_rate.
+        beta1: Decay of the first moment; None = no first moment.
+        weight_decay: Decoupled, times the learning rate.
+        scale_parameter: Whether the learning rate is relative to the RMS of the parameter.
+        relative_step: Whether the learning rate is min(0.01, 1 / sqrt(step)). What schedules and
+            `adjust_learning_rate` set is then a factor on it, 1 by default.
+        warmup_init: With `relative_step`, whether to start with 1e-6 * step instead of 0.01.
+        learning_rate: Alias of `lr`.
+        params: Filters that tag parameters.
+        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
     """
 
     eps: tuple[NonNegativeFloat, NonNegativeFloat] = (1e-30, 1e-3)
@@ -65,14 +65,14 @@ class Adafactor(GroupOptimizer):
                 f"{learning_rate if lr is None else lr}; they exclude each other. Keep one."
             )
         if own["warmup_init"] and not own["relative_step"]:
-            raise ConfigError("Adafactor.warmup_init is true; it needs relative_step: true.")
+            raise ConfigError("Adafactor.warmup_init is true; it requires relative_step: true.")
         if own["relative_step"]:
             own["lr"] = 1.0
         super()._build(**own)
 
     @override
     def _update(self, group: Group, params: Tensors, grads: Tensors) -> None:
-        # One tensor after another: all squared gradients at once would need the memory that the
+        # One tensor at a time: all squared gradients at once would take the memory that
         # factored moments save.
         def start(param: Tensor) -> dict[str, Any]:
             return _start(param, group["beta1"] is not None)
@@ -100,7 +100,7 @@ def _start(param: Tensor, has_momentum: bool) -> dict[str, Any]:
 
 
 def _scaled(grad: Tensor, state: dict[str, Any], group: Group) -> Tensor:
-    """Return the gradient over the root of its second moments, clipped."""
+    """Return the gradient divided by the root of its second moments, clipped."""
     forget = state["step"] ** group["decay_rate"]
     square = grad.square().add_(group["eps"][0])
     if "exp_avg_sq" in state:

@@ -1,4 +1,4 @@
-"""Adam and its kin, with the defaults of the Cerebras Model Zoo."""
+"""Adam and its variants, with the defaults of the Cerebras Model Zoo."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from modelzoo_trainer.optim.optimizer import (
 from modelzoo_trainer.optim.scheduler import Group
 
 _OURS: Final[tuple[str, ...]] = ("correct_bias", "l2_regularization_rate")
-"""Settings that torch's constructors do not know."""
+"""Settings that torch's constructors do not accept."""
 
 if TYPE_CHECKING:
 
@@ -34,10 +34,10 @@ else:
 
 @checked_dataclass
 class _AnyBias(_Adam):
-    """Makes torch's Adam one without bias correction in groups with `correct_bias: False`.
+    """Add `correct_bias` to torch's Adam.
 
-    The correction divides a moment by 1 - beta ** step. Counting from infinity on, that is 1 in
-    every form of torch's Adam (fused kernels too), and the count needs no branch.
+    Bias correction divides a moment by 1 - beta ** step. If steps are counted from infinity, that
+    is 1 in every implementation of torch's Adam (fused kernels too), without a branch.
     """
 
     betas: Betas = (0.9, 0.999)
@@ -66,7 +66,7 @@ class _AnyBias(_Adam):
 
 @checked_dataclass
 class AdamW(_AnyBias, torch.optim.AdamW):
-    """Adam with decoupled weight decay; lr is 1e-3 if none is given."""
+    """Adam with decoupled weight decay (AdamW); the default of lr is 1e-3."""
 
     correct_bias: bool = True
     amsgrad: bool = False
@@ -74,7 +74,7 @@ class AdamW(_AnyBias, torch.optim.AdamW):
 
 @checked_dataclass
 class Adam(_AnyBias, torch.optim.Adam):
-    """Adam, whose weight decay is added to the gradient; lr is 1e-3 if none is given."""
+    """Adam, with weight decay as an L2 penalty; the default of lr is 1e-3."""
 
     correct_bias: bool = True
     amsgrad: bool = False
@@ -82,11 +82,10 @@ class Adam(_AnyBias, torch.optim.Adam):
 
 @checked_dataclass
 class AdamBase(_AnyBias, torch.optim.AdamW):
-    """Adam with both kinds of decay; lr is 1e-3 if none is given.
+    """Adam with both kinds of weight decay; the default of lr is 1e-3.
 
-    `weight_decay` shrinks the parameters beside the update, as in AdamW;
-    `l2_regularization_rate` times the parameters is added to the gradients, as in Adam, for all
-    parameters, biases and norms too.
+    `weight_decay` is decoupled, as in AdamW; `l2_regularization_rate` times the parameters is added
+    to the gradients, as in Adam, for all parameters including biases and norms.
     """
 
     l2_regularization_rate: NonNegativeFloat = 0.0
@@ -102,7 +101,7 @@ class AdamBase(_AnyBias, torch.optim.AdamW):
         if rate and params:
             added = torch._foreach_mul(params, rate)
             scale = getattr(self, "grad_scale", None)
-            if scale is not None:  # a fused kernel gets the gradients with the loss scale in them
+            if scale is not None:  # a fused kernel receives scaled gradients
                 torch._foreach_mul_(added, scale)
             grads[:] = torch._foreach_add(grads, added)
         return result
@@ -110,7 +109,7 @@ class AdamBase(_AnyBias, torch.optim.AdamW):
 
 @checked_dataclass
 class Adamax(OverModel, torch.optim.Adamax):
-    """Adam with the infinity norm; lr is 1e-3 if none is given."""
+    """Adamax: Adam with the infinity norm; the default of lr is 1e-3."""
 
     betas: Betas = (0.9, 0.999)
     eps: NonNegativeFloat = 1e-6
@@ -120,7 +119,7 @@ class Adamax(OverModel, torch.optim.Adamax):
 
 @checked_dataclass
 class NAdam(OverModel, torch.optim.NAdam):
-    """Adam with Nesterov's momentum; lr is 2e-3 if none is given."""
+    """NAdam: Adam with Nesterov momentum; the default of lr is 2e-3."""
 
     default_lr: ClassVar = 2e-3
     betas: Betas = (0.9, 0.999)
@@ -130,7 +129,7 @@ class NAdam(OverModel, torch.optim.NAdam):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # As a tensor torch would put the product onto the device, and read it at every step.
+        # As a tensor, torch would move the product to the device and read it in every step.
         state = {
             idx: {key: float(value) if key == "mu_product" else value for key, value in own.items()}
             for idx, own in state_dict["state"].items()
@@ -140,7 +139,7 @@ class NAdam(OverModel, torch.optim.NAdam):
 
 @checked_dataclass
 class RAdam(OverModel, torch.optim.RAdam):
-    """Adam with a rectified adaptive rate; lr is 1e-3 if none is given."""
+    """RAdam: Adam with a rectified adaptive rate; the default of lr is 1e-3."""
 
     betas: Betas = (0.9, 0.999)
     eps: NonNegativeFloat = 1e-6
@@ -148,19 +147,19 @@ class RAdam(OverModel, torch.optim.RAdam):
 
 
 LARGEST_NORM: Final = 10.0
-"""What the norm of a parameter counts at most (the bound of phi in the paper)."""
+"""Upper bound of the norm of a parameter (of phi in the paper)."""
 
 
 @checked_dataclass
 class Lamb(GroupOptimizer):
-    """Adam with a rate for each tensor, for large batches; lr is 1e-3 if none is given.
+    """LAMB: Adam with a trust ratio per tensor, for large batches; the default of lr is 1e-3.
 
-    With m and v Adam's moments, without bias correction (You et al. 2020, version 3):
+    With m and v the moments of Adam, without bias correction (You et al. 2020, version 3):
 
         update = m / (sqrt(v) + eps) + weight_decay * param
         param -= lr * min(norm(param), 10) / norm(update) * update
 
-    where the ratio is 1 if one of the norms is 0, or `adam` is true. (Large Batch Optimization
+    where the ratio is 1 if one of the norms is 0, or if `adam` is true. (Large Batch Optimization
     for Deep Learning: Training BERT in 76 minutes, arXiv:1904.00962, Algorithm 2.)
     """
 
@@ -201,9 +200,9 @@ def _ratios(params: Tensors, updates: Tensors) -> Tensors:
 
 @checked_dataclass
 class Lion(GroupOptimizer):
-    """The sign of an interpolated momentum (Chen et al. 2023); lr is 1e-4 if none is given.
+    """Lion: the sign of an interpolated momentum (Chen et al. 2023); the default of lr is 1e-4.
 
-    With m = 0 at first, at each step, after the decoupled weight decay:
+    With m = 0 initially, in each step, after decoupled weight decay:
 
         param -= lr * sign(beta1 * m + (1 - beta1) * grad);  m = beta2 * m + (1 - beta2) * grad
 

@@ -1,4 +1,4 @@
-"""Schedules that are made of others."""
+"""Schedules composed of other schedules."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
 from modelzoo_trainer.optim.scheduler import LRScheduler, Scheduler, Tags, WeightDecayScheduler
 
 Member = Scheduler | Callable[[None], Scheduler]
-"""A schedule, or a callable that makes one without an optimizer."""
+"""A schedule, or a callable that creates one without an optimizer."""
 
 
 class Composed(Scheduler):
-    """Base of schedules with members; these have no optimizer, and no tags of their own.
+    """Base class of composed schedules; their members have neither an optimizer nor tags.
 
-    Members that were made with the optimizer are released from it.
+    Members that were created with the optimizer are released from it.
     """
 
     members: list[Scheduler]
 
     def _adopt(self, members: Sequence[Member], argument: str) -> None:
-        """Take the members; a subclass does it first of all.
+        """Set the members; called first in the constructor of a subclass.
 
         `members`: all of the key of this class; callables are called.
 
         Raises:
-            ConfigError: If one does not fit.
+            ConfigError: If one is invalid.
         """
         self.members = [one if isinstance(one, Scheduler) else _make(one) for one in members]
         if not self.members:
-            raise ConfigError(f"{self._name}.{argument} is empty; it needs at least one schedule.")
+            raise ConfigError(f"{self._name}.{argument} is empty; give at least one schedule.")
         for member in self.members:
             self._check_member(member, argument)
-        for member in reversed(self.members):  # the first knows what was there before all
+        for member in reversed(self.members):  # the first one restores the original values
             if member.optimizer is not None:
                 member.release()
 
@@ -53,7 +53,7 @@ class Composed(Scheduler):
             )
         if member.param_group_tags is not None:
             raise ConfigError(
-                f"{where}: {name} has param_group_tags; write them at {self._name} instead."
+                f"{where}: {name} has param_group_tags; set them in {self._name} instead."
             )
 
     @override
@@ -66,7 +66,7 @@ class Composed(Scheduler):
         if len(states) != len(self.members):
             raise CheckpointMismatch(
                 f"the checkpoint's {self._name} has {len(states)} members, this one "
-                f"{len(self.members)}. Use the schedules that it was made with."
+                f"{len(self.members)}. Use the schedules that it was written with."
             )
         for member, state in zip(self.members, states, strict=True):
             member.load_state_dict(state)
@@ -78,15 +78,15 @@ def _make(member: Any) -> Any:
 
 
 class Sequential(Composed):
-    """One member after another, each for its `total_iters` and from its own step 0 on.
+    """One schedule after another, each for its `total_iters`, starting at its own step 0.
 
     Args:
-        optimizer: Whose groups are written.
-        schedulers: The members; all but the last need an end.
-        milestones: The steps at which the second, third, ... begins; None for where the one
-            before it ends, which a list must agree with.
-        last_epoch: The step before the one at which the schedule begins; -1 = the start.
-        param_group_tags: Only groups with one of these tags.
+        optimizer: Optimizer whose parameter groups are updated.
+        schedulers: The members; all except the last one require `total_iters`.
+        milestones: Steps at which the second, third, ... member begins; None = where the previous
+            one ends. A given list must agree with that.
+        last_epoch: The step before the first one; -1 = start.
+        param_group_tags: Update only groups with one of these tags.
     """
 
     def __init__(
@@ -121,33 +121,33 @@ class Sequential(Composed):
             if length is None:
                 raise ConfigError(
                     f"{self._name}.schedulers[{idx}]: {type(member).__name__} has no total_iters; "
-                    f"only the last schedule of a sequence may be without an end."
+                    f"only the last schedule of a sequence may have no end."
                 )
             lengths.append(length)
         computed = list(accumulate(lengths))
         if given is not None and list(given) != computed:
             raise ConfigError(
                 f"{self._name}.milestones is {list(given)}, but total_iters of the members add up "
-                f"to {computed}. Leave milestones out."
+                f"to {computed}. Remove milestones."
             )
         return computed
 
 
 class SequentialLR(Sequential, LRScheduler):
-    """Schedules of the learning rate, one after another."""
+    """Learning rate schedules, one after another."""
 
 
 class SequentialWD(Sequential, WeightDecayScheduler):
-    """Schedules of weight decay, one after another."""
+    """Weight decay schedules, one after another."""
 
 
 class Chained(Composed):
-    """The first member, times what each other one has become of its own first value.
+    """The first schedule times the relative change of each of the others since its first step.
 
     Args:
-        optimizer: Whose groups are written.
-        schedulers: The members; all but the first must not begin at 0.
-        param_group_tags: Only groups with one of these tags.
+        optimizer: Optimizer whose parameter groups are updated.
+        schedulers: The members; all except the first one must not begin at 0.
+        param_group_tags: Update only groups with one of these tags.
     """
 
     def __init__(
@@ -160,8 +160,8 @@ class Chained(Composed):
         self._firsts = [member.value(0) for member in self.members]
         if 0.0 in self._firsts[1:]:
             raise ConfigError(
-                f"{self._name}.schedulers[{self._firsts.index(0.0, 1)}] begins at 0, so what "
-                f"becomes of it has no factor. Put it first."
+                f"{self._name}.schedulers[{self._firsts.index(0.0, 1)}] begins at 0, so its "
+                f"relative change is undefined. Put it first."
             )
         super().__init__(optimizer, param_group_tags)
 
@@ -174,22 +174,22 @@ class Chained(Composed):
 
 
 class ChainedScheduler(Chained, LRScheduler):
-    """Schedules of the learning rate, multiplied."""
+    """Learning rate schedules, multiplied."""
 
 
 class ChainedWD(Chained, WeightDecayScheduler):
-    """Schedules of weight decay, multiplied."""
+    """Weight decay schedules, multiplied."""
 
 
 class ScalePerParamLR(Composed, LRScheduler):
-    """Its member, times `adjust_learning_rate` of each group.
+    """A schedule, multiplied by the `adjust_learning_rate` of each group.
 
-    Every schedule of the learning rate heeds that factor, so this one only says so.
+    Every learning rate schedule applies that factor; this class only makes it explicit.
 
     Args:
-        optimizer: Whose groups are written.
-        scheduler: The member.
-        param_group_tags: Only groups with one of these tags.
+        optimizer: Optimizer whose parameter groups are updated.
+        scheduler: The schedule.
+        param_group_tags: Update only groups with one of these tags.
     """
 
     def __init__(

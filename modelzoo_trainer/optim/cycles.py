@@ -1,4 +1,4 @@
-"""Learning rates that rise and fall."""
+"""Cyclic learning rate schedules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
 
 @checked_dataclass
 class CosineAnnealingLR(LRScheduler):
-    """A cosine wave: from the initial learning rate to `eta_min` in `T_max` steps, and back."""
+    """A cosine wave from the initial learning rate to `eta_min` in `T_max` steps, and back."""
 
     optimizer: Optimizer | None
     initial_learning_rate: NonNegativeFloat
@@ -31,7 +31,7 @@ class CosineAnnealingLR(LRScheduler):
 
 @checked_dataclass
 class CosineAnnealingWarmRestarts(LRScheduler):
-    """Half a cosine wave of `T_0` steps again and again, each `T_mult` times as long."""
+    """Cosine decay with warm restarts: cycles of `T_0` steps, each `T_mult` times longer."""
 
     optimizer: Optimizer | None
     initial_learning_rate: NonNegativeFloat
@@ -53,19 +53,18 @@ class CosineAnnealingWarmRestarts(LRScheduler):
 
 @checked_dataclass
 class CyclicLR(LRScheduler):
-    """Up from `base_lr` to `max_lr` in straight lines and down again.
+    """Linear cycles from `base_lr` up to `max_lr` and back.
 
     Args:
-        optimizer: Whose groups are written.
-        base_lr: The lower end.
-        max_lr: The upper end of the first cycle.
-        step_size_up: Steps on the way up.
-        step_size_down: Steps on the way down; None for as many.
-        mode: The height of a cycle: the same, halved each time, or times gamma ** step.
+        optimizer: Optimizer whose parameter groups are updated.
+        base_lr: Minimum learning rate.
+        max_lr: Maximum learning rate of the first cycle.
+        step_size_up: Number of increasing steps.
+        step_size_down: Number of decreasing steps; None = `step_size_up`.
+        mode: Amplitude of a cycle: constant, halved in each cycle, or times gamma ** step.
         gamma: For `exp_range`.
-        scale_mode: Whether the height depends on the cycle or on the step; None for what the
-            mode says.
-        param_group_tags: Only groups with one of these tags.
+        scale_mode: Whether the amplitude depends on the cycle or on the step; None = by `mode`.
+        param_group_tags: Update only groups with one of these tags.
     """
 
     optimizer: Optimizer | None
@@ -89,7 +88,7 @@ class CyclicLR(LRScheduler):
     @override
     def value(self, step: int) -> float:
         down = self.step_size_down
-        assert down is not None  # set above where it was not given
+        assert down is not None  # set above if it was not given
         cycle, inside = divmod(step, self.step_size_up + down)
         if inside <= self.step_size_up:
             height = inside / self.step_size_up
@@ -108,18 +107,19 @@ class CyclicLR(LRScheduler):
 
 @checked_dataclass
 class OneCycleLR(LRScheduler):
-    """Up to `max_lr`, and down to far below the initial learning rate, where it stays.
+    """One cycle: up to `max_lr`, then down to far below the initial learning rate.
 
     Args:
-        optimizer: Whose groups are written.
-        initial_learning_rate: At the first step.
-        max_lr: The highest.
-        total_steps: Length of the cycle.
-        pct_start: Fraction of the cycle on the way up.
-        final_div_factor: Of the initial learning rate, to the last.
-        three_phase: Whether to come down to the initial learning rate as fast as up.
-        anneal_strategy: Cosine waves or straight lines.
-        param_group_tags: Only groups with one of these tags.
+        optimizer: Optimizer whose parameter groups are updated.
+        initial_learning_rate: Learning rate at step 0.
+        max_lr: Maximum learning rate.
+        total_steps: Length of the cycle; the learning rate is constant afterwards.
+        pct_start: Increasing fraction of the cycle.
+        final_div_factor: Ratio of the initial to the final learning rate.
+        three_phase: Whether to return to the initial learning rate as fast as it increased, before
+            the final decay.
+        anneal_strategy: Cosine or linear.
+        param_group_tags: Update only groups with one of these tags.
     """
 
     optimizer: Optimizer | None

@@ -1,4 +1,4 @@
-"""Learning rates that go from one value to another, or towards zero."""
+"""Learning rate schedules from one value to another, or towards zero."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
 
 @checked_dataclass
 class ConstantLR(LRScheduler):
-    """The same learning rate at every step; `total_iters` is its length in a sequence."""
+    """A constant learning rate; `total_iters` is its length in a sequence."""
 
     optimizer: Optimizer | None
     learning_rate: NonNegativeFloat
@@ -28,9 +28,9 @@ class ConstantLR(LRScheduler):
 
 @checked_dataclass
 class PolynomialLR(LRScheduler):
-    """end + (initial - end) * (1 - step / total_iters) ** power, then the end.
+    """Polynomial decay: end + (initial - end) * (1 - step / total_iters) ** power, then end.
 
-    With `cycle` the curve is stretched to 2, 3, ... times `total_iters` instead of ending.
+    With `cycle`, the curve is stretched to 2, 3, ... times `total_iters` instead of ending.
     """
 
     optimizer: Optimizer | None
@@ -54,7 +54,7 @@ class PolynomialLR(LRScheduler):
 
 @checked_dataclass
 class LinearLR(PolynomialLR):
-    """A straight line from the initial to the end learning rate, then the end."""
+    """Linear change from the initial to the end learning rate, then the end value."""
 
     power: float = field(default=1.0, init=False)
 
@@ -69,7 +69,7 @@ class LinearLR(PolynomialLR):
 
 @checked_dataclass
 class CosineDecayLR(LRScheduler):
-    """Half a cosine wave from the initial to the end learning rate, then the end."""
+    """Cosine decay from the initial to the end learning rate, then the end value."""
 
     optimizer: Optimizer | None
     initial_learning_rate: NonNegativeFloat
@@ -85,7 +85,10 @@ class CosineDecayLR(LRScheduler):
 
 @checked_dataclass
 class ExponentialLR(LRScheduler):
-    """initial * decay_rate ** (step / total_iters); with `staircase` in whole powers."""
+    """Exponential decay: initial * decay_rate ** (step / total_iters).
+
+    With `staircase`, the exponent is rounded down.
+    """
 
     optimizer: Optimizer | None
     initial_learning_rate: NonNegativeFloat
@@ -102,9 +105,9 @@ class ExponentialLR(LRScheduler):
 
 @checked_dataclass
 class InverseExponentialTimeDecayLR(LRScheduler):
-    """initial / (1 + decay_rate * step ** step_exponent / total_iters).
+    """Inverse decay: initial / (1 + decay_rate * step ** step_exponent / total_iters).
 
-    With `staircase` the quotient is rounded down.
+    With `staircase`, the quotient is rounded down.
     """
 
     optimizer: Optimizer | None
@@ -125,7 +128,7 @@ class InverseExponentialTimeDecayLR(LRScheduler):
 
 @checked_dataclass
 class InverseSquareRootDecayLR(LRScheduler):
-    """initial * scale / sqrt(max(warmup_steps, step))."""
+    """Inverse square root decay: initial * scale / sqrt(max(warmup_steps, step))."""
 
     optimizer: Optimizer | None
     initial_learning_rate: NonNegativeFloat = 1.0
@@ -139,5 +142,5 @@ class InverseSquareRootDecayLR(LRScheduler):
 
 
 def cosine_wave(start: float, end: float, half: float, step: float) -> float:
-    """Return the value of a cosine wave that is at its end after every odd number of halves."""
+    """Return the value of a cosine wave that is `end` at every odd multiple of `half`."""
     return end + (start - end) * (1 + cos(pi * step / half)) / 2

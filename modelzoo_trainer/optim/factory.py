@@ -1,4 +1,4 @@
-"""An optimizer whose model is not there yet."""
+"""Deferred creation of an optimizer, before its model exists."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from modelzoo_trainer.optim.registry import OPTIMIZERS
 
 
 class OptimizerFactory:
-    """A callable `model -> optimizer`, as `Trainer(optimizer=...)` takes it.
+    """A callable `model -> optimizer`, for `Trainer(optimizer=...)`.
 
     Args:
-        cls: One of `OPTIMIZERS`, or any other subclass of torch's `Optimizer`; that one gets the
-            groups and the aliases of the shipped ones.
-        kwargs: Its arguments: `lr` or `learning_rate`, `params` (filters that tag),
-            `adjust_learning_rate` (factors on groups of the model's), others.
+        cls: One of `OPTIMIZERS`, or any other subclass of torch's `Optimizer`, which gets the
+            parameter groups and the aliases of the shipped ones.
+        kwargs: Its arguments: `lr` or `learning_rate`, `params` (filters that tag parameters),
+            `adjust_learning_rate` (factors on the model's adjustment groups), others.
 
     Raises:
         ConfigError: If `cls` is not an optimizer, or does not take an argument.
@@ -45,10 +45,10 @@ class OptimizerFactory:
                 )
 
     def __call__(self, model: nn.Module) -> Optimizer:
-        """Return the optimizer over the parameters of `model`.
+        """Return the optimizer of the parameters of `model`.
 
         Args:
-            model: On its device, if the backend replaces parameters when it moves them.
+            model: Already on its device, if the backend replaces parameters when it moves them.
         """
         make: Any = self.cls
         kwargs = dict(self.kwargs)

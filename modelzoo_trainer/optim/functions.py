@@ -1,4 +1,4 @@
-"""Functions of the user's, by their dotted paths."""
+"""Functions given by their dotted paths."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from modelzoo_trainer.errors import ConfigError, suggest
 def function_at(
     where: str, given: str | Callable[[int], float] | None
 ) -> Callable[[int], float] | None:
-    """Return a function, imported if a path was given.
+    """Return a function, imported if a dotted path was given.
 
     Raises:
-        ConfigError: If there is no such module or function, or it is of Python's standard library
-            and not of `math`. What goes wrong inside the module is raised as it is.
+        ConfigError: If there is no such module or function, or it belongs to Python's standard
+            library other than `math`. Exceptions inside the module are not caught.
     """
     if given is None or callable(given):
         return given
     module_name, _, name = given.rpartition(".")
     if not all(part.isidentifier() for part in given.split(".")) or not module_name:
         raise ConfigError(
-            f"{where}: {given!r} is not the path of a function; write package.module.name."
+            f"{where}: {given!r} is not the dotted path of a function, such as package.module.name."
         )
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there; one that it imports is not
+            raise  # the module exists, but not one that it imports
         raise ConfigError(f"{where}: there is no module {error.name!r}.") from None
     function: Any = getattr(module, name, None)
     if not callable(function):
@@ -40,16 +40,16 @@ def function_at(
         )
     if is_of_standard_library(function) and getattr(function, "__module__", None) != "math":
         raise ConfigError(
-            f"{where}: {given} is of Python's standard library. Write a function of your own that "
+            f"{where}: {given} belongs to Python's standard library. Write a function that "
             f"takes the step."
         )
-    return function  # type: ignore[no-any-return]  # what it takes and returns shows when called
+    return function  # type: ignore[no-any-return]  # its signature is checked when it is called
 
 
 def is_of_standard_library(target: Any) -> bool:
-    """Return whether a class, function or other object is of Python itself.
+    """Return whether a class, function or other object belongs to Python's standard library.
 
-    Of an object that is none of both, the class counts.
+    Other objects are judged by their class.
     """
     module = getattr(target, "__module__", None)
     if not isinstance(module, str):

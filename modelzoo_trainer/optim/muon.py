@@ -1,4 +1,4 @@
-"""Muon for the matrices of hidden layers, and AdamW for everything else."""
+"""Muon for the matrices of hidden layers, with AdamW for all other parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from modelzoo_trainer.optim.param_groups import Names, matching, names_of_traina
 from modelzoo_trainer.optim.scheduler import Group
 
 HEADS: Final = ("*head.weight", "*classifier.weight", "*score.weight")
-"""Names of matrices that AdamW takes unless others are given: layers that make logits."""
+"""Default name patterns of matrices that AdamW updates: layers that compute logits."""
 
 IS_MUON: Final = "use_muon"
 """Key of a parameter group: whether Muon updates it."""
@@ -31,29 +31,29 @@ _OF_ADAMW: Final = ("betas", "eps")
 class Muon(OverModel, Optimizer):
     """Orthogonalized momentum for hidden matrices (Jordan et al. 2024), AdamW for the rest.
 
-    Muon, torch's, takes the parameters with two dimensions, except those of embeddings (a module
-    `nn.Embedding` or `nn.EmbeddingBag`, or "embed" in the name) and those that `adamw_params`
-    names. AdamW takes those, and biases, norms, and whatever has one or more than two dimensions.
-    A parameter that is tied to an embedding is one. Of parameters given in groups, those of a
-    group with `use_muon: False` are AdamW's, and of others the matrices Muon's.
+    Muon (that of torch) updates the parameters with two dimensions, except embeddings (of a module
+    `nn.Embedding` or `nn.EmbeddingBag`, or with "embed" in the name) and those that match
+    `adamw_params`. AdamW updates these, biases, norms, and all parameters with another number of
+    dimensions. A parameter tied to an embedding is an embedding. If parameter groups are given,
+    AdamW updates those with `use_muon: False`; Muon updates the matrices of the others.
 
     Args:
-        model: Whose parameters are updated.
-        lr: Of both, 1e-3 if none is given; `adjust_lr_fn` makes one fit both.
+        model: The model whose parameters are updated.
+        lr: Learning rate of both, default 1e-3; `adjust_lr_fn` makes one value fit both.
         weight_decay: Of both, decoupled.
-        momentum: Muon's.
-        nesterov: Whether Muon's momentum is Nesterov's.
+        momentum: Of Muon.
+        nesterov: Whether Muon uses Nesterov momentum.
         ns_steps: Number of Newton-Schulz iterations of Muon, below 100.
-        adjust_lr_fn: How Muon's rate depends on the shape of a matrix: `match_rms_adamw` for
-            updates as large as AdamW's, `original` for sqrt(max(1, rows / columns)), which wants
-            a rate of its own: tag the matrices with `params`, and schedule the tags.
-        betas: AdamW's.
-        eps: AdamW's.
-        adamw_params: Globs on names of matrices that AdamW takes, embeddings apart; None for
-            `HEADS`.
-        learning_rate: Another name of `lr`.
-        params: Filters that tag.
-        adjust_learning_rate: Factors on the learning rate of groups of the model's.
+        adjust_lr_fn: How Muon's learning rate depends on the shape of a matrix: `match_rms_adamw` =
+            updates as large as those of AdamW; `original` = sqrt(max(1, rows / columns)), which
+            requires another learning rate: tag the matrices by `params`, and schedule the tags.
+        betas: Of AdamW.
+        eps: Of AdamW.
+        adamw_params: Name patterns (globs) of matrices that AdamW updates, besides embeddings; None
+            = `HEADS`.
+        learning_rate: Alias of `lr`.
+        params: Filters that tag parameters.
+        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
     """
 
     weight_decay: NonNegativeFloat = 0.1
@@ -102,18 +102,18 @@ class Muon(OverModel, Optimizer):
                 loss = closure()
         for is_muon, groups in self._groups().items():
             part = self._parts[is_muon]
-            part.param_groups, part.state = groups, self.state  # loading makes new ones
+            part.param_groups, part.state = groups, self.state  # loading creates new ones
             part.step()
         return loss
 
 
 def _matrix_test(model: object, adamw_params: Sequence[str] | None) -> Callable[[Tensor], bool]:
-    """Return a function that says whether Muon takes a parameter."""
+    """Return a function that returns whether Muon updates a parameter."""
     if not isinstance(model, nn.Module):
         if adamw_params is not None:
             raise ConfigError(
-                "Muon.adamw_params: patterns need a model, and the optimizer was given "
-                "parameters. Put use_muon: False into a group instead."
+                "Muon.adamw_params: patterns require a model, but the optimizer was given "
+                "parameters. Set use_muon: False in a group instead."
             )
         return lambda param: param.dim() == 2
     names = names_of_trainable(model)
@@ -130,7 +130,7 @@ def _named(names: Names, patterns: Sequence[str] | None) -> set[nn.Parameter]:
             some = ", ".join(known_as[0] for known_as in list(names.values())[:3])
             raise ConfigError(
                 f"Muon.adamw_params: {pattern!r} matches no trainable parameter. Parameters have "
-                f"names such as {some}; * in a pattern stands for any text."
+                f"names such as {some}; * in a pattern matches any text."
             )
         found.update(matched)
     return found

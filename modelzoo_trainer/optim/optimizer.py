@@ -1,7 +1,8 @@
-"""What optimizers share: their arguments, and the step of those that are not torch's.
+"""Common arguments of the optimizers, and the step of those that torch does not have.
 
-The first argument is the model, whose parameters are grouped by `make_param_groups`; or, as in
-torch, parameters or groups that are taken as they are. `lr` and `learning_rate` are the same.
+The first argument is the model, whose parameters are grouped by `make_param_groups`, or, as in
+torch, parameters or parameter groups, which are used unchanged. `lr` and `learning_rate` are
+aliases.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ Factors = dict[str, float]
 if TYPE_CHECKING:
     _Optimizer = Optimizer
 else:
-    _Optimizer = object  # the one of torch's that comes next in a class
+    _Optimizer = object  # the torch class that follows in the bases
 
 
 @checked_dataclass
 class OverModel(_Optimizer):
-    """Makes an optimizer of torch's one over the parameters of a model.
+    """Make an optimizer of torch accept a model.
 
-    Its fields, and those of a subclass, are the arguments of the constructor, and the keys of a
-    YAML section; they become settings of the parameter groups, and no attributes.
+    Its fields, and those of a subclass, are the arguments of the constructor and the keys of a YAML
+    section; they become settings of the parameter groups, not attributes.
     """
 
     default_lr: ClassVar[float] = 1e-3
@@ -75,12 +76,12 @@ def groups_of(
     params: Sequence[ParamFilter] | None,
     adjust_learning_rate: Mapping[str, float] | None,
 ) -> Any:
-    """Return what a torch optimizer takes as its first argument.
+    """Return the first argument for a torch optimizer.
 
-    `weight_decay`: None if the optimizer knows none.
+    `weight_decay`: None if the optimizer has none.
 
     Raises:
-        ConfigError: If there are filters or factors and no model to apply them to.
+        ConfigError: If there are filters or factors but no model to apply them to.
     """
     if isinstance(model, nn.Module):
         return make_param_groups(
@@ -91,23 +92,25 @@ def groups_of(
             adjust_learning_rate=adjust_learning_rate,
         )
     if params is not None:
-        raise ConfigError("params: filters need a model, and the optimizer was given parameters.")
+        raise ConfigError(
+            "params: filters require a model, but the optimizer was given parameters."
+        )
     if adjust_learning_rate:
         raise ConfigError(
-            "adjust_learning_rate: groups need a model, and the optimizer was given parameters."
+            "adjust_learning_rate: groups require a model, but the optimizer was given parameters."
         )
     return model
 
 
 def one_lr(owner: str, lr: float | None, learning_rate: float | None, default: float) -> float:
-    """Return the learning rate under either of its names.
+    """Return the learning rate, given under either of its names.
 
     Raises:
         ConfigError: If both are given and differ.
     """
     if lr is not None and learning_rate is not None and lr != learning_rate:
         raise ConfigError(
-            f"{owner} got lr={lr} and learning_rate={learning_rate}, which are two names of one "
+            f"{owner} got lr={lr} and learning_rate={learning_rate}, which are aliases of one "
             f"setting. Keep one."
         )
     given = learning_rate if lr is None else lr
@@ -118,7 +121,7 @@ Tensors = list[Tensor]
 
 
 class GroupOptimizer(OverModel, Optimizer):
-    """Base of optimizers that update the parameters of a group together.
+    """Base class of optimizers that update the parameters of a group together.
 
     Nothing is read on the host, and the learning rate may be a tensor.
     """
@@ -146,13 +149,13 @@ class GroupOptimizer(OverModel, Optimizer):
         """Update the parameters of a group."""
 
     def _states(self, params: Tensors, make: Callable[[Tensor], dict[str, Any]]) -> Sequence[Any]:
-        """Return the state of each parameter; `make` makes one that is not there."""
+        """Return the state of each parameter; `make` creates a missing one."""
         for param in params:
             if not self.state[param]:
                 if param.grad is not None and param.grad.is_sparse:
                     raise RuntimeError(
-                        f"{type(self).__name__} takes no sparse gradients. Make the embedding "
-                        f"dense (sparse=False), or use SGD."
+                        f"{type(self).__name__} does not support sparse gradients. Make the "
+                        f"embedding dense (sparse=False), or use SGD."
                     )
                 self.state[param] = make(param)
         return [self.state[param] for param in params]
@@ -164,13 +167,13 @@ def zeros_like(param: Tensor) -> Tensor:
 
 
 def shrink(params: Tensors, lr: float | Tensor, weight_decay: float) -> None:
-    """Let parameters decay beside their update, in place."""
+    """Apply decoupled weight decay to parameters, in place."""
     if weight_decay:
         torch._foreach_mul_(params, 1 - lr * weight_decay)
 
 
 def descend(params: Tensors, updates: Tensors, lr: float | Tensor) -> None:
-    """Subtract `lr * updates` from parameters, in place; the updates are of no use afterwards."""
+    """Subtract `lr * updates` from parameters, in place; `updates` may be overwritten."""
     if isinstance(lr, Tensor):
         torch._foreach_mul_(updates, lr)
         torch._foreach_sub_(params, updates)

@@ -1,4 +1,4 @@
-"""Parameter groups: by tag, by factor on the learning rate, by whether the parameters decay."""
+"""Parameter groups by tag, learning rate factor, and weight decay."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ Names = Mapping[nn.Parameter, Sequence[str]]
 
 
 class AdjustmentGroup(Protocol):
-    """What a model's `lr_adjustment_groups` maps names to."""
+    """A value of a model's mapping `lr_adjustment_groups`."""
 
     @property
     def param_filter_patterns(self) -> Iterable[str]:
-        """Globs on names of parameters."""
+        """Globs of parameter names."""
 
     @property
     def scale(self) -> float:
-        """The factor without one given by hand."""
+        """The default factor."""
 
 
 def lr_factors(
     model: nn.Module, names: Names, given: Mapping[str, float] | None
 ) -> dict[nn.Parameter, float]:
-    """Return the factor on the learning rate of each parameter for which it is not 1.
+    """Return the learning rate factor of each parameter for which it is not 1.
 
-    `given`: by hand, by the name of one of the model's `lr_adjustment_groups`.
+    `given`: factors of the user, by the name of one of the model's `lr_adjustment_groups`.
 
     Raises:
-        ConfigError: If a factor is given for a group that the model does not have, or that has
-            no trainable parameter, or is not a number from 0 on.
+        ConfigError: If a factor is given for a group that the model does not have or that has no
+            trainable parameter, or is not a number >= 0.
     """
     groups: Mapping[str, AdjustmentGroup] | None = getattr(model, "lr_adjustment_groups", None)
     _check(model, groups, given or {})
@@ -53,14 +53,14 @@ def lr_factors(
             if not members[name] and chosen is given:
                 raise ConfigError(
                     f"adjust_learning_rate.{name}: no trainable parameter has a name like "
-                    f"{' or '.join(groups[name].param_filter_patterns)}. Leave it out."
+                    f"{' or '.join(groups[name].param_filter_patterns)}. Remove it."
                 )
             factors |= dict.fromkeys(members[name], float(chosen[name]))
     return {param: factor for param, factor in factors.items() if factor != 1}
 
 
 def matching(names: Names, patterns: Iterable[str]) -> list[nn.Parameter]:
-    """Return the parameters of which a name matches a pattern."""
+    """Return the parameters with a name that matches a pattern."""
     globs = list(patterns)
     return [
         param
@@ -74,8 +74,8 @@ def _check(
 ) -> None:
     if given and groups is None:
         raise ConfigError(
-            f"adjust_learning_rate is given for {', '.join(given)}, but {type(model).__name__} "
-            f"has no such groups. Give the model an attribute lr_adjustment_groups, a mapping "
+            f"adjust_learning_rate is set for {', '.join(given)}, but {type(model).__name__} "
+            f"has no such groups. Define its attribute lr_adjustment_groups, a mapping "
             f"from names to objects with param_filter_patterns and scale, or use tags (params)."
         )
     for name, factor in given.items():
@@ -85,9 +85,7 @@ def _check(
                 f"{suggest(name, groups or {})}"
             )
         if not 0 <= factor < inf:
-            raise ConfigError(
-                f"adjust_learning_rate.{name} is {factor}; it must be a number from 0 on."
-            )
+            raise ConfigError(f"adjust_learning_rate.{name} is {factor}; it must be a number >= 0.")
 
 
 _NORMS = (
@@ -107,8 +105,8 @@ class ParamFilter(TypedDict):
     """Which parameters get a tag.
 
     Attributes:
-        params: A pattern of names, such as `*.mlp.*`, or several.
-        tag: What schedules call the groups of these parameters.
+        params: One or more name patterns, such as `*.mlp.*`.
+        tag: Tag of these parameters, for schedules.
     """
 
     params: str | list[str]
@@ -125,25 +123,25 @@ def make_param_groups(
 ) -> list[Group]:
     """Return the trainable parameters in groups, each parameter once.
 
-    Biases (names that contain "bias") and the parameters of normalization layers do not decay.
-    Groups are in the order of their first parameters; with equal tags and factors, what decays
-    comes first.
+    Biases (names that contain "bias") and the parameters of normalization layers have no weight
+    decay. Groups are ordered by their first parameters; with equal tags and factors, those with
+    weight decay come first.
 
     Args:
         model: Its parameters are grouped in the order of `named_parameters`.
-        weight_decay: Of what decays; None if the optimizer knows no weight decay.
-        params: Filters that tag; a parameter gets the tags of all that match a name of it.
-        lr: Learning rate of the groups without a factor; None to leave it to the optimizer and
-            the schedules, which do not know of factors unless they are this package's.
+        weight_decay: Of the parameters that decay; None if the optimizer has no weight decay.
+        params: Filters that tag; a parameter gets the tags of all filters that match a name of it.
+        lr: Learning rate of the groups without a factor; None = left to the optimizer and to the
+            schedules, which ignore factors unless they belong to this package.
         adjust_learning_rate: Factors on the learning rate of the model's `lr_adjustment_groups`;
-            they win over the model's own, which apply without this argument.
+            they override the model's own, which apply by default.
 
     Raises:
-        ConfigError: If nothing is trainable, a filter matches nothing, or a factor does not fit.
+        ConfigError: If nothing is trainable, a filter matches nothing, or a factor is invalid.
     """
     names = names_of_trainable(model)
     if not names:
-        raise ConfigError("the model has no trainable parameter, so an optimizer has no work.")
+        raise ConfigError("the model has no trainable parameter, so it needs no optimizer.")
     tags = _tag(names, params or ())
     factors = lr_factors(model, names, adjust_learning_rate)
     norms = _of_norm_layers(model)
@@ -160,7 +158,7 @@ def make_param_groups(
     ]
 
 
-_Key = tuple[tuple[str, ...], float]  # tags, factor on the learning rate
+_Key = tuple[tuple[str, ...], float]  # tags, learning rate factor
 
 
 def _decay(weight_decay: float | None, is_exempt: bool) -> Group:
@@ -180,7 +178,7 @@ def _tags(tags: tuple[str, ...]) -> Group:
 
 
 def names_of_trainable(model: nn.Module) -> dict[nn.Parameter, list[str]]:
-    """Return the trainable parameters with all names of each: a tied one has several."""
+    """Return the trainable parameters with all names of each: tied ones have several."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         if param.requires_grad:
@@ -201,7 +199,7 @@ def _tag(
             some = ", ".join(known_as[0] for known_as in list(names.values())[:3])
             raise ConfigError(
                 f"params[{idx}]: {entry['params']!r} matches no trainable parameter. Parameters "
-                f"have names such as {some}; * in a pattern stands for any text."
+                f"have names such as {some}; * in a pattern matches any text."
             )
         for param in matched:
             if tag not in tags[param]:

@@ -1,4 +1,4 @@
-"""The optimizers and schedules by the names that a configuration gives them, in any case."""
+"""Optimizers and schedules by their names in a configuration, case-insensitive."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def optimizer_class(name: str) -> type[Optimizer]:
     """Return the class of a shipped optimizer.
 
     Args:
-        name: A key of `OPTIMIZERS`, in any case.
+        name: A key of `OPTIMIZERS`, case-insensitive.
 
     Raises:
         ConfigError: If no shipped optimizer has this name.
@@ -114,7 +114,7 @@ def scheduler_class(name: str) -> type[Scheduler]:
     """Return the class of a shipped schedule.
 
     Args:
-        name: A key of `SCHEDULERS`, in any case.
+        name: A key of `SCHEDULERS`, case-insensitive.
 
     Raises:
         ConfigError: If no shipped schedule has this name.

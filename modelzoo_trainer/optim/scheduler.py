@@ -1,4 +1,4 @@
-"""What a schedule is: an absolute value as a function of the step, written into groups."""
+"""Base class of schedules: an absolute value per step, written to parameter groups."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ Group = dict[str, Any]
 Tags = str | list[str] | None
 
 NO_DECAY = "no_weight_decay"
-"""Key of a parameter group that never decays; schedules of weight decay leave it alone."""
+"""Key of a parameter group without weight decay, which weight decay schedules skip."""
 
 LR_FACTOR = "adjust_learning_rate"
-"""Key of the factor on the learning rate of a group, which schedules heed."""
+"""Key of the learning rate factor of a group, which schedules apply."""
 
 
 class Scheduler(ABC):
-    """Writes `value(step)` into the parameter groups, once after every optimizer step.
+    """Write `value(step)` to the parameter groups after every optimizer step.
 
-    The value is absolute: what the groups held before does not matter. A subclass sets its own
-    attributes first and calls this constructor last, because binding asks for `value(0)`; one that
-    is a dataclass has it called in `__post_init__`.
+    The value is absolute: previous values of the groups do not matter. A subclass sets its own
+    attributes first and calls this constructor last, since binding calls `value(0)`; for a
+    dataclass, `__post_init__` does so.
 
     Args:
-        optimizer: Whose groups are written; None to `bind` later, or for a member of another.
-        param_group_tags: Only groups with one of these tags; None for all.
-        first_step: At which it begins.
+        optimizer: Optimizer whose parameter groups are updated; None = `bind` later, or member of
+            another schedule.
+        param_group_tags: Update only groups with one of these tags; None = all.
+        first_step: The first step.
 
     Raises:
         ConfigError: If no group has such a tag, or the optimizer has no such setting.
@@ -42,7 +43,7 @@ class Scheduler(ABC):
     optimizer: Optimizer | None
     param_group_tags: str | Sequence[str] | None
     total_iters: int | None
-    """Number of steps after which the schedule is over; None if it has no end."""
+    """Number of steps after which the schedule ends; None = no end."""
 
     def __init__(
         self,
@@ -79,16 +80,16 @@ class Scheduler(ABC):
         """
 
     def bind(self, optimizer: Optimizer) -> None:
-        """Take the optimizer whose groups are written, and write the value of the first step.
+        """Set the optimizer whose groups are updated, and write the value of the first step.
 
         Args:
-            optimizer: Its groups have tags already.
+            optimizer: Its groups already have their tags.
 
         Raises:
-            ConfigError: If the schedule has an optimizer, or does not fit this one.
+            ConfigError: If the schedule already has an optimizer, or does not fit this one.
         """
         if self.optimizer is not None:
-            raise ConfigError(f"{self._name} has an optimizer already. Make a second schedule.")
+            raise ConfigError(f"{self._name} already has an optimizer. Create a second schedule.")
         self._find_targets(optimizer)
         self.optimizer = optimizer
         held = [group[self.param_group_key] for group, _ in self._targets]
@@ -96,19 +97,19 @@ class Scheduler(ABC):
         self._write(self.value(self.last_step))
 
     def release(self) -> None:
-        """Give the optimizer back, with what its groups held before `bind`."""
+        """Unbind the optimizer, and restore the values of its groups before `bind`."""
         for (group, _), value in zip(self._targets, self._before, strict=True):
             _assign(group, self.param_group_key, value)
         self.optimizer = self._seen = None
         self._targets, self._before = [], []
 
     def step(self) -> None:
-        """Go on by one step, and write its value."""
+        """Advance by one step, and write the value."""
         self.last_step += 1
         self._write(self.value(self.last_step))
 
     def get_last_value(self) -> list[float]:
-        """Return what was written last, one number for each group."""
+        """Return the values written last, one for each group."""
         return [self._last_value * factor for _, factor in self._targets]
 
     def get_last_lr(self) -> list[float]:
@@ -141,7 +142,7 @@ class Scheduler(ABC):
         optimizer = self.optimizer
         if optimizer is None:
             raise ConfigError(f"{self._name} has no optimizer. Call bind(optimizer) first.")
-        if optimizer.param_groups is not self._seen:  # loading makes new groups
+        if optimizer.param_groups is not self._seen:  # loading creates new groups
             self._find_targets(optimizer)
         key = self.param_group_key
         self._last_value = value
@@ -163,7 +164,7 @@ class Scheduler(ABC):
         if any(self.param_group_key not in group for group in groups):
             raise ConfigError(
                 f"{self._name} schedules {self.param_group_key}, which "
-                f"{type(optimizer).__name__} does not have. Leave the schedule out."
+                f"{type(optimizer).__name__} does not have. Remove the schedule."
             )
         self._seen = optimizer.param_groups
         self._targets = [(group, self._factor_of(group)) for group in groups if self._takes(group)]
@@ -173,16 +174,16 @@ class Scheduler(ABC):
         return self._tags is None or not set(self._tags).isdisjoint(_tags_of(group))
 
     def _takes(self, group: Group) -> bool:
-        """Return whether a selected group is written."""
+        """Return whether a selected group is updated."""
         return True
 
     def _factor_of(self, group: Group) -> float:
-        """Return by what the value is multiplied for this group."""
+        """Return the factor on the value for this group."""
         return 1.0
 
 
 class LRScheduler(Scheduler):
-    """A schedule of the learning rate; multiplied by a group's `adjust_learning_rate`, if any."""
+    """A learning rate schedule; a group's `adjust_learning_rate`, if any, is a factor on it."""
 
     param_group_key = "lr"
 
@@ -192,7 +193,7 @@ class LRScheduler(Scheduler):
 
 
 class WeightDecayScheduler(Scheduler):
-    """A schedule of weight decay; groups that never decay keep their zero."""
+    """A weight decay schedule; groups without weight decay keep 0."""
 
     param_group_key = "weight_decay"
 
@@ -202,13 +203,13 @@ class WeightDecayScheduler(Scheduler):
 
 
 def check_conflicts(schedulers: Iterable[Scheduler]) -> None:
-    """Refuse schedules that set the same value of the same parameter group.
+    """Check that no two schedules set the same value of the same parameter group.
 
     Args:
-        schedulers: All of a run.
+        schedulers: All schedules of a run.
 
     Raises:
-        ConfigError: If two of one key share a tag or a group, or one of them has no tags.
+        ConfigError: If two with the same key share a tag or a group, or one of them has no tags.
     """
     by_key: dict[str, list[Scheduler]] = {}
     for scheduler in schedulers:
@@ -227,13 +228,13 @@ def _check_rivals(key: str, rivals: Sequence[Scheduler]) -> None:
         if tags is None:
             raise ConfigError(
                 f"schedulers: {name} sets {key} of all parameter groups, and so "
-                f"does another of the {len(rivals)}. Give each its own param_group_tags."
+                f"does another of the {len(rivals)}. Set param_group_tags in each."
             )
         for tag in tags:
             if tag in tag_owner:
                 raise ConfigError(
                     f"schedulers: {tag_owner[tag]} and {name} both set {key} of the groups "
-                    f"tagged {tag!r}. Give each tag to one of them."
+                    f"tagged {tag!r}. Use each tag in only one of them."
                 )
         tag_owner |= dict.fromkeys(tags, name)
         for group, _ in scheduler._targets:

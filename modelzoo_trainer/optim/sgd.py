@@ -1,4 +1,4 @@
-"""Gradient descent with and without rates of each parameter's own, and averaged."""
+"""Gradient descent: plain, with adaptive rates, and averaged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modelzoo_trainer.optim.scheduler import Group
 
 @checked_dataclass
 class SGD(OverModel, torch.optim.SGD):
-    """Stochastic gradient descent; lr is 1e-3 if none is given."""
+    """Stochastic gradient descent; the default of lr is 1e-3."""
 
     momentum: NonNegativeFloat = 0.0
     dampening: float = 0.0
@@ -31,14 +31,14 @@ class SGD(OverModel, torch.optim.SGD):
         if defaults["nesterov"] and (momentum <= 0 or dampening != 0):
             raise ConfigError(
                 f"SGD.nesterov is true with momentum {momentum} and dampening {dampening}; it "
-                f"needs a momentum above 0 and no dampening."
+                f"requires momentum > 0 and dampening 0."
             )
         super()._begin(groups, defaults)
 
 
 @checked_dataclass
 class Adagrad(OverModel, torch.optim.Adagrad):
-    """Rates that shrink with the sum of squared gradients; lr is 0.01 if none is given."""
+    """Adagrad: rates that shrink with the sum of squared gradients; the default of lr is 0.01."""
 
     default_lr: ClassVar = 0.01
     lr_decay: NonNegativeFloat = 0.0
@@ -50,7 +50,7 @@ class Adagrad(OverModel, torch.optim.Adagrad):
 
 @checked_dataclass
 class Adadelta(OverModel, torch.optim.Adadelta):
-    """Rates from averages of squared gradients and updates; lr is 1.0 if none is given."""
+    """Adadelta: rates from averages of squared gradients and updates; the default of lr is 1.0."""
 
     default_lr: ClassVar = 1.0
     rho: Fraction = 0.9
@@ -61,7 +61,7 @@ class Adadelta(OverModel, torch.optim.Adadelta):
 
 @checked_dataclass
 class RMSprop(OverModel, torch.optim.RMSprop):
-    """Rates from a running average of squared gradients; lr is 0.01 if none is given."""
+    """RMSprop: rates from a running average of squared gradients; the default of lr is 0.01."""
 
     default_lr: ClassVar = 0.01
     alpha: Fraction = 0.99
@@ -73,7 +73,7 @@ class RMSprop(OverModel, torch.optim.RMSprop):
 
 @checked_dataclass
 class Rprop(OverModel, torch.optim.Rprop):
-    """Rates from the signs of gradients; lr is 1e-3 if none is given."""
+    """Rprop: rates from the signs of gradients; the default of lr is 1e-3."""
 
     etas: tuple[Annotated[float, Gt(0), Lt(1)], Annotated[float, Gt(1)]] = (0.5, 1.2)
     step_sizes: tuple[NonNegativeFloat, NonNegativeFloat] = (1e-6, 50.0)
@@ -81,11 +81,11 @@ class Rprop(OverModel, torch.optim.Rprop):
 
 @checked_dataclass
 class ASGD(GroupOptimizer):
-    """Averaged stochastic gradient descent; lr is 0.01 if none is given.
+    """Averaged stochastic gradient descent; the default of lr is 0.01.
 
-    The formulas are those of `torch.optim.ASGD`, which keeps its counters on the device and waits
-    for them at every step; here they are numbers. The average is the state `ax`, from step `t0`
-    on; before, it is a copy of the parameter.
+    The formulas are those of `torch.optim.ASGD`, which keeps its counters on the device and
+    synchronizes at every step; here they are on the host. The average is the state `ax`, from step
+    `t0` on; before, it is a copy of the parameter.
     """
 
     default_lr: ClassVar = 0.01

@@ -1,4 +1,4 @@
-"""Learning rates that change by factors, at some steps or at each."""
+"""Learning rate schedules that change by factors, at some or all steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from modelzoo_trainer.optim.scheduler import LRScheduler, Scheduler, Tags
 
 @checked_dataclass
 class StepLR(LRScheduler):
-    """The initial learning rate, multiplied by gamma after every `step_size` steps."""
+    """Multiply the learning rate by gamma after every `step_size` steps."""
 
     optimizer: Optimizer | None
     initial_learning_rate: NonNegativeFloat
@@ -31,7 +31,7 @@ class StepLR(LRScheduler):
 
 @checked_dataclass
 class MultiStepLR(LRScheduler):
-    """The initial learning rate, multiplied by gamma at every milestone."""
+    """Multiply the learning rate by gamma at every milestone."""
 
     optimizer: Optimizer | None
     initial_learning_rate: NonNegativeFloat
@@ -41,7 +41,7 @@ class MultiStepLR(LRScheduler):
 
     @override
     def __post_init__(self) -> None:
-        self.milestones = list(self.milestones)  # the caller's may change
+        self.milestones = list(self.milestones)  # the caller may change its list
         super().__post_init__()
 
     @override
@@ -51,7 +51,7 @@ class MultiStepLR(LRScheduler):
 
 @checked_dataclass
 class PiecewiseConstantLR(LRScheduler):
-    """One learning rate before the first milestone, and one from each milestone on."""
+    """Piecewise constant learning rates: one before the first milestone, one from each on."""
 
     optimizer: Optimizer | None
     learning_rates: list[NonNegativeFloat]
@@ -76,7 +76,7 @@ class PiecewiseConstantLR(LRScheduler):
 
 @checked_dataclass
 class MultiplicativeLR(LRScheduler):
-    """initial * coefficient ** step."""
+    """Multiplicative decay: initial * coefficient ** step."""
 
     optimizer: Optimizer | None
     initial_learning_rate: NonNegativeFloat
@@ -89,10 +89,10 @@ class MultiplicativeLR(LRScheduler):
 
 
 class OfFunction(Scheduler):
-    """Base of schedules that multiply their initial value by a function of the step."""
+    """Base class of schedules that multiply their initial value by a function of the step."""
 
     def _take(self, argument: str, function: str | Callable[[int], float] | None) -> None:
-        """Take the function of an argument; a subclass of it may define `factor` instead."""
+        """Set the function; a subclass may define `factor` instead."""
         is_overridden = type(self).factor is not OfFunction.factor
         if (function is None) is not is_overridden:
             given = "two functions" if is_overridden else "no function"
@@ -103,8 +103,8 @@ class OfFunction(Scheduler):
         self._function = function_at(f"{self._name}.{argument}", function)
 
     def factor(self, step: int) -> float:
-        """Return by what the initial value is multiplied."""
-        assert self._function is not None  # the constructor demands it
+        """Return the factor on the initial value."""
+        assert self._function is not None  # the constructor requires it
         return self._function(step)
 
 
@@ -113,14 +113,14 @@ class LambdaLR(OfFunction, LRScheduler):
     """The initial learning rate times a function of the step.
 
     Args:
-        optimizer: Whose groups are written.
-        initial_learning_rate: What the function is multiplied by.
-        lr_lambda: The function, `step -> factor`, or its dotted path, which is imported; None if
-            a subclass defines `factor`.
-        param_group_tags: Only groups with one of these tags.
+        optimizer: Optimizer whose parameter groups are updated.
+        initial_learning_rate: Learning rate that the function is multiplied by.
+        lr_lambda: The function, `step -> factor`, or its dotted path; None if a subclass defines
+            `factor`.
+        param_group_tags: Update only groups with one of these tags.
 
     Raises:
-        ConfigError: If there is no function, or two.
+        ConfigError: If there is no function, or there are two.
     """
 
     optimizer: Optimizer | None

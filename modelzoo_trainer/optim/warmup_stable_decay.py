@@ -1,4 +1,4 @@
-"""A learning rate that rises, stays, and falls where a checkpoint is wanted."""
+"""Warmup-stable-decay (WSD) schedule."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ Shape = Literal["linear", "cosine", "sqrt", "inverse"]
 
 @checked_dataclass
 class WarmupStableDecay(LRScheduler):
-    """Up to a learning rate, which stays until it falls in the last part of the run.
+    """Warm up to a learning rate, keep it, and decay it in the last part of the run (WSD).
 
-    A decay that ends at step `n` begins at `n - round(decay_ratio * n)`. With `checkpoint_steps`
-    there are several (Wen et al. 2024, arXiv:2410.05192, section 4): each ends in a model that can
-    be used, and training goes on from it with the full learning rate. The checkpoint before the
-    last decay is the one to go on from with a larger `total_iters`. `WSDCheckpoint` writes both.
+    A decay that ends at step `n` begins at `n - round(decay_ratio * n)`. With `checkpoint_steps`,
+    there are several decays (Wen et al. 2024, arXiv:2410.05192, section 4): each produces a usable
+    model, and training continues from there at the full learning rate. To train longer, with a
+    larger `total_iters`, resume from the checkpoint before the last decay. `WSDCheckpoint` writes
+    both.
 
     Args:
-        optimizer: Whose groups are written.
-        learning_rate: That of the stable part.
-        total_iters: The step at which the last decay ends, > 0.
-        warmup_steps: In which it rises in a straight line.
-        initial_learning_rate: At step 0, if there is a warm-up.
-        decay_ratio: Length of a decay, of the steps until its end; in [0, 1).
-        end_learning_rate: At the end of a decay.
-        decay_shape: Of the way from the one to the other: a straight line; half a cosine wave;
-            1 - sqrt(share of the decay); or the line of 1 / learning rate, which needs an end
-            above 0.
-        checkpoint_steps: The steps before `total_iters` at which other decays end, increasing.
-        param_group_tags: Only groups with one of these tags.
+        optimizer: Optimizer whose parameter groups are updated.
+        learning_rate: Learning rate of the stable part.
+        total_iters: Step at which the last decay ends, > 0.
+        warmup_steps: Number of steps of the linear warmup.
+        initial_learning_rate: Learning rate at step 0, if there is a warmup.
+        decay_ratio: Length of a decay as a fraction of the steps until its end, in [0, 1).
+        end_learning_rate: Learning rate at the end of a decay.
+        decay_shape: Shape of a decay: linear; half a cosine wave; 1 - sqrt(fraction of the decay);
+            or linear in 1 / learning rate, which requires an end above 0.
+        checkpoint_steps: Steps before `total_iters` at which other decays end, increasing.
+        param_group_tags: Update only groups with one of these tags.
     """
 
     optimizer: Optimizer | None
@@ -63,8 +63,8 @@ class WarmupStableDecay(LRScheduler):
     def __post_init__(self) -> None:
         if self.decay_shape == "inverse" and self.end_learning_rate == 0:
             raise ConfigError(
-                f"{self._name}.end_learning_rate is 0, of which there is no inverse. Set it above "
-                f"0, or decay_shape to another."
+                f"{self._name}.end_learning_rate is 0, which has no inverse. Set it above "
+                f"0, or choose another decay_shape."
             )
         self._decays = self._find_decays([*(self.checkpoint_steps or ()), self.total_iters])
         super().__post_init__()
@@ -76,17 +76,17 @@ class WarmupStableDecay(LRScheduler):
         before = self.warmup_steps
         for begin, end in decays:
             if begin < before:
-                what = "the warm-up" if before == self.warmup_steps else "the decay before it"
+                what = "the warmup" if before == self.warmup_steps else "the previous decay"
                 raise ConfigError(
-                    f"{self._name}: the decay that ends at step {end} begins at {begin}, and "
-                    f"{what} ends at {before}. Lower decay_ratio ({self.decay_ratio}), or move the "
-                    f"steps apart."
+                    f"{self._name}: the decay that ends at step {end} begins at {begin}, but "
+                    f"{what} ends at {before}. Decrease decay_ratio ({self.decay_ratio}), or move "
+                    f"the steps apart."
                 )
             before = end
         return decays
 
     def get_checkpoint_steps(self) -> list[tuple[int, int]]:
-        """Return of each decay the steps at which it begins and ends, in order."""
+        """Return the steps at which each decay begins and ends, in order."""
         return list(self._decays)
 
     @override
@@ -114,6 +114,6 @@ def _check_ends(name: str, ends: Sequence[int]) -> None:
     *steps, total = ends
     if steps[0] <= 0 or any(after <= before for before, after in pairwise(ends)):
         raise ConfigError(
-            f"{name}.checkpoint_steps is {steps}; they must be above 0, increase, and be below "
+            f"{name}.checkpoint_steps is {steps}; they must be > 0, increasing, and below "
             f"total_iters ({total})."
         )

@@ -1,4 +1,4 @@
-"""Schedules of weight decay: the curves of the learning rate, and functions of the step."""
+"""Weight decay schedules: the curves of the learning rate schedules, and custom functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim import cycles, decay, stepwise
 from modelzoo_trainer.optim.scheduler import LRScheduler, Tags, WeightDecayScheduler
 
-# What arguments are called, of schedules of the learning rate and here.
+# Argument names in learning rate schedules, and here.
 _OURS: Final = {
     "initial_learning_rate": "initial_val",
     "end_learning_rate": "end_val",
@@ -26,13 +26,13 @@ _OURS: Final = {
 
 
 class Following(WeightDecayScheduler):
-    """Base of schedules that have the values of one of the learning rate, and its arguments.
+    """Base class of schedules with the values and arguments of a learning rate schedule.
 
-    `curve`: whose formula it is. `without`: arguments of the curve that this class does not have.
+    `curve`: that schedule. `without`: its arguments that this class does not have.
     """
 
     _kind: type[LRScheduler]
-    _theirs: dict[str, str]  # the names of the curve's arguments by those of this class
+    _theirs: dict[str, str]  # argument names of the curve by those of this class
     _curve: LRScheduler
 
     def __init_subclass__(cls, curve: Any = None, without: Collection[str] = ()) -> None:
@@ -48,7 +48,7 @@ class Following(WeightDecayScheduler):
                 setattr(cls, name, one.default)
         checked_dataclass(cls)
 
-    if TYPE_CHECKING:  # each subclass has the arguments of its curve
+    if TYPE_CHECKING:  # a subclass has the arguments of its curve
 
         def __init__(self, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> None: ...
 
@@ -71,78 +71,78 @@ class Following(WeightDecayScheduler):
 
 
 class ConstantWD(Following, curve=decay.ConstantLR):
-    """The same weight decay at every step; `total_iters` is its length in a sequence."""
+    """Constant weight decay; `total_iters` is its length in a sequence."""
 
 
 class LinearWD(Following, curve=decay.LinearLR, without=("cycle",)):
-    """A straight line from the initial to the end value, then the end."""
+    """Linear change from the initial to the end value, then the end value."""
 
 
 class CosineDecayWD(Following, curve=decay.CosineDecayLR):
-    """Half a cosine wave from the initial to the end value, then the end."""
+    """Cosine decay from the initial to the end value, then the end value."""
 
 
 class PolynomialWD(Following, curve=decay.PolynomialLR):
-    """As `PolynomialLR`."""
+    """Weight decay as in `PolynomialLR`."""
 
 
 class ExponentialWD(Following, curve=decay.ExponentialLR):
-    """As `ExponentialLR`."""
+    """Weight decay as in `ExponentialLR`."""
 
 
 class InverseExponentialTimeDecayWD(Following, curve=decay.InverseExponentialTimeDecayLR):
-    """As `InverseExponentialTimeDecayLR`."""
+    """Weight decay as in `InverseExponentialTimeDecayLR`."""
 
 
 class InverseSquareRootDecayWD(Following, curve=decay.InverseSquareRootDecayLR):
-    """As `InverseSquareRootDecayLR`."""
+    """Weight decay as in `InverseSquareRootDecayLR`."""
 
 
 class StepWD(Following, curve=stepwise.StepLR):
-    """As `StepLR`."""
+    """Weight decay as in `StepLR`."""
 
 
 class MultiStepWD(Following, curve=stepwise.MultiStepLR):
-    """As `MultiStepLR`."""
+    """Weight decay as in `MultiStepLR`."""
 
 
 class PiecewiseConstantWD(Following, curve=stepwise.PiecewiseConstantLR):
-    """As `PiecewiseConstantLR`."""
+    """Weight decay as in `PiecewiseConstantLR`."""
 
 
 class MultiplicativeWD(Following, curve=stepwise.MultiplicativeLR):
-    """As `MultiplicativeLR`."""
+    """Weight decay as in `MultiplicativeLR`."""
 
 
 class CosineAnnealingWD(Following, curve=cycles.CosineAnnealingLR):
-    """As `CosineAnnealingLR`."""
+    """Weight decay as in `CosineAnnealingLR`."""
 
 
 class OneCycleWD(Following, curve=cycles.OneCycleLR):
-    """As `OneCycleLR`."""
+    """Weight decay as in `OneCycleLR`."""
 
 
 class CosineAnnealingWarmRestartsWD(Following, curve=cycles.CosineAnnealingWarmRestarts):
-    """As `CosineAnnealingWarmRestarts`."""
+    """Weight decay as in `CosineAnnealingWarmRestarts`."""
 
 
 class CyclicWD(Following, curve=cycles.CyclicLR):
-    """As `CyclicLR`."""
+    """Weight decay as in `CyclicLR`."""
 
 
 @checked_dataclass
 class LambdaWD(stepwise.OfFunction, WeightDecayScheduler):
-    """The initial value times a function of the step.
+    """The initial weight decay times a function of the step.
 
     Args:
-        optimizer: Whose groups are written.
-        initial_val: What the function is multiplied by.
-        val_lambda: The function, `step -> factor`, or its dotted path, which is imported; None if
-            a subclass defines `factor`.
-        param_group_tags: Only groups with one of these tags.
+        optimizer: Optimizer whose parameter groups are updated.
+        initial_val: Weight decay that the function is multiplied by.
+        val_lambda: The function, `step -> factor`, or its dotted path; None if a subclass defines
+            `factor`.
+        param_group_tags: Update only groups with one of these tags.
 
     Raises:
-        ConfigError: If there is no function, or two.
+        ConfigError: If there is no function, or there are two.
     """
 
     optimizer: Optimizer | None

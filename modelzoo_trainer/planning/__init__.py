@@ -1,1 +1,1 @@
-"""A run on paper: what each of many processes would hold, compute and send, without a device."""
+"""Plan a run without a device: memory, compute and communication of each process."""

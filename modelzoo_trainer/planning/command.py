@@ -22,32 +22,32 @@ _META: Final = "init.backend.sharding.meta_init=true"
 
 
 def advice(figures: Figures, memory: int, attempt: Try) -> tuple[bool, str]:
-    """Return whether a run fits, and what to say of that.
+    """Return whether a run fits, and the text of the verdict.
 
-    `attempt`: returns the figures with changes of the file, as for `--set`.
+    `attempt`: returns the figures after changes of the file, as for `--set`.
     """
     need = figures.peak_bytes
     if need <= memory:
         left = in_bytes(memory - need)
-        return True, f"It fits: {in_bytes(need)} of {in_bytes(memory)}, {left} are left."
+        return True, f"It fits: {in_bytes(need)} of {in_bytes(memory)}, {left} free."
     lines = [_why(figures, memory)]
     for changes in _candidates(figures):
         words = " ".join(f"--set '{change}'" for change in changes)
         try:
             found = attempt(changes)
         except ConfigError as error:
-            lines.append(f"  {words}: cannot be used: {str(error).splitlines()[0]}")
+            lines.append(f"  {words}: invalid: {str(error).splitlines()[0]}")
             continue
         fits = found.peak_bytes <= memory
         lines.append(f"  {words}: {in_bytes(found.peak_bytes)}, {_verdict(fits)}")
         if fits:
             return False, "\n".join(lines)
-    lines.append("  Smaller batches, more processes or a smaller model are left.")
+    lines.append("  Use smaller batches, more processes or a smaller model.")
     return False, "\n".join(lines)
 
 
 def _verdict(fits: bool) -> str:
-    return "which fits." if fits else "which is still too much."
+    return "fits." if fits else "still does not fit."
 
 
 def _why(figures: Figures, memory: int) -> str:
@@ -58,7 +58,7 @@ def _why(figures: Figures, memory: int) -> str:
     most = "" if is_built else f", most of it {kind.value} ({in_bytes(size)})"
     return (
         f"It does not fit: {in_bytes(peak.total)} {when}{most}, and a process has "
-        f"{in_bytes(memory)}. Tried on paper:"
+        f"{in_bytes(memory)}. Tried:"
     )
 
 
@@ -82,14 +82,14 @@ LoadPlans = Callable[[list[str]], "Sequence[TrainerPlan]"]
 def plan_on_paper(
     load: LoadPlans, world_size: str | None = None, memory: str | None = None
 ) -> tuple[bool, str]:
-    """Return whether a file's trainers fit, and the tables of what they would take.
+    """Return whether a file's trainers fit, and the tables of what they would need.
 
-    `load`: returns the plans of the file, with further changes as for `--set`. `world_size`: how
-    many processes; None = 1. `memory`: of each process's device, such as "80GiB"; None = not asked
-    for.
+    `load`: returns the plans of the file, with further changes as for `--set`. `world_size`:
+    number of processes; None = 1. `memory`: of each process's device, such as "80GiB"; None =
+    not checked.
 
     Raises:
-        ConfigError: If an argument is no good, or the processes do not fit the file.
+        ConfigError: If an argument is invalid, or the processes do not fit the file.
     """
     num = _number(world_size)
     limit = None if memory is None else bytes_of(memory)
@@ -121,6 +121,6 @@ def _number(world_size: str | None) -> int:
         return 1
     if not (world_size.isascii() and world_size.isdecimal()) or int(world_size) < 1:
         raise ConfigError(
-            f"--world-size is {world_size!r}; it must be a number of processes >= 1, such as 8."
+            f"--world-size: expected an integer >= 1, got {world_size!r}. Example: --world-size 8."
         )
     return int(world_size)

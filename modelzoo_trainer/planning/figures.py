@@ -1,4 +1,4 @@
-"""What a run on paper finds out, and the table of it."""
+"""The figures of a plan, and their table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def bytes_of(text: str) -> int:
     `text`: such as "80GiB", "141GB" or a number of bytes.
 
     Raises:
-        ConfigError: If it is no size > 0.
+        ConfigError: If it is not a size > 0.
     """
     found = _SIZE.fullmatch(text)
     size = 0.0
@@ -35,13 +35,13 @@ def bytes_of(text: str) -> int:
         size = float(found[1]) * (base ** _UNITS[letter] if letter else 1)
     if size < 1:
         raise ConfigError(
-            f"--memory is {text!r}; it must be a size such as 80GiB, 141GB or 16000000000."
+            f"--memory: expected a size such as 80GiB, 141GB or 16000000000, got {text!r}."
         )
     return int(size)
 
 
 def in_bytes(num: int) -> str:
-    """Return a number of bytes with a unit, such as "12.3 GiB"."""
+    """Format a number of bytes with a unit, such as "12.3 GiB"."""
     value, power = float(num), 0
     while value >= 1023.95 and power < 5:
         value, power = value / 1024, power + 1
@@ -49,7 +49,7 @@ def in_bytes(num: int) -> str:
 
 
 def in_thousands(num: float, unit: str = "") -> str:
-    """Return a number with a letter for its thousands, such as "6.7 G" or "6.7 GFLOP"."""
+    """Format a number with an SI prefix, such as "6.7 G" or "6.7 GFLOP"."""
     power = 0
     while num >= 999.95 and power < 6:
         num, power = num / 1000, power + 1
@@ -59,33 +59,33 @@ def in_thousands(num: float, unit: str = "") -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """A run on paper, of one of its processes."""
+    """What one process of a planned run needs."""
 
     world_size: int
     axes: dict[str, int]  # sizes of their mesh, by name
     device: str
     num_data_shards: int  # how many of them have different data
-    batch_size: int  # samples of a batch of one process
-    num_batches: int  # batches of an optimizer step, micro-batches counted
+    batch_size: int  # samples per batch of one process
+    num_batches: int  # micro-batches per optimizer step
     num_params: int  # of the whole model; shared ones count once
     num_params_here: int  # of this process
     building: Peak  # memory while the model and its optimizer are built
     training: Peak
-    # what a step sends, by kind of collective and size of the group
+    # communication of a step, by kind of collective and group size
     exchanges: dict[tuple[str, int], Exchange]
-    flops: int  # floating-point operations of a step on this process; a product with a sum is two
-    num_host_reads: int  # values that a step reads on the host
+    flops: int  # floating-point operations of a step on this process; a multiply-add is two
+    num_host_reads: int  # device values read on the host in a step
     checkpoint_bytes: int  # of a checkpoint's tensors
-    checkpoint_bytes_here: int  # about how many of them this process writes
+    checkpoint_bytes_here: int  # approximate bytes written by this process
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory that a process takes at a time."""
+        """The peak memory of a process."""
         return max(self.building.total, self.training.total)
 
 
 def sizes_of(tensors: Iterable[Tensor]) -> tuple[int, int]:
-    """Return how many elements tensors have in all, and how many of them are here."""
+    """Return the number of elements of tensors, globally and on this process."""
     unique = list({id(tensor): tensor for tensor in tensors}.values())
     return sum(one.numel() for one in unique), sum(local(one).numel() for one in unique)
 
@@ -104,11 +104,11 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _num_copies(tensor: Tensor, world_size: int) -> int:
-    """Return how many processes have the same part of a tensor."""
+    """Return how many processes hold the same shard of a tensor."""
     mesh = getattr(tensor, "device_mesh", None)
     if mesh is None:
         return world_size
-    placements: Any = tensor.placements  # type: ignore[attr-defined]  # it is a sharded one
+    placements: Any = tensor.placements  # type: ignore[attr-defined]  # a DTensor
     num_parts: int = prod(
         int(mesh.size(dim)) for dim, placement in enumerate(placements) if placement.is_shard()
     )
@@ -129,18 +129,18 @@ _ROWS: Final = (
 
 
 def table(figures: Figures) -> str:
-    """Return the figures as text of several lines."""
+    """Format the figures as text."""
     parts = [_heading(figures), _sizes(figures), _memory(figures), _exchanges(figures)]
     return "\n\n".join(parts)
 
 
 def _heading(figures: Figures) -> str:
     if not figures.axes:
-        return f"On paper: one process, device {figures.device}. Nothing was run on it."
+        return f"Plan for one process, device {figures.device} (nothing was run on it)."
     axes = ", ".join(f"{name} {size}" for name, size in figures.axes.items())
     return (
-        f"On paper: {figures.world_size} processes ({axes}), device {figures.device}. "
-        f"Nothing was run on them."
+        f"Plan for {figures.world_size} processes ({axes}), device {figures.device} "
+        f"(nothing was run on them)."
     )
 
 
@@ -151,10 +151,10 @@ def _sizes(figures: Figures) -> str:
     flops = figures.flops
     saved = figures.checkpoint_bytes, figures.checkpoint_bytes_here
     rows = [
-        ("", "whole run", "each process"),
+        ("", "whole run", "per process"),
         ("parameters", *params),
-        ("samples a step", str(samples * figures.num_data_shards), _samples(figures)),
-        ("arithmetic a step", in_thousands(flops * num, "FLOP"), in_thousands(flops, "FLOP")),
+        ("samples per step", str(samples * figures.num_data_shards), _samples(figures)),
+        ("compute per step", in_thousands(flops * num, "FLOP"), in_thousands(flops, "FLOP")),
         ("checkpoint", in_bytes(saved[0]), f"about {in_bytes(saved[1])}"),
     ]
     return _lines(rows)
@@ -163,24 +163,24 @@ def _sizes(figures: Figures) -> str:
 def _samples(figures: Figures) -> str:
     if figures.num_batches == 1:
         return str(figures.batch_size)
-    return f"{figures.num_batches} times {figures.batch_size}"
+    return f"{figures.num_batches} x {figures.batch_size}"
 
 
 def _memory(figures: Figures) -> str:
     peak = figures.training
-    rows = [("memory of a process", "most at a time", "at the peak")]
+    rows = [("memory of a process", "peak by kind", "at the peak")]
     rows += [
         (kind.value, in_bytes(peak.highest[kind]), in_bytes(peak.parts[kind])) for kind in _ROWS
     ]
-    rows += [("all, while training", "", in_bytes(peak.total))]
-    rows += [("all, while the model is built", "", in_bytes(figures.building.total))]
+    rows += [("total, training", "", in_bytes(peak.total))]
+    rows += [("total, building the model", "", in_bytes(figures.building.total))]
     return _lines(rows)
 
 
 def _exchanges(figures: Figures) -> str:
     if not figures.exchanges:
-        return "Nothing is sent."
-    rows: list[Row] = [("sent in a step", "processes", "calls", "tensors", "by each process")]
+        return "No communication."
+    rows: list[Row] = [("collectives per step", "ranks", "calls", "tensors", "sent per process")]
     for (kind, num), entry in sorted(figures.exchanges.items()):
         amounts = in_bytes(entry.num_bytes), in_bytes(entry.num_sent)
         rows.append((kind, str(num), str(entry.num_calls), *amounts))

@@ -1,4 +1,4 @@
-"""Two steps of a run, taken on fake tensors."""
+"""Run two steps on fake tensors to measure a plan."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from modelzoo_trainer.config.plan import TrainerPlan
     from modelzoo_trainer.trainer import Trainer
 
-_NUM_STEPS: Final = 2  # the second one has optimizer state, and buffers of the first
+_NUM_STEPS: Final = 2  # the second has optimizer state and the first's buffers
 _AXES: Final = ("replicate", "shard", "tensor")
 _LEFT_OUT: Final = ("loggers", "checkpoint", "logging", "autorestart")
-_DIVIDES: Final = (GlobalFlags, ScopedTrainFlags)  # they say of how many samples a part is
+_DIVIDES: Final = (GlobalFlags, ScopedTrainFlags)  # they may set the micro-batch size
 
 
 def measure(plan: TrainerPlan) -> Figures:
-    """Take two steps on paper as the first of many processes, and return what they take.
+    """Run two steps on fake tensors as rank 0 of many processes and return what they need.
 
-    A batch is loaded for its shapes. Nothing is written, and no device is touched.
+    One batch is loaded for its shapes. Nothing is written, and no device is used.
 
     `plan`: one trainer of a file; inside `fake_world`.
 
@@ -50,11 +50,11 @@ def measure(plan: TrainerPlan) -> Figures:
         ConfigError: If the plan does not train, or the processes do not fit it.
     """
     if plan.method != "fit" or "train_dataloader" not in plan.call:
-        raise ConfigError("--plan is for training: use a mode and a file that train.")
+        raise ConfigError("--plan requires a mode and a file that train.")
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with TemporaryDirectory() as folder:
-            own, on_host = _on_paper(plan, folder)
+            own, on_host = _without_side_effects(plan, folder)
             tracker = MemoryTracker(mode, on_host=on_host)
             batch = _first_batch(plan)
             with mode, tracker, tracker.following_sizes():
@@ -67,11 +67,11 @@ def measure(plan: TrainerPlan) -> Figures:
         raise ConfigError(str(error)) from None
 
 
-def _on_paper(plan: TrainerPlan, folder: str) -> tuple[TrainerPlan, bool]:
-    """Return the plan without what writes, reads or runs on something else.
+def _without_side_effects(plan: TrainerPlan, folder: str) -> tuple[TrainerPlan, bool]:
+    """Return the plan without callbacks and options that write, read or use other processes.
 
     Returns:
-        The plan, and whether the run's own tensors would be in host memory.
+        The plan, and whether the model would be in host memory.
     """
     own = dataclasses.replace(plan, init=dict(plan.init), defaults=copy.copy(plan.defaults))
     for key in _LEFT_OUT:
@@ -90,7 +90,7 @@ def _on_paper(plan: TrainerPlan, folder: str) -> tuple[TrainerPlan, bool]:
 
 
 def _first_batch(plan: TrainerPlan) -> tuple[Batch, bool]:
-    """Return a batch as the loader gives it, and whether it is for all processes."""
+    """Return the loader's first batch, and whether it is for all processes."""
     made = plan.call["train_dataloader"].build()
     loader = resolve_loader(getattr(made, "create_dataloader", made), "train_dataloader")
     for batch in loader:
@@ -99,7 +99,7 @@ def _first_batch(plan: TrainerPlan) -> tuple[Batch, bool]:
 
 
 class _Copies:
-    """The same batch, again and again: every process has its own, of the same shape."""
+    """The same batch repeated; every process has its own copy of the same shape."""
 
     def __init__(self, batch: Batch, num: int) -> None:
         self._batch = batch
@@ -160,14 +160,14 @@ def _share(batch: Batch, num: int) -> Batch:
     size = batch_size_of(batch)
     if size % num:
         raise ConfigError(
-            f"train_dataloader: global_batch_size is {size}, which {num} processes cannot divide "
-            f"evenly. Use a multiple of {num}, or another number of processes."
+            f"train_dataloader: global_batch_size {size} is not divisible by {num} processes. "
+            f"Use a multiple of {num} or another number of processes."
         )
     return split_batch(batch, size // num)[0]
 
 
 class _Follower(Callback):
-    """Labels memory for the tracker, and finds where a step begins and ends."""
+    """Label memory for the tracker, and mark where steps start and end."""
 
     def __init__(self, tracker: MemoryTracker) -> None:
         self._tracker = tracker

@@ -24,7 +24,7 @@ _NOWHERE: Final = torch.device("meta")
 
 
 class Kind(StrEnum):
-    """What a piece of memory is for."""
+    """What memory is used for."""
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
@@ -37,32 +37,32 @@ class Kind(StrEnum):
 
 @dataclass(slots=True)
 class Exchange:
-    """What one kind of collective sends."""
+    """Totals of one kind of collective."""
 
     num_calls: int = 0
-    num_bytes: int = 0  # of the whole tensors
-    num_sent: int = 0  # bytes that each process sends
+    num_bytes: int = 0  # of the full tensors
+    num_sent: int = 0  # bytes sent by each process
 
 
 @dataclass(slots=True)
 class Peak:
-    """The moment at which most memory is taken."""
+    """The moment of peak memory."""
 
     total: int = 0
     parts: Counter[Kind] = field(default_factory=Counter)  # the same by kind
-    # the most that each kind takes, at whatever moment
+    # the peak of each kind, at any moment
     highest: Counter[Kind] = field(default_factory=Counter)
 
 
 class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Tracks every operation while it is entered, on fake tensors and on real ones.
+    """Track every operation while active, on fake and on real tensors.
 
-    A piece of memory is a storage: it is allocated with its first tensor, and freed
-    with the last one. What it is for may be said later, until `peak` is asked for.
+    Memory is counted by storage: allocated with its first tensor, freed with its last. Labels
+    may be set later, until `peak` is called.
 
-    What is read on the host of a fake tensor is zero; how often, `num_host_reads` tells.
+    Host reads of a fake tensor return zero; `num_host_reads` counts them.
 
-    `mode`: of the fake tensors that stand for real ones; None = none.
+    `mode`: the mode of the fake tensors that stand for real ones; None = none.
     """
 
     def __init__(self, mode: FakeTensorMode | None = None, *, on_host: bool = False) -> None:
@@ -84,11 +84,11 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
-            return NotImplemented  # what it does to its parts comes here as well
+            return NotImplemented  # its local operations are dispatched here as well
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         fakes = [tensor for tensor in given if isinstance(tensor, FakeTensor)]
         if any(tensor.fake_mode is not self._mode for tensor in fakes):
-            return func(*args, **kwargs)  # torch works out a shape
+            return func(*args, **kwargs)  # torch infers a shape
         if fakes and func is torch.ops.aten._local_scalar_dense.default:
             self.num_host_reads += 1
             return _zero(args[0].dtype)
@@ -129,7 +129,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         return not is_foreign and tensor.device != _NOWHERE
 
     def take(self, tensor: Tensor) -> int:
-        """Count the memory of a tensor once, and return its number."""
+        """Count a tensor's storage once and return its number."""
         storage = tensor.untyped_storage()
         known = self._live.get(storage._cdata)
         if known is not None:
@@ -145,7 +145,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         return number
 
     def _copy(self, size: int) -> None:
-        """Count a copy that lives until the next one is made: engines wait for one before that."""
+        """Count a copy that lives until the next one: engines wait for the previous copy first."""
         self.finish_exchange()
         self._copied = (self._num_storages, size)
         self._kinds[self._num_storages] = Kind.EXCHANGE
@@ -165,7 +165,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
             self._events.append((number, -size))
 
     def resize(self, storage: UntypedStorage, size: int) -> None:
-        """Note that a piece of memory has another size from now on."""
+        """Record the new size of a storage."""
         known = self._live.get(storage._cdata)
         if known is None:
             return
@@ -176,14 +176,14 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
             self._events.append((number, size - before))
 
     def label(self, tensors: Iterable[Tensor], kind: Kind, *, only_new: bool = False) -> None:
-        """Set what the memory of tensors is for."""
+        """Set the kind of memory of tensors."""
         for tensor in filter(self._is_memory, map(local, tensors)):
             number = self.take(tensor)
             if not only_new or number not in self._kinds:
                 self._kinds[number] = kind
 
     def held(self, kinds: Sequence[Kind] = ()) -> int:
-        """Return the bytes that are taken now, of some kinds or of all."""
+        """Return the bytes currently allocated, of some kinds or of all."""
         return sum(
             size
             for number, size, _ in self._live.values()
@@ -191,11 +191,11 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         )
 
     def place(self) -> int:
-        """Return where in the list of events it is now, for `peak`."""
+        """Return the current index into the events, for `peak`."""
         return len(self._events)
 
     def peak(self, begin: int = 0) -> Peak:
-        """Return the moment of most memory since a place."""
+        """Return the moment of peak memory since an event index."""
         found = Peak()
         now: Counter[Kind] = Counter()
         total = 0
@@ -212,13 +212,13 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         return found
 
     def clear_counts(self) -> None:
-        """Count operations and collectives from zero; memory is followed on."""
+        """Reset the counts of operations and collectives, but keep tracking memory."""
         self.flops = self.num_host_reads = 0
         self.exchanges = {}
 
     @contextmanager
     def following_sizes(self) -> Iterator[None]:
-        """Also see storages that are resized, which is no operation on a tensor."""
+        """Also track storages that are resized, which no dispatched operation shows."""
         resize = UntypedStorage.resize_
 
         def followed(storage: UntypedStorage, size: int) -> Any:
@@ -234,7 +234,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the part of a sharded tensor that is here; any other one as it is."""
+    """Return the local shard of a DTensor; any other tensor unchanged."""
     part = getattr(tensor, "_local_tensor", None)
     return tensor if part is None else part
 
@@ -246,7 +246,7 @@ def _zero(dtype: torch.dtype) -> bool | int | float:
 
 
 def _largest(items: Sequence[Any]) -> int:
-    """Return the bytes of the largest of several tensors, or lists of tensors."""
+    """Return the bytes of the largest of several tensors or lists of tensors."""
     return max(
         sum(leaf.nbytes for leaf in tree_leaves(item) if isinstance(leaf, Tensor)) for item in items
     )

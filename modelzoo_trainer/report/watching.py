@@ -24,10 +24,10 @@ _WATCHED: Final = ("metrics.jsonl", "logs/*/*.*", "checkpoint_*/manifest.json", 
 
 
 class Watched:
-    """The newest report of some runs, made anew when their files have changed.
+    """The newest report of some runs, rewritten when their files have changed.
 
     Raises:
-        ConfigError: If one of them is no run.
+        ConfigError: If one of them is not a run.
     """
 
     def __init__(self, paths: Sequence[Path], output: Path | None = None) -> None:
@@ -39,11 +39,11 @@ class Watched:
         self._html = b""
         self._problem = ""
         self.version = ""
-        """Of the page at hand."""
+        """Identifies the current page."""
         self._make()
 
     def refresh(self) -> None:
-        """Make the page anew if a file has changed, and the last time is not just now."""
+        """Rewrite the page if a file has changed, at most once an interval."""
         with self._lock:
             if time.monotonic() < self._next or self._signature() == self._seen:
                 return

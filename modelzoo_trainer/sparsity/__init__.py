@@ -1,4 +1,4 @@
-"""Sparse training: which weights stay zero, and when that changes."""
+"""Sparse training: masks of zero weights, fixed or updated during training."""
 
 from modelzoo_trainer.sparsity.algorithm import SparsityAlgorithm
 from modelzoo_trainer.sparsity.curves import (

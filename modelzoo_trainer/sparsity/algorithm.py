@@ -1,4 +1,4 @@
-"""What all sparsity algorithms have in common."""
+"""Base class of sparsity algorithms."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ from modelzoo_trainer.sparsity.updates import Updates
 
 
 class SparsityAlgorithm(ABC):
-    """Decides how many weights of a parameter are zero, and which.
+    """Decide how many weights of a parameter are zero, and which.
 
-    How many, and when that changes, follows from the step alone, on the host; which, is computed
-    on the device, in shapes that depend on no value. An algorithm has no state.
+    The number, and the steps of updates, depend on the step only and are computed on the host; the
+    mask is computed on the device, in shapes that do not depend on values. An algorithm has no
+    state.
 
     Args:
-        fraction: Of the weights of each parameter that are zero.
+        fraction: Fraction of zero weights in each parameter.
         updates: When masks change; None = never.
-        init_method: Which weights are there in the beginning: "random", "topk" (of the greatest
-            magnitude), "from_zeros" (those that are not zero, whatever their number) or
+        init_method: Which weights are nonzero initially: "random", "topk" (those of largest
+            magnitude), "from_zeros" (those that are nonzero, regardless of the fraction) or
             "checkerboard" (evenly spread).
-        param_filter: A glob over names of parameters, or several; None = every trainable one with
-            two dimensions or more, except those of embeddings.
+        param_filter: One or more globs of parameter names; None = all trainable parameters with two
+            or more dimensions, except embeddings.
         layout: How weights are divided into groups with the same fraction.
 
     Raises:
-        ConfigError: If an argument does not fit.
+        ConfigError: If an argument is invalid.
     """
 
     needs_gradients: ClassVar[bool] = False
-    """Whether updates look at gradients, those of weights that are zero included."""
+    """Whether updates use gradients, including those of zero weights."""
 
     @checked()
     def __init__(
@@ -58,11 +59,11 @@ class SparsityAlgorithm(ABC):
         self.layout = layout or Layout()
 
     def leaves(self) -> list[SparsityAlgorithm]:
-        """Return the algorithms that have parameters of their own."""
+        """Return the algorithms that apply to parameters themselves."""
         return [self]
 
     def described(self) -> str:
-        """Return class and settings as text, without which parameters are meant."""
+        """Return class and settings as text, without the parameters."""
         return described(self, without="param_filter")
 
     def is_due(self, step: int) -> bool:
@@ -70,25 +71,25 @@ class SparsityAlgorithm(ABC):
         return self.updates is not None and self.updates.is_due(step)
 
     def fraction_at(self, step: int) -> float:
-        """Return the fraction of zeros that holds once a step's update is done, in [0, 1]."""
+        """Return the fraction of zeros after a step's update, in [0, 1]."""
         return limited(self.fraction.value(*self.last_update(step)))
 
     def num_kept(self, step: int, size: int) -> int:
-        """Return how many weights are there once a step's update is done."""
+        """Return the number of nonzero weights after a step's update."""
         return size - round(self.fraction_at(step) * size)
 
     def num_surviving(self, step: int, size: int) -> int:
-        """Return how many of these an update leaves in place, before it grows others."""
+        """Return how many nonzero weights an update keeps, before it grows others."""
         return self.num_kept(step, size)
 
     def numbers(self, step: int, size: int, seed: int, name: str) -> list[int]:
-        """Return what a mask is computed from.
+        """Return the numbers that a mask is computed from.
 
-        `size` is the number of weights of a group.
+        `size` is the number of weights in a group.
 
         Returns:
-            How many weights survive, how many there are then, and a key of two words for what is
-            drawn at random.
+            The number of weights that survive, the number of nonzero weights afterwards, and a
+            random key of two integers.
         """
         digest = blake2b(f"{seed} {step} {name}".encode(), digest_size=8).digest()
         keys = int.from_bytes(digest[:4], "big"), int.from_bytes(digest[4:], "big")
@@ -98,13 +99,13 @@ class SparsityAlgorithm(ABC):
     def new_mask(
         self, weights: Tensor, mask: Tensor, gradients: Tensor | None, numbers: Sequence[Tensor]
     ) -> Tensor:
-        """Return which weights are there after an update.
+        """Return which weights are nonzero after an update.
 
         Args:
-            weights: (groups, weights of a group).
-            mask: Which are there now, of the same shape, bool.
-            gradients: Of the same shape; None unless `needs_gradients`.
-            numbers: Numbers of survivors and of weights, each (), and the key, (2,); int64.
+            weights: (groups, weights in a group).
+            mask: Which weights are nonzero now, same shape, bool.
+            gradients: Same shape; None unless `needs_gradients`.
+            numbers: Numbers of survivors and of nonzero weights, each (), and the key, (2,); int64.
 
         Cost: No host read.
         """
@@ -115,9 +116,9 @@ class SparsityAlgorithm(ABC):
 
 
 def described(thing: object, without: str = "") -> str:
-    """Return a value, or what a class of this package keeps, as text that is equal for equals.
+    """Format a value or an object of this package as text that is equal for equal objects.
 
-    `thing`: plain, an algorithm, a curve or updates; of others the class alone.
+    `thing`: a plain value, an algorithm, a curve or updates; otherwise only its class is shown.
     """
     if thing is None or isinstance(thing, (bool, int, float, str)):
         return repr(thing)
@@ -133,19 +134,21 @@ def described(thing: object, without: str = "") -> str:
 
 
 def limited(fraction: float) -> float:
-    """Return what of a curve's value counts, in [0, 1]."""
+    """Clamp a curve's value to [0, 1]."""
     return min(max(fraction, 0.0), 1.0)
 
 
 def one_of(schedule: Schedule | None, sparsity: Schedule | None, name: str) -> Schedule:
-    """Return the one that is given of two names of one argument.
+    """Return the argument that is given under either of its two names.
 
     Raises:
         ConfigError: If both are given, or none.
     """
     if schedule is not None and sparsity is not None:
-        raise ConfigError(f"{name}: sparsity and schedule are both given; they exclude each other.")
+        raise ConfigError(
+            f"{name}: sparsity and schedule are both given; they are aliases. Keep one."
+        )
     given = sparsity if schedule is None else schedule
     if given is None:
-        raise ConfigError(f"{name}.sparsity is missing; write sparsity or schedule.")
+        raise ConfigError(f"{name}.sparsity is missing; give sparsity or schedule.")
     return given

@@ -1,4 +1,4 @@
-"""Fractions as functions of the step: of weights that are zero, or that an update drops."""
+"""Functions of the step for fractions: of zero weights, or of weights that an update drops."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing_extensions import override
 from modelzoo_trainer.constraints import FiniteFloat, Fraction, NonNegativeInt, PositiveInt, checked
 from modelzoo_trainer.errors import ConfigError, suggest
 
-_MOST: Final = 300.0  # exponent of a number that any curve only passes on its way out of [0, 1]
+_MOST: Final = 300.0  # maximum exponent: far outside [0, 1] for any curve
 
 
 class Curve(ABC):
-    """A number for each step; where it is used it is limited to [0, 1]."""
+    """A number for each step; it is clamped to [0, 1] when it is used."""
 
     @abstractmethod
     def value(self, step: int, index: int = 0) -> float:
@@ -26,12 +26,12 @@ class Curve(ABC):
 
         Args:
             step: The `global_step`.
-            index: How many updates there were up to this step, this one included.
+            index: Number of updates up to and including this step.
         """
 
 
 class Constant(Curve):
-    """Stays.
+    """A constant.
 
     Args:
         value: The number.
@@ -47,11 +47,11 @@ class Constant(Curve):
 
 
 class Linear(Curve):
-    """Goes on by the same amount each step.
+    """A linear function of the step.
 
     Args:
-        init: At step 0.
-        slope: Added each step.
+        init: Value at step 0.
+        slope: Increase per step.
     """
 
     @checked()
@@ -65,12 +65,12 @@ class Linear(Curve):
 
 
 class Exp(Curve):
-    r"""Approaches its end exponentially: $f + (i - f) e^{-\gamma t}$.
+    r"""Exponential approach to a final value: $f + (i - f) e^{-\gamma t}$.
 
     Args:
-        init: At step 0.
-        gamma: The rate, per step.
-        final: What is approached.
+        init: Value at step 0.
+        gamma: Rate per step.
+        final: Limit.
     """
 
     @checked()
@@ -86,12 +86,12 @@ class Exp(Curve):
 
 
 class Power(Curve):
-    r"""Approaches its end by a factor each step: $f + (i - f) \beta^t$.
+    r"""Geometric approach to a final value: $f + (i - f) \beta^t$.
 
     Args:
-        init: At step 0.
-        beta: The factor.
-        final: What is approached.
+        init: Value at step 0.
+        beta: Factor per step.
+        final: Limit.
     """
 
     @checked()
@@ -106,10 +106,10 @@ class Power(Curve):
 
 
 class Cosine(Curve):
-    """Goes back and forth between two values along a cosine.
+    """A cosine wave between two values.
 
     Args:
-        init: At step 0.
+        init: Value at step 0.
         half_period: Steps until `minimum` is reached, > 0.
         minimum: The other value.
     """
@@ -129,11 +129,11 @@ class Cosine(Curve):
 
 
 class Cycling(Curve):
-    """Goes round a list.
+    """Cycle through a list of values.
 
     Args:
         values: At least one.
-        period: Steps from one to the next, > 0; None = an update each.
+        period: Steps per value, > 0; None = one update per value.
     """
 
     @checked()
@@ -150,15 +150,15 @@ class Cycling(Curve):
 
 
 class Cubic(Curve):
-    r"""Goes fast first, then ever slower: $f + (i - f) (1 - (t - t_0) / n)^3$, as of pruning.
+    r"""Cubic approach to a final value, fast first: $f + (i - f) (1 - (t - t_0) / n)^3$.
 
-    From Zhu and Gupta: To prune, or not to prune: exploring the efficacy of pruning for model
-    compression, 2017.
+    The pruning schedule of Zhu and Gupta: To prune, or not to prune: exploring the efficacy of
+    pruning for model compression, 2017.
 
     Args:
-        final: From step `start + steps` on.
-        steps: How long it takes, > 0.
-        init: Up to `start`.
+        final: Value from step `start + steps` on.
+        steps: Length, > 0.
+        init: Value up to `start`.
         start: Step at which it begins, >= 0.
     """
 
@@ -193,7 +193,7 @@ CURVES: Final[dict[str, type[Curve]]] = {
 
 
 Schedule = Fraction | Annotated[dict[str, Any], "a mapping with type"] | Curve
-"""A number that stays; or a key of `CURVES` as `type`, and arguments of the curve; or a curve."""
+"""A constant; a mapping with a key of `CURVES` as `type` and its arguments; or a curve."""
 
 
 def as_curve(given: Schedule, where: str) -> Curve:
@@ -216,10 +216,10 @@ def as_curve(given: Schedule, where: str) -> Curve:
 
 
 def make(target: Any, arguments: Mapping[str, Any], where: str) -> Any:
-    """Return what a class makes of arguments.
+    """Create an object of a class from a mapping of arguments.
 
     Raises:
-        ConfigError: If a name is unknown or missing, or the class refuses a value.
+        ConfigError: If a name is unknown or missing, or the class rejects a value.
     """
     taken = inspect.signature(target).parameters
     for name in arguments:
@@ -229,12 +229,12 @@ def make(target: Any, arguments: Mapping[str, Any], where: str) -> Any:
             )
     for name, parameter in taken.items():
         if parameter.default is parameter.empty and name not in arguments:
-            raise ConfigError(f"{where}.{name} is missing; {target.__name__} needs it.")
+            raise ConfigError(f"{where}.{name} is missing; {target.__name__} requires it.")
     return target(**arguments)
 
 
 def _power(base: float, exponent: int) -> float:
-    """Return a power; where it is beyond what a float holds, the greatest that is meant here."""
+    """Return a power, limited to a large number instead of overflowing."""
     try:
         return float(base**exponent)
     except OverflowError:

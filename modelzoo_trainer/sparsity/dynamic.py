@@ -1,4 +1,4 @@
-"""Masks that move, the weakest weights dropped and others grown: SET, RigL."""
+"""Dynamic sparsity, which drops the weakest weights and grows others: SET, RigL."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from modelzoo_trainer.sparsity.updates import UpdateSteps, as_updates
 
 
 class DropAndGrow(SparsityAlgorithm):
-    """Drops the weights of the least magnitude and grows as many others, which begin at zero.
+    """Drop the weights of smallest magnitude and grow the same number, starting at zero.
 
     Args:
-        fraction: Of the weights of each parameter that are zero.
-        drop_fraction: Of the weights that are there, how many an update drops.
+        fraction: Fraction of zero weights in each parameter.
+        drop_fraction: Fraction of the nonzero weights that an update drops.
         update: When masks change.
-        init_method: Which weights are there in the beginning.
+        init_method: Which weights are nonzero initially.
         param_filter: Which parameters.
         layout: How weights are divided into groups with the same fraction.
     """
@@ -67,45 +67,45 @@ class DropAndGrow(SparsityAlgorithm):
         survives = mask & (ranks(torch.where(mask, weights.abs(), -1)) < num_surviving)
         promise = self.promise(weights, gradients, key)
         most = torch.inf if promise.is_floating_point() else 2**62
-        # One that was dropped may come back at once, with the value that it has.
+        # A dropped weight may be grown again at once, with its current value.
         return ranks(torch.where(survives, most, promise)) < num_kept
 
     @abstractmethod
     def promise(self, weights: Tensor, gradients: Tensor | None, key: Tensor) -> Tensor:
-        """Return numbers of which the greatest decide what grows.
+        """Return scores; the weights with the largest ones grow.
 
         Args:
-            weights: (groups, weights of a group).
-            gradients: Of the same shape; None unless `needs_gradients`.
-            key: For random numbers, (2,).
+            weights: (groups, weights in a group).
+            gradients: Same shape; None unless `needs_gradients`.
+            key: Random key, (2,).
 
         Returns:
-            Of the same shape, finite.
+            Same shape, finite.
         """
 
 
 class SET(DropAndGrow):
-    """Drops the weights of the least magnitude and grows others at random.
+    """Sparse Evolutionary Training: drop weights of smallest magnitude, grow random ones.
 
     From Mocanu et al.: Scalable training of artificial neural networks with adaptive sparse
-    connectivity inspired by network science, 2018. What grows is a function of the run's seed, the
-    step and the parameter's name, so that resuming and other processes have the same.
+    connectivity inspired by network science, 2018. The grown weights are a function of the run's
+    seed, the step and the parameter's name, hence the same on all processes and after resuming.
 
     Args:
-        sparsity: Fraction of the weights of each parameter that are zero: a number in [0, 1), or a
-            schedule `{type: ..., ...}` of the step.
-        schedule: Another name of `sparsity`.
+        sparsity: Fraction of zero weights in each parameter: a number in [0, 1), or a schedule
+            `{type: ..., ...}`.
+        schedule: Alias of `sparsity`.
         update: When masks change: `{freq, start, stop}` or `{steps}`.
-        drop_fraction: Of the weights that are there, how many an update drops; as `sparsity`.
-        init_method: Which weights are there in the beginning, as of `Static`.
-        param_filter: A glob over names of parameters, or several; None = every trainable one with
-            two dimensions or more, except those of embeddings.
-        ensure_sparsity_fraction: None or True: the fraction is met exactly after each update.
+        drop_fraction: Fraction of the nonzero weights that an update drops; as `sparsity`.
+        init_method: Which weights are nonzero initially; see `Static`.
+        param_filter: One or more globs of parameter names; None = all trainable parameters with two
+            or more dimensions, except embeddings.
+        ensure_sparsity_fraction: None or True: the fraction is exact after each update.
 
-    Cost: Two sorts of each parameter an update.
+    Cost: Two sorts of each parameter per update.
 
     Raises:
-        ConfigError: If an argument does not fit.
+        ConfigError: If an argument is invalid.
     """
 
     @checked()
@@ -123,7 +123,7 @@ class SET(DropAndGrow):
         if ensure_sparsity_fraction not in (None, True):
             raise ConfigError(
                 f"SET.ensure_sparsity_fraction is {ensure_sparsity_fraction!r}; the fraction is "
-                f"always met exactly. Write true, or leave it out."
+                f"always met exactly. Set it to true, or remove it."
             )
         super().__init__(
             fraction=one_of(schedule, sparsity, "SET"),
@@ -139,29 +139,29 @@ class SET(DropAndGrow):
 
 
 class RigL(DropAndGrow):
-    """Drops the weights of the least magnitude and grows those with the greatest gradients.
+    """RigL: drop weights of smallest magnitude, grow those with the largest gradients.
 
-    From Evci et al.: Rigging the lottery: making all tickets winners, 2020. The gradients are
-    those of the optimizer step at hand, accumulation included, before clipping; if one of them is
-    not finite, masks stay as they are. A parameter without a gradient keeps its mask.
+    From Evci et al.: Rigging the lottery: making all tickets winners, 2020. Gradients are those of
+    the current optimizer step, accumulated and unclipped; if one of them is not finite, masks do
+    not change. A parameter without a gradient keeps its mask.
 
     Args:
-        sparsity: Fraction of the weights of each parameter that are zero: a number in [0, 1), or a
-            schedule `{type: ..., ...}` of the step.
-        schedule: Another name of `sparsity`.
+        sparsity: Fraction of zero weights in each parameter: a number in [0, 1), or a schedule
+            `{type: ..., ...}`.
+        schedule: Alias of `sparsity`.
         update: When masks change: `{freq, start, stop}` or `{steps}`.
-        drop_fraction: Of the weights that are there, how many an update drops; as `sparsity`.
-        balance_in_groups: So many groups of inputs (the second dimension) have the fraction each;
-            excludes the next one.
-        balance_out_groups: Likewise of outputs (the first dimension).
-        init_method: Which weights are there in the beginning, as of `Static`.
-        param_filter: A glob over names of parameters, or several; None = every trainable one with
-            two dimensions or more, except those of embeddings.
+        drop_fraction: Fraction of the nonzero weights that an update drops; as `sparsity`.
+        balance_in_groups: Number of groups of inputs (the second dimension), each of which has the
+            fraction; excludes `balance_out_groups`.
+        balance_out_groups: Likewise for outputs (the first dimension).
+        init_method: Which weights are nonzero initially; see `Static`.
+        param_filter: One or more globs of parameter names; None = all trainable parameters with two
+            or more dimensions, except embeddings.
 
-    Cost: Two sorts of each parameter an update.
+    Cost: Two sorts of each parameter per update.
 
     Raises:
-        ConfigError: If an argument does not fit.
+        ConfigError: If an argument is invalid.
     """
 
     needs_gradients: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Algorithms from what a user may write; several at once, each for parameters of its own."""
+"""Sparsity algorithms from configuration values; several for different parameters."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from modelzoo_trainer.sparsity.static import GMP, Static
 
 
 class Group:
-    """Has an algorithm for each of several sets of parameters.
+    """Apply different algorithms to different sets of parameters.
 
     Args:
-        groups: The algorithms, each with its `param_filter`; no parameter may have two.
+        groups: The algorithms, each with its `param_filter`; no parameter may match two.
 
     Raises:
-        ConfigError: If there is none, or one is no algorithm.
+        ConfigError: If the list is empty, or an item is not an algorithm.
     """
 
     @checked()
     def __init__(self, groups: Annotated[list[Any], MinLen(1), "a list of algorithms"]) -> None:
         for idx, group in enumerate(groups):
             if not isinstance(group, (SparsityAlgorithm, Group)):
-                raise ConfigError(f"Group.groups[{idx}] is {group!r}, which is no algorithm.")
+                raise ConfigError(f"Group.groups[{idx}] is {group!r}, which is not an algorithm.")
         self._groups = list(groups)
 
     def leaves(self) -> list[SparsityAlgorithm]:
-        """Return the algorithms that have parameters of their own."""
+        """Return the algorithms that apply to parameters themselves."""
         return [leaf for group in self._groups for leaf in group.leaves()]
 
 
@@ -47,12 +47,12 @@ ALGORITHMS: Final[dict[str, type[SparsityAlgorithm] | type[Group]]] = {
 
 
 def algorithms_of(given: Any) -> list[SparsityAlgorithm]:
-    """Return the algorithms that a trainer's argument `sparsity` means.
+    """Return the algorithms for a trainer's argument `sparsity`.
 
     Args:
-        given: A fraction, which is static; a mapping as in a configuration file, with `algorithm`
-            and its arguments; a list of such; an algorithm; a callable that returns any of these;
-            or None.
+        given: A fraction, for static sparsity; a mapping as in a configuration file, with
+            `algorithm` and its arguments; a list of mappings; an algorithm; a callable that returns
+            any of these; or None.
 
     Raises:
         ConfigError: If it is none of these.

@@ -1,4 +1,4 @@
-"""Which weights are there in the beginning: orders of elements that depend on no value."""
+"""Initial masks, as an ordering of elements without data-dependent shapes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 _WORD: Final = 0xFFFFFFFF
-_FACTOR: Final = 0x45D9F3B  # odd: multiplying by it loses nothing; small: no overflow of 64 bits
+_FACTOR: Final = 0x45D9F3B  # odd: multiplication is invertible; small: no overflow of 64 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a tensor is divided into groups that are ranked apart."""
+    """How a tensor is divided into groups that are ranked separately."""
 
     dim: int = 0  # the dimension that is divided
     num: int = 1  # the number of groups, of equal size
@@ -25,40 +25,40 @@ class Layout:
         return tensor.movedim(self.dim, 0).reshape(self.num, -1)
 
     def whole(self, rows: Tensor, like: Tensor) -> Tensor:
-        """Return what has the shape of `like` and these rows."""
+        """Return these rows in the shape of `like`."""
         return rows.reshape(like.movedim(self.dim, 0).shape).movedim(0, self.dim)
 
 
 def ranks(scores: Tensor) -> Tensor:
-    """Return the place of each element in its row: 0 for the greatest; the first of equals first.
+    """Return the rank of each element in its row: 0 = largest; ties keep their order.
 
     `scores`: (rows, elements).
 
     Returns:
-        Of the same shape, int64.
+        Same shape, int64.
     """
     order = torch.sort(scores, dim=1, descending=True, stable=True).indices
-    places = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, places)
+    positions = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, positions)
 
 
 def random_scores(rows: Tensor, key: Tensor) -> Tensor:
-    """Return numbers that look random, different from each other, for each element.
+    """Return distinct pseudorandom numbers, one for each element.
 
-    A function of the key and the place alone: no generator is used or changed, and every device
-    and process has the same.
+    A function of the key and the position: no generator is used, and every device and process has
+    the same numbers.
 
-    `rows`: (rows, elements), fewer than 2**32 in all. `key`: (2,), int64, each in [0, 2**32).
+    `rows`: (rows, elements), fewer than 2**32 in total. `key`: (2,), int64, each in [0, 2**32).
 
     Returns:
-        Of the shape of `rows`, int64, in [0, 2**32).
+        In the shape of `rows`, int64, in [0, 2**32).
     """
-    places = torch.arange(rows.numel(), device=rows.device).reshape(rows.shape)
-    return _mixed(_mixed(places ^ key[0]) ^ key[1])
+    positions = torch.arange(rows.numel(), device=rows.device).reshape(rows.shape)
+    return _mixed(_mixed(positions ^ key[0]) ^ key[1])
 
 
 def _mixed(words: Tensor) -> Tensor:
-    """Return words of 32 bits in which each bit of the given ones has had its say; one to one."""
+    """Mix the bits of 32-bit words; a bijection."""
     for _ in range(2):
         words = ((words ^ (words >> 16)) * _FACTOR) & _WORD
     return words ^ (words >> 16)
@@ -85,7 +85,7 @@ def _checkerboard(weight: Tensor, layout: Layout, num_kept: Tensor, key: Tensor)
     line = torch.arange(lines, device=weight.device).unsqueeze(1)
     size = weight.numel() // lines
     place = torch.arange(size, device=weight.device).unsqueeze(0)
-    shifted = line * size + (place + line) % size  # each line begins one place later
+    shifted = line * size + (place + line) % size  # each line begins one position later
     rows = layout.rows(shifted.reshape(weight.shape))
     number = ranks(-rows)
     length = rows.shape[1]
@@ -98,6 +98,5 @@ INIT_METHODS: Final[dict[str, InitFunction]] = {
     "from_zeros": _from_zeros,
     "checkerboard": _checkerboard,
 }
-"""From a weight, its layout, the number that stays of each row, (), and a key, (2,), to a mask of
-the shape of the rows: random, those of the greatest magnitude, those that are not zero, or evenly
-spread."""
+"""From a weight, its layout, the number to keep per row, (), and a key, (2,), to a mask in the
+shape of the rows: random, those of largest magnitude, nonzero ones, or evenly spread."""

@@ -1,4 +1,4 @@
-"""A parameter with its mask, and what a mask takes away."""
+"""Sparse parameters: masks, and zeroing by them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.sparsity.algorithm import SparsityAlgorithm
 from modelzoo_trainer.sparsity.init_methods import INIT_METHODS
 
-_STEP_SIZES: Final = ("step_size",)  # of Rprop, where 0 would be the least one for good
+_STEP_SIZES: Final = ("step_size",)  # of Rprop, where 0 would stay at the minimum
 
 
 @dataclass(slots=True, eq=False)
 class SparseParam:
-    """A parameter of which some weights are zero.
+    """A parameter with a mask of zero weights.
 
     Args:
-        name: In the bare model.
+        name: Name in the uncompiled model.
         param: The parameter.
-        algorithm: Decides which weights.
-        pruned: Which weights are zero, of the parameter's shape, bool; changed in place.
+        algorithm: Computes the mask.
+        pruned: Which weights are zero, same shape, bool; modified in place.
     """
 
     name: str
@@ -35,7 +35,7 @@ class SparseParam:
 
     @classmethod
     def of(cls, name: str, param: Tensor, algorithm: SparsityAlgorithm) -> SparseParam:
-        """Return a parameter with a mask that is still to be made.
+        """Return a parameter whose mask has yet to be computed.
 
         Raises:
             ConfigError: If it cannot be divided into the algorithm's groups.
@@ -45,22 +45,22 @@ class SparseParam:
             raise ConfigError(
                 f"sparsity: {name!r} of shape {tuple(param.shape)} cannot be divided into "
                 f"{layout.num} groups along dimension {layout.dim}. Choose another number, or "
-                f"leave it out by param_filter."
+                f"exclude it by param_filter."
             )
         pruned = torch.zeros_like(param, dtype=torch.bool, requires_grad=False)
         return cls(name, param, algorithm, pruned)
 
     @property
     def num_in_group(self) -> int:
-        """Number of weights that have the fraction together."""
+        """Number of weights per group with the same fraction."""
         return self.param.numel() // self.algorithm.layout.num
 
     def numbers(self, step: int, seed: int) -> list[int]:
-        """Return what masks are computed from, on the host; see `SparsityAlgorithm.numbers`."""
+        """Return the numbers that masks are computed from; see `SparsityAlgorithm.numbers`."""
         return self.algorithm.numbers(step, self.num_in_group, seed, self.name)
 
     def first_pruned(self, numbers: Tensor) -> Tensor:
-        """Return what is zero in the beginning.
+        """Return the initial mask of zeros.
 
         `numbers`: (4,), int64, on the device.
         """
@@ -70,7 +70,7 @@ class SparseParam:
         return layout.whole(kept.logical_not(), weight)
 
     def next_pruned(self, numbers: Tensor) -> Tensor:
-        """Return what is zero after an update.
+        """Return the mask of zeros after an update.
 
         `numbers`: (4,), int64, on the device.
         """
@@ -90,23 +90,25 @@ class SparseParam:
 
 
 def prune_weights(params: Iterable[SparseParam]) -> None:
-    """Set to zero what masks say."""
+    """Zero the weights that are masked."""
     for one in params:
-        one.param.detach().mul_(one.pruned.logical_not())  # on a CPU 5 times as fast as filling
+        one.param.detach().mul_(
+            one.pruned.logical_not()
+        )  # on a CPU 5 times as fast as masked_fill_
 
 
 def prune_gradients(params: Iterable[SparseParam]) -> None:
-    """Set the gradients of weights that are zero to zero; one that is not finite is seen on."""
+    """Zero the gradients of masked weights; non-finite ones remain visible."""
     for one in params:
         if one.param.grad is not None:
             one.param.grad.detach().mul_(one.pruned.logical_not())
 
 
 def prune_state(params: Iterable[SparseParam], optimizer: Optimizer) -> None:
-    """Set to zero what an optimizer keeps for each weight of those that are zero.
+    """Zero the optimizer state of masked weights.
 
-    What has the shape of the parameter is meant, but for step sizes: a weight that comes back
-    continues with its own. The parameters may not be known to the optimizer yet.
+    That is state in the shape of the parameter, except step sizes, which are kept for a weight that
+    grows again. Parameters may not have an optimizer state yet.
     """
     for one in params:
         for name, value in optimizer.state.get(one.param, {}).items():

@@ -1,4 +1,4 @@
-"""Which parameters of a model are sparse."""
+"""Selection of the sparse parameters of a model."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _MOST_NAMES: Final = 12  # in a message
 def select(
     model: Module, named: Mapping[str, Tensor], globs: tuple[str, ...] | None, where: str
 ) -> dict[str, Tensor]:
-    """Return the parameters that a filter means.
+    """Return the parameters that a filter matches.
 
-    `globs` None = trainable ones with two dimensions or more, not of embeddings; `where` is what
-    the filter is for, in messages.
+    `globs` None = trainable ones with two or more dimensions, except embeddings; `where` names the
+    setting in messages.
 
     Raises:
         ConfigError: If there is none, or one cannot be sparse.
@@ -40,20 +40,20 @@ def select(
             for name, param in named.items()
             if any(fnmatchcase(name, glob) for glob in globs)
         }
-        _tell_unmatched(globs, found, where)
+        _warn_unmatched(globs, found, where)
     if not found:
         given = "the default" if globs is None else repr(list(globs))
-        raise ConfigError(f"{where}: {given} means no parameter. {_meant(model, named, globs)}")
+        raise ConfigError(f"{where}: {given} matches no parameter. {_meant(model, named, globs)}")
     _check(model, found, where)
     return found
 
 
 def _meant(model: Module, named: Mapping[str, Tensor], globs: tuple[str, ...] | None) -> str:
-    """Return a sentence that helps with globs that mean nothing."""
+    """Return a suggestion for globs that match nothing."""
     for name, param in model.named_parameters(remove_duplicate=False):
         if any(fnmatchcase(name, glob) for glob in globs or ()):
             known = next((own for own, other in named.items() if other is param), name)
-            return f"{name!r} is a second name of {known!r}: write that."
+            return f"{name!r} is another name of {known!r}: use that."
     telling = [name for name, param in named.items() if is_lazy(param) or param.dim() >= 2]
     if len(telling) <= _MOST_NAMES:
         return suggest((globs or ("",))[0], telling or named)
@@ -64,7 +64,7 @@ def _default(model: Module, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     lazy = [name for name, param in named.items() if is_lazy(param)]
     if lazy:
         log.warning(
-            "sparsity: %s have no shape yet, so they stay dense. Give them their sizes.",
+            "sparsity: %s have no shape yet, so they stay dense. Specify their sizes.",
             ", ".join(map(repr, lazy)),
         )
     tables = {
@@ -80,10 +80,10 @@ def _default(model: Module, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _tell_unmatched(globs: tuple[str, ...], found: Mapping[str, Tensor], where: str) -> None:
+def _warn_unmatched(globs: tuple[str, ...], found: Mapping[str, Tensor], where: str) -> None:
     for glob in globs:
         if found and not any(fnmatchcase(name, glob) for name in found):
-            log.warning("%s: %r means no parameter.", where, glob)
+            log.warning("%s: %r matches no parameter.", where, glob)
 
 
 def _check(model: Module, found: Mapping[str, Tensor], where: str) -> None:
@@ -93,8 +93,8 @@ def _check(model: Module, found: Mapping[str, Tensor], where: str) -> None:
         if is_lazy(param):
             why = "has no shape yet"
         elif not param.is_floating_point() or param.dim() == 0 or param.numel() == 0:
-            why = "is no tensor of real numbers with dimensions"
+            why = "is not a real tensor with dimensions"
         elif id(param) in gathered:
             why = "has gradients in a sparse layout (sparse=True)"
         if why:
-            raise ConfigError(f"{where}: {name!r} {why}, so it cannot be sparse. Leave it out.")
+            raise ConfigError(f"{where}: {name!r} {why}, so it cannot be sparse. Exclude it.")

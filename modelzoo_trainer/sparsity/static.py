@@ -1,4 +1,4 @@
-"""One mask for the whole run, and gradual magnitude pruning."""
+"""Static sparsity and gradual magnitude pruning."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from modelzoo_trainer.sparsity.updates import UpdateEvery, UpdateSteps, as_updat
 
 
 class Static(SparsityAlgorithm):
-    """Keeps the mask that is made in the beginning.
+    """Static sparsity: keep the initial mask.
 
     Args:
-        sparsity: Fraction of the weights of each parameter that are zero, in [0, 1).
-        init_method: Which weights are there: "random", "topk" (of the greatest magnitude),
-            "from_zeros" (those that are not zero, whatever `sparsity` says) or "checkerboard"
+        sparsity: Fraction of zero weights in each parameter, in [0, 1).
+        init_method: Which weights are nonzero: "random", "topk" (those of largest magnitude),
+            "from_zeros" (those that are nonzero, regardless of `sparsity`) or "checkerboard"
             (evenly spread).
-        param_filter: A glob over names of parameters, or several; None = every trainable one with
-            two dimensions or more, except those of embeddings.
+        param_filter: One or more globs of parameter names; None = all trainable parameters with two
+            or more dimensions, except embeddings.
 
     Raises:
-        ConfigError: If an argument does not fit.
+        ConfigError: If an argument is invalid.
     """
 
     @checked()
@@ -53,26 +53,26 @@ class Static(SparsityAlgorithm):
 
 
 class GMP(SparsityAlgorithm):
-    """Takes away the weights of the least magnitude, ever more of them as a schedule says.
+    """Gradual magnitude pruning: zero more and more of the weights of smallest magnitude.
 
     From Zhu and Gupta: To prune, or not to prune: exploring the efficacy of pruning for model
-    compression, 2017. Its schedule is `{type: cubic, final: 0.9, steps: 10000}`. A weight that is
-    gone stays so, unless the schedule falls.
+    compression, 2017. Its schedule is `{type: cubic, final: 0.9, steps: 10000}`. A pruned weight
+    stays zero unless the schedule decreases.
 
     Args:
-        sparsity: Fraction of the weights of each parameter that are zero: a number in [0, 1), or a
-            schedule `{type: ..., ...}` of the step.
-        schedule: Another name of `sparsity`.
-        update: When masks change, `{freq, start, stop}` or `{steps}`; None = at every step, of a
-            constant fraction never.
-        init_method: Which weights are there in the beginning, as of `Static`.
-        param_filter: A glob over names of parameters, or several; None = every trainable one with
-            two dimensions or more, except those of embeddings.
+        sparsity: Fraction of zero weights in each parameter: a number in [0, 1), or a schedule
+            `{type: ..., ...}`.
+        schedule: Alias of `sparsity`.
+        update: When masks change, `{freq, start, stop}` or `{steps}`; None = in every step, or
+            never if the fraction is constant.
+        init_method: Which weights are nonzero initially; see `Static`.
+        param_filter: One or more globs of parameter names; None = all trainable parameters with two
+            or more dimensions, except embeddings.
 
-    Cost: A sort of each parameter an update.
+    Cost: A sort of each parameter per update.
 
     Raises:
-        ConfigError: If an argument does not fit.
+        ConfigError: If an argument is invalid.
     """
 
     @checked()

@@ -1,4 +1,4 @@
-"""At which steps masks change."""
+"""Steps at which masks change."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from modelzoo_trainer.sparsity.curves import make
 
 
 class Updates(ABC):
-    """The steps of the updates; a step is the `global_step` that the optimizer's step begins at."""
+    """The steps of updates; a step is the `global_step` at its beginning."""
 
     @abstractmethod
     def last(self, step: int) -> tuple[int, int]:
-        """Return the step of the last update up to `step`, and its number, which counts from 1.
+        """Return the step and the number, counted from 1, of the last update up to `step`.
 
         Args:
-            step: At which there may be an update itself.
+            step: May be the step of an update itself.
 
         Returns:
-            (0, 0) if there was none: masks are as they were made.
+            (0, 0) if there was none: masks are the initial ones.
         """
 
     def is_due(self, step: int) -> bool:
@@ -35,12 +35,12 @@ class Updates(ABC):
 
 
 class UpdateEvery(Updates):
-    """Regular updates.
+    """Periodic updates.
 
     Args:
-        freq: Steps from one to the next, > 0.
-        start: Step of the first one, >= 0; None = `freq`.
-        stop: There are none from this step on, which is after the first one; None = no end.
+        freq: Steps between two updates, > 0.
+        start: Step of the first update, >= 0; None = `freq`.
+        stop: Step from which on there are no updates, after the first one; None = no end.
     """
 
     @checked("update")
@@ -54,8 +54,8 @@ class UpdateEvery(Updates):
         self._start = freq if start is None else start
         if stop is not None and stop <= self._start:
             raise ConfigError(
-                f"update.stop is {stop}, and the first update at step {self._start}, so that there "
-                f"would be none. Let it stop later, or begin earlier by update.start."
+                f"update.stop is {stop}, but the first update is at step {self._start}, so there "
+                f"would be none. Increase update.stop, or decrease update.start."
             )
         self._num_most = None if stop is None else -(-(stop - self._start) // freq)
 
@@ -68,7 +68,7 @@ class UpdateEvery(Updates):
 
 
 class UpdateAt(Updates):
-    """Updates at steps of a list.
+    """Updates at given steps.
 
     Args:
         steps: Each >= 0, in any order.
@@ -85,7 +85,7 @@ class UpdateAt(Updates):
 
 
 UpdateSteps = Annotated[dict[str, Any], "a mapping with freq or steps"] | Updates
-"""The arguments of `UpdateEvery` or `UpdateAt`, or one of these."""
+"""Arguments of `UpdateEvery` or `UpdateAt`, or an instance."""
 
 
 def as_updates(given: UpdateSteps, where: str) -> Updates:

@@ -6,6 +6,6 @@
       |  policy: restart, or not
       `- goodput
 
-The supervisor imports nothing of torch. What survives the child's death at any instant is in the
-shared status: that needs no disk, so a full one looks like nothing worse than it is.
+The supervisor does not import torch. The shared status survives the child's death at any instant
+and needs no disk, so a full disk does not hide how the child ended.
 """

@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from modelzoo_trainer.supervisor.timekeeper import Timekeeper
 
 STACKS_SIGNAL: Final = signal.SIGUSR2 if hasattr(signal, "SIGUSR2") else None
-"""Has a child write its stacks; in native code, so that it also does what holds the interpreter."""
+"""Makes a child write its stacks. Handled in native code: works while the GIL is held."""
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _ORPHANED: Final = 1
 
 
 class Child:
-    """Makes this process the child of a supervisor: it sends heartbeats and reports how it ends.
+    """Make this process the child of a supervisor: send heartbeats and report how it ends.
 
-    It dies with its supervisor.
+    The process is killed when its supervisor dies.
 
     Raises:
-        OSError: If there is no such supervisor.
+        OSError: If that supervisor is not running.
     """
 
     def __init__(self, spec: LaunchSpec) -> None:
@@ -46,7 +46,7 @@ class Child:
         self._shared = SharedStatus.attach(spec.descriptor)
         os.set_inheritable(spec.descriptor, False)
         _die_with(spec.supervisor)
-        if hasattr(signal, "SIGTTOU"):  # its group is in the background: it may write nonetheless
+        if hasattr(signal, "SIGTTOU"):  # allow output from a background process group
             signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         self._write_stacks_on_request()
         self._report = Report(pid=os.getpid())
@@ -67,7 +67,7 @@ class Child:
     # ---- while it lives
 
     def _beat(self) -> None:
-        if os.getppid() != self.spec.supervisor:  # where the kernel does not see to it
+        if os.getppid() != self.spec.supervisor:  # where the kernel does not kill orphans
             os._exit(_ORPHANED)
         self._shared.heartbeat += 1
         if self._timekeeper is not None:
@@ -79,7 +79,7 @@ class Child:
         return self._autorestart.position()
 
     def begin_trainer(self, number: int, autorestart: AutoRestart) -> None:
-        """Have a trainer measured and watched; those before it are done."""
+        """Start measuring and watching a trainer; earlier ones are done."""
         from modelzoo_trainer.callback import register_global_callback
         from modelzoo_trainer.supervisor.timekeeper import Timekeeper
 
@@ -104,7 +104,7 @@ class Child:
     def end_trainer(self, number: int, interrupted: str | None) -> None:
         """Note how a trainer ended.
 
-        `interrupted`: what ended it before its time; None = it is done.
+        `interrupted`: what ended it early; None = it is done.
         """
         if interrupted is None:
             self._shared.num_done = number + 1
@@ -117,7 +117,7 @@ class Child:
         self._update_report(checkpoint=str(path.absolute()))
 
     def fail(self, error: BaseException) -> None:
-        """Note what ends this process."""
+        """Record the exception that ends this process."""
         step = known(self._shared.step)
         self._update_report(failure=Failure.of(error, step))
 
@@ -127,12 +127,12 @@ class Child:
 
     def _update_report(self, **news: Any) -> None:
         self._report = replace(self._report, **news)
-        with suppress(OSError):  # a full disk: the exit code and the shared status say the rest
+        with suppress(OSError):  # full disk: the exit code and shared status remain
             self._report.write(self.spec.report)
 
 
 def _die_with(supervisor: int) -> None:
-    """Have the kernel kill this process when that of its supervisor ends, where it can."""
+    """Have the kernel kill this process when its supervisor dies, where supported."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -12,34 +12,34 @@ from modelzoo_trainer.supervisor.protocol import UNKNOWN, Kind, SharedStatus, kn
 FORMAT_VERSION: Final = 1
 KINDS = ("steps", "data", "saving", "validation", "compiling", "startup", "lost", "other", "down")
 """Useful steps, waiting for data, ...; `lost` are steps that were repeated or did not finish;
-`compiling` is the time that an attempt's first batch took beyond the median; `down` lies between
-two attempts; `other` is the end of a run, and what lies between its stages."""
+`compiling` is the time of an attempt's first batch beyond the median; `down` is the time between
+two attempts; `other` is the time between stages and at the end of a run."""
 _MEASURED: Final = (Kind.DATA, Kind.SAVING, Kind.VALIDATION, Kind.STARTUP, Kind.OTHER)
 
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One child that has ended: what it measured, and how it ended."""
+    """A child that has ended: what it measured, and how it ended."""
 
     number: int  # from 1
-    down_s: float  # between the end of the one before and its start
+    down_s: float  # since the previous attempt ended
     shared: SharedStatus
     ending: Ending
 
     @property
     def is_between(self) -> bool:
-        """Whether the steps are of a trainer that is done, and the next has not begun."""
+        """Whether the steps belong to a finished trainer and the next one has not started."""
         return self.shared.trainer < self.shared.num_done
 
     @property
     def progress(self) -> tuple[int, int]:
-        """The trainers that are done, and how far the next came."""
+        """The number of finished trainers, and the step that the next one reached."""
         step = 0 if self.is_between else max(self.shared.step, self.shared.saved_step, 0)
         return int(self.shared.num_done), int(step)
 
     @property
     def start(self) -> tuple[int, int]:
-        """The trainers that were done when the last one began, and where its fit began."""
+        """The number of trainers finished before the last one, and the step at which it started."""
         return int(self.shared.trainer), known(self.shared.start_step) or 0
 
     @property
@@ -51,7 +51,7 @@ class Attempt:
         return self.start[1] if saved is None else saved
 
     def breakdown(self, kept_step: int) -> dict[str, float]:
-        """Return its seconds by the names of `KINDS`; they add up to its life and `down_s`.
+        """Return seconds by the names of `KINDS`; they add up to its lifetime plus `down_s`.
 
         `kept_step`: the last step that was not repeated.
         """
@@ -69,7 +69,7 @@ class Attempt:
         }
 
     def _redone(self, kept_step: int, steps: float) -> float:
-        """Return the seconds of steps after the one that was kept."""
+        """Return the seconds of steps after the kept one."""
         shared = self.shared
         start, step = shared.start_step, shared.step
         if UNKNOWN in (start, step) or kept_step >= step:
@@ -96,7 +96,7 @@ class Attempt:
 
 
 class Goodput:
-    """The attempts of a run, and where its time went."""
+    """The attempts of a run and where the time went."""
 
     def __init__(self, command: Sequence[str], started: str) -> None:
         self._command = list(command)
@@ -104,7 +104,7 @@ class Goodput:
         self.attempts: list[Attempt] = []
 
     def breakdowns(self) -> list[dict[str, float]]:
-        """Return the seconds of each attempt; those of steps that a later one repeats are lost."""
+        """Return the seconds of each attempt; steps that a later attempt repeats count as lost."""
         found = []
         for idx, attempt in enumerate(self.attempts):
             kept = attempt.surviving_step
@@ -116,7 +116,7 @@ class Goodput:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is written as `ledger.json`."""
+        """Return the content of `ledger.json`."""
         breakdowns = self.breakdowns()
         attempts = [one.to_dict(b) for one, b in zip(self.attempts, breakdowns, strict=True)]
         totals = {kind: sum(one[kind] for one in breakdowns) for kind in KINDS}

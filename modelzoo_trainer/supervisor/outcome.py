@@ -1,4 +1,4 @@
-"""How a child ended, whether it is started again, and after how long."""
+"""How a child ended, whether to restart it, and after how long."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _REQUESTS: Final = frozenset(one.name for one in STOP_SIGNALS)
 
 
 class Outcome(enum.StrEnum):
-    """The classes of ends."""
+    """Ways in which a child can end."""
 
     DONE = "done"
     STOPPED = "stopped on request"
-    WRONG_CONFIG = "wrong configuration"
-    CANNOT_HEAL = "cannot heal by itself"
+    INVALID_CONFIG = "invalid configuration"
+    NOT_RETRYABLE = "not retryable"
     CRASHED = "crashed"
     KILLED = "killed"
     HUNG = "hung"
 
 
 FAILURES: Final = frozenset({Outcome.CRASHED, Outcome.KILLED, Outcome.HUNG})
-"""Those after which the run is started again."""
+"""Outcomes after which the run is restarted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What is known of the end of a child."""
+    """How a child ended."""
 
     outcome: Outcome
     cause: str
@@ -60,13 +60,12 @@ def classify(
 ) -> Ending:
     """Return how a child ended.
 
-    A child that somebody else asks to stop (SIGTERM, SIGINT or SIGUSR1 to it alone, a stop file,
-    the end of its time) ends the run as well: whoever stops the process that trains wants the
-    training to stop, and it has written its checkpoint. Only what nobody asked for is a failure.
+    A stop request sent to the child alone (SIGTERM, SIGINT or SIGUSR1, a stop file, a time limit)
+    ends the run as well: the child has written its checkpoint. Only ends that nobody requested
+    are failures.
 
-    `code`: of its process; below 0 = the signal that killed it. `is_cut`: whether it has trained,
-    and not all of its trainers have come to their end: then an exit code 0 is that of somebody's
-    `sys.exit`.
+    `code`: exit code of the process; below 0 = the signal that killed it. `is_cut`: whether it has
+    trained but not finished all trainers: exit code 0 then comes from a `sys.exit` in user code.
     """
     name = _signal_name(code)
     if code == DONE and is_cut and not passed_on:
@@ -94,13 +93,13 @@ def _stopped(by: str) -> Ending:
 
 def _failed(code: int, failure: Failure | None) -> Ending:
     if code == WRONG_USE or (failure is not None and failure.is_config):
-        return Ending(Outcome.WRONG_CONFIG, "the command or the file is wrong", WRONG_USE)
+        return Ending(Outcome.INVALID_CONFIG, "the command or the file is invalid", WRONG_USE)
     if failure is None:
         return Ending(Outcome.CRASHED, f"ended with exit code {code}")
     lines = failure.message.splitlines()
     cause = f"{failure.kind}: {lines[0]}" if lines else failure.kind
     return Ending(
-        Outcome.CRASHED if failure.can_heal else Outcome.CANNOT_HEAL,
+        Outcome.CRASHED if failure.can_heal else Outcome.NOT_RETRYABLE,
         cause,
         fingerprint=(failure.kind, _ADDRESS.sub("0x", failure.message), failure.step),
     )
@@ -117,12 +116,12 @@ FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 
 Progress = tuple[int, int]
-"""The trainer at hand, and the later of its last step and its newest checkpoint."""
+"""The index of the current trainer, and the later of its last step and its newest checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What happens after an attempt."""
+    """Whether to restart after an attempt, and why."""
 
     is_again: bool
     pause_s: float = 0.0
@@ -130,21 +129,21 @@ class Decision:
 
 
 class Policy:
-    """Decides on restarts: a budget of those in a row without progress.
+    """Decide on restarts: a budget of restarts in a row without progress.
 
-    Progress is more than any attempt before had, so a run that fails again and again ends in any
-    case. After progress it is started again at once; without, after 1, 2, 4, ... and at most 60
-    seconds, because a machine's trouble may be temporary.
+    Progress means getting further than any previous attempt, so a run that keeps failing ends
+    eventually. Restart at once after progress, else after 1, 2, 4, ... and at most 60 seconds,
+    because the cause may be temporary.
     """
 
     def __init__(self) -> None:
         self._best: Progress | None = None
-        self._num_fruitless = 0
+        self._num_without_progress = 0
         self._num_attempts = 0
         self._last: Ending | None = None
 
     def decide(self, ending: Ending, start: Progress, end: Progress, budget: int) -> Decision:
-        """Return what follows an attempt."""
+        """Decide what to do after an attempt."""
         before, self._last = self._last, ending
         best = start if self._best is None else max(start, self._best)
         has_progressed = end > best
@@ -154,19 +153,19 @@ class Policy:
         is_restart = self._num_attempts > 0
         self._num_attempts += 1
         if has_progressed:
-            self._num_fruitless = 0
+            self._num_without_progress = 0
             return Decision(is_again=True, reason=f"{_restarts(budget)} without progress left")
-        self._num_fruitless += is_restart
+        self._num_without_progress += is_restart
         is_same = before is not None and before.fingerprint == ending.fingerprint
         if is_same and ending.fingerprint is not None:
             return Decision(
                 is_again=False,
-                reason="the same error at the same step twice in a row will not heal by itself",
+                reason="the same error occurred twice in a row at the same step",
             )
-        if self._num_fruitless >= budget:
+        if self._num_without_progress >= budget:
             return Decision(is_again=False, reason=f"{_restarts(budget)} in a row without progress")
-        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._num_fruitless)
-        left = f"{_restarts(budget - self._num_fruitless)} without progress left"
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._num_without_progress)
+        left = f"{_restarts(budget - self._num_without_progress)} without progress left"
         return Decision(is_again=True, pause_s=pause_s, reason=left)
 
 

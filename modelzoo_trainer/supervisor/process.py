@@ -1,4 +1,4 @@
-"""The child's process: started, sent signals to, watched for beats, killed."""
+"""The child's process: start, signals, heartbeat check, kill."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from modelzoo_trainer.supervisor.settings import Settings
 from modelzoo_trainer.watchdog import StallTimer
 
 _POLL_S: Final = 0.05
-_SLOW_END_S: Final = 10.0  # that a child gets to write stacks and leave, once it knows it hangs
+_SLOW_END_S: Final = 10.0  # for a hung child to write its stacks and exit
 _STACKS_S: Final = 1.0
 _KILL_S: Final = 60.0
 
 
 class Stops:
-    """The signals that ask the supervisor to stop, in the order in which they came."""
+    """Signals that ask the supervisor to stop, in order of arrival."""
 
     def __init__(self) -> None:
         self.received: list[str] = []
@@ -32,21 +32,21 @@ class Stops:
 
     @property
     def is_asked(self) -> bool:
-        """Whether there was one."""
+        """Whether a signal has arrived."""
         return bool(self.received)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Receive them instead of dying; only the main thread can."""
+        """Record these signals instead of dying. Only the main thread can."""
         before = {}
         try:
             for number in STOP_SIGNALS:
                 before[number] = signal.signal(number, self._receive)
             ended = getattr(signal, "SIGCHLD", None)
             if ended is not None and signal.getsignal(ended) is signal.SIG_IGN:
-                # Inherited from whoever started this one: how a child ended would not be known.
+                # An inherited handler would hide how a child ended.
                 before[ended] = signal.signal(ended, signal.SIG_DFL)
-        except ValueError:  # not the main thread: signals belong to the caller
+        except ValueError:  # not the main thread: the caller handles signals
             pass
         try:
             yield
@@ -58,14 +58,14 @@ class Stops:
         self.received.append(signal.Signals(number).name)
 
     def pause(self, seconds: float) -> None:
-        """Sleep, but not after one has come."""
+        """Sleep until the time is over or a signal has arrived."""
         end = time.monotonic() + seconds
         while not self.is_asked and time.monotonic() < end:
             time.sleep(min(_POLL_S, seconds))
 
 
 class Process:
-    """A child in a process group of its own, so that Ctrl-C reaches it once: through here.
+    """A child in its own process group, so that Ctrl-C reaches it once, through the supervisor.
 
     Raises:
         OSError: If it cannot be started.
@@ -79,11 +79,11 @@ class Process:
             command, stdin=subprocess.DEVNULL, pass_fds=(shared.descriptor,), process_group=0
         )
         self.hung: str | None = None
-        """What was found, if it had to be killed because it stood still."""
+        """Why the child was killed, if it stopped responding."""
         self._timer = StallTimer(_POLL_S)
 
     def wait(self, settings: Settings) -> int:
-        """Wait for its end, and return its code: below 0 = the signal that killed it."""
+        """Wait for the child to end; return its exit code, below 0 = the signal that killed it."""
         while self._popen.poll() is None:
             time.sleep(_POLL_S)
             self._pass_on()
@@ -112,12 +112,12 @@ class Process:
         else:
             limit_s = settings.beat_timeout_s
         if self._timer.is_stalled(shared.heartbeat, limit_s):
-            self.hung = f"the process stood still for {self._timer.idle_s:.0f} s"
+            self.hung = f"the process did not respond for {self._timer.idle_s:.0f} s"
             self._write_stacks()
             self._kill()
 
     def _write_stacks(self) -> None:
-        # Before the child has taken the signal over, it would be killed by it: which is all right.
+        # If the child has no handler for the signal yet, the signal kills it, which is acceptable.
         if STACKS_SIGNAL is not None:
             self._popen.send_signal(STACKS_SIGNAL)
             with suppress(subprocess.TimeoutExpired):
@@ -131,11 +131,11 @@ class Process:
             self._popen.wait(_KILL_S)
         except subprocess.TimeoutExpired:
             raise TimeoutError(
-                f"process {self._popen.pid} has been killed and does not end: it waits for a "
-                f"device or a disk. Look there; the run can go on when it is gone."
+                f"process {self._popen.pid} was killed but does not end: it is blocked on a device "
+                f"or a disk. Check these; the run can be resumed once the process is gone."
             ) from None
 
     def _sweep(self) -> None:
-        """Kill what the child has left behind, such as workers that were just being started."""
+        """Kill processes left behind by the child, such as starting workers."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._popen.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What supervisor and child exchange: the launch spec, the shared status and the child's report."""
+"""Data shared by supervisor and child: the launch spec, the shared status and the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modelzoo_trainer.errors import CheckpointMismatch, ConfigError, HookError
 
 OPTION: Final = "--supervised"
 UNKNOWN: Final = -1.0  # in the shared status
-_MISFIT: Final = "is for a supervisor to give, and this is nothing that one gave. Leave it out."
+_MISFIT: Final = "is set by the supervisor and cannot be given by hand. Omit it."
 _HOPELESS: Final = (CheckpointMismatch, ConfigError, HookError, ImportError, SyntaxError)
 _LONGEST: Final = 2000  # characters of a message
 
@@ -27,29 +27,29 @@ _LONGEST: Final = 2000  # characters of a message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
-    """What a child needs to know."""
+    """What a child is started with."""
 
     folder: str  # of the supervisor; the child writes its files there
     attempt: int  # from 1
-    supervisor: int  # the process that it must not survive
+    supervisor: int  # its process id; the child dies with it
     descriptor: int  # of the shared status
-    trainer: int = 0  # the first trainer of the file that is not done yet
+    trainer: int = 0  # index of the first unfinished trainer
     is_restart: bool = False  # whether the run has written a checkpoint before
     checkpoint: str | None = None  # the newest, if known
-    # when the first attempt at that trainer began its fit, on the monotonic clock, which all
-    # processes share; None = none has
+    # start of the first fit of that trainer in any attempt, on the monotonic clock, which all
+    # processes share; None = not started yet
     began: float | None = None
 
     def to_words(self) -> list[str]:
-        """Return it as words of a command line."""
+        """Return it as command-line arguments."""
         return [OPTION, json.dumps(asdict(self))]
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return what the words say.
+        """Parse the argument.
 
         Raises:
-            ValueError: If a supervisor did not write them.
+            ValueError: If it was not written by a supervisor.
         """
         try:
             made = cls(**json.loads(text))
@@ -62,7 +62,7 @@ class LaunchSpec:
 
     @property
     def report(self) -> Path:
-        """The file in which the child says what happened to it."""
+        """The file of the child's report."""
         return Path(self.folder, f"attempt_{self.attempt}.json")
 
     @property
@@ -72,7 +72,7 @@ class LaunchSpec:
 
 
 def without_launch_spec(words: list[str]) -> list[str]:
-    """Return the words of a command line as the user wrote them."""
+    """Return the command-line arguments as the user wrote them."""
     if OPTION not in words:
         return words
     at = words.index(OPTION)
@@ -83,7 +83,7 @@ def without_launch_spec(words: list[str]) -> list[str]:
 
 
 class Kind(enum.IntEnum):
-    """What a process spends its time on."""
+    """Kinds of time."""
 
     STARTUP = 0
     DATA = 1
@@ -92,30 +92,30 @@ class Kind(enum.IntEnum):
     SAVING = 4
     VALIDATION = 5
     OTHER = 6
-    CUT_OFF = 7  # a step in which it died
+    CUT_OFF = 7  # a step that did not finish
 
 
 class SharedStatus(ctypes.Structure):
-    """Numbers that the child writes and the supervisor reads, at any time and after its death.
+    """Numbers that the child writes and the supervisor reads, even after the child has died.
 
-    Every field is a double, so it is written as a whole. The memory has no name in any file
-    system; the child inherits its file descriptor.
+    Every field is a double, so writes are atomic. The memory has no name in any file system; the
+    child inherits its file descriptor.
     """
 
     heartbeat: float  # rises while the interpreter runs
-    is_hung: float  # the child's own watchdog has found that
-    num_done: float  # trainers that have finished, in earlier attempts as well
-    kind: float  # of what is in progress
-    since: float  # monotonic clock: when that began
-    trainer: float  # index of the one that the fields below belong to
-    start_step: float  # at which its fit began
+    is_hung: float  # set by the child's own watchdog
+    num_done: float  # trainers that have finished, in all attempts
+    kind: float  # what the time is currently spent on
+    since: float  # monotonic clock: start of that
+    trainer: float  # index of the trainer of the fields below
+    start_step: float  # first step of its fit
     step: float  # the last completed one
     saved_step: float  # of the newest checkpoint that this process has committed
-    spent_at_start: float  # seconds of STEPS when that fit began
-    spent_at_save: float  # likewise when that checkpoint was made
+    spent_at_start: float  # seconds of STEPS when that fit started
+    spent_at_save: float  # likewise when that checkpoint was saved
     median_s: float  # of a batch
-    began: float  # monotonic clock: when the first fit of that trainer in this process began
-    _fields_ = [  # ctypes wants a list
+    began: float  # monotonic clock: start of that trainer's first fit in this process
+    _fields_ = [  # ctypes requires a list
         *((name, ctypes.c_double) for name in __annotations__),
         ("seconds", ctypes.c_double * len(Kind)),
     ]
@@ -123,14 +123,14 @@ class SharedStatus(ctypes.Structure):
 
     @classmethod
     def attach(cls, descriptor: int) -> Self:
-        """Return the status behind a file descriptor, which `close` closes."""
+        """Map the status of a file descriptor, which `close` closes."""
         shared = cls.from_buffer(mmap.mmap(descriptor, mmap.PAGESIZE))
         shared.descriptor = descriptor
         return shared
 
     @classmethod
     def create(cls) -> Self:
-        """Return the status of a process that starts now."""
+        """Create the status of a new process."""
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("status")
         else:
@@ -143,17 +143,17 @@ class SharedStatus(ctypes.Structure):
         return shared
 
     def close(self) -> None:
-        """Close the file descriptor; the memory goes with the last object that refers to it."""
+        """Close the file descriptor; the memory is freed with its last reference."""
         os.close(self.descriptor)
 
     def begin_trainer(self, number: int) -> None:
-        """Set the index of the trainer, and forget the steps of the one before."""
+        """Set the index of the trainer and reset the steps."""
         self.start_step = self.step = self.saved_step = UNKNOWN
         self.spent_at_start = self.spent_at_save = self.median_s = self.began = UNKNOWN
         self.trainer = number
 
     def switch(self, kind: Kind) -> float:
-        """Count the time from now on as `kind`, and return the seconds of what ends with this."""
+        """Count time as `kind` from now on; return the seconds of the kind that ends."""
         now = time.monotonic()
         elapsed = now - self.since
         self.seconds[int(self.kind)] += elapsed
@@ -162,7 +162,7 @@ class SharedStatus(ctypes.Structure):
         return elapsed
 
     def end(self) -> None:
-        """Count the time up to now, for a process that has ended."""
+        """Count the time up to now, after the process has ended."""
         if self.kind in (Kind.FIRST_STEP, Kind.STEPS):
             self.kind = Kind.CUT_OFF
         self.switch(Kind.OTHER)
@@ -180,10 +180,10 @@ def known(value: float) -> int | None:
 class Failure:
     """The exception that ended a child."""
 
-    kind: str  # its type's name, with the module
-    message: str  # its text, shortened
+    kind: str  # qualified name of its type
+    message: str  # shortened
     step: int | None  # the global step at that time; None = before training
-    # whether another attempt may fare better: not if something is to be mended first
+    # whether another attempt may succeed without a fix
     can_heal: bool
     is_config: bool
 
@@ -203,22 +203,22 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a child says happened to it; the defaults are what is known of one that said nothing."""
+    """The child's report; the defaults stand for a child that wrote none."""
 
     pid: int = 0
     checkpoint: str | None = None  # the newest that it has committed
-    # what ended a trainer before its time, such as "SIGTERM" or "stop file"
+    # what ended a trainer early, such as "SIGTERM" or "stop file"
     interrupted: str | None = None
     hung: str | None = None  # what its watchdog found
     failure: Failure | None = None
 
     def write(self, path: Path) -> None:
-        """Write it: whole, or not at all."""
+        """Write the report atomically."""
         write_json(path, asdict(self))
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Return what a child wrote."""
+        """Read a child's report."""
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
             failure = raw.pop("failure")
@@ -228,10 +228,10 @@ class Report:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a file whole, or not at all.
+    """Write a JSON file atomically.
 
     Raises:
-        OSError: If that fails.
+        OSError: If it cannot be written.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:

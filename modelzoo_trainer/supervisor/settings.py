@@ -1,4 +1,4 @@
-"""What a file says of restarts, read without the rest of it, and without torch."""
+"""Restart settings of a configuration file, read without torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from modelzoo_trainer.watchdog import STARTUP_TIMEOUT_S
 
 _WORD: Final = "autorestart"
 _BEAT_TIMEOUT_S: Final = 300.0
-_MODEL_DIR: Final = "model_dir"  # as the trainer has it
+_MODEL_DIR: Final = "model_dir"  # the trainer's default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a supervisor needs to know of one trainer."""
+    """The supervisor's settings for one trainer."""
 
     model_dir: Path
     max_num_restarts: int  # most restarts in a row without progress, > 0
@@ -26,9 +26,9 @@ class Settings:
 
     @property
     def beat_timeout_s(self) -> float:
-        """After how long a child whose interpreter stands still is killed.
+        """Seconds without a heartbeat after which a child is killed.
 
-        Longer than what its own watchdog takes: another library may hold the interpreter.
+        Longer than the child's own watchdog: another library may hold the GIL.
         """
         return _BEAT_TIMEOUT_S if self.hang_timeout is None else 3 * self.hang_timeout + 1
 
@@ -46,14 +46,14 @@ def read_settings(
     changes: Sequence[str],
     options: Mapping[str, str | None],
 ) -> list[Settings]:
-    """Return the settings of each trainer of a file; none if it does not ask for restarts.
+    """Return the settings of each trainer of a file; empty if restarts are not enabled.
 
-    A file that is wrong asks for nothing: who runs it says what is wrong.
+    Empty for an invalid file too: the run itself reports what is invalid.
 
     `changes`: as for `--set`.
 
     Raises:
-        ConfigError: If only some trainers of a list ask for restarts.
+        ConfigError: If only some trainers of a list enable restarts.
     """
     if not _is_mentioned(path, changes):
         return []
@@ -68,18 +68,18 @@ def read_settings(
     if asking and len(asking) < len(found):
         without = found.index(None)
         raise ConfigError(
-            f"{path}: trainer[{without}].init.autorestart: restarts are not asked for, but "
-            f"{len(asking)} of the {len(found)} trainers ask for them. Write it for all or none."
+            f"{path}: trainer[{without}].init.autorestart is missing, but {len(asking)} of the "
+            f"{len(found)} trainers have it. Set it for all trainers or for none."
         )
     return asking
 
 
 def _is_mentioned(path: Path, changes: Sequence[str]) -> bool:
-    """Return whether it is worth the time to read the file as YAML."""
+    """Return whether the file may enable restarts, without parsing it as YAML."""
     from modelzoo_trainer.config.loader import MAX_BYTES
 
     try:
-        if not path.is_file():  # what comes through a pipe can be read only once
+        if not path.is_file():  # a pipe can be read only once
             return False
         if any(_WORD in change for change in changes):
             return True
@@ -105,7 +105,7 @@ def _read(
 
 
 def _settings_of(item: Any) -> Settings | None:
-    """Return what one trainer asks for; None = nothing, or nothing that could be right."""
+    """Return one trainer's settings; None = not enabled or invalid."""
     init = _get(_get(item, "trainer"), "init")
     section = _get(init, _WORD)
     num = _get(section, "max_num_restarts")

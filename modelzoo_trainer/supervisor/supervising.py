@@ -1,4 +1,4 @@
-"""The supervisor: starts a command as its child until it is done, or cannot be."""
+"""The supervisor: runs a command as its child and restarts it after failures."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def supervise(
     *,
     shown: Sequence[str] | None = None,
 ) -> int:
-    """Run a command as a child, again and again if it fails, and return the exit code.
+    """Run a command as a child, restart it after failures, and return the exit code.
 
-    SIGINT, SIGTERM and SIGUSR1 are passed on, once each; the same one a second time kills the
-    child. What the child prints goes where this process prints.
+    SIGINT, SIGTERM and SIGUSR1 are forwarded once each; sending the same one again kills the
+    child. The child's output goes to this process's stdout and stderr.
 
-    `shown`: the command as the goodput file shows it; None = as it is.
+    `shown`: the command as the goodput file shows it; None = `command`.
 
     Raises:
-        ConfigError: If the folder cannot be made.
+        ConfigError: If the folder cannot be created.
     """
     stops = Stops()
     with stops.listening():
@@ -81,16 +81,16 @@ class _Supervision:
         self._spec = LaunchSpec(
             folder=str(self._folder), attempt=0, supervisor=os.getpid(), descriptor=-1
         )
-        """What the next child needs to know."""
+        """The launch spec of the next child."""
 
     def run(self) -> int:
         while True:
             attempt = self._attempt()
             ending = attempt.ending
-            if ending.outcome is Outcome.WRONG_CONFIG and self._is_unborn(attempt):
+            if ending.outcome is Outcome.INVALID_CONFIG and self._never_started(attempt):
                 self._discard()
                 return ending.exit_code
-            budget = self._settings_at_hand.max_num_restarts
+            budget = self._current_settings.max_num_restarts
             decision = self._policy.decide(ending, attempt.start, attempt.progress, budget)
             again = decision.is_again and not self._stops.is_asked
             self._report(attempt, decision, again=again)
@@ -101,12 +101,12 @@ class _Supervision:
                 return self._end(classify(FAILED, Report(), passed_on=tuple(self._stops.received)))
 
     @property
-    def _settings_at_hand(self) -> Settings:
+    def _current_settings(self) -> Settings:
         return self._settings[min(self._spec.trainer, len(self._settings) - 1)]
 
     def _attempt(self) -> Attempt:
-        """Run one child to its end, and return what is known of it."""
-        settings = self._settings_at_hand
+        """Run one child to its end."""
+        settings = self._current_settings
         shared = SharedStatus.create()
         started_at = shared.since
         try:
@@ -127,7 +127,7 @@ class _Supervision:
             is_cut=shared.step != UNKNOWN and shared.num_done < len(self._settings),
         )
         down_s = started_at - self._ended_at
-        final = SharedStatus.from_buffer_copy(shared)  # the mapped one keeps a file descriptor open
+        final = SharedStatus.from_buffer_copy(shared)  # the mapped one keeps its descriptor open
         attempt = Attempt(number=number, down_s=down_s, shared=final, ending=ending)
         self._ended_at = final.since
         self._learn(attempt, report)
@@ -139,7 +139,7 @@ class _Supervision:
         return attempt
 
     def _learn(self, attempt: Attempt, report: Report) -> None:
-        """Keep what the next child needs to know."""
+        """Update the launch spec of the next child."""
         shared, spec = attempt.shared, self._spec
         if shared.num_done != spec.trainer:
             done = int(shared.num_done)
@@ -153,16 +153,16 @@ class _Supervision:
 
     def _report(self, attempt: Attempt, decision: Decision, *, again: bool) -> None:
         ending, step = attempt.ending, known(attempt.shared.step)
-        if ending.outcome not in FAILURES and ending.outcome is not Outcome.CANNOT_HEAL:
+        if ending.outcome not in FAILURES and ending.outcome is not Outcome.NOT_RETRYABLE:
             return
         at = "before the first step" if step is None else f"at step {step}"
         text = f"Attempt {attempt.number} failed {at}: {ending.cause}."
         if again:
             after = f" in {decision.pause_s:.0f} s" if decision.pause_s else ""
-            whence = "its newest checkpoint" if self._spec.is_restart else "where it began"
-            text += f" Starting it again{after} from {whence}; {decision.reason}."
+            source = "its newest checkpoint" if self._spec.is_restart else "the start"
+            text += f" Restarting{after} from {source}; {decision.reason}."
         elif not self._stops.is_asked:
-            text += f" Not started again: {decision.reason or 'that cannot heal by itself'}."
+            text += f" Not restarting: {decision.reason or 'this error is not retryable'}."
         self._print(text)
 
     def _end(self, ending: Ending) -> int:
@@ -175,16 +175,16 @@ class _Supervision:
             write_json(path, self._goodput.to_dict())
         except OSError as error:
             if not self._has_warned:
-                self._print(f"{path} cannot be written: {error.strerror or error}.")
+                self._print(f"failed to write {path}: {error.strerror or error}.")
             self._has_warned = True
 
     @staticmethod
-    def _is_unborn(attempt: Attempt) -> bool:
+    def _never_started(attempt: Attempt) -> bool:
         shared = attempt.shared
         return attempt.number == 1 and shared.start_step == UNKNOWN and not shared.num_done
 
     def _discard(self) -> None:
-        """Leave nothing behind of a run that never was."""
+        """Delete the folder of a run that never started."""
         with suppress(OSError):
             for path in self._folder.iterdir():
                 path.unlink()
@@ -195,7 +195,7 @@ class _Supervision:
 
 
 def _make_folder(parent: Path) -> Path:
-    """Make a new folder, named after the time."""
+    """Create a new folder named after the current time."""
     name = time.strftime("%Y%m%d_%H%M%S")
     number = 1
     try:
@@ -204,7 +204,7 @@ def _make_folder(parent: Path) -> Path:
             folder = parent / (name if number == 1 else f"{name}_{number}")
             try:
                 folder.mkdir()
-            except FileExistsError:  # another run began in the same second
+            except FileExistsError:  # another run started in the same second
                 number += 1
             else:
                 return folder.absolute()

@@ -1,4 +1,4 @@
-"""Measure what a supervised run spends its time on."""
+"""Measure where the time of a supervised run goes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _NUM_KEPT: Final = 101
 
 
 class Timekeeper(Callback):
-    """Writes into the shared status how far the run is, and what each second went to.
+    """Write the progress of the run and the time by kind into the shared status.
 
-    Every instant belongs to one kind, and what ends one begins the next, so the seconds add up to
-    the life of the process. It must be called last of all callbacks. On an asynchronous device a
-    step lasts as long as the host is held up by it.
+    Kinds do not overlap and leave no gap, so the seconds add up to the life of the process. Must
+    be called after all other callbacks. On an asynchronous device, a step lasts as long as it
+    blocks the host.
     """
 
     def __init__(self, shared: SharedStatus) -> None:
@@ -39,7 +39,7 @@ class Timekeeper(Callback):
         self._spent_at: dict[int, float] = {}
 
     def note_median(self) -> None:
-        """Write how long a batch takes, the first one left out. Thread-safe."""
+        """Write the median duration of a batch, without the first one. Thread-safe."""
         durations = list(self._durations)
         if durations:
             self._shared.median_s = statistics.median(durations)
@@ -96,7 +96,7 @@ class Timekeeper(Callback):
         self._shared.switch(Kind.VALIDATION)
 
     def _after_interruption(self) -> Kind:
-        """Return what to continue with after a validation or a save that begins now."""
+        """Return the kind to continue with after a validation or a save that starts now."""
         kind = Kind(int(self._shared.kind))
         return Kind.OTHER if kind is Kind.STARTUP else kind
 

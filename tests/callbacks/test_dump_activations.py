@@ -202,7 +202,7 @@ def test_without_values_there_are_no_files(make, batches):
 def test_a_folder_that_cannot_be_made_is_refused(make, batches, tmp_path):
     (tmp_path / "file").write_text("")
     trainer = make(DumpActivations(outdir=tmp_path / "file" / "dumps"))
-    with pytest.raises(ConfigError, match=r"DumpActivations\.outdir .* cannot be made"):
+    with pytest.raises(ConfigError, match=r"DumpActivations\.outdir .* cannot be created"):
         trainer.fit(batches)
 
 
@@ -211,7 +211,7 @@ def test_a_file_that_cannot_be_written_is_told_once(make, batches, tmp_path, cap
     trainer = make(DumpActivations(tmp_path / "out", buffer_steps=1))
     trainer.fit(batches)
     assert trainer.global_step == 4
-    assert caplog.text.count("could not be written, nothing more is dumped") == 1
+    assert caplog.text.count("no more activations are dumped") == 1
 
 
 @pytest.mark.parametrize("buffer_steps", [0, -1, 1.5, True])
@@ -222,5 +222,5 @@ def test_a_count_that_does_not_fit_is_refused(buffer_steps):
 
 @pytest.mark.parametrize("outdir", [5, ""])
 def test_what_is_no_folder_is_refused(outdir):
-    with pytest.raises(ConfigError, match=r"DumpActivations\.outdir is .*; it must name a folder"):
+    with pytest.raises(ConfigError, match=r"DumpActivations\.outdir is .*; it must be a folder"):
         DumpActivations(outdir)

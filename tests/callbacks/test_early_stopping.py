@@ -63,7 +63,7 @@ def test_the_run_ends_when_the_metric_no_longer_improves(run, values, settings, 
 def test_it_says_why(run):
     trainer = run([1.0, 2.0, 3.0, 4.0], EarlyStopping("score", patience=2))
     assert trainer.early_exit.reason == (
-        "EarlyStopping: score has had 2 values no better than 1 at step 1"
+        "EarlyStopping: score had 2 values not better than 1 at step 1"
     )
 
 
@@ -213,8 +213,8 @@ def test_one_that_is_no_number_is_refused(make, batches):
 def test_each_value_is_told_if_asked_for(run, caplog):
     caplog.set_level(logging.INFO, logger="modelzoo_trainer")
     run([2.0, 1.0, 1.5], EarlyStopping("score", verbose=True))
-    assert "score improves to 1 at step 2." in caplog.text
-    assert "score is 1.5 at step 3, no better than 1 at step 2: 1 of 3." in caplog.text
+    assert "score improved to 1 at step 2" in caplog.text
+    assert "score is 1.5 at step 3, not better than 1 at step 2 (1 of 3)" in caplog.text
 
 
 @pytest.mark.parametrize(

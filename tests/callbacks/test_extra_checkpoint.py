@@ -168,13 +168,15 @@ def test_a_disk_that_refuses_does_not_end_the_run(make, batches, caplog, monkeyp
     trainer = make(ExtraCheckpoint(steps=2))
     trainer.fit(batches)
     assert trainer.global_step == 4
-    assert "extra_2 WAS NOT WRITTEN: no" in caplog.text
+    assert "extra_2: no" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_is_refused_at_once(make, batches):
     trainer = make(ExtraCheckpoint(steps=2))
     (trainer.model_dir / "extra").write_text("")
-    with pytest.raises(ConfigError, match=r"ExtraCheckpoint\.folder: nothing can be written"):
+    with pytest.raises(
+        ConfigError, match=r"ExtraCheckpoint\.folder: the folder .* is not writable"
+    ):
         trainer.fit(batches)
 
 
@@ -189,12 +191,12 @@ def test_the_name_of_the_runs_own_checkpoints_is_refused(make):
 
 
 def test_two_under_the_same_names_are_refused(make):
-    with pytest.raises(ConfigError, match="two ExtraCheckpoint write under the names"):
+    with pytest.raises(ConfigError, match="two ExtraCheckpoint use the name"):
         make(ExtraCheckpoint(steps=1), ExtraCheckpoint(steps=2))
 
 
 def test_averages_need_who_makes_them(make):
-    with pytest.raises(ConfigError, match="no ModelEma is among the callbacks"):
+    with pytest.raises(ConfigError, match=r"ExtraCheckpoint.averaged requires .*ModelEma"):
         make(ExtraCheckpoint(steps=1, averaged=True))
 
 
@@ -210,9 +212,9 @@ def test_averages_need_who_makes_them(make):
         ({"checkpoint_states": ""}, r"name parts of a checkpoint"),
         (
             {"file_format": "safetensors", "checkpoint_states": "all"},
-            r"file_format safetensors is for weights alone. Use 'model'",
+            r"file_format safetensors is for weights only. Use 'model'",
         ),
-        ({"averaged": True, "checkpoint_states": "all"}, r"averaged is for weights alone"),
+        ({"averaged": True, "checkpoint_states": "all"}, r"averaged is for weights only"),
         ({"folder": "/tmp"}, r"folder: expected a path within model_dir, .*, got '/tmp'"),
         ({"folder": "../x"}, r"folder: expected .*, got '../x'"),
         ({"folder": ""}, r"folder: expected .*, got ''"),
@@ -224,7 +226,7 @@ def test_an_argument_that_does_not_fit_is_refused(arguments, message):
 
 
 def test_a_checkpoint_does_not_have_the_name_of_a_file_of_weights():
-    with pytest.raises(ConfigError, match=r"Leave out \.safetensors"):
+    with pytest.raises(ConfigError, match=r"Remove \.safetensors"):
         ExtraCheckpoint(steps=1, checkpoint_states="all", checkpoint_name="a_{step}.safetensors")
 
 

@@ -23,11 +23,11 @@ SIZE = "csx.performance.micro_batch_size"
     [
         ({"csx.performance.micro_batch_sise": 1}, f"is not a flag. Did you mean '{SIZE}'"),
         ({"micro_batch_size": 1}, "is not a flag."),
-        ({SIZE: 0}, "is 0; expected a whole number > 0, 'auto', 'explore'"),
-        ({SIZE: True}, "is True; expected a whole number"),
-        ({SIZE: "all"}, "is 'all'; expected a whole number"),
-        ({SIZE: {"explore": {"min": 0}}}, "expected a whole number > 0"),
-        ({"csx.debug.execute_crd_memory_gi": "much"}, "is 'much'; expected a whole number."),
+        ({SIZE: 0}, "is 0; expected an integer > 0, 'auto', 'explore'"),
+        ({SIZE: True}, "is True; expected an integer"),
+        ({SIZE: "all"}, "is 'all'; expected an integer"),
+        ({SIZE: {"explore": {"min": 0}}}, "expected an integer > 0"),
+        ({"csx.debug.execute_crd_memory_gi": "much"}, "is 'much'; expected an integer."),
     ],
 )
 def test_a_wrong_flag_is_refused(cls, flags, message):
@@ -153,7 +153,7 @@ def test_two_trainers_leave_the_switch_as_it_was(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("torch.backends.cudnn.benchmrk", True, "is not a switch of torch"),
+        ("torch.backends.cudnn.benchmrk", True, "is not a known switch of torch"),
         ("backends.cudnn.benchmark", True, f"is not a flag. Did you mean '{BENCHMARK}'"),
         (BENCHMARK, "yes", "is 'yes'; expected true or false."),
     ],

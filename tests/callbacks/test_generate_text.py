@@ -130,5 +130,5 @@ def test_a_prompt_beyond_the_vocabulary_is_refused_at_set_up(make):
         vocab_size = 98
 
     make(GenerateText("a"), model=Small)
-    with pytest.raises(ConfigError, match=r"has the token 98, and the vocab_size of Small is 98"):
+    with pytest.raises(ConfigError, match=r"has the token 98, but the vocab_size of Small is 98"):
         make(GenerateText("b"), model=Small)

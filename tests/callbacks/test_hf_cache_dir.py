@@ -56,7 +56,7 @@ def test_a_library_that_is_there_already_is_told(make, tmp_path, monkeypatch, ca
     monkeypatch.setitem(sys.modules, "datasets", ModuleType("datasets"))
     with caplog.at_level(logging.WARNING, "modelzoo_trainer"):
         make(HFCacheDir(str(tmp_path)))
-    assert "HFCacheDir: datasets had been imported already" in caplog.text
+    assert "HFCacheDir: datasets is already imported" in caplog.text
 
 
 def test_the_users_folder_is_found(monkeypatch, tmp_path):
@@ -70,5 +70,5 @@ def test_what_is_no_folder_is_refused(tmp_path):
     ):
         HFCacheDir("")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"which is a file; it must name a folder."):
+    with pytest.raises(ConfigError, match=r"which is a file"):
         HFCacheDir(str(tmp_path / "file"))

@@ -87,7 +87,7 @@ def test_a_failure_to_delete_is_logged_and_the_run_goes_on(make, batches, caplog
     monkeypatch.setattr(checkpointing, "delete", refuse)
     trainer.fit(batches)
     assert trainer.global_step == 4
-    assert caplog.text.count("could not be deleted") == 3
+    assert caplog.text.count("Cannot delete checkpoint") == 3
 
 
 def test_one_that_is_gone_already_is_no_failure(make, batches, caplog):
@@ -98,12 +98,12 @@ def test_one_that_is_gone_already_is_no_failure(make, batches, caplog):
     trainer = make(Remove(), KeepNCheckpoints(1), checkpoint=Checkpoint(steps=2), max_steps=3)
     trainer.fit(batches)
     assert names(trainer.model_dir) == ["checkpoint_3"]
-    assert "could not be deleted" not in caplog.text
+    assert "Cannot delete checkpoint" not in caplog.text
 
 
 @pytest.mark.parametrize("n", [0, -1, True, 1.5])
 def test_a_number_that_is_none_is_refused(n):
-    with pytest.raises(ConfigError, match="expected a whole number > 0 or null, got"):
+    with pytest.raises(ConfigError, match="expected an integer > 0 or null, got"):
         KeepNCheckpoints(n)
 
 
@@ -171,4 +171,4 @@ def test_a_folder_that_is_no_checkpoint_is_never_deleted(make, batches, caplog):
     trainer = make(Replace(), KeepNCheckpoints(1), checkpoint=Checkpoint(steps=1), max_steps=2)
     trainer.fit(batches)
     assert (trainer.model_dir / "checkpoint_1" / "mine.txt").read_text() == "mine"
-    assert "checkpoint_1 could not be deleted" in caplog.text
+    assert "/checkpoint_1: " in caplog.text

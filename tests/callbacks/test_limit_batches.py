@@ -153,7 +153,7 @@ def test_the_environment_may_say_that_there_is_no_limit(make, batches, monkeypat
 @pytest.mark.parametrize("text", ["few", "0", "-1", "1.5"])
 def test_what_is_no_number_is_refused_by_name(make, monkeypatch, text):
     monkeypatch.setenv(VARIABLE, text)
-    with pytest.raises(ConfigError, match=f"{VARIABLE}: '{text}' is not a whole number > 0"):
+    with pytest.raises(ConfigError, match=f"{VARIABLE}: '{text}' is not an integer > 0"):
         make()
 
 
@@ -170,5 +170,5 @@ def test_a_smaller_limit_than_the_checkpoint_has_got_to_is_told_by_its_name(make
 
 @pytest.mark.parametrize("callback", [LimitBatches, LimitEvalSteps])
 def test_no_number_is_refused(callback):
-    with pytest.raises(ConfigError, match="expected a whole number > 0, got null"):
+    with pytest.raises(ConfigError, match="expected an integer > 0, got null"):
         callback(None)

@@ -230,14 +230,14 @@ def test_a_target_that_is_not_there_is_refused_with_the_nearest_name(make):
 
 
 def test_settings_that_find_nothing_left_are_refused(make):
-    with pytest.raises(ConfigError, match="no Linear or Embedding of Net that is still free"):
+    with pytest.raises(ConfigError, match="no Linear or Embedding of Net without adapters"):
         make(Lora([{"r": 2}, {"r": 1, "target_modules": ["head"]}]))
 
 
 def test_an_optimizer_that_was_made_before_is_refused(make):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ConfigError, match="the optimizer was made before the adapters"):
+    with pytest.raises(ConfigError, match="created before the adapters"):
         make(Lora({"r": 2}), model=model, optimizer=optimizer)
 
 
@@ -251,9 +251,9 @@ def test_without_the_library_the_extra_is_named(make, monkeypatch):
     ("params", "message"),
     [
         ([], r"lora_params is empty"),
-        (3, r"lora_params got 3; it must be settings such as {r: 8"),
+        (3, r"lora_params got 3; .* {r: 8"),
         ({}, r"lora_params\.r is missing"),
-        ({"r": 0}, "lora_params.r: expected a whole number > 0, got 0"),
+        ({"r": 0}, "lora_params.r: expected an integer > 0, got 0"),
         ({"r": 2, "alpha": 0}, "alpha: expected a finite number > 0, got 0"),
         ({"r": 2, "dropout": 1.0}, r"dropout: expected a number in \[0, 1\), got 1.0"),
         ({"r": 2, "target_modules": []}, r"target_modules: expected a list of names.*, got \[\]"),
@@ -291,11 +291,11 @@ def test_weights_that_two_layers_have_are_not_merged(make, history):
 
 
 def test_adapters_on_adapters_are_refused(make):
-    with pytest.raises(ConfigError, match="Net has adapters already"):
+    with pytest.raises(ConfigError, match="Net already has adapters"):
         make(Lora({"r": 2}), Lora({"r": 2}))
     model = Net()
     make(Lora({"r": 2}), model=model)
-    with pytest.raises(ConfigError, match="Net has adapters already"):
+    with pytest.raises(ConfigError, match="Net already has adapters"):
         make(Lora({"r": 2}), model=model)
 
 

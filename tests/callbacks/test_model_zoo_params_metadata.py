@@ -86,7 +86,7 @@ def test_what_a_file_gives_goes_before_it(tmp_path):
     ("params", "message"),
     [
         ({"a": {"b": [object]}}, r"ModelZooParamsMetadata.params.a.b\[0\] is <class 'object'>"),
-        ({"a": {1: 2}}, "ModelZooParamsMetadata.params.a has the key 1; keys must be texts."),
+        ({"a": {1: 2}}, "ModelZooParamsMetadata.params.a has the key 1; keys must be strings"),
         ({"a": float("nan")}, "ModelZooParamsMetadata.params.a is nan; numbers must be finite."),
         ([1], r"ModelZooParamsMetadata.params is \[1\]; it must be a mapping."),
     ],

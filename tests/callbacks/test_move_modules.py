@@ -98,7 +98,7 @@ def test_the_model_is_left_alone(make, batches):
     [
         ("critic", "'critic': Trainer has no attribute 'critic'"),
         ("global_step", "trainer.global_step is a int, not a torch.nn.Module"),
-        ("callbacks.Distil.teacher", "a callback that is not there. Did you mean 'Distill'"),
+        ("callbacks.Distil.teacher", "a callback that does not exist. Did you mean 'Distill'"),
         ("callbacks.Distill.pupil", "has no attribute 'pupil'"),
         ("callbacks.Distill", "trainer.callbacks.Distill is a Distill, not"),
     ],
@@ -113,7 +113,7 @@ def test_a_name_that_leads_nowhere_is_refused(make, batches, distill, name, mess
     [
         ([], r"modules: expected a list of names such as 'teacher' or null, got \[\]"),
         ([""], r"modules: expected a list of names such as 'teacher' or null, got \[''\]"),
-        ([1], r"modules\[0\]: expected text, got 1"),
+        ([1], r"modules\[0\]: expected a string, got 1"),
         ("teacher", "modules: expected a list of names such as 'teacher' or null, got 'teacher'"),
     ],
 )

@@ -59,7 +59,7 @@ def test_what_an_error_leaves_is_written(make, batches, tmp_path):
 def test_a_window_that_is_never_reached_is_told(make, batches, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "modelzoo_trainer"):
         make(OpProfiler(7, 9)).fit(batches)
-    assert "no trace of the steps 7 to 9: the fit ended at step 4" in caplog.text
+    assert "no trace of steps 7 to 9: the fit ended at step 4" in caplog.text
     assert not (tmp_path / "run/chrome_trace.json").exists()
 
 
@@ -69,14 +69,14 @@ def test_a_trace_that_cannot_be_written_does_not_end_the_run(make, batches, tmp_
         trainer = make(OpProfiler())
         trainer.fit(batches)
     assert trainer.global_step == 4
-    assert "chrome_trace.json cannot be written" in caplog.text
+    assert "chrome_trace.json: " in caplog.text
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"start_step": 0}, "OpProfiler.start_step: expected -1 or a whole number > 0, got 0"),
-        ({"end_step": 1.5}, "OpProfiler.end_step: expected -1 or a whole number > 0, got 1.5"),
+        ({"start_step": 0}, "OpProfiler.start_step: expected -1 or an integer > 0, got 0"),
+        ({"end_step": 1.5}, "OpProfiler.end_step: expected -1 or an integer > 0, got 1.5"),
         ({"start_step": True}, "OpProfiler.start_step: .*, got true"),
         ({"start_step": 5, "end_step": 4}, "end_step is 4; it must be at least start_step, 5."),
     ],
@@ -92,7 +92,7 @@ def test_activities_have_no_effect():
 
 
 def test_a_second_one_is_refused(make):
-    with pytest.raises(ConfigError, match="OpProfiler is there twice"):
+    with pytest.raises(ConfigError, match="two OpProfiler"):
         make(OpProfiler(1, 2), OpProfiler(4, 5))
 
 
@@ -102,4 +102,4 @@ def test_a_profiler_of_the_users_goes_on(make, batches, tmp_path, caplog):
         trainer.fit(batches)
     assert sum(event.name == "aten::addmm" for event in users.events()) == 3 * 4
     assert not (tmp_path / "run/chrome_trace.json").exists()
-    assert "torch is profiled by something else" in caplog.text
+    assert "another torch profiler is active" in caplog.text

@@ -94,7 +94,7 @@ def test_a_profiler_that_has_seen_nothing_has_a_rate_of_zero():
 def test_a_stopwatch_that_was_not_running_is_not_started_by_going_on():
     clock = Stopwatch()
     clock.pause()
-    clock.go_on()
+    clock.resume()
     assert not clock.is_running
 
 

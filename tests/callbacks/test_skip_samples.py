@@ -66,14 +66,14 @@ def test_a_number_far_beyond_the_data_is_no_work_and_is_told(make, batches, capl
     over = trainer(80 * 10**15)  # a pass at a time would take for ever
     over.fit(loader(batches))
     assert (over.global_step, over.data.epoch) == (0, 10**15)
-    assert caplog.text.count("nothing is left to train on") == 1
+    assert caplog.text.count("no data is left") == 1
 
 
 def test_a_loop_whose_last_pass_is_reached_is_not_told_of(make, batches, caplog):
     trainer = make(SkipSamples(80 + 72), loop=TrainingLoop(num_epochs=2))
     trainer.fit(loader(batches))
     assert trainer.global_step == 1
-    assert "nothing is left" not in caplog.text
+    assert "no data is left" not in caplog.text
 
 
 def test_the_order_is_that_of_a_run_that_takes_them(make, batches):
@@ -88,7 +88,7 @@ def test_one_line_says_what_is_left_out(make, batches, caplog):
     with caplog.at_level(logging.INFO):
         places(make, loader(batches), SkipSamples(40))
     assert [r.getMessage() for r in caplog.records if "skip" in r.name] == [
-        "Skipped 40 samples: from batch 0 of epoch 0 on, to batch 5 of epoch 0."
+        "Skipped 40 samples: from batch 0 of epoch 0 to batch 5 of epoch 0."
     ]
     assert not any("passed over" in r.getMessage() for r in caplog.records)
 
@@ -179,8 +179,8 @@ def test_the_number_that_is_suggested_goes_past_the_bad_batch(
         places(make, loader(bad), SamplesStreamedInfo(), check, steps=8, **saved)
     (message,) = [r.getMessage() for r in caplog.records if r.name == INFO]
     n = 16 + 8 * late
-    assert message.startswith(f"{24 + n} samples had been taken, {n} of them since the newest")
-    assert message.endswith(f"resume with the callback SkipSamples(n={n}).")
+    assert message.startswith(f"{24 + n} samples were trained on, {n} of them since the newest")
+    assert message.endswith(f"add the callback SkipSamples(n={n}).")
     found = places(
         make, loader(bad), SamplesStreamedInfo(), CheckLoss(), SkipSamples(n), steps=5, **saved
     )

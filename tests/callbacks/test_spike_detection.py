@@ -133,7 +133,7 @@ def test_the_next_run_leaves_out_the_batches_of_the_step_and_of_the_one_before(
     with pytest.raises(TrainingSpike) as caught:
         run(make, batches, (1, 1, 1, 9, 1, 1), device=device)
     assert file_of(tmp_path / "run") == {"batches": [[0, 2], [0, 3]], "num_shards": 1}
-    assert "the next run leaves them out" in caught.value.__notes__[0]
+    assert "the next run skips the batches in" in caught.value.__notes__[0]
     places = Places()
     run(make, batches, (1, 1, 1, 9, 1, 1), places, device=device, steps=4)
     assert places.found == [(0, 0), (0, 1), (0, 4), (0, 5)]
@@ -172,7 +172,7 @@ def test_the_file_can_be_chosen(make, batches, tmp_path, given, wanted):
 )
 def test_a_file_that_says_something_else_is_refused(make, batches, tmp_path, text):
     (tmp_path / "bad.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"does not name batches to skip\. Write "):
+    with pytest.raises(ConfigError, match=r"is not a list of batches to skip\. Expected "):
         run(make, batches, (1, 1), exclude_batches_path=tmp_path / "bad.json")
 
 
@@ -181,7 +181,9 @@ def test_batches_of_another_number_of_processes_are_not_left_out(make, batches, 
     places = Places()
     run(make, batches, (1, 1, 1), places, exclude_batches_path=tmp_path / "it.json")
     assert places.found == [(0, 0), (0, 1), (0, 2)]
-    assert any("names batches of a run with 2 parts" in r.getMessage() for r in caplog.records)
+    assert any(
+        "lists batches of a run with 2 data shards" in r.getMessage() for r in caplog.records
+    )
 
 
 def test_a_file_that_cannot_be_written_does_not_hide_the_spike(make, batches, tmp_path):
@@ -193,7 +195,7 @@ def test_a_file_that_cannot_be_written_does_not_hide_the_spike(make, batches, tm
     (tmp_path / "here").joinpath(".skip_batches.json.new").mkdir()
     with pytest.raises(TrainingSpike) as caught:
         trainer.fit(batches)
-    assert "the next run will not leave them out" in caught.value.__notes__[0]
+    assert "the next run will not skip them" in caught.value.__notes__[0]
 
 
 # ---- going on

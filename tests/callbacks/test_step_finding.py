@@ -29,15 +29,15 @@ def test_batches_are_named_by_epoch_and_index(batches, words):
         ({"loss": -math.inf, "norm": math.nan}, "loss is -inf at global_step 7 (epoch 0, batch 6)"),
         (
             {"norm": math.inf},
-            "the gradients' norm is inf at global_step 7 (epoch 0, batch 6); the loss is 2.5",
+            "the gradient norm is inf at global_step 7 (epoch 0, batch 6); the loss is 2.5",
         ),
         (
             {"norm": 1.0, "limit": 2.0},
-            "loss is 2.5 at global_step 7 (epoch 0, batch 6), a spike: at most 2 is usual",
+            "loss is 2.5 at global_step 7 (epoch 0, batch 6), a spike (limit 2)",
         ),
         (
             {"norm": 1.0, "limit": 3.0},
-            "another process found loss or gradients bad at global_step 7 (epoch 0, batch 6)",
+            "another process found a bad loss or gradient at global_step 7 (epoch 0, batch 6)",
         ),
     ],
 )

@@ -90,14 +90,14 @@ def test_the_run_is_not_changed(make, batches, tmp_path):
 
 def test_a_name_that_fits_nothing_is_told_with_what_is_near(make, batches, caplog):
     make(NormTensorListener("x", ["layer.0.fwd", "head.fwd"]), log_steps=2).fit(batches)
-    assert caplog.text.count("'layer.0.fwd' is the name of no tensor of a step") == 1
+    assert caplog.text.count("'layer.0.fwd' matches no tensor of a step") == 1
     assert "Did you mean 'layers.0.fwd'?" in caplog.text
     assert "'head.fwd' is" not in caplog.text
 
 
 def test_a_name_is_told_in_a_validation_alone(make, batches, caplog):
     make(NormTensorListener("x", "zzz")).validate(batches[:1])
-    assert "'zzz' is the name of no tensor of a step. Known: " in caplog.text
+    assert "'zzz' matches no tensor of a step. Known: " in caplog.text
 
 
 @pytest.mark.parametrize("listener", [SummaryTensorListener, NormTensorListener])
@@ -112,7 +112,7 @@ def test_a_name_is_told_in_a_validation_alone(make, batches, caplog):
         (("a", []), r"tensor_names: .* a list of names, got \[\]"),
         (("a", 3), "tensor_names: .* a list of names, got 3"),
         (("a", {"b": 1}), "tensor_names: .* a list of names, got a mapping"),
-        (("a", [1]), r"tensor_names\[0\]: expected text, got 1"),
+        (("a", [1]), r"tensor_names\[0\]: expected a string, got 1"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_refused(listener, arguments, message):
@@ -168,4 +168,4 @@ def test_a_file_that_cannot_be_written_is_told(make, batches, caplog):
     trainer = make(DumpAvailableTensorNames())
     (trainer.artifact_dir / "available_tensor_names.txt").mkdir()
     trainer.fit(batches)
-    assert "available_tensor_names.txt could not be written" in caplog.text
+    assert "available_tensor_names.txt: " in caplog.text

@@ -101,7 +101,7 @@ def test_a_validation_ends_the_fit(make, batches, device):
     trainer = make(*default_callbacks(), TerminateOnNaN(), loop=loop, device=device)
     trainer.fit(batches, spoil(batches[:3], 0))
     assert trainer.global_step == 2
-    assert "the loss of a validation is nan at global_step 2" in trainer.early_exit.reason
+    assert "validation loss is nan at global_step 2" in trainer.early_exit.reason
 
 
 def test_a_validation_alone_ends_too(make, batches):
@@ -126,7 +126,7 @@ def test_a_run_that_is_started_again_ends_at_once_until_the_callback_is_out(make
     again = make(TerminateOnNaN(), checkpoint=Checkpoint(steps=1))
     again.fit(spoilt)
     assert again.global_step == 3
-    assert "TerminateOnNaN has ended it before: loss is nan" in again.early_exit.reason
+    assert "TerminateOnNaN stopped it before: loss is nan" in again.early_exit.reason
     without = make(checkpoint=Checkpoint(steps=1, disable_strict_checkpoint_loading=True))
     without.fit(spoilt)
     assert without.global_step == 4
@@ -160,7 +160,7 @@ def test_check_loss_raises_again_when_it_is_out(make, batches):
     "other", [CheckLoss("skip"), CheckLoss("rollback"), CheckLoss(spike_window=8)]
 )
 def test_a_check_loss_that_decides_otherwise_is_refused(make, other):
-    with pytest.raises(ConfigError, match="each decides what becomes of a bad step"):
+    with pytest.raises(ConfigError, match="callbacks has TerminateOnNaN and a CheckLoss"):
         make(TerminateOnNaN(), other)
 
 

@@ -111,7 +111,7 @@ def test_what_comes_again_after_a_restart_replaces_what_was_there(run, batches):
     ],
 )
 def test_another_scheduler_is_refused(make, schedulers, known):
-    message = f"needs a scheduler that knows its decays, .* schedulers: {known}"
+    message = f"get_checkpoint_steps, .* schedulers: {known}"
     with pytest.raises(ConfigError, match=message):
         make(WSDCheckpoint(), schedulers=schedulers)
 
@@ -128,7 +128,7 @@ def test_a_name_without_the_step_is_refused(name):
 
 
 def test_a_checkpoint_does_not_have_the_name_of_a_file_of_weights():
-    with pytest.raises(ConfigError, match=r"Leave out \.safetensors"):
+    with pytest.raises(ConfigError, match=r"Remove \.safetensors"):
         WSDCheckpoint(stable_name="stable_{step}.safetensors")
 
 

@@ -165,7 +165,7 @@ def test_whatever_ends_the_thread_is_raised_and_leaves_nothing(tmp_path, refusin
 
 @pytest.mark.parametrize(
     ("state", "step", "message"),
-    [({"x": {1}}, 1, "x is a set"), ({}, -1, "step is -1"), ({1: 1}, 1, "keys must be str")],
+    [({"x": {1}}, 1, "x is a set"), ({}, -1, "got -1"), ({1: 1}, 1, "must be str")],
 )
 def test_what_cannot_be_saved_is_refused_at_once(tmp_path, saver, state, step, message):
     with pytest.raises(CheckpointError, match=message):

@@ -83,9 +83,9 @@ def test_list_shows_what_is_uncommitted_damaged_or_left_over(run, capsys):
         "checkpoint_100",
     }
     assert "uncommitted" in text[".tmp-checkpoint_101-1-ab"]
-    assert "deleted in part" in text[".trash-checkpoint_8-ab"]
+    assert "partly deleted" in text[".trash-checkpoint_8-ab"]
     assert "never committed" in text["checkpoint_9"]
-    assert "'model.safetensors' has 0 bytes instead of" in text["checkpoint_10"]
+    assert "'model.safetensors' has 0 bytes, expected " in text["checkpoint_10"]
 
 
 def test_leftovers_alone_are_no_damage(tmp_path, capsys):
@@ -158,7 +158,7 @@ def test_info_of_what_is_no_checkpoint_is_one_line(tmp_path, capsys):
     code, out, err = called(capsys, "info", tmp_path)
     assert (code, out) == (1, [])
     assert len(err) == 1
-    assert "never committed, or is no checkpoint" in err[0]
+    assert "never committed, or is not a checkpoint" in err[0]
 
 
 # ---- verify
@@ -233,7 +233,7 @@ def test_export_writes_the_model(run, tmp_path, capsys):
     assert torch.equal(safetensors.torch.load_file(file)["w"], WEIGHT)
     code, _, err = called(capsys, "export", run / "checkpoint_10", file)
     assert code == 2
-    assert err == [f"'{file}' exists. Give another name, or --force."]
+    assert err == [f"'{file}' already exists. Use another name, or --force."]
     assert called(capsys, "export", "--force", run / "checkpoint_10", file)[0] == 0
 
 

@@ -38,7 +38,7 @@ def test_every_flipped_bit_is_found(path):
 def test_a_truncated_file_is_named(path, name):
     file = path / name
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=rf"'{name}' has .* bytes instead of"):
+    with pytest.raises(CheckpointError, match=rf"'{name}' has .* bytes, expected "):
         checkpointing.load(path)
 
 
@@ -51,7 +51,7 @@ def test_a_missing_file_is_named(path, name):
 
 def test_an_extra_file_is_refused(path):
     (path / "optimizer.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"'optimizer\.safetensors' does not belong to it"):
+    with pytest.raises(CheckpointError, match=r"'optimizer\.safetensors' is not in the manifest"):
         checkpointing.load(path)
 
 
@@ -59,7 +59,7 @@ def test_a_link_in_place_of_a_file_is_refused(path, tmp_path):
     target = tmp_path / "elsewhere"
     (path / "state.json").rename(target)
     (path / "state.json").symlink_to(target)
-    with pytest.raises(CheckpointError, match=r"'state.json' is not a plain file"):
+    with pytest.raises(CheckpointError, match=r"'state.json' is not a regular file"):
         checkpointing.load(path)
 
 
@@ -80,7 +80,7 @@ def test_another_format_version_is_refused(path):
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["format_version"] = 99
     (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match="format version 99; this version reads up to 2"):
+    with pytest.raises(CheckpointError, match=r"format version 99; .* 2"):
         checkpointing.load(path)
 
 
@@ -88,7 +88,7 @@ def test_a_name_that_leads_outside_is_refused(path):
     found = checkpointing.read_manifest(path)
     found.files["../state.json"] = found.files.pop("state.json")
     (path / "manifest.json").write_text(found.to_json())
-    with pytest.raises(CheckpointError, match=r"names '\.\./state\.json', which leads outside"):
+    with pytest.raises(CheckpointError, match=r"'\.\./state\.json' outside"):
         checkpointing.load(path)
 
 
@@ -160,7 +160,7 @@ def test_all_that_is_wrong_is_told_at_once(path):
     damaged[-1] ^= 1
     (path / "model.safetensors").write_bytes(damaged)
     problems = checkpointing.verify(path)
-    assert problems[:2] == ["'state.json' is missing", "'notes.txt' does not belong to it"]
+    assert problems[:2] == ["'state.json' is missing", "'notes.txt' is not in the manifest"]
     assert "model.safetensors' cannot be read: it is damaged" in problems[2]
     assert len(problems) == 3
 

@@ -361,7 +361,7 @@ def test_tied_tensors_are_stored_once_and_come_back_tied(tmp_path):
 
 
 def test_two_entries_of_one_name_are_refused(tmp_path):
-    with pytest.raises(CheckpointError, match=r"two entries that are called 'a\.b'"):
+    with pytest.raises(CheckpointError, match=r"two entries .*'a\.b'"):
         save_sharded(tmp_path / "checkpoint_1", {"a.b": 1, "a": {"b": 2}}, step=1)
     assert list(tmp_path.iterdir()) == []
 
@@ -386,8 +386,8 @@ def test_what_does_not_fit_is_listed_and_nothing_is_changed(path):
     with pytest.raises(CheckpointMismatch) as raised:
         load_into(path, target)
     assert str(raised.value).splitlines()[1:] == [
-        "  model.0.bias: float32 [3] in the checkpoint, float32 [4] here",
-        "  model.2.bias: float32 [1] in the checkpoint, float64 [1] here",
+        "  model.0.bias: float32 [3] in the checkpoint, float32 [4] in this run",
+        "  model.2.bias: float32 [1] in the checkpoint, float64 [1] in this run",
         "  model.3.bias: not in the checkpoint",
     ]
     assert not target["model"]["0.weight"].any()
@@ -435,20 +435,20 @@ def test_a_missing_truncated_or_linked_file_is_named(path, name, tmp_path):
     file = path / name
     content = file.read_bytes()
     file.write_bytes(content[:-1])
-    with pytest.raises(CheckpointError, match=rf"'{name}' has \d+ bytes instead of"):
+    with pytest.raises(CheckpointError, match=rf"'{name}' has \d+ bytes, expected "):
         load_into(path, {})
     file.unlink()
     with pytest.raises(CheckpointError, match=f"'{name}' is missing"):
         load_into(path, {})
     (tmp_path / "elsewhere").write_bytes(content)
     file.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match=f"'{name}' is not a plain file"):
+    with pytest.raises(CheckpointError, match=f"'{name}' is not a regular file"):
         load_into(path, {})
 
 
 def test_an_extra_file_is_refused(path):
     (path / ".metadata").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"'\.metadata' does not belong to it"):
+    with pytest.raises(CheckpointError, match=r"'\.metadata' is not in the manifest"):
         load_into(path, {})
 
 
@@ -496,25 +496,34 @@ def reseal(path, name, content):
     ("change", "says"),
     [
         (lambda index: index.pop("paths"), "cannot be read"),
-        (lambda index: index["paths"].pop(), "where in the state its entries belong"),
-        (lambda index: index["paths"][0].__setitem__(1, []), "does not begin in a dict"),
+        (lambda index: index["paths"].pop(), "lacks the paths"),
+        (lambda index: index["paths"][0].__setitem__(1, []), "does not start in a dict"),
         (lambda index: index["paths"][0][1][0].__setitem__(0, "x"), "in a container 'x'"),
         (lambda index: index["paths"][0][1].__setitem__(1, ["l", -1]), "in a container 'l'"),
         (lambda index: index["paths"][1].__setitem__(1, index["paths"][0][1]), "two entries at"),
-        (lambda index: index["paths"][0].__setitem__(1, [["k", "model"]]), "lies in another entry"),
+        (
+            lambda index: index["paths"][0].__setitem__(1, [["k", "model"]]),
+            "is inside another entry",
+        ),
         (lambda index: index["tensors"]["model.0.bias"].update(shape=[4]), "do not fill it"),
-        (lambda index: index["tensors"]["model.0.bias"].update(shape=[1 << 64]), "is no count"),
+        (
+            lambda index: index["tensors"]["model.0.bias"].update(shape=[1 << 64]),
+            "is not an integer >= 0",
+        ),
         (
             lambda index: index["tensors"]["model.0.bias"].update(dtype="float64"),
             "as torch.float32",
         ),
-        (lambda index: index["tensors"]["model.0.bias"].update(dtype="save"), "which torch lacks"),
-        (lambda index: chunk(index).__setitem__(0, [1]), "leads outside of it"),
-        (lambda index: chunk(index).__setitem__(2, "../x.safetensors"), "none of its files"),
-        (lambda index: chunk(index).__setitem__(2, "shards.json"), "none of its tensor files"),
-        (lambda index: chunk(index).__setitem__(3, "nothing"), "does not have 'nothing'"),
+        (
+            lambda index: index["tensors"]["model.0.bias"].update(dtype="save"),
+            "unknown dtype 'save'",
+        ),
+        (lambda index: chunk(index).__setitem__(0, [1]), "exceeds its shape"),
+        (lambda index: chunk(index).__setitem__(2, "../x.safetensors"), "not one of its files"),
+        (lambda index: chunk(index).__setitem__(2, "shards.json"), "not a tensor file"),
+        (lambda index: chunk(index).__setitem__(3, "nothing"), "lacks 'nothing'"),
         (lambda index: index["values"].update(global_step="shards.json"), "cannot be read"),
-        (lambda index: index["values"].update(global_step="/etc/passwd"), "none of its files"),
+        (lambda index: index["values"].update(global_step="/etc/passwd"), "not one of its files"),
     ],
 )
 def test_an_index_that_does_not_describe_the_files_is_refused(path, change, says):

@@ -87,7 +87,7 @@ def test_it_has_the_mode_of_the_umask_and_nothing_is_left_beside_it(path, tmp_pa
 def test_a_file_that_is_there_is_replaced_only_if_told(path, tmp_path):
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"mine")
-    with pytest.raises(CheckpointError, match=r"model\.safetensors' exists\..*--force"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors' already exists\..*--force"):
         export(path, file)
     assert file.read_bytes() == b"mine"
     export(path, file, force=True)

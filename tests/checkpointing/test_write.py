@@ -157,7 +157,7 @@ def test_there_is_no_pickle_in_a_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("step", [-1, 1.5, "3", None, True, torch.tensor(0.5)])
 def test_a_step_that_is_no_whole_number_is_refused(tmp_path, step):
-    with pytest.raises(CheckpointError, match=r"step is .*; it must be a whole number >= 0"):
+    with pytest.raises(CheckpointError, match=r"step: expected an integer >= 0, got "):
         checkpointing.save(tmp_path / "c", STATE, step=step)
     assert names(tmp_path) == []
 

@@ -155,7 +155,7 @@ def test_a_length_without_a_number_is_refused(run, capsys, value):
         (["--checkpoint_path", ""], "--checkpoint_path : trainer.fit.ckpt_path: is empty."),
         (
             ["--set", "init.seed=-1"],
-            "--set init.seed=-1: trainer.init.seed: expected a whole number in "
+            "--set init.seed=-1: trainer.init.seed: expected an integer in "
             "[0, 4294967296) or null, got -1.",
         ),
         (["--set", "fit.val_dataloader=[]"], "--set fit.val_dataloader=[]: trainer.fit.val_datal"),
@@ -221,7 +221,7 @@ def test_a_data_set_named_in_a_file_is_refused(run, tmp_path, monkeypatch, capsy
     monkeypatch.syspath_prepend(tmp_path)
     loader = f"fit.train_dataloader={{data_processor: rows_{len(method)}.Rows}}"
     assert run("--set", loader) != 0
-    assert "train_dataloader got the data set Rows" in capsys.readouterr().err
+    assert "train_dataloader got the dataset Rows" in capsys.readouterr().err
 
 
 # ---- modules of the user's, without PYTHONPATH

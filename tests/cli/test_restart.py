@@ -183,7 +183,7 @@ def test_a_crash_is_told_and_the_same_one_again_ends_the_run(run):
     cause = "RuntimeError: the first time"
     assert [one["cause"] for one in ledger["attempts"]] == [cause, cause]
     assert done.err.count("Traceback") == 2
-    assert "the same error at the same step twice in a row will not heal by itself" in done.err
+    assert "Not restarting: the same error" in done.err
 
 
 @pytest.mark.slow
@@ -263,16 +263,15 @@ def test_trainers_that_do_not_agree_are_refused_in_one_line(tmp_path, monkeypatc
     one = "- trainer: {init: {autorestart: {max_num_restarts: 2}}}\n"
     Path("params.yaml").write_text(f"trainer:\n{one}- trainer: {{init: {{}}}}\n")
     assert main(["-p", "params.yaml"]) == 2
-    assert capsys.readouterr().err == (
-        "params.yaml: trainer[1].init.autorestart: restarts are not asked for, but 1 of the 2 "
-        "trainers ask for them. Write it for all or none.\n"
-    )
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("params.yaml: trainer[1].init.autorestart")
+    assert "1 of the 2 trainers" in line
 
 
 @pytest.mark.parametrize("text", ["x", "{}", '{"folder": "f", "attempt": 1, "supervisor": 1}'])
 def test_the_hidden_option_is_refused_from_anybody_else(capsys, text):
     assert main(["-p", "params.yaml", "--supervised", text]) == 2
-    assert "--supervised is for a supervisor to give" in capsys.readouterr().err
+    assert "--supervised" in capsys.readouterr().err
 
 
 def test_the_help_tells_the_codes_and_not_the_hidden_option(capsys):

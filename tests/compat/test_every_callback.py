@@ -94,4 +94,4 @@ def test_it_trains(tmp_path, changes, caplog):
     for pattern in ("acting/wandb/offline-run-*/*.wandb", "mlflow/*/*/metrics/loss"):
         assert bool(list(runs.glob(pattern))) == (not changes), pattern
     assert not (runs / "acting/checkpoint_1").exists()
-    assert "EmailNotification: a message was not sent: ConnectionRefusedError" in caplog.text
+    assert "EmailNotification: failed to send a message: ConnectionRefusedError" in caplog.text

@@ -75,7 +75,7 @@ def test_fb_05_non_callable(calling) -> None:
 
     seen = Seen()
     call = calling(Number(), seen)
-    with pytest.warns(UserWarning, match=r"^Number\.on_it is 1, which is no method; it is not cal"):
+    with pytest.warns(UserWarning, match=r"^Number\.on_it is 1, which is not a method"):
         call("on_it")
     assert len(seen.got) == 1
 
@@ -120,7 +120,7 @@ def test_fb_09_positional_surplus(calling) -> None:
         def on_it(self, loss): ...
 
     call = calling(One())
-    with pytest.raises(TypeError, match=r"^One\.on_it takes \(loss\), but the call passes 2 argum"):
+    with pytest.raises(TypeError, match=r"^One\.on_it takes \(loss\), but the call passes 2 "):
         call("on_it", 1, 2)
     with pytest.raises(HookError, match=r"^One\.on_it gets 'loss' twice: as argument 1 of the cal"):
         call("on_it", 1, loss=2)

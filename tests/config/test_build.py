@@ -256,13 +256,13 @@ MODEL = "model: {name: tiny_net, hidden_size: 1}"
         ("model: tiny_net", "trainer.init.model: a model is written as {ClassName: {arguments}}; "),
         ("model: {hidden_size: 1, dropout: 0}", "trainer.init.model.name: missing; it selects"),
         ("model: {name: tiny}", "trainer.init.model.name: 'tiny' is not a model. Did you mean 'ti"),
-        ("model: {name: 3}", "trainer.init.model.name: expected text, got 3."),
+        ("model: {name: 3}", "trainer.init.model.name: expected a string, got 3."),
         (
             "model: {name: tiny_net}",
             "trainer.init.model.hidden_size: missing; TinyNet requires it (an",
         ),
         (MODEL + ", device: GPUU", "trainer.init.device: 'GPUU' is not a backend. Did you mean 'c"),
-        (MODEL + ", device: 3", "trainer.init.device: expected text, got 3."),
+        (MODEL + ", device: 3", "trainer.init.device: expected a string, got 3."),
         (
             MODEL + ", backend: GPU",
             "trainer.init.backend: expected a mapping of options, got 'GPU'.",
@@ -274,7 +274,7 @@ MODEL = "model: {name: tiny_net, hidden_size: 1}"
         (MODEL + ", backend: {flg: 1}", "trainer.init.backend.flg: no such option of cpu. Did you"),
         (
             MODEL + ", seed: one",
-            "trainer.init.seed: expected a whole number in [0, 4294967296) or null, got 'one'.",
+            "trainer.init.seed: expected an integer in [0, 4294967296) or null, got 'one'.",
         ),
         (MODEL + ", optimizer: AdamW", "trainer.init.optimizer: an optimizer is written as {Class"),
         (

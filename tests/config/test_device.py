@@ -73,7 +73,7 @@ def test_its_settings_have_no_effect_and_are_listed_once(shipped):
         ("{compile_dri: x}", "3:15: trainer.init.backend.compile_dri: no such option. Did you"),
         (
             "{compile_dir: 3}",
-            "3:28: trainer.init.backend.compile_dir: expected text or null, got 3.",
+            "3:28: trainer.init.backend.compile_dir: expected a string or null, got 3.",
         ),
         (
             "{cluster_config: {num_csxs: 1}}",
@@ -113,7 +113,7 @@ def test_a_flag_in_the_callbacks_is_noted_or_refused_at_its_own_place(shipped):
     (line,) = problems(shipped, "{}", more % "five", "init.device=cpu")
     assert line == (
         "f.yaml:6:32: trainer.init.callbacks[0].GlobalFlags.csx.debug.execute_crd_memory_gi is "
-        "'five'; expected a whole number."
+        "'five'; expected an integer."
     )
 
 
@@ -125,7 +125,7 @@ def test_a_device_beside_the_hardware_that_is_not_driven_here_is_taken(shipped):
 def test_a_device_that_is_not_on_this_machine_is_no_mistake_of_the_file(shipped, monkeypatch):
     monkeypatch.setattr(CudaBackend, "is_available", staticmethod(lambda: False))
     (line,) = problems(shipped, "{backend_type: GPU}")
-    assert line.startswith("f.yaml:3:29: trainer.init.backend.backend_type: 'GPU' was asked for, ")
+    assert line.startswith("f.yaml:3:29: trainer.init.backend.backend_type: 'GPU' is not available")
     root = read_text(FILE % ("{backend_type: GPU}", ""), "f.yaml")
     (found,) = check_config(root, shipped, problems=Problems(for_a_run=False))
-    assert "valid, but cannot run here: 'GPU' was asked for" in str(found.notes[0])
+    assert "valid, but cannot run here: 'GPU' is not available" in str(found.notes[0])

@@ -228,7 +228,7 @@ def test_what_is_inside_a_class_is_refused_by_its_name(plan):
 def test_a_factor_is_no_function_of_the_standard_library(names, given, path):
     given = given.replace("%s", path)
     text = FILE.replace(PLACES["scheduler"], given)
-    with pytest.raises(ConfigError, match=r"lr_lambda: .* is of Python's standard library"):
+    with pytest.raises(ConfigError, match=r"lr_lambda: .* Python's standard library"):
         check_config(read_text(text, "f.yaml"), names)[0].init["schedulers"][0].build(
             torch.optim.SGD(nn.Linear(1, 1).parameters())
         )

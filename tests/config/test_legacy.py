@@ -827,7 +827,7 @@ def test_an_older_file_of_shipped_classes_passes_the_check(mode):
     [
         (
             ("max_steps: 14", "max_steps: many"),
-            "19:14: trainer.init.loop.max_steps: expected a whole number > 0 or null, got 'many'.",
+            "19:14: trainer.init.loop.max_steps: expected an integer > 0 or null, got 'many'.",
         ),
         (("depth: 2", "dept: 2"), "6:3: trainer.init.model.dept: no such argument"),
         (("type: adamw", "type: adamv"), "9:19: trainer.init.optimizer.adamv: 'adamv' is not an"),

@@ -220,7 +220,7 @@ def test_what_the_class_takes_is_accepted(kind, text):
             GPT_DATA,
             "[./a, ./b]",
             "{train: ./a}",
-            "p.yaml:2:11: data_dir: expected text, a list or null, got a mapping.",
+            "p.yaml:2:11: data_dir: expected a string, a list or null, got a mapping.",
         ),
         (
             "data processor",

@@ -47,7 +47,7 @@ def plan(names, **changes):
     [
         (
             {"model": "{name: fc_mnist}"},
-            "3:5: trainer.init.model: hidden layers are not given: depth is None, hidden_size is",
+            "3:5: trainer.init.model: the hidden layers are not specified: depth is None",
         ),
         (
             {"optimizer": "{SGD: {lr: -1}}"},
@@ -66,7 +66,7 @@ def plan(names, **changes):
         ),
         (
             {"more": "checkpoint: {steps: -1}"},
-            "5:25: trainer.init.checkpoint.steps: expected a whole number >= 0 or null, got -1",
+            "5:25: trainer.init.checkpoint.steps: expected an integer >= 0 or null, got -1",
         ),
         (
             {"more": "device: gpuu"},
@@ -184,15 +184,15 @@ def test_settings_of_a_model_that_do_not_fit_together_are_refused(shipped, model
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("DigitsProcessor, batch_size: 0", ".batch_size: expected a whole number > 0"),
+        ("DigitsProcessor, batch_size: 0", ".batch_size: expected an integer > 0"),
         ("DigitsProcessor, batch_size: 1, val_fraction: 1", ".val_fraction: expected a number in"),
         (
             "SyntheticProcessor, batch_size: 1, vocab_size: 1",
-            ".vocab_size: expected a whole number >=",
+            ".vocab_size: expected an integer >=",
         ),
         (
             "TextFileProcessor, batch_size: 1, data_dir: stdlib, max_sequence_length: 0",
-            ".max_sequence_length: expected a whole number > 0, got 0.",
+            ".max_sequence_length: expected an integer > 0, got 0.",
         ),
         (
             "TextFileProcessor, batch_size: 1, data_dir: nowhere, max_sequence_length: 3",
@@ -229,7 +229,7 @@ def test_a_fault_in_an_anchor_s_value_is_found_once_and_nothing_is_tried_with_it
     with pytest.raises(ConfigError) as caught:
         check_config(read_text(f"{text}    val_dataloader: *data\n", "f.yaml"), shipped)
     (line,) = str(caught.value).splitlines()
-    assert "batch_size: expected a whole number > 0 or null, got 'a'." in line
+    assert "batch_size: expected an integer > 0 or null, got 'a'." in line
 
 
 def test_a_misspelt_key_of_a_parameter_filter_is_named(shipped):
@@ -269,10 +269,12 @@ def test_schedules_that_do_not_fit_together_are_refused(shipped, schedulers, par
         (["init.loop.num_steps=3", "init.loop.num_epochs=2"], "trainer.init.loop: num_steps (3)"),
         (
             ["init.optimizer.SGD.lr=1"],
-            "trainer.init.optimizer: an optimizer is written as {ClassName: {arguments}}, with "
-            "exactly one key; got 'AdamW', 'SGD'",
+            "trainer.init.optimizer: got 'AdamW', 'SGD'",
         ),
-        (["init.model.hidden_sizes=null"], "trainer.init.model: hidden layers are not given"),
+        (
+            ["init.model.hidden_sizes=null"],
+            "trainer.init.model: the hidden layers are not specified",
+        ),
         (["fit=null"], "trainer.fit: missing"),
     ],
 )

@@ -100,7 +100,7 @@ def test_each_of_several_has_its_own_filter():
         ),
         (
             "{algorithm: rigl, sparsity: 0, update: {freq: 0}}",
-            "1:57: sparsity.update.freq: expected a whole number > 0, got 0.",
+            "1:57: sparsity.update.freq: expected an integer > 0, got 0.",
         ),
         (
             "[{sparsity: 0.1}, {sparsity: 1.5}]",

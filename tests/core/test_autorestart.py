@@ -22,11 +22,17 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         (
             {"max_num_restarts": -1},
-            "autorestart.max_num_restarts: .* a whole .* >= 0 .*, got -1",
+            "autorestart.max_num_restarts: .* an integer >= 0 .*, got -1",
         ),
-        ({"max_num_restarts": True}, "autorestart.max_num_restarts: expected a whole .*, got true"),
-        ({"max_num_restarts": 1.5}, "autorestart.max_num_restarts: expected a whole .*, got 1.5"),
-        ({"min_num_csx": 0}, "autorestart.min_num_csx: expected a whole number > 0, got 0"),
+        (
+            {"max_num_restarts": True},
+            "autorestart.max_num_restarts: expected an integer .*, got true",
+        ),
+        (
+            {"max_num_restarts": 1.5},
+            "autorestart.max_num_restarts: expected an integer .*, got 1.5",
+        ),
+        ({"min_num_csx": 0}, "autorestart.min_num_csx: expected an integer > 0, got 0"),
         ({"hang_timeout": 0}, "autorestart.hang_timeout: .* a number of seconds > 0 .*, got 0"),
         ({"hang_timeout": "1"}, "autorestart.hang_timeout: .* a number of seconds > 0 .*, got '1'"),
         (

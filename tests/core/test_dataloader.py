@@ -93,7 +93,7 @@ def test_a_generator_is_trained_on_once(trainer_of) -> None:
 def test_a_generator_in_a_second_epoch_is_refused_with_advice(trainer_of) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"^train_dataloader gave 2 batches and cannot be iterated again\. Pass a callable",
+        match=r"^train_dataloader yielded 2 batches and cannot be iterated again\. Pass a callable",
     ):
         trainer_of(model=Scale, num_epochs=2).fit(iter(constant_batches(1, 2)))
 
@@ -196,7 +196,7 @@ def test_a_data_set_given_as_a_dataloader_is_refused(trainer_of, data_set) -> No
 @pytest.mark.parametrize("wrap", [list, tuple, lambda found: found[0]])
 def test_a_data_set_for_validation_is_refused_before_the_first_step(trainer_of, wrap) -> None:
     recorder = Recorder()
-    with pytest.raises(ConfigError, match=r"^val_dataloader got the data set Samples"):
+    with pytest.raises(ConfigError, match=r"^val_dataloader got the dataset Samples"):
         trainer_of(recorder, model=Scale).fit(constant_batches(1), wrap([Samples()]))
     assert recorder.count("on_train_start") == 0
 
@@ -209,7 +209,7 @@ def test_an_iterable_data_set_that_yields_batches_is_a_dataloader(trainer_of, ca
     trainer = trainer_of(model=Scale)
     trainer.fit(Stream())
     assert trainer.global_step == 3
-    assert "IterableDataset Stream itself: each of its items is taken for a batch" in caplog.text
+    assert "IterableDataset Stream itself: each of its items is used as a batch" in caplog.text
 
 
 def test_a_length_that_is_not_implemented_is_unknown(trainer_of) -> None:
@@ -239,15 +239,13 @@ def test_what_is_no_sequence_of_batches_is_refused(trainer_of, given) -> None:
 
 def test_a_torch_dataloader_that_drops_all_is_refused(trainer_of) -> None:
     loader = DataLoader(TensorDataset(torch.ones(3)), batch_size=4, drop_last=True)
-    with pytest.raises(ConfigError, match=r"whether drop_last with this batch_size leaves anyth"):
+    with pytest.raises(ConfigError, match=r"whether drop_last with this batch_size drops all"):
         trainer_of(max_steps=2).fit(loader)
 
 
 @pytest.mark.parametrize("loader", [7, None])
 def test_what_cannot_be_iterated_is_refused(trainer_of, loader) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"^train_dataloader got {loader}, which cannot be itera"
-    ):
+    with pytest.raises(ConfigError, match=rf"^train_dataloader got {loader}, which is not itera"):
         trainer_of().fit(loader)
 
 

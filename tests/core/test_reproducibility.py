@@ -12,7 +12,7 @@ from modelzoo_trainer.core.reproducibility import Reproducibility
     "seed", [1.5, 1.0, "a", "1", [1], True, float("nan"), -1, 2**32, 10**30, np.int64(-3)]
 )
 def test_a_seed_that_is_no_integer_in_range_is_refused_before_anything_is_made(seed, tmp_path):
-    with pytest.raises(ConfigError, match=r"^trainer\.seed: .* whole number in \[0, 4294967296\)"):
+    with pytest.raises(ConfigError, match=r"^trainer\.seed: .* an integer in \[0, 4294967296\)"):
         Trainer(device="cpu", model=torch.nn.Linear(1, 1), model_dir=tmp_path / "run", seed=seed)
     assert not (tmp_path / "run").exists()
 

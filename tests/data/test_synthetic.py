@@ -59,10 +59,10 @@ def test_the_order_can_be_shuffled() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_samples": 0}, "num_samples: expected a whole number > 0, got 0"),
-        ({"num_features": 0}, "num_features: expected a whole number > 0, got 0"),
-        ({"num_classes": -1}, "num_classes: expected a whole number > 0, got -1"),
-        ({"kind": "tokens", "vocab_size": 1}, "vocab_size: expected a whole number >= 2, got 1"),
+        ({"num_samples": 0}, "num_samples: expected an integer > 0, got 0"),
+        ({"num_features": 0}, "num_features: expected an integer > 0, got 0"),
+        ({"num_classes": -1}, "num_classes: expected an integer > 0, got -1"),
+        ({"kind": "tokens", "vocab_size": 1}, "vocab_size: expected an integer >= 2, got 1"),
         ({"kind": "tokens", "max_sequence_length": 0}, "max_sequence_length: .*, got 0"),
         ({"num_samples": 3, "drop_last": True}, "batch_size is 64, but there are only 3 samples"),
     ],

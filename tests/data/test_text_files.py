@@ -188,21 +188,21 @@ def test_a_tokenizer_file_makes_the_tokens(corpus: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_size": 0}, "batch_size: expected a whole number > 0 or null, got 0"),
-        ({"max_sequence_length": -8}, "max_sequence_length: expected a whole number > 0, got -8"),
-        ({"num_workers": -1}, "num_workers: expected a whole number >= 0, got -1"),
-        ({"prefetch_factor": 0}, "prefetch_factor: expected a whole number > 0 or null, got 0"),
+        ({"batch_size": 0}, "batch_size: expected an integer > 0 or null, got 0"),
+        ({"max_sequence_length": -8}, "max_sequence_length: expected an integer > 0, got -8"),
+        ({"num_workers": -1}, "num_workers: expected an integer >= 0, got -1"),
+        ({"prefetch_factor": 0}, "prefetch_factor: expected an integer > 0 or null, got 0"),
         ({"val_fraction": 1.0}, r"val_fraction: expected a number in \(0, 1\), got 1.0"),
         ({"pattern": "*.md"}, r"has no file that matches pattern '\*.md'. Set pattern"),
         ({"data_dir": "nowhere"}, "data_dir 'nowhere' does not exist. Give a folder"),
         ({"data_dir": "nowhere/*.txt"}, "has no file that matches"),
         (
             {"max_sequence_length": 5000},
-            "max_sequence_length is 5000, but split 'train' has only .* tokens. Lower it",
+            "max_sequence_length is 5000, but split 'train' has only .* tokens",
         ),
         ({"split": "val", "val_fraction": 1e-9}, "split 'val' has no document: all 40 are on"),
         ({"tokenizer_file_path": "no.json"}, "tokenizer_file_path 'no.json' does not exist"),
-        ({"eos_token": "</s>"}, r"eos_token \('</s>'\) is for a tokenizer_file_path"),
+        ({"eos_token": "</s>"}, r"eos_token \('</s>'\) requires tokenizer_file_path"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(
@@ -224,7 +224,7 @@ def test_a_file_that_is_no_tokenizer_is_refused(corpus: Path, tmp_path: Path) ->
     file = tmp_path / "tokenizer.json"
     file.write_text("{}")
 
-    with pytest.raises(ConfigError, match=r"is no file of the tokenizers library"):
+    with pytest.raises(ConfigError, match=r"is not a tokenizers file"):
         make(corpus, tokenizer_file_path=str(file))
 
 

@@ -126,9 +126,8 @@ def test_an_optimizer_that_counts_on_the_host_says_what_it_costs(
     with caplog.at_level(logging.INFO, logger="modelzoo_trainer.backends.masking"):
         masked_run(open_backend("fake"), "Adafactor", {})
         masked_run(open_backend("fake"), "AdamW", {})
-    assert [record.getMessage() for record in caplog.records] == [
-        "Adafactor counts on the host: to skip a step, each one waits for the device."
-    ]
+    [message] = [record.getMessage() for record in caplog.records]
+    assert message.startswith("Adafactor counts steps on the host")
 
 
 def test_an_optimizer_that_counts_in_its_groups_is_decided_on_the_host(open_backend: Make) -> None:

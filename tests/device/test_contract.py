@@ -43,7 +43,7 @@ def test_an_unknown_option_is_refused_with_a_suggestion() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is there")
 def test_a_device_that_is_not_there_is_refused_and_what_is_there_is_said() -> None:
-    with pytest.raises(BackendUnavailable, match=r"'gpu' was asked for, but torch .* finds no acc"):
+    with pytest.raises(BackendUnavailable, match=r"'gpu' is not available: torch .* finds no acc"):
         make_backend("gpu")
 
 

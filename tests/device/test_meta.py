@@ -32,7 +32,7 @@ def test_a_read_on_the_host_is_explained(name: str) -> None:
     backend.explain(caught.value)
     backend.explain(caught.value)
     (note,) = caught.value.__notes__
-    assert "read on the host inside the step" in note
+    assert "on the host inside the step" in note
     assert "backend.read" in note
 
 

@@ -94,10 +94,10 @@ def test_every_switch_can_be_set_and_put_back():
             True,
             "Did you mean 'torch.backends.cudnn.benchmark'?",
         ),
-        ("torch.cuda", True, "is not a switch of torch"),
+        ("torch.cuda", True, "is not a known switch of torch"),
         ("torch.backends.cudnn.benchmark", 1, "is 1; expected true or false."),
-        ("torch.set_num_threads", 0, "is 0; expected a whole number > 0."),
-        ("torch.set_num_threads", True, "is True; expected a whole number > 0."),
+        ("torch.set_num_threads", 0, "is 0; expected an integer > 0."),
+        ("torch.set_num_threads", True, "is True; expected an integer > 0."),
         (PRECISION, "hihg", "is 'hihg'; expected 'highest', 'high', 'medium'."),
     ],
 )
@@ -116,7 +116,7 @@ def test_what_torch_refuses_is_told_and_nothing_is_set(monkeypatch):
         process_settings._switches(), "torch.use_deterministic_algorithms", refusing
     )
     values = {"torch.backends.cudnn.benchmark": True, "torch.use_deterministic_algorithms": True}
-    message = "torch.use_deterministic_algorithms: torch refuses True: not here"
+    message = "torch.use_deterministic_algorithms: torch rejects True: not here"
     with pytest.raises(BackendError, match=message):
         held_switches(values).__enter__()
     assert torch.backends.cudnn.benchmark is False

@@ -87,15 +87,15 @@ def test_what_is_passed_over_belongs_to_no_step(said) -> None:
     for _ in range(3):
         runtime.step()
     runtime.num += 1
-    runtime.watch.pass_over()
+    runtime.watch.skip_pending()
     runtime.step(compiles=False)
     assert (said(), runtime.watch.num_late) == ([], 0)
 
 
-def test_a_fallback_is_told_of_though_compilations_were_passed_over(said) -> None:
+def test_a_fallback_is_told_of_though_compilations_were_skipped(said) -> None:
     runtime = Runtime()
     runtime.names.append("aten::foo")
-    runtime.watch.pass_over()
+    runtime.watch.skip_pending()
     runtime.step(compiles=False)
     assert len(said()) == 1
 
@@ -107,12 +107,10 @@ def test_other_shapes_are_named_with_those_before_and_the_remedy(said) -> None:
     runtime = Runtime()
     runtime.step(("input_ids (8, 64)", "labels (8,)"))
     runtime.step(("input_ids (5, 64)", "labels (8,)"))
-    assert said() == [
-        "A step has compiled its graph anew, as batches have other shapes: input_ids (5, 64) after "
-        "input_ids (8, 64). Each new shape costs a compilation, of seconds or minutes. Drop the "
-        "last smaller batch (drop_last: true), or pad to a few lengths (PadToBuckets). This is "
-        "reported once."
-    ]
+    [message] = said()
+    facts = ("input_ids (5, 64) after input_ids (8, 64)", "drop_last: true", "PadToBuckets")
+    assert [fact for fact in facts if fact not in message] == []
+    assert "labels" not in message
 
 
 def test_other_shapes_are_said_once_and_counted_each_time(said) -> None:
@@ -149,7 +147,7 @@ def test_a_tensor_that_is_no_more_in_the_batch_is_named(said) -> None:
     runtime = Runtime()
     runtime.step(("x (8,)", "mask (8,)"))
     runtime.step(("x (8,)",))
-    assert "other shapes: nothing after mask (8,)." in said()[0]
+    assert "nothing after mask (8,)." in said()[0]
 
 
 def test_a_fourth_step_of_the_same_shapes_that_compiles_is_told_of(said) -> None:
@@ -157,14 +155,8 @@ def test_a_fourth_step_of_the_same_shapes_that_compiles_is_told_of(said) -> None
     for _ in range(4):
         runtime.step()
     [message] = said()
-    assert message.startswith(
-        "A step has compiled its graph anew, though batches have the shapes that they had: "
-        "something else in it is not as it was."
-    )
-    assert message.endswith(
-        "With the environment variable PT_XLA_DEBUG_LEVEL=2 the runtime says which lines compile. "
-        "This is reported once."
-    )
+    assert "shapes of batches have not changed" in message
+    assert "PT_XLA_DEBUG_LEVEL=2" in message
 
 
 def test_graphs_of_the_same_shapes_are_said_once_and_counted_each_time(said) -> None:
@@ -187,9 +179,9 @@ def test_both_causes_are_told_of(said) -> None:
     runtime = Runtime()
     for shapes in (A, A, A, A, B):
         runtime.step(shapes)
-    assert [re.findall("though|other shapes", message) for message in said()] == [
-        ["though"],
-        ["other shapes"],
+    assert [re.findall("have(?: not)? changed", message) for message in said()] == [
+        ["have not changed"],
+        ["have changed"],
     ]
 
 
@@ -200,7 +192,7 @@ def test_shapes_that_return_after_their_first_steps_compile_for_another_cause(sa
     runtime.step(B, compiles=False)
     runtime.step(A)
     assert len(said()) == 1
-    assert "though batches have the shapes that they had" in said()[0]
+    assert "shapes of batches have not changed" in said()[0]
 
 
 # ---- policies
@@ -209,7 +201,7 @@ def test_shapes_that_return_after_their_first_steps_compile_for_another_cause(sa
 def test_an_error_is_raised_if_that_is_asked_for(said) -> None:
     runtime = Runtime("error")
     runtime.step(A)
-    with pytest.raises(RecompilationError, match=r"shapes: x \(5, 4\) after x \(8, 4\)\. Each new"):
+    with pytest.raises(RecompilationError, match=r"shapes .* x \(5, 4\) after x \(8, 4\)\."):
         runtime.step(B)
     assert said() == []
 
@@ -219,7 +211,7 @@ def test_an_error_is_raised_each_time_for_its_own_step() -> None:
     for _ in range(3):
         runtime.step()
     for _ in range(2):
-        with pytest.raises(RecompilationError, match=r"^A step has compiled its graph anew, thoug"):
+        with pytest.raises(RecompilationError, match=r"shapes of batches have not changed"):
             runtime.step()
     runtime.step(compiles=False)
     assert runtime.watch.num_late == 2
@@ -297,10 +289,8 @@ def test_fallbacks_are_told_of_with_their_names(said) -> None:
     runtime.step(compiles=False)
     runtime.names += ["aten::median", "aten::_unique2", "aten::median"]
     runtime.step(compiles=False)
-    assert said() == [
-        "The device has no form of aten::_unique2, aten::median: it runs on the host, which waits "
-        "for the device and cuts the step's graph. Use other operations in their place."
-    ]
+    [message] = said()
+    assert "aten::_unique2, aten::median: " in message
 
 
 def test_each_fallback_is_told_of_once(said) -> None:

@@ -37,7 +37,7 @@ def test_another_accelerator_than_the_one_there_is_refused(
     found = torch.device("xpu")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: found)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    with pytest.raises(BackendUnavailable, match=r"'mps' was asked for, but torch .* 2 x xpu"):
+    with pytest.raises(BackendUnavailable, match=r"'mps' is not available: torch .* 2 x xpu"):
         make_backend("mps")
 
 
@@ -88,11 +88,15 @@ def test_xla_and_tpu_are_among_the_names() -> None:
 def test_xla_without_its_package_is_told_which_one_to_install(device: str) -> None:
     with pytest.raises(BackendUnavailable) as caught:
         make_backend(device)
-    assert str(caught.value) == (
-        f"device: {device!r} was asked for, but torch_xla is not installed. pip install "
-        f"'modelzoo-trainer[xla]' (it needs torch 2.9) in an environment of its own, or use "
-        f"device: cpu or auto."
+    facts = (
+        f"device: {device!r} ",
+        "torch_xla",
+        "'modelzoo-trainer[xla]'",
+        "torch 2.9",
+        "cpu or auto",
     )
+    assert [fact for fact in facts if fact not in str(caught.value)] == []
+    assert "tpu" not in str(caught.value)
 
 
 @no_xla
@@ -100,11 +104,8 @@ def test_xla_without_its_package_is_told_which_one_to_install(device: str) -> No
 def test_a_tpu_without_a_package_is_told_of_both(device: str) -> None:
     with pytest.raises(BackendUnavailable) as caught:
         make_backend(device, {"lag": 3})
-    assert str(caught.value) == (
-        f"device: {device!r} was asked for, but torch_xla is not installed. pip install "
-        f"'modelzoo-trainer[xla]' (it needs torch 2.9), 'modelzoo-trainer[tpu]' (torch_tpu, torch "
-        f"2.11 or newer) in an environment of its own, or use device: cpu or auto."
-    )
+    facts = (f"device: {device!r} ", "'modelzoo-trainer[xla]'", "'modelzoo-trainer[tpu]'", "2.11")
+    assert [fact for fact in facts if fact not in str(caught.value)] == []
 
 
 def test_the_extras_that_are_named_exist() -> None:

@@ -47,7 +47,7 @@ def install(folder: Path, version: str, code: str = "") -> None:
 def test_a_torch_xla_for_another_torch_is_refused_with_both_versions(tmp_path: Path) -> None:
     install(tmp_path, "1.13.1")
     message = said(tmp_path, "xla")
-    assert "torch_xla 1.13.1 works with torch 1.13, and torch " + torch.__version__ in message
+    assert "torch_xla 1.13.1 requires torch 1.13, but torch " + torch.__version__ in message
     assert "pip install 'modelzoo-trainer[xla]'" in message
 
 
@@ -55,7 +55,7 @@ def test_a_torch_xla_that_does_not_import_is_refused_with_the_reason(tmp_path: P
     version = ".".join(torch.__version__.split(".")[:2])
     install(tmp_path, f"{version}.0", "raise ImportError('undefined symbol')")
     message = said(tmp_path, "xla", PJRT_DEVICE="TPU")
-    assert "does not start: undefined symbol" in message
+    assert "undefined symbol" in message
     assert "PJRT_DEVICE ('TPU')" in message
 
 

@@ -132,7 +132,7 @@ def test_iterables_of_unequal_length_end_together() -> None:
 def test_an_iterable_without_a_batch_is_refused_everywhere() -> None:
     results = try_ranks(2, passes, unequal, [{"lengths": [2, 0]}])
     assert [ok for ok, _ in results] == [False, False]
-    assert all("yields no batch for part 1 of the data, of 2 parts" in said for _, said in results)
+    assert all("yields no batch for data shard 1 of 2" in said for _, said in results)
 
 
 def test_iterables_without_a_batch_anywhere_have_none() -> None:
@@ -205,10 +205,8 @@ def test_a_size_that_the_processes_cannot_divide_is_refused() -> None:
     loader = number_loader(0, 4, 20, 10, is_global=True)
     with pytest.raises(ConfigError) as caught:
         TrainData(loader, None, DividedBackend(0, 4))
-    assert str(caught.value) == (
-        "train_dataloader: global_batch_size is 10, which 4 processes cannot divide evenly. Use 8 "
-        "or 12, or another number of processes."
-    )
+    facts = ("train_dataloader: global_batch_size 10 ", "4 processes", "8 or 12")
+    assert [fact for fact in facts if fact not in str(caught.value)] == []
 
 
 def test_a_mark_on_what_cannot_be_divided_is_refused() -> None:

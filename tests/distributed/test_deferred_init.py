@@ -106,16 +106,13 @@ def test_what_nothing_draws_is_named() -> None:
         model = nn.Sequential(Silent())
     with pytest.raises(BackendError) as caught:
         materialize(model, CPU)
-    assert str(caught.value) == (
-        "backend.sharding.meta_init: nothing draws 0.scale (Silent), 0.angles (Silent). Give the "
-        "modules a method reset_parameters() that fills their parameters and buffers, or set "
-        "meta_init: false."
-    )
+    facts = ("sharding.meta_init", " 0.scale (Silent), 0.angles (Silent).", "reset_parameters()")
+    assert [fact for fact in facts if fact not in str(caught.value)] == []
 
 
 def test_a_tensor_that_is_neither_parameter_nor_buffer_is_named() -> None:
     with torch.device("meta"):
         model = nn.Linear(2, 2)
         model.mask = torch.ones(2)
-    with pytest.raises(BackendError, match="mask is a tensor that is neither parameter nor buf"):
+    with pytest.raises(BackendError, match="mask is a tensor, but neither"):
         materialize(model, CPU)

@@ -195,12 +195,10 @@ def count_elements(rank: int, options: dict[str, Any]) -> int:
 
 @pytest.mark.slow
 def test_a_parameter_shared_by_two_blocks_is_refused() -> None:
-    expected = (
-        "embedding.weight and head.weight are one parameter, but belong to different blocks. Name "
-        "in backend.sharding.blocks only classes that hold both, or neither."
-    )
+    facts = ("embedding.weight and head.weight", "backend.sharding.blocks")
     options = SHARD | {"sharding": {"blocks": ["Linear"]}}
-    assert run_ranks(2, refusal, options) == [expected] * 2
+    for message in run_ranks(2, refusal, options):
+        assert [fact for fact in facts if fact not in message] == []
 
 
 @pytest.mark.slow

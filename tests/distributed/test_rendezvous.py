@@ -148,7 +148,7 @@ def test_where_no_name_server_answers_a_store_is_waited_for(monkeypatch, caplog)
     assert found is not None
     assert found.get("word") == b"hello"
     [line] = caplog.messages
-    assert line.startswith("No name server answers within 0 s who 127.0.0.1 is")
+    assert line.startswith("No name server answers within 0 s for 127.0.0.1")
 
 
 # ---- where it listens
@@ -241,7 +241,7 @@ def _wait_in_vain(rank: int) -> str:
 
 
 def test_who_has_not_come_is_named() -> None:
-    assert "1 of 2 processes have not come within 0.5 s: 1." in run_ranks(2, _wait_in_vain)[0]
+    assert "1 of 2 processes have not joined within 0.5 s: 1." in run_ranks(2, _wait_in_vain)[0]
 
 
 def test_a_guest_says_whom_it_has_waited_for() -> None:

@@ -95,7 +95,7 @@ def test_each_trainer_has_callbacks_of_its_own(install, trainer_of, tmp_path) ->
     ("entry", "error", "message"),
     [
         ("broken:fails", LookupError, "no licence"),
-        ("broken:number", HookError, r"broken:number is 3\. Name a function"),
+        ("broken:number", HookError, r"broken:number is 3\. It must be a function"),
         ("broken:wrong", HookError, r"got 3 of type int, which has no hook"),
         (
             "broken:pair",
@@ -111,7 +111,7 @@ def test_a_plugin_that_fails_is_named(install, trainer_of, entry, error, message
     with pytest.raises(error, match=message) as caught:
         trainer_of()
     [note] = caught.value.__notes__
-    assert f"the plug-in 'mine' ({entry}) of broken 1.0" in note
+    assert f"plugin 'mine' ({entry}) of broken 1.0" in note
 
 
 def test_nothing_of_a_plugin_is_imported_before_a_trainer_is_built(install) -> None:
@@ -137,4 +137,4 @@ def test_what_a_plugin_brings_is_told(install, trainer_of, caplog) -> None:
     install("finder", CODE, mine="finder:several")
     with caplog.at_level("INFO", "modelzoo_trainer.plugins"):
         trainer_of()
-    assert "plug-in 'mine' (finder:several) of finder 1.0: Found, Other" in caplog.text
+    assert "plugin 'mine' (finder:several) of finder 1.0: Found, Other" in caplog.text

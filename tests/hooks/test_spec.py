@@ -261,7 +261,7 @@ def test_a_class_in_the_place_of_an_instance_is_refused() -> None:
 
 
 def test_an_object_without_hooks_is_refused() -> None:
-    with pytest.raises(HookError, match=r"got 7 of type int, which has no hook\. Derive it from"):
+    with pytest.raises(HookError, match=r"got 7 of type int, which has no hook\. Subclass "):
         check_callback(7)
 
 

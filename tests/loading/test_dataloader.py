@@ -122,22 +122,21 @@ def test_a_sample_that_is_drawn_twice_is_augmented_twice() -> None:
     assert len({sample[1] for sample in batch}) == 30
 
 
-def test_batches_are_passed_over_without_being_loaded(tmp_path, caplog) -> None:
+def test_batches_are_skipped_without_being_loaded(tmp_path, caplog) -> None:
     dataset = Noted(tmp_path / "loaded")
     caplog.set_level(logging.INFO)
     found = taken(DataLoader(dataset, batch_size=4), start=1, skipped=frozenset({2, 4}))
     assert [number for number, _ in found] == [1, 3, 5]
     assert dataset.loaded() == [4, 5, 6, 7, 12, 13, 14, 15, 20, 21]
-    assert caplog.messages == [
-        "Epoch 0: batch 2 is skipped; its samples: 8, 9, 10, 11.",
-        "Epoch 0: batch 4 is skipped; its samples: 16, 17, 18, 19.",
-    ]
+    second, fourth = caplog.messages
+    assert [fact in second for fact in ("Epoch 0", "batch 2", "8, 9, 10, 11")] == [True] * 3
+    assert [fact in fourth for fact in ("Epoch 0", "batch 4", "16, 17, 18, 19")] == [True] * 3
 
 
 def test_a_long_list_of_samples_is_cut_in_the_log(caplog) -> None:
     caplog.set_level(logging.INFO)
     taken(DataLoader(range(100), batch_size=70), skipped=frozenset({0}))
-    assert caplog.messages[0].endswith("62, 63 and 6 more.")
+    assert "62, 63 and 6 more" in caplog.messages[0]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -97,11 +97,9 @@ def test_a_loader_that_is_read_from_its_beginning_is_warned_of_once(trainer_of, 
     train(trainer_of, Plain(), steps=4)
     assert warnings_of(caplog) == []
     train(trainer_of, Plain(), steps=22)
-    assert warnings_of(caplog) == [
-        "train_dataloader (Plain) cannot begin in the middle of an epoch: 4 batches are loaded and "
-        "dropped. To begin at once, pass a torch DataLoader over a data set with indices, or give "
-        "the loader state_dict() and load_state_dict()."
-    ]
+    [warned] = warnings_of(caplog)
+    facts = ("train_dataloader (Plain)", "4 batches", "DataLoader", "state_dict()")
+    assert [fact for fact in facts if fact not in warned] == []
 
 
 @pytest.mark.parametrize(
@@ -120,8 +118,9 @@ def test_an_order_that_depends_on_time_is_warned_of(trainer_of, caplog) -> None:
     train(trainer_of, make(), steps=4)
     train(trainer_of, make(), steps=5)
     first, second = warnings_of(caplog)
-    assert first.startswith("Exactness is not guaranteed: train_dataloader has in_order=False, so")
-    assert second.startswith("train_dataloader has in_order=False: which batches were trained on")
+    assert "train_dataloader has in_order=False" in first
+    assert "train_dataloader has in_order=False" in second
+    assert "first 4 of the epoch are skipped" in second
 
 
 @pytest.mark.parametrize(
@@ -129,18 +128,15 @@ def test_an_order_that_depends_on_time_is_warned_of(trainer_of, caplog) -> None:
     [
         (
             DataLoader(Counted(30), 2),
-            "train_dataloader has 30 samples, 15 batches an epoch; when the checkpoint was made it "
-            "had 20 samples, 10 batches an epoch.",
+            ["30 samples, 15 batches per epoch", "20 samples, 10 batches per epoch"],
         ),
         (
             DataLoader(Counted(20), 4),
-            "train_dataloader has batches of 4, 5 batches an epoch; when the checkpoint was made "
-            "it had batches of 2, 10 batches an epoch.",
+            ["batches of 4, 5 batches per epoch", "batches of 2, 10 batches per epoch"],
         ),
         (
             constant_batches(*range(12)),
-            "train_dataloader has 12 batches an epoch; when the checkpoint was made it had 10 "
-            "batches an epoch.",
+            ["12 batches per epoch", "10 batches per epoch"],
         ),
     ],
 )
@@ -149,15 +145,13 @@ def test_a_change_of_the_data_is_warned_of_with_both_figures(
 ) -> None:
     train(trainer_of, DataLoader(Counted(20), 2), steps=3)
     train(trainer_of, loader, steps=4)
-    prefix = "Exactness is not guaranteed: the training data has changed. "
-    assert warnings_of(caplog) == [prefix + said]
+    [warned] = warnings_of(caplog)
+    assert [figure in warned for figure in said] == [True, True]
 
 
 def test_data_that_ends_before_the_place_is_refused(trainer_of) -> None:
     train(trainer_of, DataLoader(Counted(20), 2), steps=6)
-    with pytest.raises(
-        ConfigError, match=r"made after batch 6 of an epoch, but train_dataloader h"
-    ):
+    with pytest.raises(ConfigError, match=r"batch 6 of an epoch, but train_dataloader has 5"):
         train(trainer_of, DataLoader(Counted(10), 2), steps=7)
 
 
@@ -168,7 +162,7 @@ def test_a_state_that_the_loader_refuses_is_explained(trainer_of) -> None:
     train(trainer_of, Own(), steps=3)
     with pytest.raises(KeyError) as caught:
         train(trainer_of, Refusing(), steps=4)
-    assert "raised when train_dataloader got its state back" in caught.value.__notes__[0]
+    assert "state of train_dataloader" in caught.value.__notes__[0]
 
 
 def test_a_checkpoint_of_the_first_format_is_loaded(trainer_of) -> None:

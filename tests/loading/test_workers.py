@@ -210,7 +210,7 @@ def test_programs_that_a_worker_starts_get_signals_as_usual() -> None:
     iterator = start_iterator(DataLoader(Handlers(), batch_size=None, num_workers=1))
     own, started = next(iterator)
     shut_down(iterator)
-    assert own == ["_disregard"] * 3
+    assert own == ["_ignore_signal"] * 3
     assert started == "0 0 0\n"
 
 
@@ -271,7 +271,7 @@ class NoSecond:
 @pytest.mark.parametrize("error", [OSError("no memory to fork"), KeyboardInterrupt()])
 def test_workers_started_before_an_error_are_ended(monkeypatch, error) -> None:
     opened = NoSecond(error)
-    monkeypatch.setattr(workers, "_open_mortal", opened)
+    monkeypatch.setattr(workers, "_open_killable", opened)
     loader = DataLoader(range(4), num_workers=2)
     with pytest.raises(type(error)):
         start_iterator(loader)
@@ -338,7 +338,7 @@ def kill_and_hear(pids: list[int]) -> None:
 
 @linux
 @pytest.mark.usefixtures("_limit")
-def test_a_worker_that_died_with_a_lock_does_not_stop_the_end_of_a_pass() -> None:
+def test_a_worker_that_died_with_a_lock_does_not_block_the_end_of_an_epoch() -> None:
     iterator = start_iterator(DataLoader(range(40), num_workers=2))
     iterator.given._workers_done_event._cond.acquire()  # as who dies within is_set() has
     kill_one_worker(iterator)
@@ -346,11 +346,11 @@ def test_a_worker_that_died_with_a_lock_does_not_stop_the_end_of_a_pass() -> Non
     assert not any(worker.is_alive() for worker in iterator.workers)
 
 
-def test_a_worker_that_died_when_its_data_was_not_needed_any_more_is_only_told(caplog) -> None:
+def test_a_worker_that_died_when_its_data_was_not_needed_only_logs_a_warning(caplog) -> None:
     iterator = start_iterator(DataLoader(range(40), num_workers=2))
     kill_one_worker(iterator)
     shut_down(iterator)
-    assert "its data was not needed any more" in caplog.text
+    assert "its data was no longer needed" in caplog.text
     assert list(start_iterator([1])) == [1]
 
 

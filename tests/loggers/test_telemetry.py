@@ -51,6 +51,6 @@ def test_that_nothing_is_sent_is_said_once(make, batches, caplog):
 @pytest.mark.parametrize("value", [0, -3, 2.5])
 def test_what_does_not_fit_is_refused(name, value):
     with pytest.raises(
-        ConfigError, match=rf"TelemetryLogger\.{name}: expected a whole number > 0, got {value}"
+        ConfigError, match=rf"TelemetryLogger\.{name}: expected an integer > 0, got {value}"
     ):
         TelemetryLogger(**{name: value})

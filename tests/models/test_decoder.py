@@ -327,9 +327,9 @@ def test_generate_leaves_the_mode_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_new_tokens": -1}, "max_new_tokens: expected a whole number >= 0, got -1"),
+        ({"max_new_tokens": -1}, "max_new_tokens: expected an integer >= 0, got -1"),
         ({"max_new_tokens": 1, "temperature": -0.5}, "temperature: .* >= 0, got -0.5"),
-        ({"max_new_tokens": 1, "top_k": 0}, "top_k: expected a whole number > 0 or null, got 0"),
+        ({"max_new_tokens": 1, "top_k": 0}, "top_k: expected an integer > 0 or null, got 0"),
     ],
 )
 def test_generate_refuses_what_is_out_of_range(arguments: dict[str, Any], message: str) -> None:

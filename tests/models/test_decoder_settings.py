@@ -14,7 +14,7 @@ from modelzoo_trainer.models.decoder_settings import DecoderSettings
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"vocab_size": 0}, "vocab_size: expected a whole number > 0, got 0"),
+        ({"vocab_size": 0}, "vocab_size: expected an integer > 0, got 0"),
         ({"num_hidden_layers": -2}, r"num_hidden_layers: .* whole .* \[1, .*, got -2"),
         ({"dropout_rate": 1.0}, r"dropout_rate: expected a number in \[0, 1\), got 1.0"),
         ({"attention_dropout_rate": -0.1}, "attention_dropout_rate: .*, got -0.1"),

@@ -162,7 +162,7 @@ def test_a_tied_parameter_is_in_a_group_once(model):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"to_index": 5}, r"to_index is 5, and there are 5 layer groups: 'stem', .*-5 to 4"),
+        ({"to_index": 5}, r"to_index is 5, but there are 5 layer groups: 'stem', .*-5 to 4"),
         ({"from_index": -6}, r"from_index is -6"),
     ],
 )

@@ -482,7 +482,7 @@ def test_what_is_passed_over_is_said(run: Run, device: str, caplog: Any) -> None
     assert [
         record.getMessage() for record in caplog.records if record.name.endswith("check_loss")
     ] == [
-        "loss is nan at global_step 3 (epoch 0, batches 6-8). Going back, and on without epoch 0, "
+        "loss is nan at global_step 3 (epoch 0, batches 6-8). Rolling back and skipping epoch 0, "
         "batches 6-8."
     ]
 

@@ -151,7 +151,7 @@ def test_a_tied_parameter_is_found_by_each_of_its_names():
         (
             lambda: nn.Linear(2, 2),
             {"embedding": 0.5},
-            r"for embedding, but Linear has no such groups\. Give the model an attribute lr_adjust",
+            r"for embedding, but Linear has no such groups\. .* lr_adjust",
         ),
         (
             frozen,
@@ -166,7 +166,7 @@ def test_factors_that_do_not_fit_are_refused(model, given, message):
 
 
 def test_factors_need_a_model():
-    with pytest.raises(ConfigError, match="adjust_learning_rate: groups need a model, and the opt"):
+    with pytest.raises(ConfigError, match="adjust_learning_rate: groups require a model, "):
         OPTIMIZERS["SGD"](nn.Linear(1, 1).parameters(), adjust_learning_rate={"a": 0.5})
 
 

@@ -91,7 +91,11 @@ def test_betas_are_two(name):
             {"relative_step": True, "learning_rate": 0.1},
             r"Adafactor\.relative_step is true and lr is 0\.1; they exclude each other",
         ),
-        ("Adafactor", {"warmup_init": True}, r"Adafactor\.warmup_init is true; it needs relative"),
+        (
+            "Adafactor",
+            {"warmup_init": True},
+            r"Adafactor\.warmup_init is true; it requires relative",
+        ),
         ("Muon", {"ns_steps": 0}, r"Muon\.ns_steps: expected .*\[1, 100\), got 0"),
         ("Muon", {"ns_steps": 100}, r"Muon\.ns_steps: expected .*\[1, 100\), got 100"),
         ("Muon", {"momentum": 1.0}, r"Muon\.momentum: expected .*\[0, 1\).*, got 1\.0"),

@@ -136,7 +136,7 @@ def test_parameters_are_taken_as_in_torch():
     model = Net()
     optimizer = optimizer_class("AdamW")(model.parameters(), weight_decay=0.1)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1]
-    with pytest.raises(ConfigError, match="params: filters need a model"):
+    with pytest.raises(ConfigError, match="params: filters require a model"):
         optimizer_class("AdamW")(model.parameters(), params=[{"params": "*", "tag": "all"}])
 
 

@@ -78,17 +78,17 @@ def test_a_longer_run_goes_on_from_before_the_decay(sgd):
             {"decay_shape": "linaer"},
             r"decay_shape: expected .*, got 'linaer'\. Did you mean 'linear'",
         ),
-        ({"decay_shape": "inverse"}, r"end_learning_rate is 0, of which there is no inverse"),
+        ({"decay_shape": "inverse"}, r"end_learning_rate is 0"),
         ({"checkpoint_steps": [20]}, r"checkpoint_steps is \[20\]; they must be .* \(20\)"),
-        ({"checkpoint_steps": [8, 8]}, r"checkpoint_steps is \[8, 8\]; they must be above 0"),
+        ({"checkpoint_steps": [8, 8]}, r"checkpoint_steps is \[8, 8\]; they must be > 0"),
         ({"checkpoint_steps": [0]}, r"checkpoint_steps is \[0\]"),
         (
             {"warmup_steps": 19},
-            r"the decay that ends at step 20 begins at 18, and the warm-up ends at 19",
+            r"the decay that ends at step 20 begins at 18, but the warmup ends at 19",
         ),
         (
             {"checkpoint_steps": [15], "decay_ratio": 0.5},
-            r"begins at 10, and the decay before it ends at 15. Lower decay_ratio \(0.5\)",
+            r"begins at 10, but the previous decay ends at 15. Decrease decay_ratio \(0.5\)",
         ),
     ],
 )

@@ -210,8 +210,8 @@ def test_the_command_prints_a_table_and_writes_nothing(
     assert run(file) == 0
 
     text = capsys.readouterr().out
-    assert text.startswith("On paper: one process, device cpu.")
-    assert "Nothing is sent." in text
+    assert "one process, device cpu" in text.splitlines()[0]
+    assert "No communication" in text
     assert "optimizer state" in text
     assert list(tmp_path.iterdir()) == []
     assert list(file.parent.iterdir()) == [file]
@@ -231,7 +231,9 @@ def test_a_world_size_is_a_number(
     file: Path, size: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(file, f"--world-size={size}") == 2
-    assert f"--world-size is '{size}'; it must be a number" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "--world-size" in err
+    assert f"'{size}'" in err
 
 
 def test_the_options_of_the_plan_need_it(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,7 +244,7 @@ def test_the_options_of_the_plan_need_it(file: Path, capsys: pytest.CaptureFixtu
 
 def test_a_lazy_device_is_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(file, "--device", "xla") == 2
-    assert "not offered for torch_xla" in capsys.readouterr().err
+    assert "--plan does not support torch_xla" in capsys.readouterr().err
 
 
 def test_a_device_that_is_not_here_can_be_planned(
@@ -254,7 +256,7 @@ def test_a_device_that_is_not_here_can_be_planned(
 
 def test_a_file_that_only_validates_is_refused(figures: Measure, file: Path) -> None:
     plan = plan_of(file, [])
-    with fake_world(1), pytest.raises(ConfigError, match="--plan is for training"):
+    with fake_world(1), pytest.raises(ConfigError, match="--plan requires"):
         measure(type(plan)(**{**fields_of(plan), "mode": "eval"}))
 
 
@@ -277,7 +279,7 @@ def test_what_does_not_fit_is_tried_with_settings_that_take_less(file: Path) -> 
     assert not fits
     assert "It does not fit: " in text
     assert f"--set '{SHARD}'" in text
-    assert "which fits." in text
+    assert " fits." in text
 
 
 @pytest.mark.slow
@@ -286,5 +288,5 @@ def test_what_nothing_helps_ends_with_an_error_code(
 ) -> None:
     assert run(file, "--memory", "1KiB") == 1
     text = capsys.readouterr().out
-    assert "which is still too much." in text
-    assert "Smaller batches" in text
+    assert "still does not fit." in text
+    assert "smaller batches" in text

@@ -14,7 +14,7 @@ from modelzoo_trainer.config.overrides import apply_overrides, parse_override
 from modelzoo_trainer.config.shipped import shipped_names
 from modelzoo_trainer.exit_codes import exit_code
 
-BLOCK = re.compile(r"<!-- check -->\n```yaml\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
 CHANGE = re.compile(r"`--set ([a-z]\S*=\S+)`")
 
 
@@ -31,7 +31,7 @@ def test_the_table_of_options_is_that_of_the_program(page):
     assert [line for line in page.splitlines() if line.startswith("| `--")] == rows
 
 
-@pytest.mark.parametrize("name", ["configuration", "checkpoints"])
+@pytest.mark.parametrize("name", ["configuration", "checkpoints", "stops"])
 def test_the_examples_are_right(root, name):
     names = shipped_names()
     blocks = BLOCK.findall((root / "docs" / f"{name}.md").read_text(encoding="utf-8"))
@@ -41,8 +41,8 @@ def test_the_examples_are_right(root, name):
 
 
 def test_the_table_of_stops_has_the_codes_of_the_program(root):
-    page = (root / "docs" / "checkpoints.md").read_text(encoding="utf-8")
-    table = page.partition("## Stops")[2].partition("\n\nThe run ends")[0]
+    page = (root / "docs" / "stops.md").read_text(encoding="utf-8")
+    table = page.partition("## Stop a run")[2].partition("\n\nAll of these")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     told = {
         reason: int(row[-1])

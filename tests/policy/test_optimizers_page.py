@@ -21,7 +21,8 @@ def page(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def programs(page: str) -> list[dict[str, Any]]:
     found = []
-    for program in re.findall(r"<!-- test -->\n```python\n(.*?)```", page, re.DOTALL):
+    sections = page.partition("## Several optimizers\n")[2].partition("## Edge cases\n")[0]
+    for program in re.findall(r"```python\n(.*?)```", sections, re.DOTALL):
         scope: dict[str, Any] = {}
         exec(program, scope)  # what a reader would paste
         found.append(scope)

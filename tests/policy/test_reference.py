@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +29,10 @@ def maker(root: Path) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["callbacks.md", "hooks.md", "loggers.md", "trainer.md"])
+NAMES = ["callbacks", "data", "hooks", "loggers", "models", "optimizers", "schedules", "trainer"]
+
+
+@pytest.mark.parametrize("name", [f"{name}.md" for name in NAMES])
 def test_a_page_is_what_the_classes_say(maker, root, name):
     written = (root / "docs" / "reference" / name).read_text(encoding="utf-8")
     again = maker.tidy(maker.PAGES[name]())
@@ -36,7 +40,28 @@ def test_a_page_is_what_the_classes_say(maker, root, name):
 
 
 def test_there_is_no_other_page(maker, root):
-    assert {path.name for path in (root / "docs" / "reference").iterdir()} == set(maker.PAGES)
+    here = {name for name in maker.PAGES if "/" not in name}
+    assert {path.name for path in (root / "docs" / "reference").iterdir()} == here
+    assert here == {f"{name}.md" for name in NAMES}
+
+
+@pytest.mark.skipif(
+    sys.version_info[:2] != (3, 11), reason="other Pythons lay a help out otherwise"
+)
+def test_the_page_of_the_command_line_is_its_help(maker, root):
+    written = (root / "docs" / "command_line.md").read_text(encoding="utf-8")
+    again = maker.tidy(maker.command_page())
+    assert written == again, "run: python docs/make_reference.py"
+
+
+def test_commands_are_found_in_a_help(maker):
+    text = (
+        "usage: x\n\ncommands (say):\n  fit       train\n  check_it  check\n\noptions:\n  -h  x\n"
+    )
+    assert maker.commands_in(text) == ["fit", "check_it"]
+    text = "positional arguments:\n  COMMAND\n    list    list them\n    diff    compare\n\nmore:\n"
+    assert maker.commands_in(text) == ["list", "diff"]
+    assert maker.commands_in("options:\n  --check   check\n") == []
 
 
 def test_every_class_and_hook_has_its_place(root):

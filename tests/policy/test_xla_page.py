@@ -32,7 +32,7 @@ def test_the_table_of_options_is_that_of_the_backend(page: str) -> None:
 
 def test_the_example_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    [program] = re.findall(r"<!-- test -->\n```python\n(.*?)```", page, re.DOTALL)
+    [program] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     scope: dict[str, object] = {}
     exec(program, scope)  # what a reader would paste
     assert scope["lengths"] == [32, 64, 128]

@@ -227,8 +227,8 @@ def test_an_algorithm_may_be_written_in_many_ways(given, kinds):
         ([0.5, "a"], r"sparsity\[1\]: expected a number in \[0, 1\), got 'a'"),
         ({"algorithm": "riggl"}, "sparsity.algorithm is 'riggl'. Did you mean 'rigl'?"),
         ({"sparsty": 0.5}, "sparsity.sparsty: no such argument of Static. Did you mean 'sparsity'"),
-        ({"algorithm": "rigl", "sparsity": 0.5}, "sparsity.update is missing; RigL needs it"),
-        ({"algorithm": "gmp"}, "GMP.sparsity is missing; write sparsity or schedule"),
+        ({"algorithm": "rigl", "sparsity": 0.5}, "sparsity.update is missing; RigL requires it"),
+        ({"algorithm": "gmp"}, "GMP.sparsity is missing; give sparsity or schedule"),
         ({"algorithm": "gmp", "sparsity": 0, "schedule": 0}, "sparsity and schedule are both giv"),
         (
             {"sparsity": 0.5, "init_method": "top"},
@@ -267,7 +267,7 @@ def test_what_is_no_algorithm_is_refused(given, message):
             lambda: SET(0.5, update={"freq": 1}, ensure_sparsity_fraction=False),
             "ensure_sparsity_fraction is False",
         ),
-        (lambda: Group([3]), r"Group.groups\[0\] is 3, which is no algorithm"),
+        (lambda: Group([3]), r"Group.groups\[0\] is 3, which is not an algorithm"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_refused(make, message):

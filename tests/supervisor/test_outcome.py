@@ -22,7 +22,7 @@ def status_of(error, step=None):
     [
         (0, "done", "finished", 0),
         (1, "crashed", "ended with exit code 1", 1),
-        (2, "wrong configuration", "the command or the file is wrong", 2),
+        (2, "invalid configuration", "the command or the file is invalid", 2),
         (3, "crashed", "ended with exit code 3", 1),
         (130, "stopped on request", "stopped by SIGINT", 130),
         (143, "stopped on request", "stopped by SIGTERM", 143),
@@ -66,12 +66,12 @@ def test_a_hang_is_one_however_it_was_ended(code):
         (MemoryError(), Outcome.CRASHED),
         (CheckpointError("x"), Outcome.CRASHED),
         (OSError(5, "Input/output error"), Outcome.CRASHED),
-        (ImportError("x"), Outcome.CANNOT_HEAL),
-        (ModuleNotFoundError("x"), Outcome.CANNOT_HEAL),
-        (SyntaxError("x"), Outcome.CANNOT_HEAL),
-        (HookError("x"), Outcome.CANNOT_HEAL),
-        (CheckpointMismatch("x"), Outcome.CANNOT_HEAL),
-        (ConfigError("x"), Outcome.WRONG_CONFIG),
+        (ImportError("x"), Outcome.NOT_RETRYABLE),
+        (ModuleNotFoundError("x"), Outcome.NOT_RETRYABLE),
+        (SyntaxError("x"), Outcome.NOT_RETRYABLE),
+        (HookError("x"), Outcome.NOT_RETRYABLE),
+        (CheckpointMismatch("x"), Outcome.NOT_RETRYABLE),
+        (ConfigError("x"), Outcome.INVALID_CONFIG),
     ],
 )
 def test_an_exception_says_whether_another_attempt_may_fare_better(error, outcome):

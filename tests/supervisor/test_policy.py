@@ -66,7 +66,7 @@ def test_the_same_error_at_the_same_step_ends_it_if_there_was_no_progress():
     assert decide(policy, crash("a", 3), 0, 3).is_again
     made = decide(policy, crash("a", 3), 2, 3)
     assert not made.is_again
-    assert made.reason.startswith("the same error at the same step twice in a row")
+    assert "the same error" in made.reason
 
 
 @pytest.mark.parametrize("other", [crash("b", 3), crash("a", 2), KILLED])
@@ -84,7 +84,7 @@ def test_the_same_error_does_not_if_the_run_got_further():
 
 @pytest.mark.parametrize(
     "outcome",
-    [Outcome.DONE, Outcome.STOPPED, Outcome.WRONG_CONFIG, Outcome.CANNOT_HEAL],
+    [Outcome.DONE, Outcome.STOPPED, Outcome.INVALID_CONFIG, Outcome.NOT_RETRYABLE],
 )
 def test_what_is_no_failure_of_the_machine_is_final(outcome):
     assert not decide(Policy(), Ending(outcome=outcome, cause="", exit_code=0), 0, 5).is_again

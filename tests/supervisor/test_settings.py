@@ -92,7 +92,7 @@ def test_what_comes_through_a_pipe_is_left_to_who_runs_it(tmp_path):
 
 
 def test_trainers_of_a_list_ask_all_or_none(read):
-    with pytest.raises(ConfigError, match=r"trainer\[1\]\.init\.autorestart: restarts are not ask"):
+    with pytest.raises(ConfigError, match=r"trainer\[1\]\.init\.autorestart.* 1 of the 2 "):
         read(TWO)
     made = read(TWO, "trainer[1].init.autorestart={max_num_restarts: 5}")
     assert [(str(one.model_dir), one.max_num_restarts) for one in made] == [("a", 2), ("b", 5)]
@@ -121,7 +121,7 @@ def test_a_launch_spec_is_read_as_it_was_written():
     ["", "{}", "[]", "1", "{", SPEC.to_words()[1].replace("2", "-2"), '{"folder": "x", "a": 1}'],
 )
 def test_what_no_supervisor_wrote_is_refused(text):
-    with pytest.raises(ValueError, match="is for a supervisor to give"):
+    with pytest.raises(ValueError, match="--supervised"):
         LaunchSpec.parse(text)
 
 

@@ -89,17 +89,15 @@ def test_a_run_that_is_done_is_not_started_again(run, capfd):
     assert sorted(path.name for path in done.folder.iterdir()) == ["ledger.json"]
 
 
-def test_a_run_that_crashed_once_is_started_again_and_told_so(run):
+def test_a_run_that_crashed_once_is_restarted_and_reported(run):
     done = run(["start:0", "train:3", "save:2", "fail:broken"], ["start:2", "train:5"])
     assert done.code == 0
     assert done.ends() == [("crashed", "RuntimeError: broken"), ("done", "finished")]
     assert [one["attempt"] for one in done.specs] == [1, 2]
     assert [one["is_restart"] for one in done.specs] == [False, True]
     assert [one["checkpoint"] for one in done.specs] == [None, "checkpoint_2"]
-    assert done.told[0] == (
-        "Attempt 1 failed at step 3: RuntimeError: broken. Starting it again from its newest "
-        "checkpoint; 3 restarts without progress left."
-    )
+    facts = ("Attempt 1", "step 3", "RuntimeError: broken", "newest checkpoint", "3 restarts")
+    assert [fact for fact in facts if fact not in done.told[0]] == []
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc here")
@@ -119,7 +117,7 @@ def test_a_child_that_was_killed_is_started_again(run):
     assert done.ends()[0] == ("killed", "killed by SIGKILL (possibly out of memory)")
     assert done.specs[1]["is_restart"] is False
     assert "failed before the first step" in done.told[0]
-    assert "from where it began" in done.told[0]
+    assert "from the start" in done.told[0]
 
 
 def test_a_crash_in_native_code_leaves_its_stacks(run):
@@ -133,7 +131,7 @@ def test_a_crash_loop_ends_when_the_budget_is_used_up(run):
     done = run(["signal:SIGKILL"], num_restarts=2)
     assert done.code == 1
     assert [outcome for outcome, _ in done.ends()] == ["killed"] * 3
-    assert "Not started again: 2 restarts in a row without progress." in done.told[2]
+    assert "Not restarting: 2 restarts" in done.told[2]
 
 
 def test_progress_gives_the_whole_budget_back(run):
@@ -147,14 +145,14 @@ def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(run):
     done = run(["start:0", "train:3", "fail:at 0x7f01"], ["start:0", "train:3", "fail:at 0x7f02"])
     assert done.code == 1
     assert len(done.ends()) == 2
-    assert "the same error at the same step twice in a row will not heal" in done.told[1]
+    assert "Not restarting: the same error" in done.told[1]
 
 
 @pytest.mark.parametrize(
     ("acts", "code", "end"),
     [
-        (["miss:zoo"], 1, ("cannot heal by itself", "ModuleNotFoundError: No module named 'zoo'")),
-        (["start:0", "exit:2"], 2, ("wrong configuration", "the command or the file is wrong")),
+        (["miss:zoo"], 1, ("not retryable", "ModuleNotFoundError: No module named 'zoo'")),
+        (["start:0", "exit:2"], 2, ("invalid configuration", "the command or the file is invalid")),
         (["signal:SIGTERM"], 143, ("stopped on request", "stopped by SIGTERM")),
         (["exit:143"], 143, ("stopped on request", "stopped by SIGTERM")),
         (["interrupted:SIGINT", "exit:130"], 130, ("stopped on request", "stopped by SIGINT")),
@@ -190,7 +188,7 @@ def test_a_stopped_process_is_killed_and_counts_as_hung(run):
     acts = ["start:0", "train:2", "save:2", "signal:SIGSTOP"]
     done = run(acts, ["exit:0"], hang_timeout=0.2)
     assert done.code == 0
-    assert done.ends()[0] == ("hung", "hung: the process stood still for 2 s")
+    assert done.ends()[0] == ("hung", "hung: the process did not respond for 2 s")
 
 
 def test_what_a_killed_child_has_left_behind_is_killed_as_well(run):
@@ -212,7 +210,7 @@ def test_a_ledger_that_cannot_be_written_is_told_once_and_ends_no_run(tmp_path, 
     plan = json.dumps([["block_ledger:", "start:0", "train:1", "signal:SIGKILL"], ["exit:0"]])
     one = Settings(model_dir=Path("run"), max_num_restarts=1)
     assert supervise([sys.executable, str(CHILD), plan], [one], told.append) == 0
-    assert sum("ledger.json cannot be written: " in text for text in told) == 1
+    assert sum("ledger.json" in text for text in told[:-1]) == 1
 
 
 def test_how_a_child_ended_is_known_though_who_started_us_ignores_ends_of_children(run):
@@ -230,7 +228,7 @@ def test_a_child_that_cannot_be_killed_is_named(run, monkeypatch):
     kills = []  # as if it waited for a dead disk
     monkeypatch.setattr(subprocess.Popen, "kill", lambda popen: kills.append(popen))
     monkeypatch.setattr(process, "_KILL_S", 0.1)
-    with pytest.raises(TimeoutError, match=r"process \d+ has been killed and does not end"):
+    with pytest.raises(TimeoutError, match=r"process \d+ was killed but does not end"):
         run(["start:0", "train:2", "signal:SIGSTOP"], hang_timeout=0.2)
     [left] = kills
     monkeypatch.undo()
@@ -301,7 +299,7 @@ def test_a_signal_while_a_failure_is_written_down_ends_the_run_as_one_in_the_pau
     assert done.code == 143
     assert [outcome for outcome, _ in done.ends()] == ["killed"]
     assert "failed" in done.told[0]
-    assert "tarting it again" not in done.told[0]
+    assert "estarting" not in done.told[0]
 
 
 def test_the_handlers_of_before_are_back_afterwards(run):

@@ -54,8 +54,8 @@ def test_copies_and_shards_train_as_one_device(
 @pytest.mark.parametrize(
     ("parallel", "said"),
     [
-        ({"shard": 3}, "{shard: 3} does not fit 4 XLA devices"),
-        ({"tensor": 2}, "tensor parallelism is not offered on XLA"),
+        ({"shard": 3}, "{shard: 3} does not match 4 XLA devices"),
+        ({"tensor": 2}, "tensor parallelism is not supported on XLA"),
         ({"shards": 4}, "Did you mean 'shard'"),
     ],
 )

@@ -290,13 +290,13 @@ def test_an_average_without_momentum_is_refused(backend: Backend) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"cache_dir": 3}, "backend.cache_dir is 3"),
-        ({"lag": -1}, "backend.lag is -1"),
-        ({"lag": "x"}, "backend.lag is 'x'"),
+        ({"cache_dir": 3}, "backend.cache_dir: .* got 3"),
+        ({"lag": -1}, "backend.lag: .* got -1"),
+        ({"lag": "x"}, "backend.lag: .* got 'x'"),
         ({"matmul_precision": "fast"}, "backend.matmul_precision is 'fast'"),
         ({"look_ahead": "yes"}, "backend.look_ahead is 'yes'"),
-        ({"parallel": {"replicate": 2.0}}, "backend.parallel.replicate is 2.0"),
-        ({"parallel": "all"}, "backend.parallel is 'all'"),
+        ({"parallel": {"replicate": 2.0}}, "backend.parallel.replicate: .* got 2.0"),
+        ({"parallel": "all"}, "backend.parallel: .* got 'all'"),
     ],
 )
 def test_an_option_of_the_wrong_kind_is_refused_at_once(options: dict[str, Any], said: str) -> None:
@@ -306,5 +306,5 @@ def test_an_option_of_the_wrong_kind_is_refused_at_once(options: dict[str, Any],
 
 def test_a_cache_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RuntimeError, match=r"backend.cache_dir: '.*file/cache' cannot be written"):
+    with pytest.raises(RuntimeError, match=r"backend.cache_dir: '.*file/cache' is not writable"):
         make_backend("xla", {"cache_dir": str(tmp_path / "file" / "cache")}).open()

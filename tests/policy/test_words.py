@@ -1,0 +1,127 @@
+"""Phrases that are not used where a reader sees them; docs/words.txt has single words."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SAY = {  # pattern: what to say instead
+    r"\b(?:every|for) so (?:many|often)\b|\bso many (?:steps|batches|seconds)\b": "n steps",
+    r"\b(?:is|are) no (?:number|integer|file|folder|checkpoint|tensor|mapping|size|text)\b": (
+        "is not a ..."
+    ),
+    r"\bpass(?:es|ed|ing)? over\b": "skip",
+    r"\btak(?:e|es|en|ing) up again\b": "resume",
+    r"\bwithout a word\b": "by default",
+    r"\b(?:one's|of his) own\b": "custom, separate",
+    r"\bat hand\b": "current",
+    r"\b(?:is|are|be) through with\b": "has finished",
+    r"\ba second call does nothing\b": "Idempotent.",
+    r"\b(?:was|were|is) asked for\b": "requested, configured",
+    r"\b(?:has|have) to be\b": "must be",
+    r"\bon paper\b": "in a plan",
+    r"\bdata sets?\b": "dataset",
+    r"\bfiller\b": "padding batch",
+    r"\bheed(?:s|ed|ing)?\b": "stop",
+    r"\banew\b": "again",
+    r"\bwhoever\b": "the caller, the user",
+}
+# Still to be rewritten: take a line out when its files are.
+TO_DO = (
+    "CONTRIBUTING.md",
+    "README.md",
+    "docs",
+    *(
+        f"modelzoo_trainer/{name}"
+        for name in (
+            "*.py",
+            "callbacks",
+            "checkpointing/commands.py",
+            "cli",
+            "config",
+            "core",
+            "data",
+            "hooks",
+            "interceptors",
+            "loggers",
+            "models",
+            "optim",
+            "sparsity",
+        )
+    ),
+)
+
+
+def is_to_do(path: Path) -> bool:
+    """Return whether a file is still to be rewritten."""
+    here = path.relative_to(ROOT)
+    return any(match(part, name) for part in (here, *here.parents) for name in TO_DO)
+
+
+def match(path: Path, name: str) -> bool:
+    """Return whether a path is that of an entry."""
+    return len(path.parts) == len(Path(name).parts) and path.match(name)
+
+
+def files() -> list[Path]:
+    """Return what a reader may see: sources and pages."""
+    found = [*(ROOT / "backends").rglob("*.py"), *(ROOT / "modelzoo_trainer").rglob("*.py")]
+    found += [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    return sorted(found)
+
+
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the docstrings and strings of a source, or the lines of a page."""
+    content = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        yield from enumerate(content.splitlines(), 1)
+        return
+    for node in ast.walk(ast.parse(content)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+def complaints(path: Path) -> list[str]:
+    """Return the phrases of a file that are not used, with what to say instead."""
+    return [
+        f"{path}:{line}: {found.group()!r}: say {say!r}"
+        for line, text in texts(path)
+        for pattern, say in SAY.items()
+        if (found := re.search(pattern, " ".join(text.split()), re.IGNORECASE))
+    ]
+
+
+def test_no_retired_phrase_is_used() -> None:
+    checked = [path for path in files() if not is_to_do(path)]
+    assert {"backends", "loading", "supervisor"} <= {path.parent.name for path in checked}
+    assert [line for path in checked for line in complaints(path)] == []
+
+
+@pytest.mark.parametrize("name", TO_DO)
+def test_what_is_still_to_be_rewritten_exists(name: str) -> None:
+    assert list(ROOT.glob(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.py", '"""Return the step at\n    hand."""\n'),
+        ("a.py", 'raise ValueError(f"{x} is no number")\n'),
+        ("a.md", "Batches are passed over.\n"),
+    ],
+)
+def test_a_retired_phrase_is_found(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    [line] = complaints(path)
+    assert line.startswith(f"{path}:1: ")
+
+
+def test_other_text_is_not_complained_about(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text('"""Return the current step."""\nanew = 1\n', encoding="utf-8")
+    assert complaints(path) == []
