@@ -204,6 +204,9 @@ def _settings(trainer: Trainer) -> dict[str, Any]:
 def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
     groups = settings_of(optimizer)
     settings = dict(groups[0]) if groups else {}
+    if "lr" in settings:  # as it was given: a warm-up of torch's has begun with a part of it
+        given = optimizer.param_groups[0].get("initial_lr")
+        settings["lr"] = float(given) if given is not None else settings["lr"]
     if len(groups) > 1:
         settings["parameter groups"] = len(groups)
     return {type(optimizer).__name__: _without_secrets(settings)}
@@ -234,7 +237,8 @@ def _order(loader: DataLoader[Any]) -> dict[str, Any]:
 
 def _described(part: object) -> dict[str, Any]:
     """Return the class of a component, with those of its arguments that are plain attributes."""
-    kept = _plain_attributes(part, inspect.signature(type(part).__init__).parameters)
+    names = inspect.signature(type(part).__init__).parameters
+    kept = _plain_attributes(part, (name for name in names if name != "last_epoch"))
     return {type(part).__name__: _without_secrets(kept)}
 
 

@@ -142,6 +142,18 @@ def test_the_order_of_the_data_and_the_seed_are_noted(options, noted, make, batc
     assert len({"shuffle", "sampler"} & set(found["data"])) == 1
 
 
+def test_the_learning_rate_is_noted_as_it_was_given_and_not_as_a_warm_up_begins(make, batches):
+    def warm_up(optimizer):
+        return torch.optim.lr_scheduler.LinearLR(optimizer, 0.25, total_iters=3)
+
+    trainer = make(JsonlLogger(), schedulers=warm_up, max_steps=1)
+    trainer.fit(batches)
+    found = facts(trainer)["settings"]
+    assert found["optimizer"]["SGD"]["lr"] == 0.1
+    noted = {"start_factor": 0.25, "end_factor": 1.0, "total_iters": 3}
+    assert found["schedulers"] == [{"LinearLR": noted}]
+
+
 def test_a_stream_has_no_order_to_note(make, batches):
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self):
