@@ -1,4 +1,4 @@
-"""Callbacks of a trainer: their order, names, changes, and the errors that they raise."""
+"""Callbacks of a trainer: their order, names, changes, and errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _no_global_callback_is_left() -> Iterator[None]:
 
 
 class RecorderLoop(TrainingLoop):
-    """A core callback that writes down when it is called."""
+    """A core callback that records its calls."""
 
     def __init__(self, calls: list[str]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class RecorderLoop(TrainingLoop):
 
 
 class Said(Callback):
-    """Writes down a word at the start of a fit."""
+    """Record a word at the start of a fit."""
 
     def __init__(self, calls: list[str], word: str) -> None:
         self.calls = calls
@@ -115,7 +115,7 @@ def test_all_callbacks_lists_the_documented_example_in_order(trainer_of) -> None
     ]
 
 
-# ---- who may be a callback
+# ---- valid callbacks
 
 
 def test_an_object_with_a_hook_is_a_callback(trainer_of) -> None:
@@ -460,7 +460,7 @@ def test_a_hook_that_a_third_party_declares_is_called(trainer_of) -> None:
 
 
 class Raising(Callback):
-    """Raises in one hook, at one step."""
+    """Raise in one hook, at one step."""
 
     def __init__(self, name: str, step: int = 0) -> None:
         self.name = name

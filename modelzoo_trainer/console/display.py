@@ -147,10 +147,12 @@ class Display:
             self.say()
 
     def say(self, *args: int) -> None:
-        """Write a line, if lines are shown; `args` are passed to `look`."""
+        """Write a line if lines are shown and there is something new; `look` gets `args`."""
         if not self.is_bar:
             with drawing():
-                self._say(self._look(*args))
+                view = self._look(*args)
+                if (view.step, view.doing) != self._shown:
+                    self._say(view)
 
     def _say(self, view: View) -> None:
         self._drawn = time.perf_counter()

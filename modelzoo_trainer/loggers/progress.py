@@ -29,7 +29,7 @@ log = logging.getLogger("modelzoo_trainer.progress")
 
 _FEW_EPOCHS: Final = 10  # each of them has a line
 _COMPILING: Final = 3  # steps of a device that records them
-_VALIDATION: Final = re.compile(r"((?:.+/)?validate_\d+)/(.+)")
+_VALIDATION: Final = re.compile(r"((?:.+/)?(?:validate_\d+|test))/(.+)")
 
 
 class ProgressLogger(Logger):

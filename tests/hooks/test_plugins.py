@@ -1,4 +1,4 @@
-"""Callbacks that installed packages bring."""
+"""Callbacks of installed packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install(tmp_path, monkeypatch) -> Iterator[Install]:
-    """A function that installs a package with plug-ins: its name, its code, its entries."""
+    """A function that installs a package with plugins: its name, code and entry points."""
     installed: list[str] = []
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -133,7 +133,7 @@ def test_plugins_can_be_switched_off(install, trainer_of) -> None:
         Hooks()
 
 
-def test_what_a_plugin_brings_is_told(install, trainer_of, caplog) -> None:
+def test_what_a_plugin_brings_is_reported(install, trainer_of, caplog) -> None:
     install("finder", CODE, mine="finder:several")
     with caplog.at_level("INFO", "modelzoo_trainer.plugins"):
         trainer_of()
