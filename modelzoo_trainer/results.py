@@ -71,10 +71,11 @@ class RunResult:
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def _shown(self) -> Mapping[str, float]:
-        """Return the most telling metrics: the losses first, a fit's others only with a prefix."""
+        """Return the most telling metrics, the losses first; of a fit those of validations."""
         of_fit = self.method == "fit"
-        names = [name for name in self.metrics if not of_fit or name == "loss" or "/" in name]
-        names = [name for name in names if not name.startswith("lr/")]
+        names = [
+            name for name in self.metrics if not of_fit or name == "loss" or "validate_" in name
+        ]
         names.sort(key=lambda name: name.rpartition("/")[2] != "loss")
         return {name: self.metrics[name] for name in names[:_MOST_METRICS]}
 

@@ -293,6 +293,17 @@ def test_a_plot_has_all_metrics_by_default_also_many():
     assert len(history.plot("m07").data) == 1
 
 
+def test_the_axis_of_a_constant_is_of_its_size():
+    history = RunHistory()
+    for step in (1, 2):
+        history.update_metric("constant", 0.001, step=step)
+        history.update_metric("rising", step, step=step)
+    figure = history.plot()
+    assert figure.layout.yaxis.rangemode == "tozero"
+    assert figure.layout.yaxis2.rangemode is None
+    assert history.plot("constant", log_y=True).layout.yaxis.rangemode is None
+
+
 def test_a_plot_of_nothing_is_refused():
     history = RunHistory()
     with pytest.raises(ValueError, match="no metric"):
