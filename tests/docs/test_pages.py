@@ -25,6 +25,7 @@ NOT_RUN = {
     "docs/hugging_face.md": 1,
     "docs/install.md": 3,
     "docs/scaling.md": 2,
+    "docs/xla.md": 1,
 }
 
 
