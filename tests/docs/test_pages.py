@@ -21,7 +21,6 @@ NOT_RUN = {
     "docs/contribute.md": 3,
     "docs/from_arctic_training.md": 1,
     "docs/from_cerebras.md": 1,
-    "docs/from_fabric.md": 1,
     "docs/hugging_face.md": 1,
     "docs/install.md": 3,
     "docs/scaling.md": 2,
