@@ -19,7 +19,6 @@ TAGS = {"lifecycle", "after"}
 NOT_RUN = {
     "docs/checkpoints.md": 1,
     "docs/contribute.md": 3,
-    "docs/from_arctic_training.md": 1,
     "docs/from_cerebras.md": 1,
     "docs/hugging_face.md": 1,
     "docs/install.md": 3,
