@@ -68,6 +68,7 @@ class ProgressLogger(Logger):
     def __init__(self, interval_s: Annotated[float, Ge(0)] | None = None) -> None:
         self._interval_s = interval_s
         self._scopes: frozenset[str] = frozenset()
+        self._is_silent = False
         self._reset()
 
     def _reset(self) -> None:
@@ -89,6 +90,7 @@ class ProgressLogger(Logger):
     def setup(self, trainer: Trainer) -> None:
         own = [callback.name_scope for callback in trainer.validation_callbacks]
         self._scopes = frozenset(own)
+        self._is_silent = trainer.progress == "none"
 
     @override
     def on_enter_fit(
@@ -225,6 +227,8 @@ class ProgressLogger(Logger):
 
     @override
     def log_metrics(self, metrics: Metrics, step: int) -> None:
+        if self._is_silent:
+            return
         if "loss" in metrics and self._is_fitting:
             self._metrics, self._metrics_step = metrics, step
             if self._display is not None:

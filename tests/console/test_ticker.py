@@ -165,8 +165,10 @@ def test_a_run_that_logs_nothing_shows_life_by_itself(tmp_path) -> None:
     assert "loss" not in first
 
 
-def test_none_is_silent(tmp_path) -> None:
-    assert run(tmp_path, arguments="progress='none'") == ("", "")
+@pytest.mark.parametrize("more", ["", ", loggers=[ProgressLogger()]"])
+def test_none_is_silent(tmp_path, more) -> None:
+    setup = "from modelzoo_trainer.loggers import ProgressLogger"
+    assert run(tmp_path, setup=setup, arguments=f"progress='none'{more}") == ("", "")
 
 
 @pytest.mark.parametrize(
