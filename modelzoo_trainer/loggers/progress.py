@@ -229,6 +229,8 @@ class ProgressLogger(Logger):
 
     @override
     def log_metrics(self, metrics: Metrics, step: int) -> None:
+        if self._is_silent:
+            return
         if "loss" in metrics and self._is_fitting:
             self._metrics, self._metrics_step = metrics, step
             if self._display is not None:
