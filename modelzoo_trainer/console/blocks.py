@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _WIDTH: Final = 100
 _LABEL: Final = 13
 _MOST_ROWS: Final = 8
+_NO_HINTS: Final[tuple[str, ...]] = ()
 
 
 # ---- before
@@ -40,7 +41,7 @@ def start_block(trainer: Trainer, val_dataloader: Any) -> str:
     found = {label: known(text, "") for label, text in rows.items()}
     lines = [known(lambda: _head(trainer), "Training")]
     lines += [_row(label, text) for label, text in found.items() if text]
-    lines += [_row("hint", hint) for hint in known(lambda: tuple(_hints(trainer)), ())]
+    lines += [_row("hint", hint) for hint in known(lambda: tuple(_hints(trainer)), _NO_HINTS)]
     return "\n".join(lines)
 
 
@@ -154,7 +155,7 @@ def _hints(trainer: Trainer) -> Iterator[str]:
         if isinstance(schedule, Scheduler):
             first = schedule.last_step - trainer.global_step
             # A function of the user's may be asked for a step that it never gets.
-            for hint in known(partial(_hints_of, schedule, end, first), ()):
+            for hint in known(partial(_hints_of, schedule, end, first), _NO_HINTS):
                 yield f"{type(schedule).__name__}: {hint}"
 
 

@@ -14,7 +14,7 @@ from modelzoo_trainer import TrainingLoop
 from modelzoo_trainer.callbacks import ProgressBar
 from modelzoo_trainer.console import bar, blocks, display
 from modelzoo_trainer.console.harmless import harmless, known
-from modelzoo_trainer.loggers import ProgressLogger
+from modelzoo_trainer.loggers import ProgressLogger, default_loggers
 from modelzoo_trainer.optim.stepwise import LambdaLR
 from tests.doubles import TinyModel, tiny_batches
 
@@ -225,6 +225,11 @@ def test_results_of_validations_are_silent_too(trainer_of, messages):
     trainer = trainer_of(loggers=[ProgressLogger()], progress="none")
     trainer.fit(tiny_batches(2), tiny_batches(1))
     assert messages() == []
+
+
+def test_the_default_of_a_file_is_left_out_too(trainer_of):
+    trainer = trainer_of(loggers=default_loggers(), progress="none")
+    assert [type(logger).__name__ for logger in trainer.loggers] == ["JsonlLogger"]
 
 
 def test_only_errors_are_caught(caplog):
