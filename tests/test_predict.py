@@ -349,10 +349,10 @@ def test_within_a_prediction_there_is_no_other(trainer_of) -> None:
     [
         (None, "^dataloader got None"),
         ([], r"^dataloader yields no batch\."),
-        (TensorDataset(ROWS), "^dataloader got the data set TensorDataset"),
+        (TensorDataset(ROWS), "^dataloader got the dataset TensorDataset"),
         ([loader(), loader()], "^dataloader got a list of 2 dataloaders"),
     ],
-    ids=["None", "empty", "data set", "several"],
+    ids=["None", "empty", "dataset", "several"],
 )
 def test_what_is_no_dataloader_is_refused(trainer_of, method, given, message) -> None:
     trainer = trainer_of(model=Echo, optimizer=None)

@@ -191,10 +191,10 @@ def test_a_list_of_lists_of_batches_is_refused_as_it_may_be_one_dataloader(
     recorder = Recorder()
     trainer = trainer_of(recorder)
     both = r"lambda: batches for one, \[lambda: first, lambda: second\] for several"
-    with pytest.raises(ConfigError, match=rf"^val_dataloader got a (list|tuple) .*{both}"):
+    with pytest.raises(ConfigError, match=rf"^val_dataloader .* a (list|tuple) of .*{both}"):
         trainer.fit(tiny_batches(1), outer([inner, inner]))
     assert recorder.count("on_train_start") == 0
-    with pytest.raises(ConfigError, match=r"^val_dataloaders got a (list|tuple) "):
+    with pytest.raises(ConfigError, match=r"^val_dataloaders .* a (list|tuple) of "):
         trainer.validate_all(outer([inner, inner]))
 
 

@@ -70,8 +70,9 @@ class Ticker:
     def start(self) -> None:
         """Begin."""
         _DRAWING.guard_forks()
-        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="progress", daemon=True)
+        thread.start()
+        self._thread = thread  # not if it cannot be started
 
     def stop(self) -> None:
         """End, and wait for a tick that is under way. Idempotent."""
