@@ -47,11 +47,12 @@ def metrics():
     return [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_trained_model_is_tested_and_predicts(run):
+def test_a_trained_model_is_tested_and_predicts(run, capfd):
     assert run("--mode", "train") == 0
     assert run("--mode", "test") == 0
     assert [line["step"] for line in metrics() if "test/loss" in line] == [4]
     assert run("--mode", "predict") == 0
+    assert str(Path("out/predictions").absolute()) in capfd.readouterr().err
     found = Predictions.load("out/predictions")
     assert found.num_samples > 100
     assert found["logits"].shape == (found.num_samples, 10)
