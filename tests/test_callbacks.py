@@ -82,7 +82,7 @@ def test_the_order_is_core_user_loggers_global(trainer_of) -> None:
 
 def test_a_logger_among_the_callbacks_runs_with_the_loggers(trainer_of) -> None:
     calls: list[str] = []
-    trainer = trainer_of(SaidLogger(calls, "logger"), Said(calls, "user"))
+    trainer = trainer_of(SaidLogger(calls, "logger"), Said(calls, "user"), progress="none")
     trainer.fit(tiny_batches())
     assert calls == ["user", "logger"]
     assert len(trainer.loggers) == 1
@@ -590,7 +590,7 @@ def test_callbacks_of_a_trainer_do_not_change_like_a_list(trainer_of, method, ad
 
 
 def test_callbacks_of_a_trainer_are_a_dict_in_all_else(trainer_of) -> None:
-    callbacks = trainer_of(Callback(), check_loss=False).callbacks
+    callbacks = trainer_of(Callback(), check_loss=False, progress="none").callbacks
     assert list(callbacks.copy())[-1] == "Callback"
     assert not hasattr(callbacks, "append")
     with pytest.raises(AttributeError, match="'CallbackList' object has no attribute 'sort'"):

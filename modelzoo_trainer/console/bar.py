@@ -16,7 +16,7 @@ _LOGGERS: Final = ("modelzoo_trainer", None)  # whose messages appear above
 _COLUMNS, _LINES = 99, 24  # of a terminal that does not say
 _OPEN: Final[set[int]] = set()
 _REPLACED: Final[list[tuple[logging.Logger, logging.Handler, logging.Handler]]] = []
-_FORMAT: Final = "{desc}: {percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt}{postfix}"
+_FORMAT: Final = "{desc}: {percentage:3.0f}%|{bar:10}| {n_fmt}/{total_fmt}{postfix}"
 _WITHOUT_END: Final = "{desc}: {n_fmt}{postfix}"
 
 
@@ -51,6 +51,7 @@ class Bar:
         )
         if not is_notebook():
             self._bar.dynamic_ncols = _size_of
+            self._bar.ncols, self._bar.nrows = _size_of(self._bar.fp)
         if not _OPEN:
             _redirect_messages()
         _OPEN.add(id(self))

@@ -136,8 +136,9 @@ class Display:
 
     def _draw(self, view: View) -> None:
         assert self._bar is not None  # that of a run which is drawn
-        figures = [view.epoch, *view.figures(), view.left()]
-        self._bar.show(view.step, ", ".join(filter(None, figures)))
+        # A narrow terminal cuts off the end.
+        figures = [view.epoch, view.left(), view.doing, *view.figures()]
+        self._bar.show(view.step, ", ".join(dict.fromkeys(filter(None, figures))))
 
     # ---- by the run
 

@@ -261,7 +261,10 @@ class DataLoaderCallback(CoreCallback):
 
     def samples_per_batch(self) -> int | None:
         """Return how many samples a batch of all processes has, as far as the loader tells."""
-        return None if self._data is None else self._data.samples_per_batch()
+        try:
+            return None if self._data is None else self._data.samples_per_batch()
+        except ConfigError:  # a batch without a tensor
+            return None
 
     def end_epochs_after(self, num_batches: int, limited_by: str) -> None:
         """End each epoch of the current fit after `num_batches` batches at the latest.

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.progress")
+quiet_log = logging.getLogger("modelzoo_trainer.results")
+"""For run.log alone, where `progress` is "none"."""
 
 _FEW_EPOCHS: Final = 10  # each of them has a line
 _COMPILING: Final = 3  # steps of a device that records them
@@ -68,6 +70,7 @@ class ProgressLogger(Logger):
     def __init__(self, interval_s: Annotated[float, Ge(0)] | None = None) -> None:
         self._interval_s = interval_s
         self._scopes: frozenset[str] = frozenset()
+        self._results_log = log
         self._reset()
 
     def _reset(self) -> None:
@@ -89,6 +92,7 @@ class ProgressLogger(Logger):
     def setup(self, trainer: Trainer) -> None:
         own = [callback.name_scope for callback in trainer.validation_callbacks]
         self._scopes = frozenset(own)
+        self._results_log = quiet_log if trainer.progress == "none" else log
 
     @override
     def on_enter_fit(
@@ -232,7 +236,7 @@ class ProgressLogger(Logger):
             return
         for scope, results in self._validations(metrics).items():
             shown = ", ".join(f"{name} {number(value)}" for name, value in results.items())
-            log.info("%s: %s at step %d", scope, shown, step)
+            self._results_log.info("%s: %s at step %d", scope, shown, step)
 
     def _validations(self, metrics: Metrics) -> dict[str, Metrics]:
         """Return the results of validations among metrics, by their scopes; tensors left out."""

@@ -118,7 +118,8 @@ def test_another_value_of_the_default_check_is_refused(make, wrong):
 
 def test_the_default_comes_after_the_users_callbacks(make):
     trainer = make(Spoil(3, 1.0))
-    assert [*trainer.callbacks][-3:] == ["Spoil", "CheckLoss", "History"]
+    names = ["Spoil", "CheckLoss", "History", "ProgressLogger"]
+    assert [*trainer.callbacks][-4:] == names
 
 
 class Own(CheckLoss):

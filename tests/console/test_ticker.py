@@ -165,8 +165,11 @@ def test_a_run_that_logs_nothing_shows_life_by_itself(tmp_path) -> None:
     assert "loss" not in first
 
 
-def test_none_is_silent(tmp_path) -> None:
-    assert run(tmp_path, arguments="progress='none'") == ("", "")
+@pytest.mark.parametrize("loggers", ["()", "ProgressLogger()"])  # the second as a file has it
+def test_none_is_silent(tmp_path, loggers) -> None:
+    setup = "from modelzoo_trainer.loggers import ProgressLogger"
+    arguments = f"progress='none', loggers={loggers}"
+    assert run(tmp_path, setup=setup, arguments=arguments) == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,8 @@ def test_plugins_come_after_the_users_ordered_by_name(install, trainer_of) -> No
 
 def test_a_logger_of_a_plugin_is_a_logger_of_the_trainer(install, trainer_of) -> None:
     install("sinks", CODE, mine="sinks:sink")
-    assert [type(logger).__name__ for logger in trainer_of().loggers] == ["Sink"]
+    loggers = trainer_of(progress="none").loggers
+    assert [type(logger).__name__ for logger in loggers] == ["Sink"]
 
 
 def test_each_trainer_has_callbacks_of_its_own(install, trainer_of, tmp_path) -> None:
