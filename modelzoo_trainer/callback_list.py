@@ -36,8 +36,12 @@ from modelzoo_trainer.errors import ConfigError, HookError, StopTraining
 from modelzoo_trainer.hooks.global_callbacks import global_callbacks
 from modelzoo_trainer.hooks.model_hooks import ModelHooks, model_hooks
 from modelzoo_trainer.hooks.table import HookTable
+from modelzoo_trainer.interceptors import Pair, is_pair
 from modelzoo_trainer.loggers.logger import Logger
 from modelzoo_trainer.plugins import plugin_callbacks
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
 
 _EXAMPLES: Final = {  # formatted with a number that may have been given instead
     "autorestart": "AutoRestart(max_num_restarts={0})",
@@ -267,7 +271,7 @@ class CallbackList(Mapping[str, Any]):
 
 
 class CallbackHandle:
-    """What removes an added callback from its trainer again."""
+    """Removes an added callback from its trainer."""
 
     def __init__(self, remove: Callable[[], None]) -> None:
         self._remove = remove
@@ -275,6 +279,39 @@ class CallbackHandle:
     def remove(self) -> None:
         """Remove the callback. Idempotent."""
         self._remove()
+
+
+def add_callback(trainer: Trainer, callback: Any) -> CallbackHandle:
+    """Add a callback, logger or pair to a trainer; see `Trainer.add_callback`."""
+    if is_pair(callback):
+        added = trainer.interceptors.add(callback)
+        try:
+            trainer.rebuild_hooks()
+        except ConfigError:
+            _keep_pairs(trainer, lambda known: known is not added)
+            raise
+        return CallbackHandle(lambda: _keep_pairs(trainer, lambda known: known is not added))
+    added, is_new = trainer.callbacks.add(callback)
+    if is_new:
+        trainer.rebuild_hooks()
+        alone = HookTable([added], on_stop=trainer.early_exit.request_stop)
+        for hook in (alone.pre_setup, alone.setup, alone.post_setup):
+            hook(trainer)
+    return CallbackHandle(lambda: trainer.remove_callback(added))
+
+
+def remove_callback(trainer: Trainer, callback: Any) -> None:
+    """Remove a callback, logger or pair from a trainer. Idempotent."""
+    if is_pair(callback):
+        _keep_pairs(trainer, lambda known: known != callback)
+    else:
+        trainer.callbacks.remove_object(callback)
+        trainer.rebuild_hooks()
+
+
+def _keep_pairs(trainer: Trainer, wanted: Callable[[Pair], bool]) -> None:
+    trainer.interceptors.keep(wanted)
+    trainer.rebuild_hooks()
 
 
 def _make_default_check(check_loss: bool) -> Any:

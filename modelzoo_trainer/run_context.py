@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Literal
@@ -11,6 +13,8 @@ from modelzoo_trainer.hooks.spec import note_origin
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
+
+_OPEN: weakref.WeakSet[Trainer] = weakref.WeakSet()
 
 
 @contextmanager
@@ -60,3 +64,15 @@ def _report(trainer: Trainer, kind: str, error: BaseException) -> None:
         error.add_note(f"while reading pending values: {type(late).__name__}: {late}")
     note_origin(error, trainer.all_callbacks, trainer.global_step)
     getattr(trainer.hooks, f"on_{kind}_exception")(trainer, error)
+
+
+def close_at_exit(trainer: Trainer) -> None:
+    """Close the trainer when the process ends, if it still exists."""
+    if not _OPEN:
+        atexit.register(_close_all)
+    _OPEN.add(trainer)
+
+
+def _close_all() -> None:
+    for trainer in tuple(_OPEN):
+        trainer.close()

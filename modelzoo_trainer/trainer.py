@@ -1,11 +1,9 @@
-"""The Trainer: a fixed sequence of hook calls, and nothing else."""
+"""The Trainer: a fixed sequence of hook calls."""
 
 from __future__ import annotations
 
-import atexit
 import logging as python_logging
 import os
-import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -18,7 +16,13 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, Loader, Metrics, Outputs, ValidationCallback
-from modelzoo_trainer.callback_list import CallbackHandle, CallbackList, core_callbacks
+from modelzoo_trainer.callback_list import (
+    CallbackHandle,
+    CallbackList,
+    add_callback,
+    core_callbacks,
+    remove_callback,
+)
 from modelzoo_trainer.constraints import Call, Progress
 from modelzoo_trainer.core import (
     AutoRestart,
@@ -40,17 +44,21 @@ from modelzoo_trainer.core import (
     ValidationLoop,
 )
 from modelzoo_trainer.core.artifact_dir import folder_of
-from modelzoo_trainer.core.dataloader import NOTHING
+from modelzoo_trainer.core.dataloader import NOTHING, require_step_boundary
 from modelzoo_trainer.core.grad_accum import Weight, weight_of
-from modelzoo_trainer.core.loop import require_training_loop, validation_loop_of
+from modelzoo_trainer.core.loop import ends_stage, require_training_loop, validation_loop_of
 from modelzoo_trainer.core.manual_steps import ManualSteps
 from modelzoo_trainer.core.model import ModelFactory, require_loss, set_loss, to_outputs
 from modelzoo_trainer.core.model_call import ModelCalls
 from modelzoo_trainer.core.optimizer import OptimizerFactory, SeveralGiven
 from modelzoo_trainer.core.predicting import named_outputs
-from modelzoo_trainer.core.trainer_arguments import check_arguments, check_progress
+from modelzoo_trainer.core.trainer_arguments import (
+    check_arguments,
+    check_progress,
+    explain_missing,
+)
 from modelzoo_trainer.devices import Backend, Stream
-from modelzoo_trainer.errors import CheckpointError, ConfigError, RollBack, StopTraining
+from modelzoo_trainer.errors import ConfigError, RollBack, StopTraining
 from modelzoo_trainer.hooks.global_callbacks import global_pairs, watch_global_callbacks
 from modelzoo_trainer.hooks.spec import note_origin
 from modelzoo_trainer.hooks.table import HookTable
@@ -63,74 +71,62 @@ from modelzoo_trainer.interceptors import (
     end,
     event,
     is_own_pair,
-    is_pair,
     parted,
 )
 from modelzoo_trainer.loading.epochs import EpochIterator, as_loaders, one_loader, resolve_loader
-from modelzoo_trainer.loading.train_data import validation_data
+from modelzoo_trainer.loading.train_data import explain_empty_validation, validation_batches
 from modelzoo_trainer.loggers.logger import Logger
 from modelzoo_trainer.metrics import MetricLog
 from modelzoo_trainer.predictions import Predictions
 from modelzoo_trainer.results import RunResult, describe_trainer
-from modelzoo_trainer.run_context import end_run, run_context, stop_scope
+from modelzoo_trainer.run_context import close_at_exit, end_run, run_context, stop_scope
 
 CkptPath = str | Path | EllipsisType | None
 T = TypeVar("T")
 
-_SET_BY: Final = {
-    "backend": "BackendCallback in pre_setup",
-    "artifact_dir": "ArtifactDir in pre_setup",
-    "summary_dir": "ArtifactDir in pre_setup",
-    "model": "ModelCallback in setup",
-    "compiled_model": "ModelCallback in setup",
-    "optimizer": "OptimizerCallback in setup",
-    "schedulers": "SchedulersCallback in setup",
-    "global_step": "the loop in setup",
-}
-_ALIVE: weakref.WeakSet[Trainer] = weakref.WeakSet()
 _RUNS: Final = frozenset({"__init__", "fit", "validate", "validate_all", "test", "predict"})
 
 
 class Trainer(AdvisedMethods):
-    """Trains and validates a model by calling the hooks of its callbacks in a fixed order.
+    """Train and validate a model by calling the hooks of its callbacks in a fixed order.
 
     Args:
         device: "cpu", "cuda" (or "gpu"), "auto", ..., in any case; excludes a `backend` object.
-        backend: A `backends.Backend`, or options for that of `device`.
-        model_dir: Where everything is written.
+        backend: A `backends.Backend`, or options for the backend of `device`.
+        model_dir: The folder of all output.
         model: A module, or a callable that returns one.
         call_model: "batch" = `model(batch)`, "kwargs" = `model(**batch)`, "args" =
-            `model(*batch)`; None = as the signature of the model's forward says at the first batch.
-        optimizer: An optimizer, a callable `model -> optimizer`, or None to validate only. A
-            mapping of names to such, or a callable that returns one, for several optimizers: a
-            subclass steps them in its `training_step`.
-        schedulers: One or several schedulers, or callables `optimizer -> scheduler`; of several
-            optimizers a mapping of their names to such.
+            `model(*batch)`; None = decided at the first batch by the signature of `forward`.
+        optimizer: An optimizer, a callable `model -> optimizer`, or None to only validate. For
+            several optimizers a mapping of names to these, or a callable that returns one; override
+            `training_step` to step them.
+        schedulers: One or several schedulers, or callables `optimizer -> scheduler`; for several
+            optimizers a mapping of their names to these.
         precision: None = full precision.
         sparsity: Which weights stay zero: a fraction, a mapping as in a configuration file, a list
-            of such, or a callable that returns one of these; None = none.
+            of these, or a callable that returns one of them; None = none.
         loop: None = one epoch, validated at its end.
-        checkpoint: None = none is written; the newest one of `model_dir` is loaded.
+        checkpoint: None = write none; load the newest one of `model_dir`.
         logging: None = every step.
-        callbacks: Called after the core ones, in this order; among them may be pairs such as
-            `("post-forward", f)`, functions around the methods that are marked as events.
+        callbacks: Called after the core ones, in this order; may contain pairs such as
+            `("post-forward", f)`: interceptors of methods that are marked as events.
         loggers: Receive metrics; called after `callbacks`.
-        seed: Seeds everything; None = whatever torch was seeded with.
-        autorestart: Restarts of the command line; None = none.
+        seed: Seed of all random number generators; None = the current seed of torch.
+        autorestart: Automatic restarts, from the command line; None = none.
         check_loss: Add `CheckLoss()` after `callbacks`, unless there is a `CheckLoss`, a
-            `TerminateOnNaN` or a `SpikeDetection` with `finite_only`. False = a NaN or infinite
-            loss does not stop the run.
-        progress: What the console shows of a run: "bar", "lines" (one in 10 seconds at most), or
-            "none" (warnings and errors alone); None = a bar on a terminal and in a notebook, lines
-            elsewhere. A `ProgressLogger()` draws it; it is added after `loggers`, unless there is
-            a `ProgressLogger`, a `ProgressBar` or a `PrintProgress`.
+            `TerminateOnNaN` or a `SpikeDetection` with `finite_only`. False = do not stop at a
+            non-finite loss.
+        progress: Console output: "bar", "lines" (at most one in 10 seconds), or "none" (only
+            warnings and errors); None = a bar on a terminal and in a notebook, lines elsewhere.
+            Adds a `ProgressLogger()` after `loggers`, unless there is a `ProgressLogger`, a
+            `ProgressBar` or a `PrintProgress`.
 
     Raises:
-        ConfigError: If something does not fit.
-        HookError: If a callback does not fit.
+        ConfigError: If an argument is invalid.
+        HookError: If a callback does not fit the hooks.
     """
 
-    # Set by core callbacks; see _SET_BY.
+    # Attributes that core callbacks set; trainer_arguments.SET_BY says which.
     backend: Backend
     global_step: int
     artifact_dir: Path
@@ -138,42 +134,35 @@ class Trainer(AdvisedMethods):
     model: Module
     compiled_model: Module
     model_call: str | None = None
-    """How the model is called, such as "model(**batch)"; None = no batch has come yet. Set by
-    ModelCalls."""
+    """How the model is called, such as "model(**batch)"; None before the first batch."""
     optimizer: Optimizer
     schedulers: list[Any]
     manual_steps: ManualSteps | None = None
-    """What runs `training_step` where there are several optimizers; None = there is one, or none.
-    Set by OptimizerCallback."""
+    """Runs `training_step` if there are several optimizers; None otherwise."""
     interrupted: str | None = None
-    """What ended the last fit before its time: a signal's name such as "SIGINT", "stop file",
-    "max_time"; None = nothing. Set by EarlyExit."""
+    """What stopped the last fit early: "SIGINT", "stop file", "max_time", ...; None = nothing."""
     late_signal: str | None = None
-    """The signal that came when the last fit was about to end anyway. Set by Interrupt."""
+    """The signal that arrived after the last step of the last fit."""
     raise_on_interrupt: bool = True
-    """Whether `fit`, once it has ended in order, raises KeyboardInterrupt after Ctrl-C and
-    SystemExit after SIGTERM. If not it returns, and `interrupted` tells."""
+    """Whether `fit` raises KeyboardInterrupt or SystemExit after a graceful stop by a signal."""
     is_fitting: bool = False
-    """Whether a fit is under way, its validations included."""
+    """Whether `fit` is running, its validations included."""
     is_resuming: bool = False
-    """Whether a fit is loading what it goes on from: at its start, or rolling back."""
+    """Whether a fit is loading its checkpoint: at its start, or when it rolls back."""
     unsaved_attributes: Collection[str] = ()
-    """Names of attributes of a subclass whose state is not to be in checkpoints, such as that of a
-    large teacher that never changes."""
+    """Names of attributes of a subclass that checkpoints exclude, such as a large fixed teacher."""
     metadata: list[dict[str, Any]] | None = None
-    """What the checkpoint that was loaded says of its run. Set by ModelZooParamsMetadata."""
+    """Metadata of the loaded checkpoint. Set by ModelZooParamsMetadata."""
     val_is_complete: bool = True
-    """Whether the validation at hand was not cut short. False while `on_validate_end` of a
-    validation that a stop has cut short is called: its averages are none."""
+    """Whether the validation covers all batches; False in `on_validate_end` after a stop."""
     is_log_step: bool = True
-    """Whether metrics that are logged now reach the loggers. Set by Logging."""
+    """Whether metrics that are logged now reach the loggers."""
     rehearses: bool = False
-    """Whether the batch at hand records what one of a log step would, though nothing is logged,
-    so that the graph of log steps is compiled in the beginning. Set by Logging."""
+    """Whether this batch is traced as on a log step, so that its graph is compiled early."""
     val_micro_batch_size: int | None = None
-    """Most samples of a validation batch that go through the model at once; None = all."""
+    """Maximum samples of a validation batch per forward pass; None = all."""
 
-    def __init__(  # noqa: PLR0913  # one parameter for each exchangeable part
+    def __init__(  # noqa: PLR0913  # one parameter per exchangeable part
         self,
         *,
         device: str | None = None,
@@ -213,7 +202,7 @@ class Trainer(AdvisedMethods):
                 "autorestart": autorestart,
             }
         )
-        self.model_dir = Path(os.path.abspath(folder_of("model_dir", model_dir)))  # stays there
+        self.model_dir = Path(os.path.abspath(folder_of("model_dir", model_dir)))
         pairs, others = parted(callbacks)
         self.early_exit: EarlyExit = core["early_exit"]  # type: ignore[assignment]  # by name
         self.callbacks = CallbackList(
@@ -241,9 +230,7 @@ class Trainer(AdvisedMethods):
             note_origin(error, self.all_callbacks, step=None)
             self.close()
             raise
-        if not _ALIVE:
-            atexit.register(_close_all)
-        _ALIVE.add(self)
+        close_at_exit(self)
 
     def _bind_core(self) -> None:
         core: dict[str, Any] = self.callbacks.core
@@ -272,33 +259,30 @@ class Trainer(AdvisedMethods):
         val_dataloader: Loader | Sequence[Loader] | None = None,
         ckpt_path: CkptPath = ...,
     ) -> RunResult:
-        """Train, and validate as the loop says.
+        """Train, and validate as configured by the loop.
 
-        A signal ends the run in order: end hooks are called and the final checkpoint is written.
-        Then Ctrl-C and SIGTERM, which are for the whole program, are raised, so that nothing after
-        this call runs unasked; set `raise_on_interrupt` to False to have it return instead.
+        A signal stops the run gracefully: end hooks are called and the final checkpoint is written.
+        Then Ctrl-C and SIGTERM are raised, to end the program, too; set `raise_on_interrupt` to
+        False to return instead.
 
         Args:
             train_dataloader: An iterable of batches, such as a DataLoader or a list, or a callable
                 that returns one.
-            val_dataloader: One or several likewise; None = no validation. A list whose elements
-                are tensors, tuples, mappings, or lists of tensors is one dataloader, a list of
-                batches; one with a DataLoader, a callable or another iterable is several. What may
-                be either, a list of lists of tuples, is refused: write
-                `[lambda: first, lambda: second]` for several lists of batches.
-            ckpt_path: Start from this checkpoint; left out = from the newest one of `model_dir`
-                if this trainer has not trained yet; None = from the weights as they are.
+            val_dataloader: One or several of the same; None = no validation. A list of
+                tensors, tuples, mappings, or lists of tensors is one dataloader; a list of
+                DataLoaders, callables or other iterables is several. A list of lists of tuples is
+                ambiguous and refused: write `[lambda: first, lambda: second]`.
+            ckpt_path: The checkpoint to start from. Default: the newest one of `model_dir`, unless
+                this trainer has trained already. None = keep the current weights.
 
         Returns:
-            The last metrics, the best ones, and what ended the run; also in `trainer.result`,
-            where it is after an exception, too.
+            The last and best metrics, and what stopped the run; also `trainer.result`.
 
         Raises:
-            KeyboardInterrupt: After Ctrl-C, when the run has ended in order.
+            KeyboardInterrupt: After Ctrl-C, when the run has stopped gracefully.
             SystemExit: After SIGTERM likewise, with exit code 143.
-            ConfigError: If there is no optimizer, the loop is none for training, or a dataloader
-                cannot be used.
-            CheckpointError: If the checkpoint cannot be used.
+            ConfigError: If there is no optimizer or TrainingLoop, or a dataloader is invalid.
+            CheckpointError: If the checkpoint cannot be loaded.
         """
         loop = require_training_loop(self.loop)
         with run_context(self, "fit") as stack:
@@ -339,7 +323,7 @@ class Trainer(AdvisedMethods):
             self.hooks.on_train_end(self, self.model, loop, loop_idx)
 
     def _train_stage(self) -> bool:
-        """Train on; return whether the stage is over, and not only interrupted."""
+        """Train until the stage ends (True) or is interrupted (False)."""
         try:
             while self.schedule.stage_continues(self):
                 self._train_batch()
@@ -347,7 +331,7 @@ class Trainer(AdvisedMethods):
         except StopTraining as stop:
             end_run(self, stop)
             self.hooks.on_step_discarded(self)
-            return False  # values may still be under way
+            return False  # reads may still be pending
         except RollBack as found:
             self.roll_back(found)
             return False
@@ -359,7 +343,7 @@ class Trainer(AdvisedMethods):
             begin(self, "_epoch")
             self.hooks.on_train_epoch_start(self, data.epoch)
         batch = data.next_batch(self)
-        if batch is NOTHING:  # all that was left of the epoch is skipped
+        if batch is NOTHING:  # the rest of the epoch is skipped
             self._end_epoch()
             return
         batch_idx = data.batch_idx - data.ends_batch
@@ -382,16 +366,15 @@ class Trainer(AdvisedMethods):
 
     @event("epoch")
     def _epoch(self) -> None:
-        """Stand for an epoch, which is no call: validations may lie within it."""
+        """The event of an epoch, which is not a method: it may contain validations."""
 
     @event("step")
     def training_step(self, batch: Batch) -> Outputs:
-        """Run one batch forward and backward, and the optimizer when its window is complete.
+        """Run forward and backward on one batch, and step the optimizer on the last micro-step.
 
-        With several optimizers a subclass overrides it: it computes losses, calls
-        `self.manual_backward(loss)` and `self.optimizer_step(name)`, and returns the loss that is
-        logged and checked, or a mapping with it as "loss". It runs in autocast, and gradients are
-        dropped after it.
+        Override it for several optimizers: compute losses, call `self.manual_backward(loss)` and
+        `self.optimizer_step(name)`, and return the loss to log and check, or a mapping with it as
+        "loss". It runs in autocast, and gradients are cleared after it.
         """
         with self.backend.step(self.data.num_batches):
             self.hooks.on_train_step_start(self, self.model, batch)
@@ -432,28 +415,28 @@ class Trainer(AdvisedMethods):
 
     @event("loss", keeps_result=True)
     def compute_loss(self, outputs: Outputs, batch: Batch) -> Tensor | None:
-        """Return the loss of a batch, of training or validation; None if `outputs` has none either.
+        """Return the loss of a training or validation batch, or None if there is none.
 
         Args:
-            outputs: What the model has returned, as a mapping.
-            batch: What it was called with.
+            outputs: The model's output, as a mapping.
+            batch: The model's input.
         """
         return outputs.get("loss")
 
     def compute_predictions(self, outputs: Outputs, batch: Batch) -> Any:
-        """Return what `predict` returns of a batch: a tensor or several, with a row per sample.
+        """Return what `predict` returns for a batch: one or several tensors, with a row per sample.
 
-        As it is, all outputs; override it to choose some, or to keep `argmax` in place of logits.
+        By default all outputs; override it to select some, or to return `argmax` of the logits.
 
         Args:
-            outputs: What the model has returned, as a mapping; a tensor alone is `output`.
-            batch: What it was called with.
+            outputs: The model's output, as a mapping; a single tensor is named `output`.
+            batch: The model's input.
         """
         return outputs
 
     @event("backward")
     def backward(self, outputs: Outputs, batch: Batch) -> None:
-        """Add the gradients of `outputs["loss"]`."""
+        """Compute the gradients of `outputs["loss"]`, added to the current ones."""
         self.hooks.on_before_backward(self, self.model, outputs)
         try:
             loss = outputs["loss"]
@@ -466,10 +449,10 @@ class Trainer(AdvisedMethods):
         self.hooks.on_after_backward(self, self.model, outputs)
 
     def manual_backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss, in a `training_step` with several optimizers.
+        """Compute the gradients of a loss, in a `training_step` with several optimizers.
 
         Raises:
-            ConfigError: If there is one optimizer, or no such step is under way.
+            ConfigError: If there is only one optimizer, or it is called outside `training_step`.
         """
         self._manual_steps("manual_backward").backward(self, loss)
 
@@ -478,7 +461,7 @@ class Trainer(AdvisedMethods):
         """Clip the gradients and update the parameters.
 
         Args:
-            name: Which of several optimizers; its schedulers are stepped, too.
+            name: Which of several optimizers; also steps its schedulers.
         """
         if name is not None:
             self._manual_steps("optimizer_step(name)").step(self, name)
@@ -490,7 +473,7 @@ class Trainer(AdvisedMethods):
 
     @event("optimizer-zero-grad")
     def optimizer_zero_grad(self, name: str | None = None) -> None:
-        """Drop the gradients.
+        """Clear the gradients.
 
         Args:
             name: Which of several optimizers.
@@ -505,7 +488,7 @@ class Trainer(AdvisedMethods):
 
     def _manual_steps(self, what: str) -> ManualSteps:
         if self.manual_steps is None:
-            raise ConfigError(f"{what} is for several optimizers, and the trainer has one.")
+            raise ConfigError(f"{what} requires several optimizers; this trainer has one.")
         return self.manual_steps
 
     @event("schedulers-step")
@@ -525,19 +508,19 @@ class Trainer(AdvisedMethods):
         ckpt_path: CkptPath = ...,
         loop: ValidationLoop | None = None,
     ) -> RunResult:
-        """Validate over one dataloader.
+        """Validate on one dataloader.
 
         Args:
             val_dataloader: An iterable of batches, or a callable that returns one.
             ckpt_path: As in `fit`.
-            loop: None = the trainer's own.
+            loop: None = that of the trainer.
 
         Returns:
             The metrics of this validation, without the prefix of the dataloader.
 
         Raises:
-            ConfigError: If the dataloader cannot be used or has no batch.
-            CheckpointError: If the checkpoint cannot be used.
+            ConfigError: If the dataloader is invalid or yields no batch.
+            CheckpointError: If the checkpoint cannot be loaded.
         """
         loop = validation_loop_of(self.loop, loop)
         scope = self.get_val_dataloader_scope(val_dataloader)
@@ -548,19 +531,19 @@ class Trainer(AdvisedMethods):
     def test(
         self, dataloader: Loader, ckpt_path: CkptPath = ..., eval_steps: int | None = None
     ) -> RunResult:
-        """Validate over a test set; metrics are named `test/loss` and so on.
+        """Validate on a test set; metrics are named `test/loss` and so on.
 
         Args:
             dataloader: An iterable of batches, or a callable that returns one.
             ckpt_path: As in `fit`.
-            eval_steps: Batches, > 0; None = all, whatever the trainer's loop says of validations.
+            eval_steps: Batches, > 0; None = all, regardless of the trainer's loop.
 
         Returns:
             The metrics, without the prefix `test/`.
 
         Raises:
-            ConfigError: If the dataloader cannot be used or has no batch.
-            CheckpointError: If the checkpoint cannot be used.
+            ConfigError: If the dataloader is invalid or yields no batch.
+            CheckpointError: If the checkpoint cannot be loaded.
         """
         loader = one_loader(dataloader, "dataloader")
         self._validate(loader, ckpt_path, ValidationLoop(eval_steps), "test", "dataloader")
@@ -575,28 +558,26 @@ class Trainer(AdvisedMethods):
         eval_steps: int | None = None,
         max_in_memory: int = 2**30,
     ) -> Predictions:
-        """Return the model's outputs for a data set, in its order, of all processes together.
+        """Return the model's outputs for a dataset in its order, gathered from all processes.
 
-        The model runs as in a validation; a loss is neither needed nor computed. Kept is each
-        tensor of its output that has a dimension, see `compute_predictions`.
+        The model runs as in a validation; no loss is required or computed. Every tensor with at
+        least one dimension is kept; see `compute_predictions`.
 
         Args:
-            dataloader: An iterable of batches, or a callable that returns one; without shuffling.
-            ckpt_path: As in `fit`; None = the model's weights as they are.
-            output_dir: Write all outputs there, in files (`Predictions.load`); None = only if they
-                are too large for memory, to `predictions` in `model_dir`. Those of an earlier
-                prediction are replaced.
+            dataloader: An iterable of batches, or a callable that returns one; not shuffled.
+            ckpt_path: As in `fit`.
+            output_dir: Write the outputs there, replacing earlier ones; read them with
+                `Predictions.load`. None = in memory, or `predictions` in `model_dir` if too large.
             eval_steps: Batches, > 0; None = all.
-            max_in_memory: Most bytes that are returned in memory, on each process.
+            max_in_memory: Maximum bytes to return in memory, per process.
 
         Returns:
-            A mapping of names to tensors with a row for each sample; equal on all processes. A
-            model that returns a tensor has it as `output`, of (loss, logits) there is `logits`.
+            Names and tensors with a row per sample; the same on all processes. A model that returns
+            a tensor has it as `output`; one that returns (loss, logits) has `logits`.
 
         Raises:
-            ConfigError: If the dataloader cannot be used or has no batch, or the model returns
-                nothing but a loss.
-            CheckpointError: If the checkpoint cannot be used.
+            ConfigError: If the dataloader is invalid or empty, or the model returns only a loss.
+            CheckpointError: If the checkpoint cannot be loaded.
             PredictionError: If files cannot be written.
         """
         loader, loop = one_loader(dataloader, "dataloader"), ValidationLoop(eval_steps, "predict")
@@ -619,13 +600,13 @@ class Trainer(AdvisedMethods):
             self.hooks.on_enter_validate(self, stack, val_dataloader, loop)
             self.load_checkpoint(ckpt_path)
             self.call(loop.on_start_hook, self.model, val_dataloader, loop)
-            loader = resolve_loader(val_dataloader, name)
-            size, limit = self.val_micro_batch_size, loop.eval_steps
-            batches = EpochIterator(
-                validation_data(loader, self.backend, self.global_step, size, limit, name),
-                self.backend.batches,
-                limit=limit,
-                micro_batch_size=size,
+            batches = validation_batches(
+                resolve_loader(val_dataloader, name),
+                self.backend,
+                self.global_step,
+                self.val_micro_batch_size,
+                loop.eval_steps,
+                name,
             )
             stack.callback(batches.close)
             stack.callback(setattr, self, "val_iterator", self.val_iterator)
@@ -642,10 +623,7 @@ class Trainer(AdvisedMethods):
             batch_idx = batches.num_yielded
             batch = next(batches, None)
             if batches.num_yielded == 0:
-                raise ConfigError(
-                    f"{name} yields no batch. Check the data and the split; if it can be "
-                    "iterated only once, pass a callable that makes it anew."
-                )
+                raise ConfigError(explain_empty_validation(name))
             self.logging.gate_validation(self, batch_idx, is_last=batches.is_last)
             self.call(loop.on_batch_start_hook, self.model, batch, batch_idx)
             outputs = self.validation_step(batch, loop, batch_idx)
@@ -653,7 +631,7 @@ class Trainer(AdvisedMethods):
 
     @event("validation-step")
     def validation_step(self, batch: Batch, loop: ValidationLoop, batch_idx: int = 0) -> Outputs:
-        """Run one batch forward, without gradients."""
+        """Run forward on one batch, without gradients."""
         with self.backend.inference(), self.backend.step(batch_idx, Stream.VALIDATE):
             self.call(loop.on_step_start_hook, self.model, batch)
             outputs = self.forward(batch)
@@ -667,19 +645,19 @@ class Trainer(AdvisedMethods):
         ckpt_paths: CkptPath | Sequence[str | Path] = ...,
         loop: ValidationLoop | None = None,
     ) -> RunResult:
-        """Validate several checkpoints over several dataloaders, then run validations of one's own.
+        """Validate several checkpoints on several dataloaders, then run the callbacks' validations.
 
         Args:
             val_dataloaders: One or several, as in `fit`.
             ckpt_paths: One or several paths or globs; otherwise as in `fit`.
-            loop: None = the trainer's own.
+            loop: None = that of the trainer.
 
         Returns:
-            The metrics, those of several checkpoints in `per_checkpoint`.
+            The metrics; those of several checkpoints are in `per_checkpoint`.
 
         Raises:
-            ConfigError: If a dataloader cannot be used, or a glob matches nothing.
-            CheckpointError: If a checkpoint cannot be used.
+            ConfigError: If a dataloader is invalid, or a glob matches nothing.
+            CheckpointError: If a checkpoint cannot be loaded.
         """
         paths = self.backend.comm.broadcast_object(self.checkpoint.expand(ckpt_paths))
         loaders = self.number_val_dataloaders(as_loaders(val_dataloaders, "val_dataloaders"))
@@ -694,7 +672,7 @@ class Trainer(AdvisedMethods):
         loop_idx: int | None,
         is_last: bool,
     ) -> None:
-        self.val_is_complete = True  # of no dataloaders
+        self.val_is_complete = True  # if there are no dataloaders
         with ExitStack() as stack:
             self.hooks.on_enter_validate_all(self, stack, val_dataloaders, loop, ckpt_paths)
             for ckpt_path in ckpt_paths:
@@ -717,25 +695,14 @@ class Trainer(AdvisedMethods):
         """Write a checkpoint of the current state and return its path.
 
         Args:
-            wait: Until it is committed; if not, it is written while training goes on, and
+            wait: Until it is committed. If False, it is written in the background, and
                 `on_after_save_checkpoint` is called at a later step boundary.
 
         Raises:
-            CheckpointError: If it cannot be written; there is none then, not half of one. Also
-                within a step, or after one that an exception has cut off: its batch would be
-                lost to a run that resumes.
+            CheckpointError: If it cannot be written (no partial one remains), or if it is called
+                within a step or after an interrupted one: a resumed run would lose the batch.
         """
-        if self.data.is_pending:
-            raise CheckpointError(
-                "save_checkpoint was called within a training step, whose batch would be lost to a "
-                "run that resumes. Call it in on_train_batch_end or on_step_boundary."
-            )
-        if self.data.is_torn:
-            raise CheckpointError(
-                f"save_checkpoint: an error or a second Ctrl-C has left the step after "
-                f"{self.global_step} half done; a run that resumed from here would not be what it "
-                f"was. Load a checkpoint first; the weights are in trainer.model.state_dict()."
-            )
+        require_step_boundary(self)
         self.drain()
         self.checkpoint.finish(self)
         state: dict[str, Any] = {}
@@ -746,7 +713,7 @@ class Trainer(AdvisedMethods):
         return path
 
     def after_save(self, committed: Iterable[Path]) -> None:
-        """Tell everybody of checkpoints that have been committed."""
+        """Call `on_after_save_checkpoint` for committed checkpoints."""
         for path in committed:
             self.hooks.on_after_save_checkpoint(self, path)
 
@@ -755,11 +722,10 @@ class Trainer(AdvisedMethods):
         """Restore the state of a checkpoint.
 
         Args:
-            ckpt_path: A path; Ellipsis = the newest one, if autoload is on and this trainer has
-                not trained yet; None = nothing.
+            ckpt_path: A path; Ellipsis = as omitted in `fit`; None = no-op.
 
         Raises:
-            CheckpointError: If it is not there, not intact, or belongs to something else.
+            CheckpointError: If it does not exist, is damaged, or does not fit.
         """
         path = self.checkpoint.choose(self, ckpt_path)
         self.hooks.on_before_load_checkpoint(self, path)
@@ -783,13 +749,13 @@ class Trainer(AdvisedMethods):
             end(self, "_epoch")
 
     def roll_back(self, found: RollBack) -> None:
-        """Go back to the newest intact checkpoint from before a bad step, and past its data.
+        """Load the newest intact checkpoint before a bad step, and skip the bad batches.
 
         Args:
-            found: What was bad, and the batches that are skipped from now on.
+            found: The bad step and its batches.
 
         Raises:
-            BaseException: `found.cause`, if there is no checkpoint to go back to.
+            BaseException: `found.cause`, if there is no such checkpoint.
         """
         path = self.checkpoint.to_roll_back_to(self, found.step)
         if path is None:
@@ -803,66 +769,44 @@ class Trainer(AdvisedMethods):
     # ---- callbacks
 
     def call(self, hook_name: str, /, *args: Any, **kwargs: Any) -> None:
-        """Fire a hook by name, declared or one's own.
+        """Call a hook by name, declared or custom.
 
         Args:
-            hook_name: The hook; this trainer goes first to a declared one, and to listeners of
-                one's own event whose first parameter is called `trainer`.
-            args: The hook's arguments after the trainer.
-            kwargs: Likewise by name; of one's own event each listener gets those that it names.
+            hook_name: The hook. A declared one gets this trainer as its first argument, and so do
+                listeners of a custom one whose first parameter is named `trainer`.
+            args: Arguments after the trainer.
+            kwargs: Keyword arguments; listeners of a custom hook get those that they name.
 
         Raises:
-            HookError: If the name is nearly that of a declared hook and nobody has it, or the
+            HookError: If the name looks like a misspelt declared hook without listeners, or the
                 arguments do not fit.
         """
         self.hooks.call(self, hook_name, *args, **kwargs)
 
     def rebuild_hooks(self) -> None:
-        """Make the hook tables anew, and place interceptors anew."""
+        """Rebuild the hook tables and reattach interceptors."""
         self.callbacks.rebuild()
         self.hooks: HookTable = self.callbacks.log_hooks
         self.interceptors.place(global_pairs())
 
     def add_callback(self, callback: Any) -> CallbackHandle:
-        """Add a callback after those of its kind, and set it up; or a function of an event.
+        """Add a callback after those of its kind and set it up, or add an interceptor.
 
         Args:
             callback: A callback, a logger, or a pair such as `("post-forward", f)`.
 
         Returns:
-            A handle whose `remove` takes it out again.
+            A handle with `remove()`.
 
         Raises:
-            HookError: If it does not fit.
-            ConfigError: If nobody has the event of a pair, or its function does not fit.
+            HookError: If it does not fit the hooks.
+            ConfigError: If no object has the event of a pair, or its function does not fit.
         """
-        if is_pair(callback):
-            added = self.interceptors.add(callback)
-            try:
-                self.rebuild_hooks()
-            except ConfigError:
-                self._keep_pairs(lambda known: known is not added)
-                raise
-            return CallbackHandle(lambda: self._keep_pairs(lambda known: known is not added))
-        added, is_new = self.callbacks.add(callback)
-        if is_new:
-            self.rebuild_hooks()
-            alone = HookTable([added], on_stop=self.early_exit.request_stop)
-            for hook in (alone.pre_setup, alone.setup, alone.post_setup):
-                hook(self)
-        return CallbackHandle(lambda: self.remove_callback(added))
+        return add_callback(self, callback)
 
     def remove_callback(self, callback: Any) -> None:
-        """Remove a callback, logger or pair of this trainer. Idempotent."""
-        if is_pair(callback):
-            self._keep_pairs(lambda known: known != callback)
-        else:
-            self.callbacks.remove_object(callback)
-            self.rebuild_hooks()
-
-    def _keep_pairs(self, wanted: Callable[[Pair], bool]) -> None:
-        self.interceptors.keep(wanted)
-        self.rebuild_hooks()
+        """Remove a callback, logger or pair. Idempotent."""
+        remove_callback(self, callback)
 
     @property
     def loggers(self) -> list[Logger]:
@@ -870,10 +814,10 @@ class Trainer(AdvisedMethods):
         return self.callbacks.loggers
 
     def split_train_batches(self, micro_batch_size: int | None) -> None:
-        """Train on batches in parts whose gradients add up to that of the batch.
+        """Train on micro-batches, whose gradients add up to that of the batch.
 
         Args:
-            micro_batch_size: Most samples that go through the model at once, > 0; None = all.
+            micro_batch_size: Maximum samples per forward pass, > 0; None = all.
         """
         self.data.split_batches(micro_batch_size)
         self.grad_accum.activate()
@@ -882,16 +826,16 @@ class Trainer(AdvisedMethods):
 
     @property
     def all_callbacks(self) -> Iterator[Any]:
-        """All callbacks in the order in which they are called."""
+        """All callbacks, in the order in which they are called."""
         return iter(self.callbacks.all)
 
     @property
     def validation_callbacks(self) -> list[ValidationCallback]:
-        """The callbacks that run validations of their own."""
+        """The callbacks that run custom validations."""
         return self.get_callbacks(ValidationCallback)  # type: ignore[type-abstract]  # a filter
 
     def get_callbacks(self, kind: type[T]) -> list[T]:
-        """Return all callbacks of a type, global ones included."""
+        """Return all callbacks of a type, including global ones."""
         return [callback for callback in self.all_callbacks if isinstance(callback, kind)]
 
     def get_callback(self, kind: type[T]) -> T | None:
@@ -907,7 +851,7 @@ class Trainer(AdvisedMethods):
         return self.callbacks.name_of(callback)
 
     def stateful_callbacks(self) -> list[tuple[str, Any]]:
-        """Return those with state of their own, with their names in a checkpoint."""
+        """Return the callbacks that have a state, with their names in a checkpoint."""
         return self.callbacks.stateful()
 
     @override
@@ -922,7 +866,7 @@ class Trainer(AdvisedMethods):
 
     @override
     def handle_stop(self, stop: StopTraining, attribute: str) -> None:
-        if attribute in _RUNS:  # no run is under way, or it is a whole validation that ends
+        if attribute in _RUNS:  # outside of a run, or at the end of a whole validation
             raise stop
         self.early_exit.request_stop(stop)
 
@@ -934,25 +878,25 @@ class Trainer(AdvisedMethods):
         deliver: Callable[[list[Any]], None],
         step: int | None = None,
     ) -> None:
-        """Have values read on the host as soon as that costs nothing.
+        """Read values on the host as soon as they are available, without waiting for the device.
 
         Args:
-            tensors: What to read, as it is now.
+            tensors: What to read; later changes have no effect.
             deliver: Called with the values: numbers, or CPU tensors if they have dimensions.
-            step: The `global_step` during the delivery; None = that of the batch at hand.
+            step: The `global_step` during the delivery; None = that of the current batch.
         """
         self.metric_log.read(tensors, deliver, step)
 
     def drain(self) -> None:
-        """Deliver all values that are under way, and what deliveries log. Waits for the device.
+        """Deliver all pending reads, and what deliveries log. Waits for the device.
 
         Raises:
-            RuntimeError: If deliveries log without an end.
+            RuntimeError: If deliveries keep logging without end.
         """
         self.metric_log.drain()
 
     def log_metrics(self, **metrics: Any) -> None:
-        """Log metrics by name: off log steps nothing is logged; see `log_metrics_dict`."""
+        """Log metrics given by name; see `log_metrics_dict`."""
         self.log_metrics_dict(metrics)
 
     def log_metrics_dict(
@@ -961,31 +905,29 @@ class Trainer(AdvisedMethods):
         step: int | None = None,
         dest: str | Sequence[str] | None = None,
     ) -> None:
-        """Log metrics: to all loggers, and to `on_metrics`.
+        """Log metrics to all loggers and to `on_metrics`; a no-op unless `trainer.is_log_step`.
 
-        While training only log steps are logged, every `log_steps` of `Logging` and the last one:
-        what is given at another step, or in `on_train_epoch_end` after one, is dropped.
-        `trainer.is_log_step` says whether it will be. In `on_train_end` and `on_fit_end` all is
-        logged; in a validation every `log_steps` batches and the last one count. Names get the
-        prefix of the name scopes that are open.
+        In training, log steps are every `log_steps` of `Logging` and the last one; in a validation,
+        every `log_steps` batches and the last one. `on_train_epoch_end` belongs to the step before
+        it; in `on_train_end` and `on_fit_end` everything is logged. Names get the prefix of the
+        open name scopes.
 
         Args:
             metrics: Names and values; tensors are read later, without waiting.
-            step: None = the step at hand.
-            dest: Names of loggers; these alone get them, and `on_metrics` does not. None = all.
+            step: None = the current step.
+            dest: Names of loggers; only these get the metrics, not `on_metrics`. None = all.
 
         Raises:
-            ValueError: If there is no logger of a name, or a metric of this batch has the name of
-                one already.
+            ValueError: If no logger has that name, or this batch has logged a metric of this name.
         """
         self.metric_log.log(metrics, step, dest)
 
     def remove_logger_destination(self, name: str) -> None:
-        """Send no more metrics to the loggers of a name, unless `dest` asks for them."""
+        """Exclude loggers by name, unless `dest` names them."""
         self.logging.removed_destinations.add(name)
 
     def name_scope(self, name: str) -> AbstractContextManager[None]:
-        """Put a prefix before the names of all metrics logged inside.
+        """Prefix the names of all metrics logged inside.
 
         Args:
             name: One part of the path.
@@ -994,37 +936,37 @@ class Trainer(AdvisedMethods):
 
     @property
     def name_scope_path(self) -> str:
-        """The open name scopes, joined and closed by "/"; "" if there is none."""
+        """The open name scopes, joined and terminated by "/"; "" if there is none."""
         return self.metric_log.name_scope_path
 
     @property
     def is_delivering(self) -> bool:
-        """Whether values that were read are being delivered: `global_step` is that of theirs."""
+        """Whether deferred reads are being delivered; `global_step` is then the step of these."""
         return self.metric_log.is_delivering
 
     def number_val_dataloaders(self, val_dataloaders: list[Loader]) -> list[Loader]:
-        """Fix the name scopes of dataloaders by their order, and return them."""
+        """Assign name scopes to dataloaders in this order, and return them."""
         return self.metric_log.number_val_dataloaders(val_dataloaders)
 
     def get_val_dataloader_scope(self, val_dataloader: Loader) -> str:
-        """Return the name scope of a validation dataloader: numbered as they are first seen."""
+        """Return the name scope of a validation dataloader, numbered when first seen."""
         return self.metric_log.val_dataloader_scope(val_dataloader)
 
-    # ---- where the run is
+    # ---- state of the run
 
     @property
     def optimizers(self) -> Mapping[str, Optimizer]:
-        """The optimizers by name; one alone is called "optimizer"."""
+        """The optimizers by name; a single one is named "optimizer"."""
         return self.optimizer_owner.optimizers
 
     @property
     def result(self) -> RunResult | None:
-        """What the last `fit`, `validate` or `validate_all` has come to, also if it failed."""
+        """The result of the last `fit`, `validate`, `validate_all` or `test`, even if it failed."""
         return self.summary.result
 
     @property
     def _last_result(self) -> RunResult:
-        assert self.summary.result is not None  # of the call that has just ended
+        assert self.summary.result is not None  # of the call that has just returned
         return self.summary.result
 
     def __repr__(self) -> str:
@@ -1032,78 +974,67 @@ class Trainer(AdvisedMethods):
 
     @property
     def has_optimizer(self) -> bool:
-        """Whether the trainer can train; one without an optimizer can only validate."""
+        """Whether the trainer can train, not only validate."""
         return bool(self.optimizers)
 
     @property
     def should_run_optimizer_step(self) -> bool:
-        """Whether the batch at hand completes a window of accumulation."""
+        """Whether the current batch is the last one of gradient accumulation."""
         return self.grad_accum.should_run_optimizer_step
 
     @property
     def is_padding(self) -> bool:
-        """Whether this is a padding batch: other processes have data left, this one has not."""
+        """Whether this is a padding batch: only other ranks have data left."""
         return self.data.is_padding if self.val_iterator is None else self.val_iterator.is_padding
 
     @property
     def is_filler(self) -> bool:
-        """The earlier name of `is_padding`."""
+        """Deprecated alias of `is_padding`."""
         return self.is_padding
 
     def weight_of(self, outputs: Outputs, batch: Batch) -> Weight:
-        """Return what the batch at hand counts in an average.
+        """Return the weight of the current batch in an average.
 
         Returns:
-            `num_items` of the model's output, else the number of samples; 0 if it stands for
-            nothing.
+            `num_items` of the model's output, else the number of samples; 0 for a padding batch.
         """
         return 0 if self.is_padding else weight_of(outputs, batch)
 
     @property
     def is_first_iteration(self) -> bool:
-        """Whether the batch at hand, or a part of it, is the first one of its epoch."""
+        """Whether the current batch, or micro-batch of it, is the first one of its epoch."""
         if self.val_iterator is not None:
             return self.val_iterator.num_yielded <= 1
         return self.data.batch_idx <= self.data.ends_batch
 
     @property
     def is_final_iteration(self) -> bool:
-        """Whether the batch at hand is the last one of its validation or train stage."""
+        """Whether the current batch is the last one of its validation or train stage."""
         if self.val_iterator is not None:
             return self.val_iterator.is_last
-        step = self.logging.step if self.logging.in_batch else self.global_step
-        ends = step >= self.schedule.stage_end
-        is_last = self.data.is_last and self.data.epoch + 1 >= self.schedule.stage_end_epoch
-        return self.should_run_optimizer_step and (ends or is_last)
+        return ends_stage(self)
 
     @property
     def logger(self) -> python_logging.Logger:
-        """The Python logger that messages of a run go to."""
+        """The Python logger of this package."""
         return python_logging.getLogger("modelzoo_trainer")
 
     @property
     def is_tracing(self) -> bool:
-        """Whether a traced step is under way."""
+        """Whether the code runs within a traced step."""
         return self.backend.in_step
 
     if not TYPE_CHECKING:  # else a checker would accept any attribute name
 
         def __getattr__(self, name: str) -> Any:
-            if name == "optimizer" and self.manual_steps is not None:
-                raise AttributeError(
-                    f"trainer.optimizer: there are several ({', '.join(self.optimizers)}). Use "
-                    f"trainer.optimizers[name], or the optimizer that a hook is given."
-                )
-            if name in _SET_BY:
-                raise AttributeError(f"trainer.{name} is not set yet: {_SET_BY[name]} sets it.")
-            raise AttributeError(f"Trainer has no attribute {name!r}.")
+            raise AttributeError(explain_missing(self, name))
 
     # ---- end
 
     def close(self) -> None:
-        """Call `finalize` of every callback; a second call does nothing.
+        """Call `finalize` of every callback. Idempotent.
 
-        Also done when the trainer is collected, when the process ends, and on leaving `with`.
+        Also called when the trainer is deleted, at exit, and at the end of a `with` block.
         """
         if not self._is_closed:
             self._is_closed = True
@@ -1118,8 +1049,3 @@ class Trainer(AdvisedMethods):
     def __del__(self) -> None:
         if "hooks" in self.__dict__:
             self.close()
-
-
-def _close_all() -> None:
-    for trainer in tuple(_ALIVE):
-        trainer.close()

@@ -600,7 +600,7 @@ def test_a_step_that_was_left_half_done_is_not_saved(trainer_of) -> None:
     trainer = trainer_of(Fail(), max_steps=4, checkpoint=Checkpoint(steps=2))
     with pytest.raises(KeyboardInterrupt):
         trainer.fit(tiny_batches(4))
-    with pytest.raises(CheckpointError, match=r"has left the step after 2 half done"):
+    with pytest.raises(CheckpointError, match=r"the step after 2\b"):
         trainer.save_checkpoint()
     trainer.load_checkpoint(trainer.model_dir / "checkpoint_2")
     assert trainer.save_checkpoint().name.startswith("checkpoint_2")

@@ -12,7 +12,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, StateDict
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import CheckpointError, ConfigError
 from modelzoo_trainer.loading.batch_seeds import mixed, seed_generators
 from modelzoo_trainer.loading.dataset_info import (
     warn_of_changes,
@@ -458,3 +458,22 @@ class DataLoaderCallback(CoreCallback):
         if end is not None and moved.offset and moved.batch_idx >= end:
             self.owes_epoch_end = True
             self._go_on_to(self.epoch + 1)
+
+
+def require_step_boundary(trainer: Trainer) -> None:
+    """Check that a checkpoint can be saved now.
+
+    Raises:
+        CheckpointError: Within a step, or after one that an exception has interrupted.
+    """
+    if trainer.data.is_pending:
+        raise CheckpointError(
+            "save_checkpoint was called within a training step: a resumed run would lose its "
+            "batch. Call it in on_train_batch_end or on_step_boundary."
+        )
+    if trainer.data.is_torn:
+        raise CheckpointError(
+            f"save_checkpoint: an error or a second Ctrl-C interrupted the step after "
+            f"{trainer.global_step}; a run resumed from here would not reproduce the original one. "
+            f"Load a checkpoint first; the weights are in trainer.model.state_dict()."
+        )

@@ -199,6 +199,14 @@ def validation_loop_of(own: LoopCallback, given: ValidationLoop | None) -> Valid
     return loop
 
 
+def ends_stage(trainer: Trainer) -> bool:
+    """Return whether the current batch is the last one of its train stage."""
+    step = trainer.logging.step if trainer.logging.in_batch else trainer.global_step
+    data, schedule = trainer.data, trainer.schedule
+    is_last = data.is_last and data.epoch + 1 >= schedule.stage_end_epoch
+    return trainer.should_run_optimizer_step and (step >= schedule.stage_end or is_last)
+
+
 log = logging.getLogger("modelzoo_trainer.schedule")
 
 

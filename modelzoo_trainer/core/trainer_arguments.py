@@ -1,4 +1,4 @@
-"""What to write instead of arguments that a trainer does not have."""
+"""Check the arguments of a trainer, and explain unknown arguments and missing attributes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -19,6 +19,20 @@ from modelzoo_trainer.core.loop import TrainingLoop
 from modelzoo_trainer.core.precision import MixedPrecision
 from modelzoo_trainer.errors import ConfigError, suggest
 
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+SET_BY: Final = {
+    "backend": "BackendCallback in pre_setup",
+    "artifact_dir": "ArtifactDir in pre_setup",
+    "summary_dir": "ArtifactDir in pre_setup",
+    "model": "ModelCallback in setup",
+    "compiled_model": "ModelCallback in setup",
+    "optimizer": "OptimizerCallback in setup",
+    "schedulers": "SchedulersCallback in setup",
+    "global_step": "the loop in setup",
+}
+"""Attributes of the trainer that core callbacks set."""
 _PARTS: Final[Mapping[str, type]] = {
     "loop": TrainingLoop,
     "checkpoint": Checkpoint,
@@ -26,7 +40,7 @@ _PARTS: Final[Mapping[str, type]] = {
     "precision": MixedPrecision,
     "autorestart": AutoRestart,
 }
-_ELSEWHERE: Final = {  # what other trainers call it
+_ELSEWHERE: Final = {  # names in other trainers
     "accumulate_grad_batches": "grad_accum_steps",
     "gradient_accumulation_steps": "grad_accum_steps",
     "epochs": "num_epochs",
@@ -43,10 +57,10 @@ _KINDS: Final = (((str, Path), "model_dir"), (Module, "model"), (Optimizer, "opt
 
 
 def check_progress(progress: Any) -> Progress | None:
-    """Return what the console is to show.
+    """Return `progress`.
 
     Raises:
-        ConfigError: If it is none of `Progress`, nor None.
+        ConfigError: If it is invalid.
     """
     if progress is not None and progress not in get_args(Progress):
         raise ConfigError(
@@ -57,13 +71,13 @@ def check_progress(progress: Any) -> Progress | None:
 
 
 def check_arguments(cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments that a trainer's constructor does not take, with what to write instead.
+    """Check the arguments of a trainer's constructor, and suggest replacements of unknown ones.
 
     Raises:
-        TypeError: If there is one, as Python would.
+        TypeError: If an argument is unknown, or given by position.
     """
     parameters = list(inspect.signature(cls.__init__).parameters.values())  # type: ignore[misc]  # of a class, to read it
-    if parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:  # of a decorator that names none
+    if parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:  # a decorator without self
         parameters = parameters[1:]
     kinds = {p.kind for p in parameters}
     named = {p.name for p in parameters}
@@ -72,8 +86,8 @@ def check_arguments(cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         given = args[places]
         name = next((name for kind, name in _KINDS if isinstance(given, kind)), "model")
         raise TypeError(
-            f"{cls.__name__} got {reprlib.repr(given)} without a name, and takes its arguments by "
-            f"name. Write {cls.__name__}({name}=...)."
+            f"{cls.__name__} takes keyword arguments only, got {reprlib.repr(given)}. Write "
+            f"{cls.__name__}({name}=...)."
         )
     for name, value in kwargs.items():
         if name not in named and inspect.Parameter.VAR_KEYWORD not in kinds:
@@ -84,10 +98,22 @@ def check_arguments(cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 def _advice(name: str, value: Any, known: set[str]) -> str:
     if name in _OF_FIT:
-        return f"It is one of fit: trainer.fit(..., {name}=...)."
+        return f"It is an argument of fit: trainer.fit(..., {name}=...)."
     meant = _ELSEWHERE.get(name, name)
     for part, kind in _PARTS.items():
         if meant in inspect.signature(kind).parameters:
             alone = "enabled=False, " if meant in _WITHOUT_HALF_TYPE else ""
             return f"Write {part}={kind.__name__}({alone}{meant}={reprlib.repr(value)})."
     return suggest(name, known)
+
+
+def explain_missing(trainer: Trainer, name: str) -> str:
+    """Return the message for an attribute that a trainer does not have, or not yet."""
+    if name == "optimizer" and trainer.manual_steps is not None:
+        return (
+            f"trainer.optimizer: there are several ({', '.join(trainer.optimizers)}). Use "
+            f"trainer.optimizers[name], or the optimizer that is passed to the hook."
+        )
+    if name in SET_BY:
+        return f"trainer.{name} is not set yet: {SET_BY[name]} sets it."
+    return f"Trainer has no attribute {name!r}."

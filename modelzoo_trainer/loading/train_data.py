@@ -15,6 +15,7 @@ from modelzoo_trainer.devices import Backend
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.dataset_info import check_position, facts_of, size_of_draws
 from modelzoo_trainer.loading.epochs import (
+    EpochIterator,
     StartedEpoch,
     exact_length,
     known_length,
@@ -276,15 +277,15 @@ class TrainData:
             self._source.close()
 
 
-def validation_data(
+def validation_batches(
     loader: Iterable[Batch],
     backend: Backend,
     number: int,
     micro_batch_size: int | None,
     limit: int | None,
     name: str = "val_dataloader",
-) -> Iterable[Batch] | StartedEpoch:
-    """Return the batches of a validation: the loader, or this rank's part of its data.
+) -> EpochIterator:
+    """Return the batches of a validation on this rank.
 
     Args:
         loader: The dataloader.
@@ -297,9 +298,18 @@ def validation_data(
     Raises:
         ConfigError: If ranks cannot divide it.
     """
-    if backend.comm.data_shard[1] == 1:
-        return loader
-    data = TrainData(loader, limit, backend, name)
-    seeds = EpochSeeds.of(backend, number).of_validation()
-    position = Position(epoch=number, layout=data.layout())
-    return data.begin(position, seeds, needs_sizes=micro_batch_size is not None)
+    begun: Iterable[Batch] | StartedEpoch = loader
+    if backend.comm.data_shard[1] > 1:
+        data = TrainData(loader, limit, backend, name)
+        seeds = EpochSeeds.of(backend, number).of_validation()
+        position = Position(epoch=number, layout=data.layout())
+        begun = data.begin(position, seeds, needs_sizes=micro_batch_size is not None)
+    return EpochIterator(begun, backend.batches, limit=limit, micro_batch_size=micro_batch_size)
+
+
+def explain_empty_validation(name: str) -> str:
+    """Return the message for a validation dataloader without batches."""
+    return (
+        f"{name} yields no batch. Check the data and the split; if it can be iterated only once, "
+        f"pass a callable that creates it."
+    )
