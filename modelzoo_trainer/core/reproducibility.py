@@ -107,7 +107,7 @@ class Reproducibility(CoreCallback):
         log.warning(
             "The checkpoint was written by %d processes and this run has %d: weights and data "
             "continue, but random numbers drawn on the host differ. "
-            "The resumed run may not reproduce the original one exactly.",
+            "Exactness is not guaranteed.",
             num,
             own,
         )
