@@ -17,7 +17,8 @@ A comment on the line before a block says how it is run:
 <!-- not run: WHY -->  is not run
 <!-- ci: NAME -->      is run by .ci/run
 <!-- keras -->         a program of another library, which tests/compat/test_migration_pages.py
-                       runs; so are <!-- lightning --> and <!-- transformers -->
+                       runs where it is installed; so are <!-- arctic-training -->, <!-- fabric -->,
+                       <!-- lightning -->, <!-- pytorch-accelerated -->, <!-- transformers -->
 
 Other comments there mean nothing here; several may stand above one another.
 """
@@ -37,7 +38,15 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 RUNNABLE: Final = ("python", "bash", "console", "yaml")
-ELSEWHERE: Final = ("ci", "keras", "lightning", "not run", "transformers")
+LIBRARIES: Final = (
+    "arctic-training",
+    "fabric",
+    "keras",
+    "lightning",
+    "pytorch-accelerated",
+    "transformers",
+)
+ELSEWHERE: Final = ("ci", "not run", *LIBRARIES)
 """Markers of blocks that are not run here."""
 MARKERS: Final = ("continues", "file", "inside", "output", *ELSEWHERE)
 MARKER: Final = re.compile(r"^\s*<!-- (.+?) -->\s*$")

@@ -54,6 +54,7 @@ Share = Annotated[float, Gt(0), Lt(1)]
 Size = Annotated[int, Gt(0), _OR_NUMPY]
 """Size of a model or its data, which a program may take from an array."""
 NonNegativeSize = Annotated[int, Ge(0), _OR_NUMPY]
+Progress = Literal["bar", "lines", "none"]
 Seed = Annotated[int, Ge(0), Lt(2**32), _OR_NUMPY]
 Steps = Annotated[int, Gt(0), _OR_FLOAT]
 """Number of steps, which a program may compute as a float: `0.1 * total`."""

@@ -23,7 +23,7 @@ from modelzoo_trainer.callback_list import (
     core_callbacks,
     remove_callback,
 )
-from modelzoo_trainer.constraints import Call
+from modelzoo_trainer.constraints import Call, Progress
 from modelzoo_trainer.core import (
     AutoRestart,
     Checkpoint,
@@ -53,7 +53,6 @@ from modelzoo_trainer.core.model_call import ModelCalls
 from modelzoo_trainer.core.optimizer import OptimizerFactory, SeveralGiven
 from modelzoo_trainer.core.predicting import named_outputs
 from modelzoo_trainer.core.trainer_arguments import (
-    Progress,
     check_arguments,
     check_progress,
     explain_missing,

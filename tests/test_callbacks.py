@@ -1,4 +1,4 @@
-"""Callbacks of a trainer: their order, names, changes, and the errors that they raise."""
+"""Callbacks of a trainer: their order, names, changes, and errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _no_global_callback_is_left() -> Iterator[None]:
 
 
 class RecorderLoop(TrainingLoop):
-    """A core callback that writes down when it is called."""
+    """A core callback that records its calls."""
 
     def __init__(self, calls: list[str]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class RecorderLoop(TrainingLoop):
 
 
 class Said(Callback):
-    """Writes down a word at the start of a fit."""
+    """Record a word at the start of a fit."""
 
     def __init__(self, calls: list[str], word: str) -> None:
         self.calls = calls
@@ -82,7 +82,7 @@ def test_the_order_is_core_user_loggers_global(trainer_of) -> None:
 
 def test_a_logger_among_the_callbacks_runs_with_the_loggers(trainer_of) -> None:
     calls: list[str] = []
-    trainer = trainer_of(SaidLogger(calls, "logger"), Said(calls, "user"))
+    trainer = trainer_of(SaidLogger(calls, "logger"), Said(calls, "user"), progress="none")
     trainer.fit(tiny_batches())
     assert calls == ["user", "logger"]
     assert len(trainer.loggers) == 1
@@ -115,7 +115,7 @@ def test_all_callbacks_lists_the_documented_example_in_order(trainer_of) -> None
     ]
 
 
-# ---- who may be a callback
+# ---- valid callbacks
 
 
 def test_an_object_with_a_hook_is_a_callback(trainer_of) -> None:
@@ -460,7 +460,7 @@ def test_a_hook_that_a_third_party_declares_is_called(trainer_of) -> None:
 
 
 class Raising(Callback):
-    """Raises in one hook, at one step."""
+    """Raise in one hook, at one step."""
 
     def __init__(self, name: str, step: int = 0) -> None:
         self.name = name
@@ -590,7 +590,7 @@ def test_callbacks_of_a_trainer_do_not_change_like_a_list(trainer_of, method, ad
 
 
 def test_callbacks_of_a_trainer_are_a_dict_in_all_else(trainer_of) -> None:
-    callbacks = trainer_of(Callback(), check_loss=False).callbacks
+    callbacks = trainer_of(Callback(), check_loss=False, progress="none").callbacks
     assert list(callbacks.copy())[-1] == "Callback"
     assert not hasattr(callbacks, "append")
     with pytest.raises(AttributeError, match="'CallbackList' object has no attribute 'sort'"):

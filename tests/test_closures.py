@@ -1,4 +1,4 @@
-"""Step closures: code that runs when its values are on the host."""
+"""Step closures: functions that run when their values are on the host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEVICES = ["cpu", "fake"]
 
 
 class Reporting(Callback):
-    """Reports two values from inside each step."""
+    """Report two values from inside each step."""
 
     def __init__(self) -> None:
         self.calls = []

@@ -1,4 +1,4 @@
-"""What is no regular file where a run has its files is refused; nobody waits for its other end."""
+"""Files of a run that are not regular files are refused, without waiting for their other end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _impatient() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def test_pipes_sockets_and_devices_are_told_from_files(tmp_path: Path) -> None:
+def test_pipes_sockets_and_devices_are_distinguished_from_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").touch()
     with socket.socket(socket.AF_UNIX) as server:

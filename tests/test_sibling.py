@@ -1,4 +1,4 @@
-"""A module of the user's that is called like the other package of this distribution."""
+"""A user's module with the name of the other package of this distribution."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOREIGN = "raise SystemExit('it was run')\n"
 
 @pytest.fixture
 def first_on_path(tmp_path, monkeypatch):
-    """Return a function that puts a folder in front of Python's path, the package forgotten."""
+    """Return a function that prepends a folder to sys.path, with the package not imported."""
 
     def put(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def test_the_sibling_is_found_where_it_belongs():
 
 
 def shadowed(tmp_path, *command):
-    """Run Python in a folder that has a module called backends; return exit code and errors."""
+    """Run Python in a folder with a module named backends; return exit code and errors."""
     (tmp_path / "backends.py").write_text(FOREIGN)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Standard error that nobody reads, that is full, closed, or none at all."""
+"""Standard error without a reader, full, closed, or missing."""
 
 from __future__ import annotations
 

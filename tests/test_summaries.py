@@ -26,7 +26,7 @@ class History(Logger):
 
 
 class Net(nn.Module):
-    """Runs a function of its hidden state in the middle."""
+    """Call a function on its hidden state in the middle."""
 
     def __init__(self, look):
         super().__init__()
@@ -69,7 +69,7 @@ def make(tmp_path, history):
 
 
 class Means:
-    """Logs the mean of what it sees, and keeps it."""
+    """Log the mean of what it receives, and keep it."""
 
     def __init__(self):
         self.seen = []
@@ -193,7 +193,7 @@ def test_what_does_not_fit_is_refused(make, batches, look, message):
 
 
 class CallsAgain(Callback):
-    """Calls the model twice more in each training batch, within a name scope."""
+    """Call the model twice more in each training batch, within a name scope."""
 
     def on_train_step_start(self, trainer, model, batch):
         with trainer.name_scope("again"):

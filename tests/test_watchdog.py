@@ -1,4 +1,4 @@
-"""When the watchdog takes a run for hanging; its clock is the test's. And how it ends it."""
+"""Detection of a hanging run by the watchdog, with a fake clock, and the end of the process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from modelzoo_trainer.watchdog import Position, Watchdog
 
 
 class Run:
-    """A run whose position the test sets, and a watchdog that looks every second."""
+    """A run whose position the test sets, and a watchdog that polls every second."""
 
     def __init__(self, **limits) -> None:
         self.position = Position("start")
@@ -20,7 +20,7 @@ class Run:
         self.now = 0.0
 
     def stay(self, seconds, interval=1.0):
-        """Return after how many seconds of standing still it was taken for hanging, or None."""
+        """Return after how many seconds without progress it was considered hanging, or None."""
         end = self.now + seconds
         begin = self.now
         while self.now < end:
@@ -63,7 +63,7 @@ def test_a_limit_that_was_given_is_that():
 
 def test_where_something_may_take_long_it_is_given_half_an_hour():
     run = Run()
-    assert run.stay(10_000) == 1802  # the first look is where it begins to count
+    assert run.stay(10_000) == 1802  # counting begins at the first poll
 
 
 def test_that_limit_can_be_given_and_is_never_the_shorter_one():
@@ -71,7 +71,7 @@ def test_that_limit_can_be_given_and_is_never_the_shorter_one():
     assert Run(startup_timeout=10, hang_timeout=20).stay(100) == pytest.approx(22, abs=1)
 
 
-def test_another_stretch_begins_anew():
+def test_another_stretch_begins_again():
     run = Run(hang_timeout=5)
     run.train(10)
     run.stay(4)
@@ -89,7 +89,7 @@ def test_time_in_which_the_process_did_not_run_does_not_count():
     assert run.watchdog.idle_s <= 3
 
 
-def test_who_listens_is_told_at_each_look():
+def test_who_listens_is_reported_at_each_look():
     looks = []
     watchdog = Watchdog(lambda: Position(0), on_look=lambda: looks.append(1))
     for now in range(3):

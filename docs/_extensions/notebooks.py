@@ -9,6 +9,7 @@ from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
+from plotly_pictures import KIND, picture_of
 from sphinx.application import Sphinx
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -55,6 +56,8 @@ def outputs_of(cell: Any) -> list[str]:
             text += output.text
         elif "image/png" in data:
             found.append(f"![output](data:image/png;base64,{data['image/png'].strip()})")
+        elif KIND in data:
+            found.append(f"![output](data:image/png;base64,{picture_of(data[KIND])})")
         elif "text/plain" in data and output.output_type == "execute_result":
             text += data["text/plain"] + "\n"
     shown = last_states(text)

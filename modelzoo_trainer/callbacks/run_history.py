@@ -159,7 +159,10 @@ def _figure(series: Mapping[str, _Series], log_y: bool) -> Any:
         steps, values = [step for step, _ in pairs], [value for _, value in pairs]
         mode = "lines+markers" if len(pairs) <= 60 else "lines"
         trace = {"type": "scatter", "x": steps, "y": values, "name": name, "mode": mode}
-        figure.add_trace(trace, row=row + 1, col=column + 1)
+        place = {"row": row + 1, "col": column + 1}
+        figure.add_trace(trace, **place)
+        if len(set(values)) == 1 and not log_y:  # plotly would draw it between value - 1 and + 1
+            figure.update_yaxes(rangemode="tozero", **place)
     figure.update_xaxes(title_text="step")
     figure.update_yaxes(type="log" if log_y else "linear")
     figure.update_layout(showlegend=False, height=max(320, 260 * num_rows))

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from modelzoo_trainer.devices import World
     from modelzoo_trainer.supervisor.settings import Settings
 
-_UNUSED: Final = ("checkpoint=null", "loggers=[]", "autorestart=null")  # by --compile-only
+# by --compile-only
+_UNUSED: Final = ("checkpoint=null", "loggers=[]", "autorestart=null", "progress=none")
 _INSPECT: Final = {
     "check": inspecting.check,
     "plan": inspecting.plan,

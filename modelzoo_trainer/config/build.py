@@ -30,6 +30,7 @@ from modelzoo_trainer.config.sections import (
     OPTIONAL_PATH,
     OPTIONAL_TEXT,
     OPTIONAL_TEXTS,
+    PROGRESS,
     SEED,
     check_dataloader,
     check_installed,
@@ -171,7 +172,16 @@ class _Checking:
         init["loggers"], defaults["loggers"] = check_installed(
             loggers, names.loggers, list(names.default_loggers()), problems, names.try_callback
         )
+        if init.get("progress") is None and self._removes_console(init, defaults):
+            init["progress"] = "none"
         return init, defaults
+
+    def _removes_console(self, init: dict[str, Any], defaults: dict[str, list[Any]]) -> bool:
+        """Return whether the list of loggers removes the one that draws on the console."""
+        own = [component.target for component in init["loggers"]]
+        own += [type(default) for default in defaults["loggers"]]
+        known = [type(default) for default in self._names.default_loggers()]
+        return any(map(_draws, known)) and not any(map(_draws, own))
 
     def _plain(self, given: dict[str, Place]) -> dict[str, Any]:
         """Return the settings that are not components."""
@@ -182,8 +192,13 @@ class _Checking:
             found["device"] = device
         if options:
             found["backend"] = options
-        plain = (("model_dir", OPTIONAL_PATH), ("seed", SEED), ("call_model", OPTIONAL_CALL))
-        for key, annotation in plain:
+        plain = {
+            "model_dir": OPTIONAL_PATH,
+            "seed": SEED,
+            "call_model": OPTIONAL_CALL,
+            "progress": PROGRESS,
+        }
+        for key, annotation in plain.items():
             if key in given:
                 found[key] = check_plain(given[key], annotation, problems)
         if "sparsity" in given:
@@ -282,6 +297,10 @@ class _Checking:
     def _needs_now(self, place: Place) -> bool:
         """Return whether a section runs first; later trainers may use what earlier ones write."""
         return self._is_first and self._method == place.path.rpartition(".")[2]
+
+
+def _draws(target: Any) -> bool:
+    return bool(getattr(target, "draws_console", False))
 
 
 def load_plans(

@@ -30,6 +30,11 @@ OPTIONS: Final = (
     Option("eval_steps", "N", "number of batches per validation, test or prediction"),
     Option("logging", "LEVEL", "log level: debug, info, warning or error"),
     Option(
+        "progress",
+        "KIND",
+        "console output: bar, lines or none; the default is a bar on a terminal, otherwise lines",
+    ),
+    Option(
         "disable_strict_checkpoint_loading",
         None,
         "load the parts of a checkpoint that match the model and ignore the rest",

@@ -176,7 +176,12 @@ def set_option(
 
 _INIT: Final = ("trainer", "init")
 _LENGTHS: Final = ("num_steps", "max_steps", "num_epochs")
-_TEXTS: Final = ("device", "model_dir", "load_checkpoint_states")  # the others are read as YAML
+_TEXTS: Final = (
+    "device",
+    "model_dir",
+    "progress",
+    "load_checkpoint_states",
+)  # others are read as YAML
 _SWITCH: Final = "disable_strict_checkpoint_loading"
 _SECTIONS: Final[MappingOf[str, tuple[str | Item, ...]]] = {
     **dict.fromkeys((*_LENGTHS, "eval_steps"), ("loop",)),

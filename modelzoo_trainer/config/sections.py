@@ -27,7 +27,7 @@ from modelzoo_trainer.config.positions import (
     is_null,
     option_in,
 )
-from modelzoo_trainer.constraints import Call, Seed
+from modelzoo_trainer.constraints import Call, Progress, Seed
 from modelzoo_trainer.errors import ConfigError
 
 INIT_KEYS: Final = (
@@ -45,6 +45,7 @@ INIT_KEYS: Final = (
     "logging",
     "callbacks",
     "loggers",
+    "progress",
     "seed",
     "autorestart",
 )
@@ -55,6 +56,7 @@ OPTIONAL_PATH: Final = Path | None
 _OLDER_NAMES: Final = {"LlamaModel": "llama"}
 SEED: Final = Seed | None
 OPTIONAL_CALL: Final = Call | None
+PROGRESS: Final = Progress | None
 
 
 def check_model(place: Place, names: Names, problems: Problems) -> Component | None:

@@ -1,8 +1,9 @@
-"""The texts before and after a run: what it will do, and what it has come to."""
+"""The texts before and after a fit: its configuration and its results."""
 
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +17,7 @@ from modelzoo_trainer.results import RunResult, count_parameters
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
+_WIDTH: Final = 100
 _LABEL: Final = 13
 _MOST_ROWS: Final = 8
 
@@ -24,13 +26,14 @@ _MOST_ROWS: Final = 8
 
 
 def start_block(trainer: Trainer, val_dataloader: Any) -> str:
-    """Return what a fit will do, as lines of a text."""
+    """Return the summary before a fit."""
     rows = {
         "data": _data(trainer),
         "length": _length(trainer),
         "validation": _validation(trainer, val_dataloader),
         "checkpoints": _checkpoints(trainer),
-        "folder": f"{trainer.model_dir} ({_origin(trainer)})",
+        "start": _origin(trainer),
+        "folder": str(trainer.model_dir),
     }
     lines = [_head(trainer), *(_row(label, text) for label, text in rows.items())]
     lines += [_row("hint", hint) for hint in _hints(trainer)]
@@ -38,7 +41,14 @@ def start_block(trainer: Trainer, val_dataloader: Any) -> str:
 
 
 def _row(label: str, text: str) -> str:
-    return f"  {label + ':':{_LABEL}}{text}"
+    return textwrap.fill(
+        f"{label + ':':{_LABEL}}{text}",
+        _WIDTH,
+        initial_indent="  ",
+        subsequent_indent=" " * (_LABEL + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _head(trainer: Trainer) -> str:
@@ -132,7 +142,7 @@ def _origin(trainer: Trainer) -> str:
 
 
 def _hints(trainer: Trainer) -> Iterator[str]:
-    """Yield what is odd about the ends of the schedules, as `--check` finds it."""
+    """Yield hints on the ends of the schedules, as `--check` does."""
     end = trainer.schedule.total_steps
     if end is None:
         return
@@ -145,7 +155,7 @@ def _hints(trainer: Trainer) -> Iterator[str]:
 def _hints_of(schedule: Scheduler, end: int, first: int) -> list[str]:
     try:
         return list(schedule_hints(schedule, end, first))
-    except Exception:  # noqa: BLE001  # a function of the user's, asked for a step it never gets
+    except Exception:  # noqa: BLE001  # a user's function may not support every step
         return []
 
 
@@ -153,10 +163,9 @@ def _hints_of(schedule: Scheduler, end: int, first: int) -> list[str]:
 
 
 def end_block(result: RunResult, step_s: float | None, num_samples: int | None) -> str:
-    """Return what a fit has come to, as lines of a text.
+    """Return the summary after a fit.
 
-    `step_s`: seconds a step, as far as training goes; None = not known. `num_samples`: those of a
-    step.
+    `step_s`: seconds per training step; None = not known. `num_samples`: per step.
     """
     lines = [f"{_how_it_ended(result)}{_throughput(step_s, num_samples)}"]
     lines += _table(result)
@@ -185,7 +194,7 @@ def _throughput(step_s: float | None, num_samples: int | None) -> str:
 
 
 def _table(result: RunResult) -> list[str]:
-    """Return the loss and the metrics of validations: last, best and its step."""
+    """Return the table of loss and validation metrics: last, best and its step."""
     names = [name for name in result.metrics if name == "loss" or _is_telling(name, result)]
     names.sort(key=lambda name: name != "loss")
     rows = [("metric", "last", "best", "at step")] if names else []

@@ -259,7 +259,10 @@ class DataLoaderCallback(CoreCallback):
 
     def samples_per_batch(self) -> int | None:
         """Return the number of samples per batch over all processes; None = not known."""
-        return None if self._data is None else self._data.samples_per_batch()
+        try:
+            return None if self._data is None else self._data.samples_per_batch()
+        except ConfigError:  # a batch without a tensor
+            return None
 
     def end_epochs_after(self, num_batches: int, limited_by: str) -> None:
         """Limit each epoch of the current fit to `num_batches` batches of all processes, > 0.

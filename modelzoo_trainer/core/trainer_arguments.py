@@ -6,11 +6,12 @@ import inspect
 import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from modelzoo_trainer.constraints import Progress
 from modelzoo_trainer.core.autorestart import AutoRestart
 from modelzoo_trainer.core.checkpoint import Checkpoint
 from modelzoo_trainer.core.logging import Logging
@@ -20,8 +21,6 @@ from modelzoo_trainer.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
-
-Progress = Literal["bar", "lines", "none"]
 
 SET_BY: Final = {
     "backend": "BackendCallback in pre_setup",

@@ -184,6 +184,7 @@ log = logging.getLogger("modelzoo_trainer.data.token_cache")
 
 _FORMAT: Final = 1  # increase it when the same arguments give different tokens
 _DIGEST_BYTES: Final = 16
+_SAID: Final[set[Path]] = set()
 _READ_BYTES: Final = 1 << 22
 
 
@@ -219,15 +220,22 @@ def cached_tokens(
     if path.is_file():
         damage = _damage(path, dtype)
         if damage is None:
-            log.info("Tokens of split %r: %s", split, path)
+            _say_once("Using the cached tokens of split %r: %s", split, path)
             return path
         log.warning("Tokens of split %r: %s is damaged (%s); rebuilding it", split, path, damage)
-    log.info("Tokens of split %r: building %s from %d documents", split, path, len(documents))
+    log.info("Tokenizing split %r: %d documents, to %s", split, len(documents), path)
     parts = (tokenization.encode(_read(document)) for document in documents)
     if part is not None:
         parts = (_part(whole, *part) for whole in parts)
     _write(path, parts, dtype)
     return path
+
+
+def _say_once(text: str, split: Split, path: Path) -> None:
+    """Log a notice, in a process once: a dataloader is made anew for each validation."""
+    if path not in _SAID:
+        _SAID.add(path)
+        log.info(text, split, path)
 
 
 def _key(

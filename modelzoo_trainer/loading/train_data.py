@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -135,7 +136,8 @@ class TrainData:
         """Return the samples per batch over all ranks, if known."""
         size = size_of_draws(self.loader)
         if size is None and isinstance(self.loader, (list, tuple)) and self.loader:
-            size = batch_size_of(self.loader[0])
+            with suppress(ConfigError):  # a batch that does not tell
+                size = batch_size_of(self.loader[0])
         return None if size is None else size * self.layout().per_batch
 
     def facts(self) -> dict[str, int]:

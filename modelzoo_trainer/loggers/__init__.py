@@ -28,4 +28,4 @@ def default_loggers() -> list[Logger]:
     """Return new instances of the default loggers of a YAML file."""
     console = ProgressLogger()
     console.is_default = True
-    return [console, JsonlLogger()]
+    return [JsonlLogger(), console]

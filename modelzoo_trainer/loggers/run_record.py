@@ -15,6 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from modelzoo_trainer.callback import Loader
 from modelzoo_trainer.core.optimizer_facts import is_plain, settings_of
@@ -181,7 +188,8 @@ def _model(trainer: Trainer) -> dict[str, Any]:
 
 def _settings(trainer: Trainer) -> dict[str, Any]:
     """Return the plain settings of a trainer built in Python."""
-    found: dict[str, Any] = {"model": type(trainer.model).__name__}
+    found: dict[str, Any] = {"seed": trainer.reproducibility.seed}
+    found["model"] = type(trainer.model).__name__
     made = {name: _optimizer(one) for name, one in trainer.optimizers.items()}
     found |= made if list(made) == ["optimizer"] else {"optimizers": made}
     if made:
@@ -196,6 +204,9 @@ def _settings(trainer: Trainer) -> dict[str, Any]:
 def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
     groups = settings_of(optimizer)
     settings = dict(groups[0]) if groups else {}
+    if "lr" in settings:  # as it was given: a warm-up of torch's has begun with a part of it
+        given = optimizer.param_groups[0].get("initial_lr")
+        settings["lr"] = float(given) if given is not None else settings["lr"]
     if len(groups) > 1:
         settings["parameter groups"] = len(groups)
     return {type(optimizer).__name__: _without_secrets(settings)}
@@ -207,12 +218,27 @@ def _data(loader: Loader) -> dict[str, Any]:
     dataset = getattr(loader, "dataset", None)
     if dataset is not None:
         found["dataset"] = type(dataset).__name__
-    return found | _plain_attributes(loader, ("batch_size", "drop_last", "num_workers"))
+    found |= _plain_attributes(loader, ("batch_size", "drop_last", "num_workers"))
+    return found | (_order(loader) if isinstance(loader, DataLoader) else {})
+
+
+def _order(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return whether a dataloader shuffles, or who says which samples it takes."""
+    if isinstance(loader.dataset, IterableDataset):
+        return {}
+    batches: Any = loader.batch_sampler
+    sampler = batches if batches is not None else loader.sampler
+    if type(batches) is BatchSampler:
+        sampler = batches.sampler
+    if type(sampler) in (RandomSampler, SequentialSampler):
+        return {"shuffle": type(sampler) is RandomSampler}
+    return {"sampler": type(sampler).__name__}
 
 
 def _described(part: object) -> dict[str, Any]:
     """Return the class of a component, with its plain arguments."""
-    kept = _plain_attributes(part, inspect.signature(type(part).__init__).parameters)
+    names = inspect.signature(type(part).__init__).parameters
+    kept = _plain_attributes(part, (name for name in names if name != "last_epoch"))
     return {type(part).__name__: _without_secrets(kept)}
 
 

@@ -274,7 +274,7 @@
     });
   }
 
-  /** Plotly would draw a constant such as 0.001 between -1 and 1. */
+  /** Plotly would draw a constant such as 0.001 between -1 and 1, and rounding errors as changes. */
   function rangeOfConstant(traces) {
     let low = Infinity;
     let high = -Infinity;
@@ -286,7 +286,9 @@
         high = Math.max(high, value);
       }
     }
-    return low === high && low > 0 ? { range: [0, 2 * low], autorange: false } : {};
+    const size = Math.max(Math.abs(low), Math.abs(high));
+    if (!(size > 0 && size < Infinity && high - low <= 1e-6 * size)) return {};
+    return { range: high > 0 ? [0, 2 * high] : [2 * low, 0], autorange: false };
   }
 
   let isLinking = false;

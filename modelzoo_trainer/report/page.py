@@ -28,6 +28,7 @@ _POLICY: Final = (
     "img-src data: blob:; connect-src {connect}; base-uri 'none'; form-action 'none'"
 )
 _MAX_SAMPLE_BYTES: Final = 400_000  # texts of all runs
+_MAX_OPEN_ROWS: Final = 25
 _MAX_IMAGE_BYTES: Final = 700_000  # images of all runs
 
 
@@ -196,10 +197,16 @@ def _configuration(runs: Sequence[Run]) -> str:
         return found.same and f"<details><summary>All settings</summary>{found.same}</details>"
     rest = [("Only in some runs", found.partial), ("The same in all runs", found.same)]
     return found.differing + "".join(
-        f"<details><summary>{title}</summary>{content}</details>"
+        f"<details{_open(title, content)}><summary>{title}</summary>{content}</details>"
         for title, content in rest
         if content
     )
+
+
+def _open(title: str, content: str) -> str:
+    """Return whether a table is shown at once: a short one of what some runs lack."""
+    is_short = content.count("<tr>") <= _MAX_OPEN_ROWS
+    return " open" if title.startswith("Only") and is_short else ""
 
 
 def _samples(runs: Sequence[Run]) -> str:

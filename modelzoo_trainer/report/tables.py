@@ -170,12 +170,17 @@ def _chosen(runs: Sequence[Run], most: int) -> list[str]:
 
 def _best(series: Series, name: str) -> tuple[float, float] | None:
     """Return the best value of a metric and its step; None if its direction is not known."""
-    kind = best_of(name)
+    kind = _direction(name)
     values = np.where(np.isfinite(series.values), series.values, np.nan)
     if kind is None or np.isnan(values).all():
         return None
     idx = int(np.nanargmin(values) if kind == "min" else np.nanargmax(values))
     return float(values[idx]), float(series.steps[idx])
+
+
+def _direction(name: str) -> str | None:
+    """Return "min" or "max"; None also for the loss of training, the least of which is chance."""
+    return None if name == "loss" else best_of(name)
 
 
 def _comparison(runs: Sequence[Run]) -> str:
@@ -189,7 +194,7 @@ def _comparison(runs: Sequence[Run]) -> str:
         ],
     ]
     for name in names:
-        direction = best_of(name)
+        direction = _direction(name)
         columns.append(_metric_column(runs, name))
         head.append(
             f"<code>{escape(name)}</code><small>last"

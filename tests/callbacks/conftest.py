@@ -1,4 +1,4 @@
-"""A small run to see callbacks in."""
+"""A small model, data and a trainer for tests of callbacks."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from modelzoo_trainer.callbacks import CheckLoss, SpikeDetection, TerminateOnNaN
 
 
 class Spoil(Callback):
-    """Makes the loss of one step what it is told to be."""
+    """Set the loss of one step."""
 
     def __init__(self, step, value, *, in_validation=False):
         self.step, self.value, self.in_validation = step, value, in_validation
@@ -27,7 +27,7 @@ class Spoil(Callback):
 
 @pytest.mark.parametrize(("value", "word"), [(float("nan"), "nan"), (float("inf"), "inf")])
 @pytest.mark.parametrize("device", ["cpu", "fake"])
-def test_a_loss_that_is_no_number_ends_the_run_with_its_step(make, batches, device, value, word):
+def test_a_loss_that_is_not_a_number_ends_the_run_with_its_step(make, batches, device, value, word):
     trainer = make(Spoil(3, value), CheckLoss(), device=device, max_steps=10)
     with pytest.raises(FloatingPointError) as caught:
         trainer.fit(batches)
@@ -43,7 +43,7 @@ def test_the_last_finite_loss_is_that_of_the_step_before(make, batches, history)
     assert f"Last finite loss: {before:.6g} at 2." in str(caught.value)
 
 
-def test_a_first_loss_that_is_no_number_has_none_before(make, batches):
+def test_a_first_loss_that_is_not_a_number_has_none_before(make, batches):
     with pytest.raises(FloatingPointError, match=r"step 1\. There was no finite loss before"):
         make(Spoil(1, float("nan")), CheckLoss()).fit(batches)
 
@@ -89,7 +89,7 @@ def test_a_second_fit_knows_nothing_of_the_first(make, batches):
     assert torch.is_tensor(trainer.model.head.weight)
 
 
-# ---- by default
+# ---- defaults
 
 
 @pytest.mark.parametrize("device", ["cpu", "fake"])
@@ -118,15 +118,16 @@ def test_another_value_of_the_default_check_is_refused(make, wrong):
 
 def test_the_default_comes_after_the_users_callbacks(make):
     trainer = make(Spoil(3, 1.0))
-    assert [*trainer.callbacks][-3:] == ["Spoil", "CheckLoss", "History"]
+    names = ["Spoil", "CheckLoss", "History", "ProgressLogger"]
+    assert [*trainer.callbacks][-4:] == names
 
 
 class Own(CheckLoss):
-    """A check of the user's own."""
+    """A custom check."""
 
 
 @pytest.mark.parametrize("given", [CheckLoss("skip"), Own(), TerminateOnNaN()])
-def test_a_check_of_the_users_takes_the_place_of_the_default(make, given):
+def test_a_custom_check_takes_the_place_of_the_default(make, given):
     trainer = make(given)
     assert trainer.get_callbacks((CheckLoss, TerminateOnNaN)) == [given]
 
@@ -223,7 +224,7 @@ def test_a_loss_of_several_numbers_is_checked_by_each(tmp_path, batches):
 
 
 @pytest.mark.parametrize("returned", ["nothing", "the loss"])
-def test_a_training_step_of_the_users_may_return_anything(make, batches, tmp_path, returned):
+def test_a_custom_training_step_may_return_anything(make, batches, tmp_path, returned):
     class Own(Trainer):
         def training_step(self, batch):
             loss = self.model(batch)["loss"]

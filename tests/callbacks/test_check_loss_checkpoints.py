@@ -1,4 +1,4 @@
-"""Which checkpoint CheckLoss goes back to."""
+"""The checkpoints that CheckLoss rolls back to."""
 
 import math
 
@@ -11,7 +11,7 @@ DEVICES = ["cpu", "fake"]
 
 
 class SaveAfterBatches(Callback):
-    """Writes a checkpoint after some batches, counted from 0, the first time they come."""
+    """Write a checkpoint after some batches, counted from 0, the first time they are trained on."""
 
     def __init__(self, *batches):
         self.batches = list(batches)
@@ -24,7 +24,7 @@ class SaveAfterBatches(Callback):
 
 
 class Loads(Callback):
-    """Notes what was loaded."""
+    """Record what was loaded."""
 
     def __init__(self):
         self.names = []
@@ -108,7 +108,7 @@ def test_without_one_from_before_the_error_is_raised(make, batches):
 
 
 class Complain(Callback):
-    """Finds at a boundary that an earlier step was bad, once."""
+    """Report at a step boundary that an earlier step was bad, once."""
 
     def __init__(self, at, step, batches):
         self.at, self.step, self.batches = at, step, batches

@@ -1,4 +1,4 @@
-"""What CheckLoss does about a bad step, and what it refuses."""
+"""The policies of CheckLoss, and invalid arguments."""
 
 import logging
 import math
@@ -15,7 +15,7 @@ LOGGER = "modelzoo_trainer.check_loss"
 
 
 class Spoil(Callback):
-    """Multiplies the loss of some batches, counted from 1, or one gradient of theirs."""
+    """Multiply the loss of some batches, counted from 1, or one of their gradients."""
 
     def __init__(self, *batches, factor=math.nan, gradient=False):
         self.batches, self.factor, self.gradient = batches, factor, gradient
@@ -38,7 +38,7 @@ def run(make, batches, check, *others, **settings):
     return trainer
 
 
-# ---- what is refused
+# ---- invalid arguments
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_two_of_them_that_do_more_than_raise_are_refused(make, batches):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_gradients_are_looked_at_if_asked_for(make, batches, device):
+def test_gradients_are_looked_at_if_requested(make, batches, device):
     trainer = make(
         Spoil(3, factor=math.inf, gradient=True), CheckLoss(check_gradients=True), device=device
     )
@@ -108,7 +108,7 @@ def test_a_spike_is_none_unless_spikes_are_looked_for(make, batches):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_what_was_left_out_is_said_and_counted(make, batches, history, caplog, device):
+def test_what_was_skipped_is_reported_and_counted(make, batches, history, caplog, device):
     with caplog.at_level(logging.WARNING, logger=LOGGER):
         trainer = run(make, batches, CheckLoss("skip"), Spoil(3, 5), device=device, max_steps=6)
     assert trainer.global_step == 6
@@ -136,7 +136,7 @@ def test_the_parts_of_a_batch_are_named_as_one(make, batches, caplog):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_spike_is_left_out_by_the_step_that_has_it(make, batches, history, device):
+def test_a_spike_is_skipped_by_the_step_that_has_it(make, batches, history, device):
     check = CheckLoss("skip", spike_window=8, spike_threshold=50)
     trainer = run(make, batches, check, Spoil(15, factor=1e3), device=device, max_steps=20)
     assert history.of("skipped_steps")[13:15] == [(14, 0), (15, 1)]
@@ -173,12 +173,12 @@ def test_a_loss_of_shape_one_is_judged_too(make, batches, net, history):
     assert history.of("skipped_steps") == [(1, 0), (2, 1), (3, 1), (4, 1)]
 
 
-# ---- all of them
+# ---- all policies
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip", "rollback"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_validation_whose_loss_is_no_number_ends_the_run(make, batches, policy, device):
+def test_a_validation_whose_loss_is_not_a_number_ends_the_run(make, batches, policy, device):
     class SpoilValidation(Callback):
         def on_after_forward(self, trainer, model, outputs, batch):
             if not model.training:
@@ -203,7 +203,7 @@ def test_a_dry_run_finds_nothing(make, batches, policy):
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2, 5])
-def test_what_is_found_is_told_exactly_as_late_as_the_device_is(make, batches, lag):
+def test_what_is_found_is_reported_exactly_as_late_as_the_device_is(make, batches, lag):
     told = []
 
     class Watch(Callback):

@@ -7,7 +7,7 @@ from modelzoo_trainer.callbacks import ComputeNorm
 
 
 class Expected(Callback):
-    """Computes the norms of each step the slow way."""
+    """Compute the norms of each step in a simple, slow way."""
 
     def __init__(self):
         self.params, self.grads, self.layers = [], [], []
@@ -51,7 +51,7 @@ def test_an_accumulated_step_has_one_norm_of_the_whole_gradient(make, batches, h
 
 
 class Freeze(Callback):
-    """Freezes a layer and exchanges a parameter before the second train stage."""
+    """Freeze a layer and replace a parameter before the second train stage."""
 
     def on_validate_end(self, trainer, model, loop):
         model.layers[0].requires_grad_(False)

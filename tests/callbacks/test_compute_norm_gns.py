@@ -15,7 +15,7 @@ def values(history, name):
 
 
 class OneAtATime(Callback):
-    """Computes the gradient of each example of a step by itself, before the update."""
+    """Compute the gradient of each example of a step separately, before the update."""
 
     def __init__(self, num_batches=1):
         self.num_batches = num_batches
@@ -92,7 +92,7 @@ def test_a_linear_model_has_the_closed_form(make, batches, history):
 
 
 class Words(nn.Module):
-    """A model of all kinds of layers, of which one is called twice and two share a weight."""
+    """A model with all kinds of layers; one is called twice, and two share a weight."""
 
     def __init__(self, shares=False, padding_idx=None, width=4):
         super().__init__()
@@ -211,7 +211,7 @@ class Positions(nn.Module):
         return {"loss": nn.functional.cross_entropy(self.out(hidden).transpose(1, 2), target)}
 
 
-def test_a_layer_that_knows_no_examples_is_left_out_and_told(make, texts, history, caplog):
+def test_a_layer_that_knows_no_examples_is_skipped_and_reported(make, texts, history, caplog):
     make(ComputeNormGNS(ALL), model=Positions).fit(texts)
     assert caplog.text.count("ignores 'places'") == 1
     assert len(values(history, "pegsqnorm/out")) == 4
@@ -260,7 +260,7 @@ def test_an_embedding_that_mixes_examples_is_refused(make):
 
 
 class Twice(nn.Module):
-    """Calls a layer on the batch, and on what has no examples."""
+    """Call a layer on the batch, and on a tensor without examples."""
 
     def __init__(self):
         super().__init__()
@@ -271,7 +271,7 @@ class Twice(nn.Module):
         return {"loss": (self.head(hidden) - batch[1]).square().mean()}
 
 
-def test_a_layer_of_which_one_call_has_no_examples_is_left_out(make, batches, history, caplog):
+def test_a_layer_of_which_one_call_has_no_examples_is_skipped(make, batches, history, caplog):
     make(ComputeNormGNS("Linear"), model=Twice).fit(batches)
     assert len(values(history, "pegsqnorm/head")) == 4
     assert values(history, "pegsqnorm/layer") == []
@@ -286,7 +286,7 @@ def test_a_layer_of_which_one_call_has_no_examples_is_left_out(make, batches, hi
 
 
 class Checkpointed(nn.Module):
-    """Its layer is computed again in the backward pass; another one is only looked at."""
+    """One layer is recomputed in the backward pass."""
 
     def __init__(self):
         super().__init__()
@@ -300,7 +300,7 @@ class Checkpointed(nn.Module):
         return {"loss": (self.head(hidden) - batch[1]).square().mean()}
 
 
-def test_a_layer_in_a_reentrant_checkpoint_is_told_of(make, batches, history, caplog):
+def test_a_layer_in_a_reentrant_checkpoint_is_reported(make, batches, history, caplog):
     make(ComputeNormGNS("Linear"), model=Checkpointed).fit(batches)
     assert len(values(history, "pegsqnorm/inner")) == 4
     assert values(history, "pegsqnorm/layer") == []

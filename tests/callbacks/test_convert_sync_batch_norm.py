@@ -1,4 +1,4 @@
-"""Batch normalization over all processes: what is done for one, and for several on paper."""
+"""Synchronized batch normalization with one process, and with several simulated ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Net(nn.Module):
 
 
 class OfTwo(ConvertSyncBatchNorm):
-    """Is told of a second process that has no data of its own."""
+    """Simulate a second process that has no data."""
 
     def pre_setup(self, trainer):
         comm = trainer.backend.comm

@@ -37,7 +37,7 @@ class Tied(nn.Module):
         self.first.weight.requires_grad_(False)
 
 
-def test_a_tied_weight_counts_once_and_buffers_and_frozen_ones_are_told(make):
+def test_a_tied_weight_counts_once_and_buffers_and_frozen_ones_are_reported(make):
     counter = CountParams()
     make(counter, model=Tied, optimizer=None)
     table = lines(counter)

@@ -1,4 +1,4 @@
-"""What is checked and let be."""
+"""Callbacks that are validated and have no effect."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from modelzoo_trainer.errors import ConfigError
 ONE = {"format": "int8", "param_filter": "*"}
 
 
-def test_that_it_has_no_effect_is_told():
+def test_that_it_has_no_effect_is_reported():
     assert "no effect on this hardware" in DebugArgsPath("args.pb").notes[0]
     assert DebugArgsPath(None).notes == []
     assert "no effect on this hardware" in WeightCompression(ONE).notes[0]

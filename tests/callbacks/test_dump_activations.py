@@ -15,7 +15,7 @@ def files(trainer):
 
 
 class Expected(Callback):
-    """Computes each step's output of the first layer, its gradient, and that of its weight."""
+    """Compute each step's output of the first layer, its gradient, and that of its weight."""
 
     def __init__(self):
         self.outputs, self.grads, self.weights = [], [], []
@@ -80,7 +80,7 @@ def test_other_shapes_begin_another_file(make, batches):
 
 
 class Again(nn.Module):
-    """Calls a layer twice, one under two names, and puts out a pair and a parameter."""
+    """Call a layer twice, have one under two names, and return a pair and a parameter."""
 
     def __init__(self):
         super().__init__()
@@ -206,7 +206,7 @@ def test_a_folder_that_cannot_be_made_is_refused(make, batches, tmp_path):
         trainer.fit(batches)
 
 
-def test_a_file_that_cannot_be_written_is_told_once(make, batches, tmp_path, caplog):
+def test_a_file_that_cannot_be_written_is_reported_once(make, batches, tmp_path, caplog):
     (tmp_path / "out" / "act_dumps.tmp").mkdir(parents=True)
     trainer = make(DumpActivations(tmp_path / "out", buffer_steps=1))
     trainer.fit(batches)

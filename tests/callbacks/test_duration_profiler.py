@@ -1,4 +1,4 @@
-"""How long a run still takes; a clock of the test's own tells the time."""
+"""The estimated time remaining, with a fake clock."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""When a run ends early, and what a restart makes of it."""
+"""Early stopping, and its state after a restart."""
 
 import logging
 import math
@@ -12,7 +12,7 @@ from modelzoo_trainer.callbacks.early_stopping import EarlyStopping
 
 
 class Score(ValidationCallback):
-    """Logs given values, one at each validation, under the name `score`."""
+    """Log given values, one in each validation, under the name `score`."""
 
     name_scope = ""
     every_n_vals = 1
@@ -27,7 +27,7 @@ class Score(ValidationCallback):
 
 @pytest.fixture
 def run(make, batches):
-    """A function that trains a step for each value, and returns the trainer."""
+    """A function that trains one step per value, and returns the trainer."""
 
     def fit(values, *callbacks, **settings):
         plan = {"loop": TrainingLoop(max_steps=len(values), eval_frequency=1)} | settings
@@ -96,7 +96,7 @@ def test_the_validation_whose_value_ends_the_run_is_complete(make, batches, hist
 # ---- another fit, and a restart
 
 
-def test_each_fit_begins_anew(run, batches):
+def test_each_fit_begins_again(run, batches):
     stop = EarlyStopping("score", patience=2)
     trainer = run([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], stop)
     assert trainer.global_step == 3
@@ -105,7 +105,7 @@ def test_each_fit_begins_anew(run, batches):
     assert stop.best == 4.0
 
 
-def test_or_goes_on_from_the_one_before(run, batches):
+def test_or_resumes_from_the_one_before(run, batches):
     stop = EarlyStopping("score", patience=2, reset_on_fit=False)
     trainer = run([1.0, 2.0, 3.0, 4.0], stop)
     trainer.fit(batches, batches[:1], ckpt_path=None)
@@ -169,16 +169,16 @@ def test_a_run_that_begins_with_anothers_checkpoint_does_not_wait_for_its_best(
     assert stop.best == 7.0
 
 
-# ---- mistakes
+# ---- invalid arguments
 
 
-def test_a_metric_that_never_comes_is_told_with_the_nearest_name(make, batches, caplog):
+def test_a_metric_that_never_comes_is_reported_with_the_nearest_name(make, batches, caplog):
     make(EarlyStopping("validate_0/los")).fit(batches, batches[:1])
     assert "no metric 'validate_0/los' was logged" in caplog.text
     assert "Did you mean 'validate_0/loss'?" in caplog.text
 
 
-def test_one_that_has_not_come_with_the_first_validation_is_told_then_and_once(
+def test_one_that_has_not_come_with_the_first_validation_is_reported_then_and_once(
     make, batches, caplog
 ):
     loop = TrainingLoop(max_steps=6, eval_frequency=2)
@@ -201,7 +201,7 @@ def test_one_that_comes_is_not_missed(make, batches, caplog):
     assert "was logged" not in caplog.text
 
 
-def test_one_that_is_no_number_is_refused(make, batches):
+def test_one_that_is_not_a_number_is_refused(make, batches):
     class Log(Callback):
         def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
             trainer.log_metrics(weight=model.head.weight)
@@ -210,7 +210,7 @@ def test_one_that_is_no_number_is_refused(make, batches):
         make(Log(), EarlyStopping("weight")).fit(batches)
 
 
-def test_each_value_is_told_if_asked_for(run, caplog):
+def test_each_value_is_logged_if_verbose(run, caplog):
     caplog.set_level(logging.INFO, logger="modelzoo_trainer")
     run([2.0, 1.0, 1.5], EarlyStopping("score", verbose=True))
     assert "score improved to 1 at step 2" in caplog.text

@@ -1,4 +1,4 @@
-"""Further checkpoints besides those of the run."""
+"""Additional checkpoints besides those of the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def names(folder):
 
 
 class Weights(Callback):
-    """Keeps the weights by the number of updates in them."""
+    """Record the weights by step."""
 
     def __init__(self):
         self.by_step = {}
@@ -94,7 +94,7 @@ def test_only_the_newest_are_kept(make, batches, file_format):
     assert names(trainer.model_dir / "extra") == [f"extra_3{suffix}", f"extra_4{suffix}"]
 
 
-def test_a_run_goes_on_from_its_own_checkpoints_and_from_these_when_told(make, batches, tmp_path):
+def test_a_run_resumes_from_its_own_checkpoints_and_from_these_if_given(make, batches, tmp_path):
     seen = []
 
     class See(Callback):
@@ -160,7 +160,7 @@ def test_the_averaged_weights_can_be_written(make, batches):
     assert equal(dict(trainer.model.state_dict()), weights.by_step[4])
 
 
-def test_a_disk_that_refuses_does_not_end_the_run(make, batches, caplog, monkeypatch):
+def test_a_disk_error_does_not_end_the_run(make, batches, caplog, monkeypatch):
     def refuse(*args, **kwargs):
         raise CheckpointError("no") from OSError("full")
 

@@ -1,4 +1,4 @@
-"""Flags of other hardware, let be but for one; and torch's own switches."""
+"""Flags of other hardware, which have no effect except one, and flags of torch."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_a_size_that_others_would_choose_leaves_batches_whole(value):
     assert len(flags.notes) == (value is not None)
 
 
-def test_what_has_no_effect_is_told():
+def test_what_has_no_effect_is_reported():
     flags = GlobalFlags(**{"csx.debug.execute_crd_memory_gi": 50, "csx.new.thing": 1, SIZE: 2})
     assert flags.notes == [
         "csx.debug.execute_crd_memory_gi, csx.new.thing: no effect on this hardware."
@@ -66,7 +66,7 @@ def test_scoped_flags_go_before_global_ones_in_any_order(tmp_path, callbacks, si
     assert (trainer.data.micro_batch_size, trainer.val_micro_batch_size) == sizes
 
 
-# ---- torch's own switches
+# ---- flags of torch
 
 
 BENCHMARK = "torch.backends.cudnn.benchmark"
@@ -74,7 +74,7 @@ PRECISION = "torch.set_float32_matmul_precision"
 
 
 class Look(Callback):
-    """Notes the precision of matrix products at several moments."""
+    """Record the precision of matrix products at several times."""
 
     def __init__(self):
         self.seen = {}

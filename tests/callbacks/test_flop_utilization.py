@@ -1,4 +1,4 @@
-"""How many operations a step has, and how much of a peak they are."""
+"""Floating-point operations per step, and utilization of the peak rate."""
 
 import logging
 
@@ -89,7 +89,7 @@ def test_the_count_is_the_same_on_every_device(make, batches, device):
     assert rates.perf_metrics["total_flops"] == 3 * FLOPS
 
 
-def test_a_device_without_a_known_peak_is_told_once(make, batches, history, caplog):
+def test_a_device_without_a_known_peak_is_reported_once(make, batches, history, caplog):
     trainer = make(FlopUtilization())
     with caplog.at_level(logging.INFO, "modelzoo_trainer"):
         trainer.fit(batches)
@@ -190,7 +190,7 @@ def test_attention_counts_on_the_host_too():
     count.stop()
     product = 2 * 2 * 3 * 5 * 7 * 8  # of the scores; that with the values is as large
     assert forward == 2 * product
-    assert count.total - forward == 5 * product  # the scores anew, and four gradients
+    assert count.total - forward == 5 * product  # recomputed scores, and four gradients
 
 
 @pytest.mark.slow

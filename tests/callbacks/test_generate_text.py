@@ -9,7 +9,7 @@ from modelzoo_trainer.callbacks import GenerateText
 
 
 class Counter(nn.Module):
-    """A model whose likeliest next byte is the one after the last, from 'z' on again 'a'."""
+    """A model whose most likely next byte follows the last one in the alphabet, cyclically."""
 
     def __init__(self):
         super().__init__()

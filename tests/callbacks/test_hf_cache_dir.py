@@ -1,4 +1,4 @@
-"""Where Hugging Face's libraries look."""
+"""The cache folder of the Hugging Face libraries."""
 
 import logging
 import os
@@ -52,7 +52,7 @@ def test_of_two_the_last_one_counts(make, tmp_path):
     assert os.environ["HF_HOME"] == "/before"
 
 
-def test_a_library_that_is_there_already_is_told(make, tmp_path, monkeypatch, caplog):
+def test_a_library_that_is_there_already_is_reported(make, tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "datasets", ModuleType("datasets"))
     with caplog.at_level(logging.WARNING, "modelzoo_trainer"):
         make(HFCacheDir(str(tmp_path)))

@@ -46,7 +46,7 @@ def test_what_another_run_has_written_stays(make, batches):
     assert names(trainer.model_dir) == ["checkpoint_1", "checkpoint_2", "checkpoint_4"]
 
 
-def test_a_run_that_resumes_goes_on_with_the_list(make, batches):
+def test_a_run_that_resumes_continues_with_the_list(make, batches):
     make(KeepNCheckpoints(2), checkpoint=Checkpoint(steps=1), max_steps=3).fit(batches)
     resumed = make(KeepNCheckpoints(2), checkpoint=Checkpoint(steps=1), max_steps=4)
     resumed.fit(batches)
@@ -79,7 +79,7 @@ def test_a_run_that_starts_from_anothers_checkpoint_leaves_that_alone(make, batc
     assert names(other.model_dir) == ["checkpoint_6"]
 
 
-def test_a_failure_to_delete_is_logged_and_the_run_goes_on(make, batches, caplog, monkeypatch):
+def test_a_failure_to_delete_is_logged_and_the_run_continues(make, batches, caplog, monkeypatch):
     def refuse(path):
         raise CheckpointError(f"{path} stays")
 
@@ -115,7 +115,7 @@ class Crash(Exception):
 
 
 class CrashAt(Callback):
-    """Raises at a step boundary, after the checkpoint of the step."""
+    """Raise at a step boundary, after the checkpoint of the step."""
 
     def __init__(self, step):
         self.step = step
@@ -141,7 +141,7 @@ def test_a_run_that_crashes_again_and_again_leaves_no_more_than_its_number(
     assert names(trainer.model_dir) == ["checkpoint_8", "checkpoint_9"]
 
 
-def test_the_one_that_a_run_goes_on_from_stays_until_there_is_a_newer_one(make, batches):
+def test_the_one_that_a_run_resumes_from_stays_until_there_is_a_newer_one(make, batches):
     make(checkpoint=Checkpoint(steps=2), max_steps=2).fit(batches)
     seen = Seen()
     resumed = make(seen, KeepNCheckpoints(1), checkpoint=Checkpoint(steps=1), max_steps=3)

@@ -1,4 +1,4 @@
-"""Parts of a checkpoint, and the whole of one's own."""
+"""Loading of parts of a checkpoint, and of all of the run's own."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_all_is_all(tmp_path, saved):
     assert second.global_step == 3
 
 
-def test_a_run_goes_on_from_its_own_checkpoint_with_all_of_it(tmp_path, saved):
+def test_a_run_resumes_from_its_own_checkpoint_with_all_of_it(tmp_path, saved):
     _, path = saved
     settings = {"max_steps": 4, "checkpoint": Checkpoint(steps=2)}
     callback = LoadCheckpointStates("model")

@@ -1,4 +1,4 @@
-"""Which metrics are told where, and that none is missed."""
+"""Which metrics are logged when, without losing any."""
 
 import logging
 
@@ -79,14 +79,14 @@ def test_what_callbacks_behind_it_log_is_not_missed(make, batches, is_first):
     assert set(of_training[0]) <= {"loss", "train_or_not"}
 
 
-def test_nothing_is_told_twice(make, batches):
+def test_nothing_is_reported_twice(make, batches):
     told = Told()
     trainer = make(told, logging=Logging(log_steps=0), loop=TrainingLoop(num_epochs=2))
     trainer.fit(batches[:2])
     assert told.names == [(4, ["loss"])]
 
 
-def test_a_validation_alone_is_told(make, batches):
+def test_a_validation_alone_is_reported(make, batches):
     told = Told()
     make(told).validate(batches[:1])
     assert told.names == [(0, ["validate_0/loss"])]

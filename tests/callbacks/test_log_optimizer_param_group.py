@@ -27,7 +27,7 @@ def test_every_group_that_has_a_key_is_logged(make, batches, history):
 
 
 class Halve(Callback):
-    """Changes the learning rate in place when the step is over, as a scheduler does."""
+    """Change the learning rate in place after the step, as a scheduler does."""
 
     def on_after_optimizer_zero_grad(self, trainer, model, optimizer):
         optimizer.param_groups[0]["lr"].mul_(0.5)
@@ -52,7 +52,7 @@ def test_a_key_that_no_group_has_is_refused_with_a_suggestion(make):
         make(LogOptimizerParamGroup("momentun"))
 
 
-def test_a_value_that_is_no_number_is_refused(make):
+def test_a_value_that_is_not_a_number_is_refused(make):
     def adam(model):
         return torch.optim.Adam(model.parameters())
 

@@ -62,7 +62,7 @@ def equal(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
 
-# ---- what is adapted
+# ---- adapted layers
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_text_is_generated_beside_it(make, batches):
     assert (trainer.artifact_dir / "sample.txt").read_text() == "aa"
 
 
-# ---- mistakes
+# ---- invalid arguments
 
 
 def test_a_target_that_is_not_there_is_refused_with_the_nearest_name(make):

@@ -64,7 +64,7 @@ def test_nothing_is_read_on_the_host():
 
 
 @pytest.mark.parametrize("size", [8, 12])
-def test_a_window_that_was_saved_and_loaded_goes_on(size):
+def test_a_window_that_was_saved_and_loaded_continues(size):
     first = fill(window(size), [float(value % 5) for value in range(10)])
     second = window(size)
     second.load_state_dict(first.state_dict())

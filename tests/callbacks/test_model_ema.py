@@ -1,4 +1,4 @@
-"""The moving average of the weights."""
+"""The exponential moving average of the weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from modelzoo_trainer.errors import ConfigError, StopTraining
 
 
 class Steps(Callback):
-    """Keeps the weights before the first step and after each."""
+    """Record the weights before the first step and after each step."""
 
     def __init__(self):
         self.weights = []
@@ -33,7 +33,7 @@ class Steps(Callback):
 
 
 def by_hand(weights, decay):
-    """Return the average of what `Steps` has kept, in float64."""
+    """Return the average of the weights in `Steps`, in float64."""
     first, *others = weights
     average = {name: value.double() for name, value in first.items()}
     for num, current in enumerate(others):
@@ -81,7 +81,7 @@ def test_an_update_that_a_flag_takes_back_leaves_the_bits(net, launches_cost):
     torch.testing.assert_close(found["head.bias"], 0.9 * before["head.bias"] + 0.1)
 
 
-def test_set_begins_anew():
+def test_set_begins_again():
     model = nn.Linear(2, 1)
     average = WeightAverage(model, 0.9)
     nn.init.ones_(model.weight)
@@ -91,7 +91,7 @@ def test_set_begins_anew():
     assert average.num_updates == 0
 
 
-def test_steps_that_a_loss_scaler_leaves_out_do_not_count(make, batches):
+def test_steps_that_a_loss_scaler_skips_do_not_count(make, batches):
     ema = ModelEma(0.5)
 
     class Overflow(Callback):
@@ -134,7 +134,7 @@ def test_with_a_warm_up_the_decay_rises(net, counts_on_device, launches_cost):
     assert int(average.num_updates) == 6
 
 
-def test_a_second_fit_goes_on(make, batches):
+def test_a_second_fit_continues(make, batches):
     steps, ema = Steps(), ModelEma(0.8)
     trainer = make(steps, ema, loop=TrainingLoop(num_steps=2))
     trainer.fit(batches)
@@ -232,12 +232,12 @@ def test_lazy_parameters_are_averaged_once_they_have_values(make, batches):
     assert averages(ema)["head.weight"].shape == (1, 4)
 
 
-# ---- steps that are left out
+# ---- skipped steps
 
 
 @pytest.mark.parametrize("device", ["cpu", "fake"])
 @pytest.mark.parametrize("first", [True, False])
-def test_a_step_that_is_left_out_does_not_count(make, batches, device, first):
+def test_a_step_that_is_skipped_does_not_count(make, batches, device, first):
     batches = [(inputs.clone(), target) for inputs, target in batches]
     batches[1][0][0] = float("nan")
     kept, ema = [], ModelEma(0.5, warmup=True)

@@ -27,7 +27,7 @@ def test_items_weigh_where_the_model_counts_them(make, history, net):
     assert history.of("validate_0/num_items") == []
 
 
-def test_a_second_validation_begins_anew(make, history):
+def test_a_second_validation_begins_again(make, history):
     trainer = make(ModelEvalMetrics())
     trainer.validate([(torch.zeros(2, 4), torch.ones(2, 1))])
     trainer.validate([(torch.zeros(2, 4), torch.zeros(2, 1))])
@@ -41,7 +41,7 @@ def test_training_logs_none(make, batches, history):
 
 
 class Highest(nn.Module):
-    """A metric as torchmetrics has them."""
+    """A metric in the style of torchmetrics."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a checkpoint says of the run that wrote it."""
+"""Metadata of the run in its checkpoints."""
 
 import pytest
 

@@ -27,7 +27,7 @@ def device_of(module):
 
 
 class Look(Callback):
-    """Notes where modules are in a run."""
+    """Record the devices of modules in a run."""
 
     def __init__(self, *find):
         self.find = find

@@ -9,7 +9,7 @@ DEVICES = pytest.mark.parametrize("device", ["cpu", "fake"])
 
 
 class Spoil(nn.Module):
-    """Puts a number in, from a call on: into its output, or its gradient."""
+    """Insert a number, from a given call on, into the output or its gradient."""
 
     def __init__(self, at, value=float("nan"), backward=False):
         super().__init__()
@@ -26,7 +26,7 @@ class Spoil(nn.Module):
 
 
 def broken(net, spoil):
-    """Return a function that makes the net with a part between its two layers."""
+    """Return a function that creates the net with a module between its two layers."""
 
     class Broken(net):
         def __init__(self):

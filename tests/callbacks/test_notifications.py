@@ -1,4 +1,4 @@
-"""Mails and Slack messages, to servers of the test's own."""
+"""E-mails and Slack messages, sent to local servers."""
 
 import json
 import logging
@@ -135,7 +135,7 @@ def test_an_error_is_mailed_once(make, batches, mail_server, hook, what):
     assert "ZeroDivisionError: one over none" in mail
 
 
-def test_each_fit_is_told(make, batches, mail_server):
+def test_each_fit_is_reported(make, batches, mail_server):
     trainer = make(mailing(mail_server))
     trainer.fit(batches)
     trainer.loop.max_steps = 6
@@ -162,7 +162,7 @@ def test_a_password_is_not_sent_without_encryption(make, batches, mail_server, m
 
 
 def test_a_server_that_is_not_there_does_not_end_the_run(make, batches, caplog):
-    # Bound, so that nobody else is given the port, and not listening.
+    # Bound, so that no other process gets the port, but not listening.
     with socketserver.TCPServer(("127.0.0.1", 0), Mailbox, bind_and_activate=False) as gone:
         gone.server_bind()
         trainer = make(mailing(gone))
@@ -188,7 +188,7 @@ def test_a_server_that_says_nothing_does_not_hold_up_the_run(make, batches, monk
         done.set()
     assert "EmailNotification: a message was not sent in time" in caplog.text
     for thread in set(threading.enumerate()) - before:
-        thread.join(60)  # it tells of a connection that has ended: in this test, not in the next
+        thread.join(60)  # it logs the end of a connection: in this test, not in the next
 
 
 def test_an_endpoint_gets_it_in_place_of_a_server(make, batches, web_server, monkeypatch):
@@ -207,7 +207,7 @@ def test_the_sender_may_be_in_the_environment(make, batches, mail_server, monkey
     assert "From: other@x.org" in mail_server.mails[0]
 
 
-def test_without_a_sender_or_a_token_that_is_told_and_nothing_is_sent(
+def test_without_a_sender_or_a_token_that_is_reported_and_nothing_is_sent(
     make, batches, mail_server, caplog
 ):
     callbacks = [mailing(mail_server, mailfrom=None), SlackNotification("general")]
@@ -225,7 +225,7 @@ def slack(web_server, monkeypatch):
     return web_server
 
 
-def test_slack_is_told_in_each_channel(make, batches, slack):
+def test_slack_gets_a_message_in_each_channel(make, batches, slack):
     run(make(SlackNotification(["#a", "b"])), batches)
     assert [given["channel"] for _, given in slack.posts] == ["#a", "b"]
     header, given = slack.posts[0]
@@ -241,7 +241,7 @@ def test_slack_is_told_in_each_channel(make, batches, slack):
         ((302, {}), "HTTP Error 302"),
     ],
 )
-def test_what_slack_refuses_is_told(make, batches, slack, caplog, answer, message):
+def test_what_slack_refuses_is_reported(make, batches, slack, caplog, answer, message):
     slack.answer = answer
     with caplog.at_level(logging.WARNING, "modelzoo_trainer"):
         run(make(SlackNotification("a")), batches)
@@ -306,14 +306,16 @@ def test_what_is_no_channel_is_refused():
         SlackNotification("a,")
 
 
-def test_an_endpoint_of_the_environment_that_is_none_is_told(make, batches, monkeypatch, caplog):
+def test_an_endpoint_of_the_environment_that_is_none_is_reported(
+    make, batches, monkeypatch, caplog
+):
     monkeypatch.setenv("CEREBRAS_NOTIFICATION_ENDPOINT", "http://[")
     trainer = make(EmailNotification("you@x.org"))
     trainer.fit(batches)
     assert "CEREBRAS_NOTIFICATION_ENDPOINT is not an http" in caplog.text
 
 
-def test_each_validation_that_fails_is_told(make, batches, mail_server):
+def test_each_validation_that_fails_is_reported(make, batches, mail_server):
     error = ZeroDivisionError("as before")
 
     class Fails(Callback):

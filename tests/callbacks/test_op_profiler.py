@@ -12,7 +12,7 @@ from modelzoo_trainer.errors import ConfigError
 
 
 def num_products(path):
-    """Return how many products of the head (8 x 4 by 4 x 1) a trace has."""
+    """Return the number of matrix products of the head (8 x 4 by 4 x 1) in a trace."""
     events = json.loads(path.read_text())["traceEvents"]
     return sum(event.get("name") == "aten::addmm" for event in events)
 
@@ -56,7 +56,7 @@ def test_what_an_error_leaves_is_written(make, batches, tmp_path):
     assert num_products(tmp_path / "run/chrome_trace.json") == 6
 
 
-def test_a_window_that_is_never_reached_is_told(make, batches, tmp_path, caplog):
+def test_a_window_that_is_never_reached_is_reported(make, batches, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "modelzoo_trainer"):
         make(OpProfiler(7, 9)).fit(batches)
     assert "no trace of steps 7 to 9: the fit ended at step 4" in caplog.text
@@ -96,7 +96,7 @@ def test_a_second_one_is_refused(make):
         make(OpProfiler(1, 2), OpProfiler(4, 5))
 
 
-def test_a_profiler_of_the_users_goes_on(make, batches, tmp_path, caplog):
+def test_another_profiler_continues(make, batches, tmp_path, caplog):
     trainer = make(OpProfiler(2, 3))
     with torch.profiler.profile() as users:
         trainer.fit(batches)

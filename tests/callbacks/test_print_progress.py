@@ -29,7 +29,7 @@ def test_each_part_of_a_run_has_its_lines(make, batches, messages):
 
 
 def test_a_pass_that_is_taken_up_again_says_where(make, batches, messages):
-    make(max_steps=2, checkpoint=Checkpoint(steps=2)).fit(batches)
+    make(max_steps=2, checkpoint=Checkpoint(steps=2), progress="none").fit(batches)
     make(PrintProgress(), max_steps=3).fit(batches)
     assert messages()[:2] == [
         "training begins at step 2, to step 3",

@@ -1,4 +1,4 @@
-"""How fast training goes; a clock of the test's own tells the time."""
+"""Training throughput, with a fake clock."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from modelzoo_trainer.callbacks.profiler import Stopwatch
 
 
 class Slow(Callback):
-    """Only what a hook does takes time: so many seconds each time."""
+    """A hook that takes a given number of seconds on the fake clock."""
 
     def __init__(self, monkeypatch, hook, seconds):
         self.seconds, self.hook = seconds, hook
@@ -79,7 +79,7 @@ def test_every_batch_of_an_accumulated_step_counts(make, batches):
     assert rates.perf_metrics["total_steps"] == 2
 
 
-def test_a_second_fit_begins_anew(make, batches):
+def test_a_second_fit_begins_again(make, batches):
     rates = RateProfiler()
     trainer = make(rates, loop=TrainingLoop(num_steps=3))
     trainer.fit(batches)
@@ -98,7 +98,7 @@ def test_a_stopwatch_that_was_not_running_is_not_started_by_going_on():
     assert not clock.is_running
 
 
-def test_the_clock_goes_on_after_a_checkpoint_that_was_not_written(
+def test_the_clock_continues_after_a_checkpoint_that_was_not_written(
     make, batches, monkeypatch, slow
 ):
     def refuse(*args, **settings):

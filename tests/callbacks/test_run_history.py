@@ -1,4 +1,4 @@
-"""The metrics of a run in memory: what is asked, kept, forgotten and restored."""
+"""The metrics of a run in memory: read, limited, reset and restored."""
 
 import math
 import sys
@@ -11,7 +11,7 @@ from modelzoo_trainer.callbacks import EarlyStopping, SaveBest
 from modelzoo_trainer.callbacks.run_history import RunHistory
 from tests.doubles import Scale
 
-# ---- asked and changed
+# ---- reading and writing
 
 
 def test_values_come_back_in_order():
@@ -67,7 +67,7 @@ def test_a_reset_keeps_the_prefix_alone():
     assert history.metric_name_prefix == "a_"
 
 
-def test_what_is_no_number_is_refused():
+def test_what_is_not_a_number_is_refused():
     with pytest.raises(TypeError, match="'text' is a str"):
         RunHistory().update_metric("text", "a")
 
@@ -105,7 +105,7 @@ def test_it_has_what_the_loggers_have(make, batches, history, device):
         assert len(pairs) == (4 if name == "loss" else 2)
 
 
-def test_epochs_are_counted_and_a_fit_begins_anew_unless_told_not_to(make, batches):
+def test_epochs_are_counted_and_a_fit_begins_again_unless_disabled(make, batches):
     own = RunHistory(reset_on_fit=False)
     trainer = make(own, loop=TrainingLoop(num_epochs=1))
     trainer.fit(batches)
@@ -119,7 +119,7 @@ def test_epochs_are_counted_and_a_fit_begins_anew_unless_told_not_to(make, batch
 
 
 @pytest.mark.parametrize("is_reset", [True, False])
-def test_a_validation_alone_begins_anew_if_told_to(make, batches, is_reset):
+def test_a_validation_alone_begins_again_if_requested(make, batches, is_reset):
     own = RunHistory(reset_on_validate=is_reset)
     trainer, val = make(own), batches[:1]
     trainer.fit(batches, val)
@@ -291,6 +291,17 @@ def test_a_plot_has_all_metrics_by_default_also_many():
         history.update_metric(f"m{idx:02}", idx, step=1)
     assert len(history.plot().data) == 41
     assert len(history.plot("m07").data) == 1
+
+
+def test_the_axis_of_a_constant_is_of_its_size():
+    history = RunHistory()
+    for step in (1, 2):
+        history.update_metric("constant", 0.001, step=step)
+        history.update_metric("rising", step, step=step)
+    figure = history.plot()
+    assert figure.layout.yaxis.rangemode == "tozero"
+    assert figure.layout.yaxis2.rangemode is None
+    assert history.plot("constant", log_y=True).layout.yaxis.rangemode is None
 
 
 def test_a_plot_of_nothing_is_refused():

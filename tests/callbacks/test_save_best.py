@@ -1,4 +1,4 @@
-"""The best checkpoints: which, when, and what is deleted for them."""
+"""The best checkpoints: which, when, and which are deleted."""
 
 import math
 from contextlib import nullcontext
@@ -24,7 +24,7 @@ def names(folder):
 
 
 class Score(ValidationCallback):
-    """Logs given values, one at each validation, under the name `score`."""
+    """Log given values, one in each validation, under the name `score`."""
 
     def __init__(self, *values):
         self.values = values
@@ -47,7 +47,7 @@ class Score(ValidationCallback):
 
 @pytest.fixture
 def run(make, batches):
-    """A function that trains a step for each value, and returns the trainer."""
+    """A function that trains one step per value, and returns the trainer."""
 
     def fit(values, *callbacks, expected=None, **settings):
         plan = {"loop": TrainingLoop(max_steps=len(values), eval_frequency=1)} | settings
@@ -98,7 +98,7 @@ def test_they_are_listed_with_their_values_best_first(run):
 
 
 class Weights(Callback):
-    """Keeps the weights of each step."""
+    """Record the weights of each step."""
 
     def __init__(self):
         self.at = {}
@@ -169,7 +169,7 @@ def test_a_part_that_is_not_there_is_named(run):
     run([1.0], SaveBest("score", checkpoint_states="modle"), expected=ConfigError)
 
 
-def test_a_run_that_is_told_to_begin_with_a_best_one_knows_it(run, make, batches):
+def test_a_run_that_starts_from_a_best_one_knows_it(run, make, batches):
     first = run([3.0, 1.0, 2.0], SaveBest("score"))
     best = SaveBest("score")
     loop = TrainingLoop(max_steps=4, eval_frequency=1)
@@ -185,7 +185,7 @@ def test_its_own_name_can_be_chosen(run):
     assert names(trainer.model_dir) == ["top-1"]
 
 
-def test_it_is_never_what_a_run_goes_on_from_by_itself(run):
+def test_it_is_never_what_a_run_resumes_from_by_itself(run):
     run([1.0, 2.0], SaveBest("score"))
     again = run([1.0, 2.0], SaveBest("score"))
     assert again.data.num_batches == 2
@@ -228,10 +228,10 @@ def test_it_goes_together_with_the_runs_own_checkpoints(run, asynchronous):
     assert names(trainer.model_dir) == ["best_2", "checkpoint_3"]
 
 
-# ---- a disk that refuses
+# ---- disk errors
 
 
-def test_a_disk_that_refuses_is_reported_and_the_run_goes_on(run, monkeypatch, caplog):
+def test_a_disk_error_is_reported_and_the_run_continues(run, monkeypatch, caplog):
     save = checkpointing.save
 
     def refuse(path, state, *, step, facts=None):
@@ -255,7 +255,7 @@ class Crash(Exception):
 
 
 class CrashAt(Callback):
-    """Raises after the checkpoint of a step, or (late) when its best one has been written."""
+    """Raise after the checkpoint of a step, or (late) after its best checkpoint was written."""
 
     def __init__(self, step, late=False):
         self.step, self.late = step, late
@@ -321,7 +321,7 @@ def test_one_that_was_damaged_in_between_is_written_again(run):
     assert checkpointing.verify(first.model_dir / "best_2_2") == []
 
 
-def test_the_last_one_of_a_complete_run_is_known_when_it_goes_on(run):
+def test_the_last_one_of_a_complete_run_is_known_when_it_continues(run):
     run([3.0, 1.0], SaveBest("score"), checkpoint=Checkpoint(steps=2))
     best = SaveBest("score")
     trainer = run([3.0, 1.0, 2.0, 0.5], best, checkpoint=Checkpoint(steps=2))
@@ -369,10 +369,10 @@ def test_what_a_restart_has_left_and_nobody_needs_is_gone_at_the_end(run):
     assert names(trainer.model_dir) == ["best_2", "checkpoint_2", "checkpoint_4"]
 
 
-# ---- mistakes
+# ---- invalid arguments
 
 
-def test_a_metric_that_never_appears_is_told_with_the_nearest_name(make, batches, caplog):
+def test_a_metric_that_never_appears_is_reported_with_the_nearest_name(make, batches, caplog):
     make(SaveBest("validate_0/los")).fit(batches, batches[:1])
     assert "no metric 'validate_0/los' was logged" in caplog.text
     assert "Did you mean 'validate_0/loss'?" in caplog.text
@@ -383,7 +383,7 @@ def test_a_metric_that_appears_is_not_missed(make, batches, caplog):
     assert "was logged" not in caplog.text
 
 
-def test_a_metric_that_is_no_number_is_refused(make, batches):
+def test_a_metric_that_is_not_a_number_is_refused(make, batches):
     class Log(Callback):
         def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
             trainer.log_metrics(weight=model.head.weight)
@@ -460,7 +460,7 @@ def test_an_interrupted_run_keeps_its_last_weights(run):
     assert torch.equal(trainer.model.head.weight, weights.at[3])
 
 
-def test_without_a_finite_value_that_is_said(run, caplog):
+def test_without_a_finite_value_that_is_reported(run, caplog):
     run([math.nan, math.nan], SaveBest("score", load_best=True))
     assert "no best weights to load" in caplog.text
 

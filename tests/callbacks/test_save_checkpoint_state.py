@@ -1,4 +1,4 @@
-"""Parts of checkpoints beside them: after which, what is in them, and that they are let alone."""
+"""Copies of parts of checkpoints: when, what is in them, and that they are kept."""
 
 import pytest
 import torch
@@ -96,7 +96,7 @@ def test_a_run_can_start_from_it(make, batches, tmp_path):
     assert torch.equal(second.model.head.weight, first.model.head.weight)
 
 
-def test_a_run_does_not_go_on_from_it_by_itself(make, batches):
+def test_a_run_does_not_continue_from_it_by_itself(make, batches):
     make(SaveCheckpointState(1), checkpoint=Checkpoint(steps=2), max_steps=4).fit(batches)
     again = make(SaveCheckpointState(1), checkpoint=Checkpoint(steps=2), max_steps=5)
     assert again.checkpoint.get_latest_checkpoint(again).name == "checkpoint_4"
@@ -121,7 +121,7 @@ class Crash(Exception):
 
 
 class CrashAt(Callback):
-    """Raises at a step boundary after its checkpoint, or between that and what comes of it."""
+    """Raise at a step boundary, after the checkpoint, or between it and its copy."""
 
     def __init__(self, step, between=False):
         self.step, self.between = step, between
@@ -191,10 +191,10 @@ def test_an_early_end_is_the_very_last(make, batches):
     assert names(trainer.model_dir) == ["model_checkpoint_3"]
 
 
-# ---- mistakes
+# ---- invalid arguments
 
 
-def test_a_part_that_is_not_there_is_told_at_the_first_checkpoint(make, batches):
+def test_a_part_that_is_not_there_is_reported_at_the_first_checkpoint(make, batches):
     trainer = make(SaveCheckpointState(9, "modle"), checkpoint=Checkpoint(steps=1))
     with pytest.raises(ConfigError, match=r"has no part 'modle'\. Did you mean 'model'\?"):
         trainer.fit(batches)
@@ -207,7 +207,7 @@ def test_the_parts_that_there_are_are_named(make, batches):
         trainer.fit(batches)
 
 
-def test_a_disk_that_refuses_is_told_and_the_run_goes_on(make, batches, monkeypatch, caplog):
+def test_a_disk_error_is_reported_and_the_run_continues(make, batches, monkeypatch, caplog):
     save = checkpointing.save
 
     def refuse(path, state, **settings):

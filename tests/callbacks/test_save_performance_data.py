@@ -1,4 +1,4 @@
-"""The file with what profilers have measured."""
+"""The file with the measurements of profilers."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ def test_it_is_there_after_a_validation(make, batches):
     assert read(trainer)["Odd"]["steps"] == 3
 
 
-def test_it_is_written_anew_after_each_stage(make, batches):
+def test_it_is_rewritten_after_each_stage(make, batches):
     steps = []
 
     class Look(Callback):
@@ -61,7 +61,7 @@ def test_there_is_none_after_an_error(make, batches):
     assert not (trainer.artifact_dir / "performance.json").exists()
 
 
-def test_without_profilers_that_is_told(make, batches, caplog):
+def test_without_profilers_that_is_reported(make, batches, caplog):
     with caplog.at_level(logging.WARNING, "modelzoo_trainer"):
         trainer = make(SavePerformanceData())
     assert "there is no profiler such as RateProfiler" in caplog.text
@@ -69,7 +69,7 @@ def test_without_profilers_that_is_told(make, batches, caplog):
     assert read(trainer) == {}
 
 
-def test_a_file_that_cannot_be_written_is_told_once(make, batches, caplog):
+def test_a_file_that_cannot_be_written_is_reported_once(make, batches, caplog):
     loop = TrainingLoop(max_steps=4, eval_frequency=2)
     trainer = make(Odd(), SavePerformanceData(), loop=loop)
     (trainer.artifact_dir / "performance.json").mkdir()

@@ -103,7 +103,7 @@ def test_a_run_that_was_broken_trains_the_same_weights(make, batches, tmp_path, 
     with pytest.raises(RuntimeError, match="crash"):
         make(chosen(), Crash(5), **settings()).fit(batches)
     resumed = make(chosen(), **settings())
-    monkeypatch.setitem(selective_grad._METHODS, "outlier", torch.ones_like)  # not asked again
+    monkeypatch.setitem(selective_grad._METHODS, "outlier", torch.ones_like)  # not called again
     resumed.fit(batches)
     for first, second in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(first, second)
@@ -142,7 +142,7 @@ def test_a_filter_that_fits_nothing_is_refused(make):
 
 
 class Table(nn.Module):
-    """Looks some rows up, one of them twice; two weights of the table are large."""
+    """Look up some rows, one of them twice; two weights of the table are large."""
 
     def __init__(self, is_sparse):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What holds for all shipped callbacks."""
+"""Properties of all shipped callbacks."""
 
 import pytest
 import torch
@@ -80,7 +80,7 @@ def test_the_defaults_are_new_each_time():
     assert not {id(item) for item in first} & {id(item) for item in second}
 
 
-# ---- what one saves is what it saves again when it has loaded it
+# ---- a loaded state is saved unchanged
 
 
 LOGGERS = {name: getattr(loggers, name) for name in loggers.__all__ if name.endswith("Logger")}
@@ -109,7 +109,7 @@ STATEFUL = {
 
 
 def equal(first, second):
-    """Return whether two states are the same, of the same types, tensors bit by bit."""
+    """Return whether two states are equal, with the same types and bit-identical tensors."""
     if type(first) is not type(second):
         return False
     if isinstance(first, dict):

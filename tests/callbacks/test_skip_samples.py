@@ -1,4 +1,4 @@
-"""Going on behind some of the data, and counting what was taken."""
+"""Skipping of data, and counting of samples."""
 
 import logging
 import math
@@ -59,17 +59,17 @@ def test_they_may_end_in_a_later_pass(make, batches):
     assert places(make, loader(batches), SkipSamples(80 * 2 + 16))[:2] == [(2, 2), (2, 3)]
 
 
-def test_a_number_far_beyond_the_data_is_no_work_and_is_told(make, batches, caplog):
+def test_a_number_far_beyond_the_data_is_no_work_and_is_reported(make, batches, caplog):
     def trainer(num):
         return make(SkipSamples(num), loop=TrainingLoop(num_epochs=2))
 
-    over = trainer(80 * 10**15)  # a pass at a time would take for ever
+    over = trainer(80 * 10**15)  # skipping epoch by epoch would take forever
     over.fit(loader(batches))
     assert (over.global_step, over.data.epoch) == (0, 10**15)
     assert caplog.text.count("no data is left") == 1
 
 
-def test_a_loop_whose_last_pass_is_reached_is_not_told_of(make, batches, caplog):
+def test_a_loop_whose_end_is_reached_is_not_reported(make, batches, caplog):
     trainer = make(SkipSamples(80 + 72), loop=TrainingLoop(num_epochs=2))
     trainer.fit(loader(batches))
     assert trainer.global_step == 1
@@ -84,7 +84,7 @@ def test_the_order_is_that_of_a_run_that_takes_them(make, batches):
     assert skipping.firsts == whole.firsts[2:]
 
 
-def test_one_line_says_what_is_left_out(make, batches, caplog):
+def test_one_line_says_what_is_skipped(make, batches, caplog):
     with caplog.at_level(logging.INFO):
         places(make, loader(batches), SkipSamples(40))
     assert [r.getMessage() for r in caplog.records if "skip" in r.name] == [
@@ -93,7 +93,7 @@ def test_one_line_says_what_is_left_out(make, batches, caplog):
     assert not any("passed over" in r.getMessage() for r in caplog.records)
 
 
-def test_a_run_that_resumes_goes_on_behind_them_and_not_twice(make, batches):
+def test_a_run_that_resumes_continues_behind_them_and_not_twice(make, batches):
     saved = {"every": 2}
     assert places(make, loader(batches), steps=2, **saved) == [(0, 0), (0, 1)]
     assert places(make, loader(batches), SkipSamples(16), steps=4, **saved) == [(0, 4), (0, 5)]
@@ -102,7 +102,7 @@ def test_a_run_that_resumes_goes_on_behind_them_and_not_twice(make, batches):
     assert places(make, loader(batches), steps=8, **saved) == [(1, 0)]
 
 
-def test_a_second_fit_does_not_leave_out_as_many_again(make, batches):
+def test_a_second_fit_does_not_skip_as_many_again(make, batches):
     found = Places()
     trainer = make(found, SkipSamples(16), loop=TrainingLoop(num_steps=2))
     trainer.fit(loader(batches))
@@ -118,7 +118,7 @@ def test_a_run_that_goes_back_to_before_them_leaves_them_out_again(make, batches
     assert found == [(0, 4), (0, 5), (0, 4), (0, 6), (0, 7)]
 
 
-def test_between_the_batches_of_a_step_the_step_is_begun_anew(make, batches):
+def test_between_the_batches_of_a_step_the_step_is_begun_again(make, batches):
     class Break(Callback):
         def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
             if batch_idx == 2:

@@ -1,4 +1,4 @@
-"""A loss that jumps ends the run; the next one leaves its batches out."""
+"""A loss spike ends the run; the next run skips its batches."""
 
 import json
 import math
@@ -13,7 +13,7 @@ DEVICES = ["cpu", "fake"]
 
 
 class Losses(Callback):
-    """Replaces the losses of batches, counted from 0; without touching the gradients' graph."""
+    """Replace the losses of batches, counted from 0, without changing the graph of gradients."""
 
     def __init__(self, *values):
         self.values = values
@@ -45,7 +45,7 @@ def file_of(trainer_or_folder):
     return json.loads((trainer_or_folder / "skip_batches.json").read_text())
 
 
-# ---- what a spike is
+# ---- spikes
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -80,7 +80,7 @@ def test_it_ends_the_run_with_its_step(make, batches, device, losses, settings, 
     ("losses", "settings"),
     [
         ((1, 1, 1, 2.99), {}),
-        ((9, 1), {"rtol": 0.1}),  # better than the one before
+        ((9, 1), {"rtol": 0.1}),  # better than the previous one
         ((1, 9), {"warmup": 2}),
         ((1, 1, 3, 1), {"atol": 3.0}),
         ((1, 1, 9, 1), {"atol": 3.0, "rtol": 10.0}),
@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_refused(arguments, message):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_next_run_leaves_out_the_batches_of_the_step_and_of_the_one_before(
+def test_the_next_run_skips_the_batches_of_the_step_and_of_the_one_before(
     make, batches, tmp_path, device
 ):
     with pytest.raises(TrainingSpike) as caught:
@@ -176,7 +176,7 @@ def test_a_file_that_says_something_else_is_refused(make, batches, tmp_path, tex
         run(make, batches, (1, 1), exclude_batches_path=tmp_path / "bad.json")
 
 
-def test_batches_of_another_number_of_processes_are_not_left_out(make, batches, tmp_path, caplog):
+def test_batches_of_another_number_of_processes_are_not_skipped(make, batches, tmp_path, caplog):
     (tmp_path / "it.json").write_text('{"batches": [[0, 1]], "num_shards": 2}')
     places = Places()
     run(make, batches, (1, 1, 1), places, exclude_batches_path=tmp_path / "it.json")
@@ -198,7 +198,7 @@ def test_a_file_that_cannot_be_written_does_not_hide_the_spike(make, batches, tm
     assert "the next run will not skip them" in caught.value.__notes__[0]
 
 
-# ---- going on
+# ---- resuming
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -227,7 +227,7 @@ def test_a_run_that_resumes_judges_as_one_that_was_not_broken(make, batches, acc
 
 
 class Break(Callback):
-    """Writes a checkpoint after a batch, and breaks off."""
+    """Write a checkpoint after a batch, and stop."""
 
     def __init__(self, batch_idx):
         self.batch_idx = batch_idx

@@ -1,4 +1,4 @@
-"""Validations within training: when, under what name, how long, and what they leave alone."""
+"""Validations within training: when, under which name, how long, and without side effects."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def steps(history, name):
 
 
 class Watch(Callback):
-    """Keeps the modes in training, and how many batches each validation has."""
+    """Record the training modes, and the number of batches of each validation."""
 
     def __init__(self):
         self.modes = []
@@ -98,7 +98,7 @@ def test_a_frequency_that_does_not_fit_is_refused(make, batches, frequency):
         trainer.fit(batches, batches[:1])
 
 
-def test_without_data_that_is_said(make, batches, caplog):
+def test_without_data_that_is_reported(make, batches, caplog):
     make(StepBasedEvaluation(2)).fit(batches)
     assert "the fit has no val_dataloader" in caplog.text
 
@@ -117,7 +117,7 @@ class Crash(Exception):
 
 
 class CrashIn(Callback):
-    """Raises in the validation after a step."""
+    """Raise in the validation after a step."""
 
     def __init__(self, step):
         self.step = step

@@ -88,14 +88,14 @@ def test_the_run_is_not_changed(make, batches, tmp_path):
         assert torch.equal(before, after)
 
 
-def test_a_name_that_fits_nothing_is_told_with_what_is_near(make, batches, caplog):
+def test_a_name_that_fits_nothing_is_reported_with_what_is_near(make, batches, caplog):
     make(NormTensorListener("x", ["layer.0.fwd", "head.fwd"]), log_steps=2).fit(batches)
     assert caplog.text.count("'layer.0.fwd' matches no tensor of a step") == 1
     assert "Did you mean 'layers.0.fwd'?" in caplog.text
     assert "'head.fwd' is" not in caplog.text
 
 
-def test_a_name_is_told_in_a_validation_alone(make, batches, caplog):
+def test_a_name_is_reported_in_a_validation_alone(make, batches, caplog):
     make(NormTensorListener("x", "zzz")).validate(batches[:1])
     assert "'zzz' matches no tensor of a step. Known: " in caplog.text
 
@@ -164,7 +164,7 @@ def test_only_the_first_step_is_listed(make, batches):
     assert "head.weight.grad" in text
 
 
-def test_a_file_that_cannot_be_written_is_told(make, batches, caplog):
+def test_a_file_that_cannot_be_written_is_reported(make, batches, caplog):
     trainer = make(DumpAvailableTensorNames())
     (trainer.artifact_dir / "available_tensor_names.txt").mkdir()
     trainer.fit(batches)

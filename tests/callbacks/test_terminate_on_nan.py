@@ -1,4 +1,4 @@
-"""A loss that is no number ends the run in order, and leaves the weights as they were."""
+"""A non-finite loss stops the run gracefully, and the weights do not change."""
 
 import math
 
@@ -62,7 +62,7 @@ def test_the_run_ends_with_the_weights_from_before(
 
 
 @pytest.mark.parametrize("is_checked", [True, False])
-def test_gradients_that_are_no_numbers_end_it_as_well_unless_told_not_to(make, batches, is_checked):
+def test_gradients_that_are_not_numbers_end_it_as_well_unless_disabled(make, batches, is_checked):
     class SpoilGradients(Callback):
         def on_after_backward(self, trainer, model, outputs):
             if trainer.data.num_batches == 2:
@@ -81,12 +81,12 @@ def test_a_device_that_tells_late_keeps_its_weights(make, batches):
     assert weights(trainer).isfinite().all()
 
 
-def test_it_counts_the_steps_that_were_left_out(make, batches, history):
+def test_it_counts_the_steps_that_were_skipped(make, batches, history):
     make(TerminateOnNaN()).fit(spoil(batches, 1))
     assert history.of("skipped_steps") == [(1, 0), (2, 1)]
 
 
-def test_a_window_of_batches_is_left_out_as_a_whole(make, batches):
+def test_a_window_of_batches_is_skipped_as_a_whole(make, batches):
     loop = TrainingLoop(max_steps=4, grad_accum_steps=2)
     trainer = make(TerminateOnNaN(), loop=loop)
     trainer.fit(spoil(batches, 2))
@@ -132,7 +132,7 @@ def test_a_run_that_is_started_again_ends_at_once_until_the_callback_is_out(make
     assert without.global_step == 4
 
 
-def test_another_run_that_begins_with_its_checkpoint_goes_on(make, batches, tmp_path):
+def test_another_run_that_begins_with_its_checkpoint_continues(make, batches, tmp_path):
     first = make(TerminateOnNaN(), checkpoint=Checkpoint(steps=1))
     first.fit(spoil(batches, 2))
     other = make(TerminateOnNaN(), model_dir=tmp_path / "other")
@@ -140,7 +140,7 @@ def test_another_run_that_begins_with_its_checkpoint_goes_on(make, batches, tmp_
     assert other.global_step == 4
 
 
-def test_the_next_fit_begins_anew(make, batches):
+def test_the_next_fit_begins_again(make, batches):
     trainer = make(TerminateOnNaN())
     trainer.fit(spoil(batches, 1))
     trainer.fit(batches, ckpt_path=None)

@@ -1,4 +1,4 @@
-"""Validations of one's own: under their name, and when it is their turn."""
+"""Custom validations: their name scope, and when they run."""
 
 import pytest
 

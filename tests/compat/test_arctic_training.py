@@ -721,7 +721,8 @@ def test_at_36_the_loss_is_logged_every_so_many_steps(trainer_of, caplog) -> Non
     trainer = trainer_of(loggers=history, logging=Logging(log_steps=2), max_steps=6)
     trainer.fit(tiny_batches(6))
     assert [step for step, _ in history.of("loss")] == [2, 4, 6]
-    off = trainer_of(loggers=[], model_dir=trainer.model_dir / "off")
+    off = trainer_of(progress="none", model_dir=trainer.model_dir / "off")
+    caplog.clear()
     with caplog.at_level(logging.INFO, "modelzoo_trainer.progress"):
         off.fit(tiny_batches(2))
         assert caplog.text == ""

@@ -111,9 +111,9 @@ def test_the_hooks_are_the_same_and_a_few_more():
 
 
 def example_of_the_page():
-    """Return the class in the first lines of the page."""
+    """Return the class in the first program of the page."""
     page = Path(__file__).parents[2] / "docs/from_cerebras.md"
-    code = page.read_text(encoding="utf-8").partition("```python\n")[2].partition("\nhandle = ")[0]
+    code = page.read_text(encoding="utf-8").partition("```python\n")[2].partition("\ntrainer = ")[0]
     scope = {}
     exec(code, scope)
     return scope["ScaledLoss"]

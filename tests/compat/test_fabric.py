@@ -377,11 +377,9 @@ def test_fb_24_accumulation(trainer_of, num, window) -> None:
 
 def test_the_example_of_the_page_runs(capsys) -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "from_fabric.md"
-    code = page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
-    batches = tiny_batches(2)
-    given = {"model": TinyModel(), "batches": batches, "step": lambda model, batch: 0.5}
-    exec(code, given)
-    assert capsys.readouterr().out == "loss 0.5\n" * 2
+    code = page.read_text(encoding="utf-8").partition("## Keep your own loop")[2]
+    exec(code.split("```python\n")[1].split("```")[0], {})
+    assert capsys.readouterr().out == "loss 4.00\nloss 0.64\n"
 
 
 def test_the_documented_call_of_two_callbacks() -> None:
@@ -391,7 +389,7 @@ def test_the_documented_call_of_two_callbacks() -> None:
 
     class Batches:
         def on_train_epoch_start(self):
-            said.append("A pass starts")
+            said.append("An epoch starts")
 
         def on_train_batch_end(self, loss, batch_idx):
             said.append(f"Batch {batch_idx}")
@@ -402,7 +400,7 @@ def test_the_documented_call_of_two_callbacks() -> None:
     for batch_idx, loss in enumerate([0.5, 0.25]):
         hooks.call("on_train_batch_end", loss=loss, batch_idx=batch_idx)
     assert said == [
-        "A pass starts",
+        "An epoch starts",
         *("Ended a batch with loss 0.5", "Batch 0"),
         *("Ended a batch with loss 0.25", "Batch 1"),
     ]

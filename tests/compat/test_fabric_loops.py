@@ -216,7 +216,7 @@ def test_fb_34_seeding(tmp_path) -> None:
         return draws.drawn
 
     assert draws_with(3, "a") == draws_with(3, "b") != draws_with(4, "c")
-    with pytest.raises(ConfigError, match=r"seed: .* whole .* \[0, 4294967296\) .*, got -1"):
+    with pytest.raises(ConfigError, match=r"seed: .* integer .* \[0, 4294967296\) .*, got -1"):
         make_trainer(tmp_path / "d", seed=-1)
     with pytest.raises(ConfigError, match=r"seed: expected .*, got 4294967296"):
         make_trainer(tmp_path / "d", seed=2**32)

@@ -86,15 +86,18 @@ def run(text: str, folder: Path, **environment: str) -> str:
     return done.stdout
 
 
-def trained(text: str, model: str, folder: Path) -> dict[str, torch.Tensor]:
+def trained(
+    text: str, model: str, folder: Path, *, fit: str = "trainer.fit("
+) -> dict[str, torch.Tensor]:
     """Run a program from fixed weights, without shuffling, and return the weights at its end.
 
     Args:
         text: The program.
         model: The expression in it that is the model.
         folder: Where it runs.
+        fit: What its training begins with.
     """
-    head, fit, tail = text.rpartition("trainer.fit(")
+    head, fit, tail = text.rpartition(fit)
     if not fit:
         head, fit, tail = text.rpartition("trainer.train(")
     head = head.replace("shuffle=True", "shuffle=False")
@@ -132,6 +135,25 @@ def test_hugging_face_and_ours_train_the_same_weights(tmp_path: Path) -> None:
     )
     theirs = trained(text, "model", tmp_path / "theirs")
     ours = trained(program("from_hf_trainer", "after"), "trainer.model", tmp_path / "ours")
+    assert_same(theirs, ours)
+
+
+@pytest.mark.slow
+def test_pytorch_accelerated_and_ours_train_the_same_weights(tmp_path: Path) -> None:
+    pytest.importorskip("pytorch_accelerated")
+    page, marker = "from_pytorch_accelerated", "pytorch-accelerated"
+    text = program(page, marker).replace('"shuffle": True', '"shuffle": False')
+    theirs = trained(text, "model", tmp_path / "theirs")
+    ours = trained(program(page, "after"), "model", tmp_path / "ours")
+    assert_same(theirs, ours)
+
+
+@pytest.mark.slow
+def test_fabric_and_ours_train_the_same_weights(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    text = program("from_fabric", "fabric")
+    theirs = trained(text, "model", tmp_path / "theirs", fit="for epoch in")
+    ours = trained(program("from_fabric", "after"), "trainer.model", tmp_path / "ours")
     assert_same(theirs, ours)
 
 

@@ -22,6 +22,10 @@ from tests.doubles import Scale, constant_batches
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "from_pytorch_accelerated.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 NAME = re.compile(r"`([A-Za-z_][\w.]*)")
+# All but the two programs side by side, which test_migration_pages.py runs.
+EXAMPLE = re.compile(
+    r"(?<!-accelerated -->\n)(?<!after -->\n)^```python\n(.*?)^```", re.MULTILINE | re.DOTALL
+)
 OTHERS = {
     "AttributeError",
     "MODELZOO_LIMIT_BATCHES",
@@ -135,7 +139,7 @@ def shown(monkeypatch, tmp_path) -> dict[str, Any]:
     """What the page's code defines."""
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {"__name__": "page"}
-    for code in re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL):
+    for code in EXAMPLE.findall(TEXT):
         exec(code, scope)
     return scope
 

@@ -240,7 +240,7 @@ def test_the_shapes_of_an_optimizers_own_state_fit(optimizer) -> None:
 
 
 def test_an_optimizer_that_needs_a_closure_is_refused_at_set_up(trainer_of) -> None:
-    with pytest.raises(ConfigError, match="LBFGS .*closure"):
+    with pytest.raises(ConfigError, match=r"LBFGS .*closure"):
         trainer_of(optimizer=lambda model: torch.optim.LBFGS(model.parameters()))
 
 

@@ -299,7 +299,7 @@ def test_a_checkpoint_of_other_optimizers_is_refused(tmp_path, other, words) -> 
 def test_one_and_several_optimizers_refuse_each_others_checkpoints(tmp_path) -> None:
     alone = {"kind": Trainer, "optimizer": adam, "checkpoint": Checkpoint(steps=6)}
     run(tmp_path / "one", **alone)
-    with pytest.raises(CheckpointMismatch, match="has one optimizer, .* several"):
+    with pytest.raises(CheckpointMismatch, match=r"has one optimizer, .* several"):
         run(tmp_path / "one", max_steps=8)
     run(tmp_path / "both", checkpoint=Checkpoint(steps=6))
     with pytest.raises(CheckpointMismatch, match="are critic, maker, and this run has one"):

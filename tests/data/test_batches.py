@@ -1,4 +1,4 @@
-"""The size of a batch."""
+"""Size of a batch."""
 
 from typing import Any
 

@@ -46,7 +46,7 @@ def test_the_order_depends_on_the_seed() -> None:
     assert not torch.equal(rows(shuffle_seed=1)[1], rows(shuffle_seed=2)[1])
 
 
-def test_the_last_smaller_batch_can_be_left_out() -> None:
+def test_the_last_smaller_batch_can_be_skipped() -> None:
     assert len(rows(split="val", drop_last=True)[0]) == 300
 
 
@@ -55,7 +55,7 @@ def test_a_share_out_of_range_is_refused() -> None:
         DigitsProcessor(batch_size=1, val_fraction=0.0)
 
 
-def test_missing_scikit_learn_is_said_with_what_to_install(
+def test_missing_scikit_learn_is_reported_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)

@@ -1,4 +1,4 @@
-"""Batches of few shapes, from samples of many lengths and a number that fills no last batch."""
+"""Few batch shapes, from samples of many lengths and an incomplete last batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def texts(num: int) -> list[dict[str, Tensor]]:
     return [tokens(*range(1, 2 + number**2 % 13)) for number in range(num)]
 
 
-# ---- lengths of buckets
+# ---- bucket lengths
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_sample_longer_than_all_buckets_is_refused() -> None:
         PadToBuckets([4, 8], TOKENS)([tokens(1), tokens(*range(9))])
 
 
-def test_a_sample_longer_than_all_buckets_loses_its_end_if_so_told() -> None:
+def test_a_sample_longer_than_all_buckets_is_truncated_if_requested() -> None:
     collate = PadToBuckets([2, 4], TOKENS, truncate=True, mask="attention_mask")
     batch = collate([tokens(1, 2, 3, 4, 5), tokens(6, 7, 8)])
     assert batch["input_ids"].tolist() == [[1, 2, 3, 4], [6, 7, 8, 0]]
@@ -383,7 +383,7 @@ def test_rows_that_would_count_are_refused(fill) -> None:
         PadLastBatch(4, fill)
 
 
-def test_a_fill_that_is_no_number_is_refused() -> None:
+def test_a_fill_that_is_not_a_number_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^PadLastBatch: fill is \{'labels': None\}\. Give a nu"):
         PadLastBatch(4, {"labels": None})
 
@@ -509,7 +509,7 @@ def test_without_num_items_added_rows_weigh_as_samples(trainer_of) -> None:
     )
 
 
-def test_shipped_language_models_leave_out_what_the_mask_leaves_out(trainer_of) -> None:
+def test_shipped_language_models_skip_what_the_mask_skips(trainer_of) -> None:
     samples = classes(6)
     buckets = PadToBuckets([4, 8], {"input_ids": 0, "labels": 0}, mask="attention_mask")
     collate = PadLastBatch(4, {"attention_mask": 0}, collate=buckets)

@@ -1,4 +1,4 @@
-"""Data made of random numbers."""
+"""Random data."""
 
 from typing import Any
 

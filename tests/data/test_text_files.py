@@ -228,7 +228,7 @@ def test_a_file_that_is_no_tokenizer_is_refused(corpus: Path, tmp_path: Path) ->
         make(corpus, tokenizer_file_path=str(file))
 
 
-def test_a_missing_tokenizers_library_is_said_with_what_to_install(
+def test_a_missing_tokenizers_library_is_reported_with_what_to_install(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "tokenizer.json"

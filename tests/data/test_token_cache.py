@@ -1,4 +1,4 @@
-"""Tokens on disk: made once, made anew when something changes, whole or not there."""
+"""Cached tokens: built once, rebuilt when something changes, and written atomically."""
 
 import os
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from modelzoo_trainer.errors import ConfigError
 
 
 class CountingTokenization(ByteTokenization):
-    """Counts the documents it has seen; fails on the word "bad"."""
+    """Count the encoded documents; fail on the word "bad"."""
 
     def __init__(self) -> None:
         self.num_encoded = 0
@@ -65,7 +65,7 @@ def test_byte_tokens_take_one_byte_on_disk(corpus: Path) -> None:
     assert np.load(build(corpus), mmap_mode="r").dtype == np.uint8
 
 
-def test_a_changed_file_is_encoded_anew(corpus: Path) -> None:
+def test_a_changed_file_is_encoded_again(corpus: Path) -> None:
     before = build(corpus)
     changed = corpus / "3.txt"
     changed.write_text("document X")
@@ -163,7 +163,7 @@ def emptied(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("damage", [truncated, extended, altered, of_another_type, emptied])
-def test_a_damaged_file_is_made_anew_and_that_is_logged(corpus: Path, caplog, damage) -> None:
+def test_a_damaged_file_is_made_again_and_that_is_logged(corpus: Path, caplog, damage) -> None:
     path = build(corpus)
     whole = path.read_bytes()
     assert damage(whole) != whole

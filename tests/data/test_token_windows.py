@@ -1,4 +1,4 @@
-"""Windows over a row of tokens."""
+"""Windows of a token file."""
 
 import pickle
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_windows_follow_each_other_and_each_has_the_token_after_it(path: Path) -
     assert batch["labels"].tolist() == [list(range(67, 100)), list(range(1, 34))]
 
 
-def test_a_window_that_lacks_the_last_label_is_left_out(path: Path) -> None:
+def test_a_window_that_lacks_the_last_label_is_skipped(path: Path) -> None:
     assert len(TokenWindows(path, 50)) == 1
 
 

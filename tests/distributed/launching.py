@@ -38,7 +38,12 @@ def command(folder: Path, *words: str) -> list[str]:
         folder: Where it writes.
         words: Further options; those with a `.` and a `=` go with `--set`.
     """
-    given = [f"init.model_dir={folder}", f"init.callbacks[Tell].path={folder}.told", *words]
+    given = [
+        f"init.model_dir={folder}",
+        "init.progress=none",
+        f"init.callbacks[Tell].path={folder}.told",
+        *words,
+    ]
     changes = [part for word in given for part in (["--set", word] if is_change(word) else [word])]
     imported = ["--import", "tests.distributed.disturbing"]
     return ["--params", str(PARAMS), *imported, *changes]

@@ -19,12 +19,11 @@ TAGS = {"lifecycle", "after"}
 NOT_RUN = {
     "docs/checkpoints.md": 1,
     "docs/contribute.md": 3,
-    "docs/from_arctic_training.md": 1,
     "docs/from_cerebras.md": 1,
-    "docs/from_fabric.md": 1,
     "docs/hugging_face.md": 1,
     "docs/install.md": 3,
     "docs/scaling.md": 2,
+    "docs/xla.md": 1,
 }
 
 

@@ -1,4 +1,4 @@
-"""What a listener of an undeclared event is given."""
+"""Arguments that a listener of an undeclared event receives."""
 
 from __future__ import annotations
 

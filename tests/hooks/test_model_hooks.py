@@ -12,7 +12,7 @@ from tests.doubles import TinyModel, sgd, tiny_batches
 
 
 class Told(TinyModel):
-    """Notes the ends of its batches."""
+    """Record the ends of batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def test_another_signature_is_refused_at_set_up(trainer_of) -> None:
 
 
 class Library(TinyModel):
-    """A base class that says what it calls, with other parameters, and in other names."""
+    """A base class that documents its hooks, with other parameters and names."""
 
     def on_before_backward(self, loss):
         """Called before the backward pass."""
@@ -167,14 +167,14 @@ def test_a_misspelt_hook_is_refused_at_set_up(trainer_of) -> None:
         trainer_of(model=Model)
 
 
-def test_an_event_of_ones_own_reaches_the_model(trainer_of) -> None:
+def test_a_custom_event_reaches_the_model(trainer_of) -> None:
     class Model(TinyModel):
         def on_export(self, path):
             self.path = path
 
     trainer = trainer_of(model=Model)
     trainer.call("on_export", path="there", by="me")
-    trainer.call("eval")  # no event
+    trainer.call("eval")  # not an event
     assert trainer.model.path == "there"
     assert trainer.model.training
 
@@ -189,7 +189,7 @@ def test_a_compiled_model_gets_what_the_model_itself_defines(trainer_of) -> None
 
 def test_a_wrapper_is_looked_through() -> None:
     model, compiled = TinyModel(), nn.Module()
-    compiled._orig_mod = model  # as torch.compile keeps it
+    compiled._orig_mod = model  # as torch.compile stores it
     assert unwrapped(nn.DataParallel(compiled)) is model
 
 

@@ -1,4 +1,4 @@
-"""Callbacks that installed packages bring."""
+"""Callbacks of installed packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install(tmp_path, monkeypatch) -> Iterator[Install]:
-    """A function that installs a package with plug-ins: its name, its code, its entries."""
+    """A function that installs a package with plugins: its name, code and entry points."""
     installed: list[str] = []
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -79,7 +79,8 @@ def test_plugins_come_after_the_users_ordered_by_name(install, trainer_of) -> No
 
 def test_a_logger_of_a_plugin_is_a_logger_of_the_trainer(install, trainer_of) -> None:
     install("sinks", CODE, mine="sinks:sink")
-    assert [type(logger).__name__ for logger in trainer_of().loggers] == ["Sink"]
+    loggers = trainer_of(progress="none").loggers
+    assert [type(logger).__name__ for logger in loggers] == ["Sink"]
 
 
 def test_each_trainer_has_callbacks_of_its_own(install, trainer_of, tmp_path) -> None:
@@ -133,7 +134,7 @@ def test_plugins_can_be_switched_off(install, trainer_of) -> None:
         Hooks()
 
 
-def test_what_a_plugin_brings_is_told(install, trainer_of, caplog) -> None:
+def test_what_a_plugin_brings_is_reported(install, trainer_of, caplog) -> None:
     install("finder", CODE, mine="finder:several")
     with caplog.at_level("INFO", "modelzoo_trainer.plugins"):
         trainer_of()

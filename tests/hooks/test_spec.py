@@ -1,4 +1,4 @@
-"""Which hooks there are, and what fits one."""
+"""Declared hooks, and validation of listeners."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_every_hook_is_documented() -> None:
     assert [name for name, spec in HOOKS.items() if not spec.doc.startswith("Called ")] == []
 
 
-# ---- what is refused when the class is defined
+# ---- refused when the class is defined
 
 
 def test_a_misspelt_hook_is_refused_with_a_suggestion() -> None:
@@ -164,7 +164,7 @@ def test_a_hook_in_other_words_is_refused_with_a_suggestion(given: str, meant: s
     "name",
     ["on_my_eval_start", "on_eval_batch_end", "on_test_begin", "on_export_finish", "pre_process"],
 )
-def test_a_hook_of_ones_own_is_not_taken_for_a_declared_one(name: str) -> None:
+def test_a_custom_hook_is_not_taken_for_a_declared_one(name: str) -> None:
     kind = type("Mine", (Callback,), {name: lambda self: None})
     check_callback(kind())
 
@@ -239,7 +239,7 @@ def test_methods_with_other_names_are_the_callbacks_own() -> None:
     check_callback(Mine())
 
 
-# ---- what is refused when the callback is registered
+# ---- refused when the callback is registered
 
 
 def test_a_hook_set_on_the_instance_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Callbacks in a loop that the user writes, without a trainer."""
+"""Callbacks in a custom loop, without a trainer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from modelzoo_trainer.callbacks import CheckLoss, EarlyStopping, SaveBest, Termi
 
 
 class Log:
-    """Notes what it is told; no base class."""
+    """Record calls; no base class."""
 
     def __init__(self, name: str = "log") -> None:
         self.name = name
@@ -31,7 +31,7 @@ class Log:
 
 
 class Count(Callback):
-    """Counts batches, and saves that."""
+    """Count batches, and save the count."""
 
     def __init__(self) -> None:
         self.num = 0
@@ -50,7 +50,7 @@ WHOLE = {"trainer": None, "model": None, "outputs": {}, "batch": 1, "batch_idx":
 
 
 def orders(*names: str) -> tuple[list[str], list[Any]]:
-    """Return a list, and callbacks that put their names into it."""
+    """Return a list, and callbacks that append their names to it."""
     order: list[str] = []
 
     class Member:
@@ -164,7 +164,7 @@ def test_a_class_and_a_core_callback_are_refused() -> None:
         Hooks([TrainingLoop(max_steps=1)])
 
 
-def test_a_wish_to_stop_is_raised_when_everybody_was_called() -> None:
+def test_a_stop_request_is_raised_when_all_were_called() -> None:
     class Stops:
         def on_train_batch_end(self) -> None:
             raise StopTraining("enough")
@@ -187,10 +187,10 @@ def test_an_error_keeps_its_type_names_its_origin_and_ends_the_call() -> None:
     assert log.seen == []
 
 
-# ---- the events of a loop, when they are told
+# ---- declared events of a loop
 
 
-def test_a_misspelt_call_is_refused_where_the_events_are_told() -> None:
+def test_a_misspelt_call_is_refused_where_the_events_are_declared() -> None:
     with pytest.raises(
         HookError, match=r"'on_epoch_edn' is not an event of this loop\. Did you mean"
     ):
@@ -207,7 +207,7 @@ def test_an_event_of_the_loop_in_other_words_is_refused() -> None:
         Hooks(Mine(), events=["on_step_end"])
 
 
-def test_a_misspelt_method_is_refused_where_the_events_are_told() -> None:
+def test_a_misspelt_method_is_refused_where_the_events_are_declared() -> None:
     class Misspelt:
         def on_epoch_edn(self) -> None: ...
 
@@ -263,7 +263,7 @@ def test_a_state_of_nobody_is_warned_of(caplog) -> None:
     assert "state of Count, which is not part of this run" in caplog.text
 
 
-def test_a_loop_with_its_callbacks_goes_on_as_if_it_had_not_been_broken() -> None:
+def test_a_loop_with_its_callbacks_continues_as_if_it_had_not_been_broken() -> None:
     def train(hooks: Hooks, batches: range) -> None:
         for batch in batches:
             hooks.call("on_train_batch_end", **(WHOLE | {"batch": batch}))

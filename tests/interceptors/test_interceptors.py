@@ -1,5 +1,5 @@
 # ruff: noqa: RUF012  # lists on classes are what users write
-"""Functions around methods: the mechanism, on small blocks and in a trainer."""
+"""Interceptors: the mechanism, on small classes and in a trainer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.doubles import (
 
 
 class Oven(Advised):
-    """A block with a few methods."""
+    """A class with a few methods."""
 
     @event("bake")
     def bake(self, dough: str, minutes: int = 5) -> str:
@@ -205,7 +205,7 @@ def test_none_may_take_the_place_of_what_may_be_none() -> None:
 
 
 class OwnLoss(Trainer):
-    """Has a loss of what the model returns."""
+    """Return a loss from what the model returns."""
 
     def compute_loss(self, outputs, batch):
         return outputs["output"].mean()

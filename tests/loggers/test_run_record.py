@@ -96,11 +96,72 @@ def test_a_run_from_python_notes_its_settings(make, batches, monkeypatch):
         "dataset": "list",
         "drop_last": False,
         "num_workers": 0,
+        "shuffle": False,
     }
     assert found["model"] == {"class": "Net", "parameters": 45, "trainable": 45}
     assert found["environment"]["command"] == "train.py --api_key=***"
     assert "torch" in found["environment"]["versions"]
     assert found["environment"]["processes"] == 1
+
+
+class Backwards(torch.utils.data.Sampler):
+    def __init__(self, num):
+        self.num = num
+
+    def __len__(self):
+        return self.num
+
+    def __iter__(self):
+        return iter(range(self.num - 1, -1, -1))
+
+
+class Whole(Backwards):
+    def __iter__(self):
+        return iter([[idx] for idx in range(self.num)])
+
+
+@pytest.mark.parametrize(
+    ("options", "noted"),
+    [
+        ({"shuffle": True}, {"shuffle": True}),
+        ({"batch_size": 1}, {"shuffle": False}),
+        ({"batch_size": None, "shuffle": True}, {"shuffle": True}),
+        ({"sampler": Backwards(4)}, {"sampler": "Backwards"}),
+        ({"batch_sampler": Whole(4)}, {"sampler": "Whole"}),
+    ],
+)
+def test_the_order_of_the_data_and_the_seed_are_noted(options, noted, make, batches):
+    is_batched = options.get("batch_size", 1) is not None
+    collate = (lambda rows: rows[0]) if is_batched else None
+    loader = torch.utils.data.DataLoader(list(batches[:4]), collate_fn=collate, **options)
+    trainer = make(JsonlLogger(), seed=7, max_steps=1)
+    trainer.fit(loader)
+    found = facts(trainer)["settings"]
+    assert found["seed"] == 7
+    assert {key: found["data"].get(key) for key in noted} == noted
+    assert len({"shuffle", "sampler"} & set(found["data"])) == 1
+
+
+def test_the_learning_rate_is_noted_as_it_was_given_and_not_as_a_warm_up_begins(make, batches):
+    def warm_up(optimizer):
+        return torch.optim.lr_scheduler.LinearLR(optimizer, 0.25, total_iters=3)
+
+    trainer = make(JsonlLogger(), schedulers=warm_up, max_steps=1)
+    trainer.fit(batches)
+    found = facts(trainer)["settings"]
+    assert found["optimizer"]["SGD"]["lr"] == 0.1
+    noted = {"start_factor": 0.25, "end_factor": 1.0, "total_iters": 3}
+    assert found["schedulers"] == [{"LinearLR": noted}]
+
+
+def test_a_stream_has_no_order_to_note(make, batches):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(batches)
+
+    trainer = make(JsonlLogger(), max_steps=1)
+    trainer.fit(torch.utils.data.DataLoader(Stream(), batch_size=None))
+    assert not {"shuffle", "sampler"} & set(facts(trainer)["settings"]["data"])
 
 
 def test_beside_a_configuration_only_what_it_lacks_is_noted(make, batches):

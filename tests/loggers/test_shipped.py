@@ -20,5 +20,5 @@ def test_the_registry_holds_loggers_and_not_their_base_class():
 
 def test_the_defaults_are_new_each_time():
     first, second = loggers.default_loggers(), loggers.default_loggers()
-    assert [logger.name for logger in first] == ["ProgressLogger", "JsonlLogger"]
+    assert [logger.name for logger in first] == ["JsonlLogger", "ProgressLogger"]
     assert not {id(item) for item in first} & {id(item) for item in second}

@@ -1,4 +1,4 @@
-"""Attention: groups of heads, and the formula by hand."""
+"""Attention: grouped heads, and comparison with the formula."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ def test_a_group_shares_its_keys_and_values_among_its_heads() -> None:
     torch.testing.assert_close(shared(states(), None), ordinary(states(), None))
 
 
-def test_multiquery_attention_has_one_group_unless_told_otherwise() -> None:
+def test_multiquery_attention_has_one_group_by_default() -> None:
     attention = make(attention_module="multiquery_attention")
 
     assert attention.k_proj.weight.shape == (6, 24)

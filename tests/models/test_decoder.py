@@ -1,4 +1,4 @@
-"""The decoder as a whole: outputs, causality, sharing, devices, starting weights, generation."""
+"""The complete decoder: outputs, causality, tied weights, devices, initialization, generation."""
 
 import math
 from typing import Any
@@ -261,7 +261,7 @@ def test_too_long_a_sequence_is_refused_with_both_numbers() -> None:
 
 
 def test_a_batch_without_labels_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"\['input_ids', 'tokens'\]; it needs .*'labels'"):
+    with pytest.raises(ConfigError, match=r"\['input_ids', 'tokens'\]; it requires .*'labels'"):
         make()({"input_ids": tokens(1, 4), "tokens": tokens(1, 4)})
 
 
@@ -270,7 +270,7 @@ def test_a_loss_weight_without_effect_is_reported() -> None:
         make(loss_weight=0.5)
 
 
-def test_generate_adds_the_asked_for_tokens_after_the_given_ones() -> None:
+def test_generate_adds_the_requested_tokens_after_the_given_ones() -> None:
     model = make()
     start = tokens(2, 3)
 

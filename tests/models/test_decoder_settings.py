@@ -1,4 +1,4 @@
-"""Settings that do not fit are refused by name."""
+"""Invalid settings are reported by name."""
 
 import inspect
 import typing
@@ -15,7 +15,7 @@ from modelzoo_trainer.models.decoder_settings import DecoderSettings
     ("settings", "message"),
     [
         ({"vocab_size": 0}, "vocab_size: expected an integer > 0, got 0"),
-        ({"num_hidden_layers": -2}, r"num_hidden_layers: .* whole .* \[1, .*, got -2"),
+        ({"num_hidden_layers": -2}, r"num_hidden_layers: .* integer .* \[1, .*, got -2"),
         ({"dropout_rate": 1.0}, r"dropout_rate: expected a number in \[0, 1\), got 1.0"),
         ({"attention_dropout_rate": -0.1}, "attention_dropout_rate: .*, got -0.1"),
         ({"hidden_size": 30}, r"hidden_size \(30\) is not a multiple of num_heads \(12\)"),
@@ -48,7 +48,7 @@ from modelzoo_trainer.models.decoder_settings import DecoderSettings
             {"pos_scaling_extra_args": {"low_freq": 1.0}},
             "pos_scaling_extra_args.low_freq: no such setting. Did you mean 'low_freq_factor'?",
         ),
-        ({"mup_base_hidden_size": 256}, "mup_base_filter_size is None: muP needs both"),
+        ({"mup_base_hidden_size": 256}, "mup_base_filter_size is None: muP requires both"),
         (
             {"mup_base_hidden_size": 0, "mup_base_filter_size": 4},
             "base_hidden_size: .* >= 1 .*, got 0",

@@ -1,4 +1,4 @@
-"""Initializers as configurations write them."""
+"""Initializers in configurations."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.models.initializers import read_initializer
 
 
-def test_a_truncated_normal_is_cut_at_two_deviations_unless_told_otherwise() -> None:
+def test_a_truncated_normal_is_cut_at_two_deviations_by_default() -> None:
     initializer = read_initializer("initializer", {"name": "truncated_normal", "std": 0.5, "b": 3})
 
     assert initializer.options == {"mean": 0.0, "std": 0.5, "a": -1.0, "b": 3}

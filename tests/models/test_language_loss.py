@@ -1,4 +1,4 @@
-"""The loss of language models against torch's cross entropy."""
+"""The language model loss compared with torch's cross entropy."""
 
 import pytest
 import torch

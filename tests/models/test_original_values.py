@@ -1,6 +1,6 @@
-"""What weights start from and what is left out means: the values of Model Zoo 2.10, in tables.
+"""Initial weights and default settings: the values of Model Zoo 2.10, in tables.
 
-Expected values are literals of the original, not computed by what is tested.
+Expected values are literals of the original, not computed by the tested code.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""Starting weights and the scales of muP."""
+"""Initial weights and scaling factors of muP."""
 
 import pytest
 

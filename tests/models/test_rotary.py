@@ -1,4 +1,4 @@
-"""Rotary positions: only distances count; scaling."""
+"""Rotary positions: dependence on distances only; scaling."""
 
 import math
 

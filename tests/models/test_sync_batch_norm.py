@@ -1,4 +1,4 @@
-"""Batch normalization over several processes, here of one that stands for more."""
+"""Batch normalization over several processes, simulated by one."""
 
 from __future__ import annotations
 

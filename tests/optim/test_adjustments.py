@@ -1,4 +1,4 @@
-"""Factors on the learning rate of groups of parameters that a model names."""
+"""Learning rate factors for groups of parameters that a model defines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def frozen():
 
 
 def factors_of(model, optimizer):
-    """Return the factor on the learning rate of each parameter, by name."""
+    """Return the learning rate factor of each parameter, by name."""
     names = {param: name for name, param in model.named_parameters()}
     return {
         names[param]: group.get("adjust_learning_rate", 1.0)

@@ -1,4 +1,4 @@
-"""What a step of a schedule costs, in calls; and that it never waits for a device."""
+"""The cost of a schedule's step in function calls, without waiting for a device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def warm_up_and_decay(optimizer):
 
 
 def calls_of(function):
-    """Return how many functions of Python, and of C, one call makes."""
+    """Return the number of Python and of C functions called by one call."""
     counts = {"call": 0, "c_call": 0}
 
     def profile(frame, event, argument):

@@ -1,4 +1,4 @@
-"""What holds for every optimizer and every schedule that is shipped."""
+"""Properties of all shipped optimizers and schedules."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 
 
 def schedule_of(name, optimizer):
-    """Return a schedule with its arguments, functions among them called."""
+    """Return a schedule with its arguments; callables among them are called."""
     arguments = {
         key: value() if callable(value) else value for key, value in ARGUMENTS[name].items()
     }
@@ -111,7 +111,7 @@ def steps(model, optimizer, which):
 
 
 @pytest.mark.parametrize(("name", "settings"), VARIANTS)
-def test_a_state_that_was_saved_and_loaded_goes_on_bit_by_bit(name, settings):
+def test_a_state_that_was_saved_and_loaded_continues_bit_by_bit(name, settings):
     whole, first, second = Net(), Net(), Net()
     unbroken = OPTIMIZERS[name](whole, **settings)
     steps(whole, unbroken, range(7))
@@ -177,7 +177,7 @@ def test_every_optimizer_trains_without_a_read_in_the_step(tmp_path, name, setti
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULERS))
-def test_every_schedule_trains_and_goes_on_where_its_checkpoint_was(tmp_path, name):
+def test_every_schedule_trains_and_continues_where_its_checkpoint_was(tmp_path, name):
     factory = OptimizerFactory(OPTIMIZERS["AdamW"], {"lr": 0.01, "weight_decay": 0.1})
     settings = {
         "schedule": lambda optimizer: schedule_of(name, optimizer),

@@ -1,4 +1,4 @@
-"""Members that are made by callables, and what a failed start leaves behind."""
+"""Schedules whose members are created by callables, also after a failed constructor."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_misspelt_argument_of_an_optimizer_is_refused_with_a_suggestion():
         OptimizerFactory(OPTIMIZERS["AdamW"], {"wight_decay": 0.1})
 
 
-def test_an_optimizer_without_a_learning_rate_gets_none_that_was_not_asked_for():
+def test_an_optimizer_without_a_learning_rate_gets_none_that_was_not_requested():
     class Plain(torch.optim.Optimizer):
         def __init__(self, params, scale=2.0):
             super().__init__(params, {"scale": scale})

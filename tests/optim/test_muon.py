@@ -1,4 +1,4 @@
-"""Muon: what goes where, and that it takes torch's steps."""
+"""Muon: which parameters it updates, and that its steps equal torch's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments of optimizers that do not fit are refused, in words of ours."""
+"""Invalid arguments of optimizers raise a ConfigError."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BETAS = ("Adam", "AdamBase", "AdamW", "Adamax", "Lamb", "Lion", "Muon", "NAdam",
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 @pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf])
-def test_a_learning_rate_that_is_no_number_from_zero_on_is_refused(name, lr):
+def test_a_learning_rate_that_is_not_a_number_from_zero_on_is_refused(name, lr):
     with pytest.raises(ConfigError, match=rf"^{name}\.lr: {NUMBER}, got {lr}\.$"):
         OPTIMIZERS[name](LAYER, lr=lr)
 

@@ -155,7 +155,7 @@ def test_an_optimizer_without_weight_decay_has_one_group():
     assert group.keys() == {"params"}
 
 
-def test_filters_tag_and_empty_groups_are_left_out():
+def test_filters_tag_and_empty_groups_are_skipped():
     model = Net()
     filters = [
         {"params": ["norm.*", "rms.*"], "tag": "norms"},

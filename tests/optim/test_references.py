@@ -1,4 +1,4 @@
-"""The optimizers that torch does not have, against their papers' formulas in float64."""
+"""Optimizers that torch does not have, compared with their papers' formulas in float64."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def trained(name, lrs=None, **settings):
 
 
 def expected(update):
-    """Return what `update(weight, grad, memory, step)` makes of the parameters."""
+    """Return the parameters after applying `update(weight, grad, memory, step)`."""
     weights, grads = start()
     memories = [{} for _ in weights]
     for step, given in enumerate(grads, start=1):
@@ -188,7 +188,7 @@ def test_a_large_beta_is_not_corrected_either():
 
 @pytest.fixture
 def float64():
-    """Lets torch keep the counters of its ASGD in float64."""
+    """Make torch keep the counters of its ASGD in float64."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     yield

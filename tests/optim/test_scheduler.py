@@ -1,4 +1,4 @@
-"""What a schedule does to an optimizer."""
+"""Schedules applied to an optimizer."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_groups_may_adjust_the_learning_rate(sgd, wrap):
     assert schedule.total_iters == 4
 
 
-def test_a_state_round_trip_goes_on_where_it_was(sgd):
+def test_a_state_round_trip_continues_where_it_was(sgd):
     schedule = warm_up_and_decay(sgd)
     for _ in range(6):
         schedule.step()

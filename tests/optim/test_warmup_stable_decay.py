@@ -1,4 +1,4 @@
-"""Warm-up, stable learning rate, decay: against formulas written out here."""
+"""Warmup, stable learning rate and decay, compared with formulas written out here."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_after_each_decay_but_the_last_the_rate_is_whole_again():
     assert list(rates.values()) == pytest.approx(expected)
 
 
-def test_it_decays_where_it_is_told_to_by_ratio():
+def test_it_decays_by_ratio():
     assert WarmupStableDecay(None, 1.0, 20, decay_ratio=0.2).get_checkpoint_steps() == [(16, 20)]
 
 
@@ -52,7 +52,7 @@ def test_without_a_decay_it_ends_at_once():
     assert [schedule.value(step) for step in (4, 5)] == [1.0, 0.0]
 
 
-def test_a_longer_run_goes_on_from_before_the_decay(sgd):
+def test_a_longer_run_resumes_from_before_the_decay(sgd):
     first = WarmupStableDecay(sgd, 1.0, 20, decay_ratio=0.2)
     for _ in range(16):
         first.step()

@@ -1,4 +1,4 @@
-"""The schedules of weight decay that have the formulas of the learning rate's."""
+"""Weight decay schedules with the formulas of learning rate schedules."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_the_table_of_stops_has_the_codes_of_the_program(root):
 
 def test_the_commands_of_checkpoints_exist(root):
     page = (root / "docs" / "checkpoints.md").read_text(encoding="utf-8")
-    found = set(re.findall(r"-m modelzoo_trainer.checkpointing (\w+)", page))
+    found = set(re.findall(r"modelzoo-trainer checkpoint (\w+)", page))
     assert found == {"list", "info", "verify", "diff", "export", "delete"}
 
 

@@ -210,6 +210,7 @@ def trainer_of(plan: CallbackPlan) -> Trainer:
     drop = [] if plan.drop is None else [Drop(plan.drop)]
     others = [one for one in group if not isinstance(one, Logger)]
     return Trainer(
+        progress="none",
         device="cpu",
         model_dir=plan.folder,
         model=lambda: Net(0.3),

@@ -80,6 +80,7 @@ def train(kind: str, folder: Path, told: Path, die_at: int | None) -> None:
     events = Log(told)
     events.watch()
     with Trainer(
+        progress="none",
         device="cpu",
         model_dir=folder,
         model=ShiftedNet,

@@ -130,6 +130,7 @@ def trainer_of(plan: Plan) -> Trainer:
         callbacks.append(FillDisk(plan.full_from, plan.full_to))
     later = {"asynchronous": True} if plan.asynchronous else {}
     return Trainer(
+        progress="none",
         device="cpu",
         model_dir=plan.folder,
         model=lambda: Net(0.3 if plan.dropout else 0.0, plan.pad),

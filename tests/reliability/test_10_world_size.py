@@ -35,8 +35,7 @@ def run(folder: Path, num: int, name: str, *changes: str) -> str:
         words += ["--set", "init.backend=null"]
     with Workers(folder.parent / "output", words, num=num) as workers:
         assert workers.codes() == [0] * num, workers.said
-        lines = workers.said.splitlines(keepends=True)
-    return "".join(line for line in lines if " INFO: " not in line)
+        return workers.said
 
 
 def losses(folder: Path) -> dict[int, float]:

@@ -188,6 +188,29 @@ def test_a_value_that_is_not_finite_is_marked(page):
     assert marks == ["nan", "nan"]
 
 
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([0.001] * 3, [0, 0.002]),
+        ([-3, -3, -3], [-6, 0]),
+        ([0.1, 0.1 + 1e-9, 0.1], [0, 0.2]),
+        ([0.1, 0.101, 0.1], None),
+    ],
+)
+def test_a_constant_is_drawn_on_an_axis_of_its_size(values, shown, browser, tmp_path):
+    lines = [{"step": step, "loss": 1 / step, "lr/0": values[step - 1]} for step in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text(to_text(lines))
+    assert main([str(tmp_path), "-o", str(tmp_path / "report.html")]) == 0
+    opened = Page(browser, (tmp_path / "report.html").as_uri())
+    plot = opened.chart("lr/0").locator(".js-plotly-plot")
+    low, high = plot.evaluate("div => div._fullLayout.yaxis.range")
+    opened.page.close()
+    if shown is None:
+        assert 0.09 < low < 0.1 < high < 0.11
+    else:
+        assert [low, high] == pytest.approx(shown)
+
+
 def test_a_metric_can_be_found(page):
     page.page.fill("#find", "lr")
     shown = page.page.locator("figure[data-chart]:visible figcaption code").all_text_contents()

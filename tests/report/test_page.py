@@ -78,11 +78,23 @@ def test_what_differs_between_runs_comes_first(write_run, page_of):
     ]
 
 
+@pytest.mark.parametrize(("num", "shown"), [(3, " open"), (100, "")])
+def test_a_few_settings_of_only_some_runs_are_shown_at_once(num, shown, write_run, page_of):
+    params = "trainer: {seed: 1, schedule: {" + ", ".join(f"s{i}: 1" for i in range(num)) + "}}\n"
+    html = page_of(
+        write_run("a", losses(1), params=params),
+        write_run("b", losses(1), params="trainer: {seed: 1}\n"),
+    )
+    assert f"<details{shown}><summary>Only in some runs" in html
+    assert "<details><summary>The same" in html
+
+
 def test_the_best_value_of_the_runs_is_marked(write_run, page_of):
     html = page_of(write_run("a", losses(10)), write_run("b", losses(10, scale=0.5)))
     row = re.search(r"<tr>(?:(?!</tr>).)*>b</span>.*?</tr>", html, re.DOTALL)[0]
-    assert "<b>0.05</b>" in row
-    assert "<b>0.1</b>" not in html
+    assert "<b>0.95</b>" in row
+    assert "<b>0.9</b>" not in html
+    assert "<b>0.05</b>" not in html  # the loss of one batch is best by chance
 
 
 @pytest.mark.parametrize("place", ["name", "metric", "text", "setting", "sample", "event"])

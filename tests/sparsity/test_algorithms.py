@@ -1,4 +1,4 @@
-"""What masks look like, without a trainer."""
+"""Masks, without a trainer."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from modelzoo_trainer.sparsity.init_methods import Layout, random_scores, ranks
 
 
 def masked(algorithm, weight, mask=None, grad=None):
-    """Return a parameter with a mask that is given as what is there."""
+    """Return a parameter with a given mask of nonzero weights."""
     one = SparseParam.of("w", torch.nn.Parameter(torch.as_tensor(weight).float()), algorithm)
     if mask is not None:
         one.pruned.copy_(torch.as_tensor(mask) == 0)
@@ -62,7 +62,7 @@ def test_rows_are_groups_of_a_dimension():
     assert torch.equal(layout.whole(rows, tensor), tensor)
 
 
-# ---- the beginning
+# ---- initial masks
 
 
 @pytest.mark.parametrize("method", ["random", "topk", "checkerboard"])

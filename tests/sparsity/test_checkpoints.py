@@ -1,4 +1,4 @@
-"""Sparse runs that are cut off and go on."""
+"""Sparse runs that are interrupted and resumed."""
 
 import logging
 
@@ -89,7 +89,7 @@ def test_masks_are_made_from_the_weights_that_a_run_begins_with(make, batches, d
     assert "The checkpoint has no masks" in caplog.text
 
 
-def test_a_dense_run_goes_on_sparse_where_strictness_is_off(make, batches, dense, tmp_path):
+def test_a_dense_run_continues_sparse_where_strictness_is_off(make, batches, dense, tmp_path):
     lenient = Checkpoint(disable_strict_checkpoint_loading=True)
     schedule = {"type": "linear", "init": 0, "slope": 0.125}
     trainer = make(GMP(schedule, update={"freq": 2}), checkpoint=lenient, max_steps=4)
@@ -139,7 +139,7 @@ def test_without_strictness_the_masks_that_fit_are_taken(make, batches, sparse):
     assert (~masks(trainer)["body.bias"]).sum() == 6
 
 
-def test_masks_go_on_under_another_algorithm_and_that_is_told(make, batches, sparse, caplog):
+def test_masks_continue_under_another_algorithm_and_that_is_reported(make, batches, sparse, caplog):
     trainer = make(RigL(0.5, update={"steps": [9]}), max_steps=5)
     trainer.fit(batches, ckpt_path=sparse)
     assert same(masks(trainer), load(sparse)["sparsity"]["masks"])
@@ -153,7 +153,7 @@ def test_masks_go_on_under_another_algorithm_and_that_is_told(make, batches, spa
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_same_settings_are_not_told(make, batches, tmp_path, caplog, name):
+def test_the_same_settings_are_not_reported(make, batches, tmp_path, caplog, name):
     for max_steps in (2, 4):
         trainer = make(ALGORITHMS[name](), max_steps=max_steps, checkpoint=Checkpoint(steps=2))
         trainer.fit(batches)

@@ -23,7 +23,7 @@ def test_a_constant_stays():
     assert [Constant(0.3).value(step) for step in (0, 7)] == [0.3, 0.3]
 
 
-def test_a_line_goes_on():
+def test_a_line_continues():
     assert Linear(0.1, 0.02).value(10) == pytest.approx(0.3)
 
 
@@ -60,7 +60,7 @@ def test_a_cosine_goes_to_its_minimum_and_back():
     assert Cosine(0.3, 4).value(1) == pytest.approx(0.15 * (1 + math.sqrt(0.5)))
 
 
-def test_a_cycle_goes_on_with_each_update_or_by_its_period():
+def test_a_cycle_continues_with_each_update_or_by_its_period():
     assert [Cycling([1, 2, 3]).value(99, index) for index in range(4)] == [1, 2, 3, 1]
     assert [Cycling([1, 2], period=3).value(step) for step in (0, 2, 3, 5, 6)] == [1, 1, 2, 2, 1]
 
@@ -105,7 +105,7 @@ def test_what_a_curve_says_is_limited_where_it_is_used():
             "Linear.init: .* finite .*, got nan",
         ),
         ({"type": "cosine", "init": 1, "half_period": 0}, "Cosine.half_period: .* > 0, got 0"),
-        ({"type": "cubic", "final": 0.9, "steps": 1.5}, "Cubic.steps: .* whole .*, got 1.5"),
+        ({"type": "cubic", "final": 0.9, "steps": 1.5}, "Cubic.steps: .* integer .*, got 1.5"),
         ({"type": "cycling", "values": []}, r"Cycling.values: expected a list .*, got \[\]"),
         ({"type": "cycling", "values": [0, "a"]}, r"Cycling.values\[1\]: .*, got 'a'"),
     ],

@@ -1,4 +1,4 @@
-"""Masks of several processes."""
+"""Masks with several processes."""
 
 from __future__ import annotations
 

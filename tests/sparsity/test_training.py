@@ -1,4 +1,4 @@
-"""Sparse runs of the trainer."""
+"""Sparse training with the trainer."""
 
 import logging
 from itertools import pairwise
@@ -22,12 +22,12 @@ ALL = {"static": lambda: Static(0.5)} | DYNAMIC
 
 
 def masks(trainer):
-    """Return of each sparse parameter which weights are there."""
+    """Return which weights of each sparse parameter are nonzero."""
     return {one.name: ~one.pruned for one in trainer.get_callback(Sparsity).params}
 
 
 class Watch(Callback):
-    """Looks at weights, gradients, masks and the optimizer's state after each step."""
+    """Record weights, gradients, masks and the optimizer state after each step."""
 
     def __init__(self):
         self.masks = []
@@ -112,7 +112,7 @@ def test_the_first_step_trains_what_rigl_grows(make, batches):
 
 def test_rigl_grows_where_the_gradient_of_the_whole_window_is_greatest(make, batches, net):
     class Dense(Callback):
-        """Computes the gradient of a window without a mask."""
+        """Compute the gradient of an accumulation window without a mask."""
 
         def on_train_step_start(self, trainer, model, batch):
             if trainer.global_step == 1:
@@ -146,14 +146,14 @@ def test_gradients_are_masked_before_they_are_clipped(make, batches):
 
 
 class Spoil(Callback):
-    """Makes a gradient infinite at a step."""
+    """Make a gradient infinite in a step."""
 
     def on_after_backward(self, trainer, model, outputs):
         if trainer.global_step == 2:
             model.body.weight.grad[0, 0] = torch.inf
 
 
-def test_an_update_of_gradients_that_are_not_finite_is_left_out(make, batches):
+def test_an_update_of_gradients_that_are_not_finite_is_skipped(make, batches):
     watch = Watch()
     guard = CheckLoss("skip")
     make(RigL(0.5, update={"freq": 2}), Spoil(), guard, watch, max_steps=5).fit(batches)
@@ -163,7 +163,7 @@ def test_an_update_of_gradients_that_are_not_finite_is_left_out(make, batches):
     assert [mask.sum().item() for mask in after.values()] == [48, 6]
 
 
-def test_a_scheduled_update_holds_in_a_step_that_is_left_out(make, batches):
+def test_a_scheduled_update_holds_in_a_step_that_is_skipped(make, batches):
     class Weights(Callback):
         def on_train_batch_start(self, trainer, model, batch, batch_idx):
             self.before = model.body.weight.detach().clone()
@@ -203,7 +203,7 @@ def test_a_roll_back_takes_masks_back_as_well(make, batches):
     assert not torch.equal(spoil.masks[5], spoil.masks[4])
 
 
-def test_a_schedule_that_leaves_no_weight_is_told_once(make, batches, caplog):
+def test_a_schedule_that_leaves_no_weight_is_reported_once(make, batches, caplog):
     make(GMP({"type": "linear", "init": 0, "slope": 0.5})).fit(batches)
     told = [record.message for record in caplog.records if "become zero" in record.message]
     assert told == ["sparsity: at global_step 2 all weights of 'body.weight' become zero."]
@@ -287,20 +287,20 @@ def test_the_second_name_of_a_tied_weight_is_led_to_the_first(make):
         make(Static(0.5, param_filter="1.weight"), model=model)
 
 
-def test_of_many_names_some_are_told(make):
+def test_of_many_names_some_are_reported(make):
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(40)))
     with pytest.raises(ConfigError, match=r"Names are such as 0\.weight, .*, 11\.weight\.\n"):
         make(Static(0.5, param_filter="*dense_layer.weight"), model=model)
 
 
-def test_a_parameter_without_a_shape_stays_dense_and_is_told(make, caplog):
+def test_a_parameter_without_a_shape_stays_dense_and_is_reported(make, caplog):
     model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
     trainer = make(0.5, model=model, optimizer=None)
     assert list(masks(trainer)) == ["1.weight"]
     assert "'0.weight', '0.bias' have no shape yet, so they stay dense" in caplog.text
 
 
-def test_a_glob_that_means_nothing_among_others_is_told(make, caplog):
+def test_a_glob_that_means_nothing_among_others_is_reported(make, caplog):
     with caplog.at_level(logging.WARNING):
         make(Static(0.5, param_filter=["body.weight", "tail.*"]))
     assert "'tail.*' matches no parameter" in caplog.text
@@ -323,7 +323,7 @@ def test_a_parameter_that_was_exchanged_is_masked_or_refused(make, batches):
         sparsity.on_train_start(trainer, trainer.model, batches, None, 0)
 
 
-# ---- what it costs, and where it runs
+# ---- cost and devices
 
 
 def test_without_sparsity_no_hook_of_a_step_is_called():

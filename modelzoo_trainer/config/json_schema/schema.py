@@ -22,6 +22,7 @@ from modelzoo_trainer.config.sections import (
     OPTIONAL_PATH,
     OPTIONAL_TEXT,
     OPTIONAL_TEXTS,
+    PROGRESS,
     SEED,
 )
 
@@ -43,6 +44,7 @@ _TEXTS: Final = {
     "ckpt_path": "Start from this checkpoint; null: from new weights; not given: from the newest "
     "one in model_dir.",
     "ckpt_paths": "The checkpoints: one or several paths or glob patterns.",
+    "progress": "Console output: bar, lines or none; null: a bar on a terminal, otherwise lines.",
     "device": "The device: cpu, gpu, auto or another; upper or lower case.",
     "backend": "Options of the device.",
     "backend_type": "The device, as in `device`.",
@@ -135,6 +137,7 @@ class _Format:
             "schedulers": _list_of("scheduler"),
             "callbacks": _list_of("callback"),
             "loggers": _list_of("logger"),
+            "progress": self._plain(PROGRESS),
             "seed": self._plain(SEED),
             "call_model": self._plain(OPTIONAL_CALL),
         }

@@ -1,0 +1,185 @@
+"""What runs come to: their last and best metrics, their checkpoints, what has stopped them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from modelzoo_trainer import Callback, Checkpoint, ConfigError, StopTraining, Trainer
+from modelzoo_trainer.callbacks import EarlyStopping, KeepNCheckpoints, SaveBest
+from modelzoo_trainer.results import Best, RunResult
+from tests.doubles import Scale, TinyModel, constant_batches, tiny_batches
+
+
+class Reports(Callback):
+    """Logs given values of a metric after each validation's stage, one each."""
+
+    def __init__(self, name: str, *values: object) -> None:
+        self.name = name
+        self.values = list(values)
+
+    def on_validate_end(self, trainer, model, loop):
+        trainer.log_metrics_dict({self.name: self.values.pop(0)})
+
+
+def scored(trainer_of, name: str, *values: object, **settings: object) -> RunResult:
+    trainer = trainer_of(
+        Reports(name, *values), max_steps=len(values), eval_frequency=1, **settings
+    )
+    return trainer.fit(tiny_batches(), tiny_batches(1))
+
+
+def test_a_fit_returns_its_last_metrics_steps_and_epochs(trainer_of) -> None:
+    trainer = trainer_of(num_epochs=2)
+    result = trainer.fit(tiny_batches(3), tiny_batches(1))
+    assert result is trainer.result
+    assert result.metrics.keys() >= {"loss", "validate_0/loss"}
+    assert (result.method, result.steps, result.global_step, result.epochs) == ("fit", 6, 6, 2)
+    assert (result.stopped_by, result.checkpoints) == (None, ())
+    assert result.model_dir == trainer.model_dir
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "best"),
+    [
+        ("accuracy", (0.1, 0.9, 0.9, 0.5), Best(0.9, 2)),  # of equal ones the first
+        ("perplexity", (math.nan, 3.0, 2.0, 4.0), Best(2.0, 3)),
+        ("error", (math.inf, 3.0, "x", True), Best(3.0, 2)),
+        ("num_words", (1, 2), None),
+    ],
+)
+def test_the_best_follows_the_direction_of_the_name(trainer_of, name, values, best) -> None:
+    result = scored(trainer_of, name, *values)
+    assert result.best.get(f"validate_0/{name}") == best
+
+
+def test_a_callback_says_which_direction_is_better(trainer_of) -> None:
+    stopping = EarlyStopping("validate_0/score", patience=9, mode="min")
+    trainer = trainer_of(Reports("score", 2, 1, 3), stopping, max_steps=3, eval_frequency=1)
+    assert trainer.fit(tiny_batches(), tiny_batches(1)).best["validate_0/score"] == Best(1, 2)
+
+
+def test_the_loss_of_a_single_batch_is_never_best(trainer_of) -> None:
+    assert trainer_of(max_steps=3).fit(tiny_batches()).best == {}
+
+
+def test_validate_returns_its_own_metrics_without_a_prefix(trainer_of) -> None:
+    trainer = trainer_of()
+    first, second = tiny_batches(2, seed=3), tiny_batches(2, seed=4)
+    results = [trainer.validate(first), trainer.validate(second)]
+    assert [sorted(result.metrics) for result in results] == [["loss"], ["loss"]]
+    assert results[0].metrics != results[1].metrics
+    assert trainer.result is results[1]
+
+
+def test_validate_all_has_the_metrics_of_each_checkpoint(trainer_of) -> None:
+    trainer = trainer_of(max_steps=2, checkpoint=Checkpoint(steps=1))
+    paths = trainer.fit(tiny_batches()).checkpoints
+    assert [path.name for path in paths] == ["checkpoint_1", "checkpoint_2"]
+    result = trainer.validate_all(tiny_batches(1), paths)
+    assert list(result.per_checkpoint) == list(paths)
+    losses = [found["validate_0/loss"] for found in result.per_checkpoint.values()]
+    assert losses[0] != losses[1]
+    assert result.metrics["validate_0/loss"] == losses[1]
+
+
+def test_checkpoints_that_were_deleted_are_left_out(trainer_of) -> None:
+    keep = KeepNCheckpoints(1)
+    result = trainer_of(keep, max_steps=3, checkpoint=Checkpoint(steps=1)).fit(tiny_batches())
+    assert [path.name for path in result.checkpoints] == ["checkpoint_3"]
+
+
+def test_the_best_checkpoint_is_among_them(trainer_of) -> None:
+    best = SaveBest("validate_0/loss", mode="min")
+    result = trainer_of(best, max_steps=2).fit(tiny_batches(), tiny_batches(1))
+    assert len(result.checkpoints) == 1
+
+
+def test_what_has_stopped_a_fit_is_told(trainer_of) -> None:
+    class Stop(Callback):
+        def on_step_boundary(self, trainer):
+            raise StopTraining("enough")
+
+    assert trainer_of(Stop(), max_steps=3).fit(tiny_batches()).stopped_by == "enough"
+
+
+def test_a_stop_in_a_validation_has_a_result_all_the_same(trainer_of) -> None:
+    class Stop(Scale):
+        def forward(self, batch):
+            raise StopTraining("enough")
+
+    result = trainer_of(model=Stop).validate(constant_batches(1))
+    assert (result.method, result.stopped_by) == ("validate", "enough")
+
+
+def test_a_signal_leaves_the_result_with_the_trainer(trainer_of) -> None:
+    class Interrupted(Callback):
+        def on_step_boundary(self, trainer):
+            trainer.early_exit.interrupt("SIGINT")
+
+    trainer = trainer_of(Interrupted(), max_steps=3)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(tiny_batches())
+    assert (trainer.result.stopped_by, trainer.result.steps) == ("SIGINT", 1)
+
+
+def test_an_error_leaves_the_result_with_the_trainer(trainer_of) -> None:
+    class Fail(Callback):
+        def on_step_boundary(self, trainer):
+            if trainer.global_step == 2:
+                raise RuntimeError("broken")
+
+    trainer = trainer_of(Fail(), max_steps=3)
+    with pytest.raises(RuntimeError):
+        trainer.fit(tiny_batches())
+    assert trainer.result.stopped_by == "RuntimeError: broken"
+    assert trainer.result.steps == 2
+
+
+def test_a_result_is_shown_in_one_line() -> None:
+    best = {"validate_0/loss": Best(0.25, 3)}
+    metrics = {"lr/0": 0.1, "loss": 0.5, "validate_0/loss": 0.75, "norm": 3.0}
+    result = RunResult(
+        method="fit", metrics=metrics, best=best, steps=4, global_step=6, stopped_by="SIGINT"
+    )
+    text = repr(result)
+    assert "\n" not in text
+    facts = ("4 steps", "step 6", "loss 0.5", "validate_0/loss 0.75", "0.25 at 3", "SIGINT")
+    assert [fact for fact in facts if fact not in text] == []
+    assert "lr" not in text
+
+
+def test_a_function_after_fit_takes_no_result(trainer_of) -> None:
+    seen: list[int] = []
+    trainer = trainer_of(("post-fit", lambda self: seen.append(self.global_step)), num_steps=2)
+    assert trainer.fit(tiny_batches()).steps == 2
+    assert seen == [2]
+
+
+def test_a_trainer_says_what_it_is(trainer_of) -> None:
+    trainer = trainer_of(num_steps=2)
+    trainer.fit(tiny_batches())
+    text = repr(trainer)
+    facts = ("TinyModel", "21 parameters", "cpu", "SGD", "step 2", str(trainer.model_dir))
+    assert [fact for fact in facts if fact not in text] == []
+
+
+def test_a_trainer_that_is_not_there_yet_can_be_shown() -> None:
+    assert repr(Trainer.__new__(Trainer)) == "Trainer()"
+
+
+def test_another_kind_of_progress_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"progress is 'bars'.*'bar', 'lines', 'none'"):
+        Trainer(model=TinyModel, model_dir=tmp_path, progress="bars")  # type: ignore[arg-type]
+
+
+def test_best_values_of_steps_that_are_taken_back_do_not_count(trainer_of) -> None:
+    from modelzoo_trainer.core.summary import _Record
+
+    record = _Record("fit")
+    for step, value in ((1, 3.0), (2, 2.0), (3, 1.0)):
+        record.note({"validate_0/loss": value}, step, {})
+    record.go_back_to(2)
+    assert record.bests["validate_0/loss"][-1] == Best(2.0, 2)
