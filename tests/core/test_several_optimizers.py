@@ -534,7 +534,7 @@ def test_steps_are_for_training_step_and_for_several_optimizers(tmp_path) -> Non
         assert trainer.optimizers["optimizer"] is trainer.optimizer
         with pytest.raises(ConfigError, match="manual_backward requires several optimizers"):
             trainer.manual_backward(torch.ones(()))
-        with pytest.raises(ConfigError, match=r"optimizer_step\(name\) is for several"):
+        with pytest.raises(ConfigError, match=r"optimizer_step\(name\) requires several"):
             trainer.optimizer_step("maker")
 
 
