@@ -436,7 +436,7 @@ def data_page() -> str:
     """Return the page of the shipped data processors, and what helps with data."""
     classes = [*map(processor_class, PROCESSORS), PadLastBatch, PadToBuckets, ShardedStream]
     lines = [HEAD, "# Data", ""]
-    lines += ["What may stand as `data_processor`, and wrappers of data sets.", ""]
+    lines += ["What may stand as `data_processor`, and wrappers of datasets.", ""]
     lines += contents(classes)
     for cls in classes:
         lines += plain_lines(cls)

@@ -1,4 +1,4 @@
-"""What `trainer.predict` returns: a model's outputs by name, in memory or in files."""
+"""The result of `trainer.predict`: outputs by name, in memory or in files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Consecutive rows of one output: their shape and type, and where they come from."""
+    """Consecutive rows of one output: their shape and type, and how to load them."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -34,22 +34,22 @@ class Part:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Part:
-        """Return that of a tensor in memory."""
+        """Return the part of a tensor in memory."""
         return cls(tuple(tensor.shape), tensor.dtype, lambda: tensor)
 
 
 class Predictions(Mapping[str, Tensor | list[Tensor]]):
-    """The outputs of a model for a data set: by name, in the order of the data.
+    """The outputs of a model for a dataset, by name and in the order of the data.
 
-    `predictions["logits"]` is a tensor in host memory with a row for each sample. Where shapes or
-    types differ from batch to batch, such as logits of texts of different lengths, it is a list
-    with a tensor for each sample. So `predictions["logits"][7]` is that of sample 7 either way.
+    `predictions["logits"]` is a tensor in host memory with a row per sample. If shapes or types
+    differ between batches, such as logits of texts of different lengths, it is a list with a
+    tensor per sample. `predictions["logits"][7]` belongs to sample 7 either way.
 
-    What was too large for memory is in files, and is read anew each time that it is asked for;
-    `parts` reads one piece after the other. `Predictions.load` opens such a folder later.
+    Outputs that are too large for memory are in files, which each access reads; `parts` reads one
+    piece at a time. `Predictions.load` opens such a folder later.
 
-    `is_complete` says whether all batches were predicted, or the run was stopped before; `path` is
-    the folder of the files, None = all is in memory.
+    `is_complete`: all batches were predicted, without a stop. `path`: the folder of the files;
+    None = in memory.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class Predictions(Mapping[str, Tensor | list[Tensor]]):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Open the predictions in a folder; nothing but their sizes is read yet.
+        """Open the predictions in a folder, without reading them.
 
         Args:
             path: The folder: `output_dir` of `predict`.
 
         Raises:
-            PredictionError: If there are none, or they are not whole.
+            PredictionError: If there are none, or they are damaged.
         """
         folder = Path(path).absolute()
         index = _Index(folder)
@@ -84,7 +84,7 @@ class Predictions(Mapping[str, Tensor | list[Tensor]]):
         return sum(part.shape[0] for part in first)
 
     def parts(self, name: str) -> Iterator[Tensor]:
-        """Yield an output piece by piece, in order: never more than a file of it is in memory."""
+        """Yield an output in pieces of at most one file, in order."""
         for part in self._of(name):
             yield part.load()
 
@@ -148,8 +148,8 @@ class _Index:
         except OSError as error:
             raise PredictionError(
                 f"{str(folder)!r} has no predictions: {INDEX} cannot be read "
-                f"({error.strerror or error}). Name the output_dir of a prediction that has ended; "
-                f"one of several hosts must be on a disk that all of them share."
+                f"({error.strerror or error}). Pass the output_dir of a finished prediction; "
+                f"with several hosts it must be on a shared disk."
             ) from None
         try:
             raw = json.loads(text)
@@ -158,11 +158,13 @@ class _Index:
             self._files = [_plain_name(name) for name in raw["files"]]
             self._outputs = dict(raw["outputs"].items())
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise PredictionError(f"{str(self._path)!r} is not an index of predictions.") from error
+            raise PredictionError(
+                f"{str(self._path)!r} is not a valid index of predictions."
+            ) from error
         if not is_known:
             raise PredictionError(
                 f"{str(self._path)!r} has the format {raw['format']!r}, version "
-                f"{raw['version']!r}; {FORMAT!r}, version {VERSION}, can be read."
+                f"{raw['version']!r}; expected {FORMAT!r}, version {VERSION}."
             )
 
     def parts(self) -> dict[str, list[Part]]:
@@ -175,7 +177,7 @@ class _Index:
             }
         except (ValueError, LookupError, TypeError) as error:
             raise PredictionError(
-                f"{str(self._path)!r} does not fit the files beside it: {error}."
+                f"{str(self._path)!r} does not match its files: {error}."
             ) from error
 
     def _header(self, name: str) -> Header:
@@ -197,7 +199,7 @@ class _Index:
     def _load(
         self, path: Path, data_start: int, entry: TensorEntry, rows: tuple[int, int]
     ) -> Tensor:
-        """Read rows of a tensor, if the files are still those of the index."""
+        """Read rows of a tensor, unless the files have been replaced."""
         start, stop = rows
         tensor = torch.empty((stop - start, *entry.shape[1:]), dtype=getattr(torch, entry.dtype))
         per_row = entry.num_bytes // entry.shape[0] if entry.shape[0] else 0
@@ -214,18 +216,18 @@ class _Index:
         if not is_same or num != tensor.nbytes:
             raise PredictionError(
                 f"the predictions in {str(self._folder)!r} have been replaced since they were "
-                f"opened. Give each prediction an output_dir of its own."
+                f"opened. Use a separate output_dir for each prediction."
             )
         return tensor
 
 
 def identity_of(path: Path) -> tuple[int, int, int]:
-    """Return what changes when a file is replaced."""
+    """Return an identity that changes when a file is replaced."""
     found = os.stat(path)
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _plain_name(name: Any) -> str:
     if not isinstance(name, str) or not name or Path(name).name != name:
-        raise ValueError(f"{name!r} is not the name of a file")
+        raise ValueError(f"{name!r} is not a file name")
     return name

@@ -1,4 +1,4 @@
-"""What a run has come to: the last metrics, the best ones, how far it got, what stopped it."""
+"""The result of a run: its metrics, steps, checkpoints, and what stopped it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from modelzoo_trainer.trainer import Trainer
 
-_MOST_METRICS: Final = 4  # that `repr` shows
+_MOST_METRICS: Final = 4  # in `repr`
 
 
 class Best(NamedTuple):
@@ -25,24 +25,24 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What `fit`, `validate` or `validate_all` has come to.
+    """The result of `fit`, `validate`, `validate_all` or `test`.
 
     Args:
         method: The trainer's method.
-        metrics: The last value of each metric that is a number; `validate` has its own alone,
+        metrics: The last value of each metric that is a number; for `validate` only its own,
             without the prefix of the dataloader.
-        best: The best values of validation metrics that have a direction: those whose names say
-            so, such as `loss` and `accuracy`, and those that a callback watches with a `mode`.
-            Of this call alone: what was reached before the run was resumed is not among them.
-        steps: Optimizer steps that this call has taken.
+        best: The best values of validation metrics with a direction: by name, such as `loss` and
+            `accuracy`, or because a callback watches them with a `mode`. Only of this call, not
+            from before the run was resumed.
+        steps: Optimizer steps of this call.
         global_step: The step at its end.
-        epochs: Epochs of the training data that are over, those before a restart counted.
-        stopped_by: What ended it before its time, such as "SIGINT", "max_time", the reason of
-            `EarlyStopping` or the error; None = it came to its end.
-        checkpoints: Those that it has written and that are still there, in order.
-        seconds: How long it took.
+        epochs: Completed epochs, including those before a restart.
+        stopped_by: What stopped it early, such as "SIGINT", "max_time", the reason of
+            `EarlyStopping` or the error; None = it finished.
+        checkpoints: Checkpoints that it wrote and that still exist, in order.
+        seconds: The duration.
         model_dir: The folder of the run.
-        per_checkpoint: The metrics of each checkpoint that `validate_all` was given.
+        per_checkpoint: The metrics of each checkpoint of `validate_all`.
     """
 
     method: str
@@ -71,7 +71,7 @@ class RunResult:
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def _shown(self) -> Mapping[str, float]:
-        """Return the most telling metrics, the losses first; of a fit those of validations."""
+        """Return the main metrics, losses first; of a fit, the loss and validation metrics."""
         of_fit = self.method == "fit"
         names = [
             name for name in self.metrics if not of_fit or name == "loss" or "validate_" in name
@@ -80,26 +80,26 @@ class RunResult:
         return {name: self.metrics[name] for name in names[:_MOST_METRICS]}
 
     def _bests(self) -> list[tuple[str, Best]]:
-        """Return the best values that are not the last ones."""
+        """Return the best values that differ from the last ones."""
         found = [(name, best) for name, best in self.best.items() if name in self.metrics]
         return [pair for pair in found if pair[1].value != self.metrics[pair[0]]][:_MOST_METRICS]
 
 
 def count_parameters(model: Module) -> tuple[int, int]:
-    """Return the number of parameters, and of those that are trained; uninitialized ones are 0."""
+    """Return the numbers of parameters and of trainable ones, not counting lazy ones."""
     sizes = [(_numel(param), param.requires_grad) for param in model.parameters()]
     return sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
 
 
 def _numel(param: Tensor) -> int:
     try:
-        return param.numel()  # of a sharded one, those of all processes
-    except ValueError:  # a lazy module has not seen its first batch
+        return param.numel()  # of all processes, if sharded
+    except ValueError:  # a lazy module before its first batch
         return 0
 
 
 def describe_trainer(trainer: Trainer) -> str:
-    """Return a trainer in one line; what is not there yet is left out."""
+    """Describe a trainer in one line, as far as it is set up."""
     known = vars(trainer)
     parts = []
     model = known.get("model")

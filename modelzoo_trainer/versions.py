@@ -9,18 +9,18 @@ from importlib import metadata
 from typing import Final
 
 _PACKAGES: Final = ("modelzoo-trainer", "torch", "numpy")
-_PATIENCE: Final = 5  # seconds for git, whose folder may lie on a network
+_PATIENCE: Final = 5  # seconds for git, which may be slow on a network file system
 _TRANSPORTS: Final = ("ext", "file", "git", "http", "https", "ssh")
 _GIT: Final = (
     *("git", "--no-pager", "--no-optional-locks"),
     *("-c", "core.fsmonitor=", "-c", f"core.hooksPath={os.devnull}", "-c", "protocol.allow=never"),
-    # A partial clone fetches what it lacks by a program that its configuration names.
+    # A partial clone may run a configured program to fetch objects.
     *(word for one in _TRANSPORTS for word in ("-c", f"protocol.{one}.allow=never")),
 )
 
 
 def versions() -> str:
-    """Return the versions of Python and of the packages that a run depends on, in one line."""
+    """Return the versions of Python and the main packages, in one line."""
     found = [f"Python {platform.python_version()}"]
     for name in _PACKAGES:
         try:
@@ -31,15 +31,15 @@ def versions() -> str:
 
 
 def git_commit() -> str:
-    """Return the commit of the current folder, with a word on changes to it; "none" if none.
+    """Return the commit of the working folder, and whether it has changes; "none" if none.
 
-    No program that the folder's own git configuration names is run.
+    Does not run programs from the repository's git configuration.
     """
     try:
         commit = _git("rev-parse", "HEAD")
         filters = _filters()
-        if any("=" in name for name in filters):  # git -c takes no such name
-            return f"{commit} (not compared with the files: git filter {filters[0]!r})"
+        if any("=" in name for name in filters):  # invalid for git -c
+            return f"{commit} (files not compared: git filter {filters[0]!r})"
         off = [f"{name}.{key}" for name in filters for key in ("clean=", "process=", "required=")]
         words = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
         changes = _git(*(word for one in off for word in ("-c", one)), *words)

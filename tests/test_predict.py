@@ -295,7 +295,7 @@ def test_the_same_weights_are_used_as_in_a_validation(trainer_of, tmp_path, capl
     first = trainer_of(max_steps=3, checkpoint=Checkpoint(steps=3))
     first.fit(batches)
     expected = first.predict(batches)["logits"]
-    assert "the model's weights as they are" in caplog.text
+    assert "the current weights" in caplog.text
     first.close()
     caplog.clear()
     newest = trainer_of().predict(batches)["logits"]
@@ -350,7 +350,7 @@ def test_within_a_prediction_there_is_no_other(trainer_of) -> None:
     [
         (None, "^dataloader got None"),
         ([], r"^dataloader yields no batch\."),
-        (TensorDataset(ROWS), "^dataloader got the dataset TensorDataset"),
+        (TensorDataset(ROWS), "^dataloader got .*TensorDataset"),
         ([loader(), loader()], "^dataloader got a list of 2 dataloaders"),
     ],
     ids=["None", "empty", "dataset", "several"],

@@ -315,9 +315,7 @@ def test_a_modes_of_modules_after_fit_are_those_of_training(trainer_of) -> None:
 
 
 def test_fit_without_an_optimizer_is_refused(trainer_of) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^fit needs an optimizer, and the trainer has none\. Pass"
-    ):
+    with pytest.raises(ConfigError, match=r"^fit requires an optimizer\b"):
         trainer_of(optimizer=None).fit(tiny_batches(1))
 
 
@@ -377,7 +375,7 @@ def test_the_name_of_a_logger_is_refused_as_loggers(trainer_of, given) -> None:
 @pytest.mark.parametrize(
     ("args", "advice"),
     [
-        (("runs/x",), r"got 'runs/x' without a name.* Trainer\(model_dir=\.\.\.\)"),
+        (("runs/x",), r"got 'runs/x'.* Trainer\(model_dir=\.\.\.\)"),
         ((Path("runs/x"),), r"Trainer\(model_dir="),
         ((TinyModel(),), r"Trainer\(model="),
         ((sgd(TinyModel()),), r"Trainer\(optimizer="),
@@ -567,9 +565,7 @@ def test_a_model_that_fails_later_or_was_given_arguments_gets_no_note_of_the_bat
 
 
 def test_fit_needs_a_training_loop(trainer_of) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^fit needs a TrainingLoop, and the trainer has a Valida"
-    ):
+    with pytest.raises(ConfigError, match=r"^fit requires a TrainingLoop, .* a Valida"):
         trainer_of(loop=ValidationLoop()).fit(tiny_batches(1))
 
 

@@ -47,9 +47,7 @@ def test_validate_with_a_validation_loop_as_the_trainers_own(trainer_of) -> None
 
 
 def test_a_training_loop_cannot_be_passed_to_validate(trainer_of) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^validate needs a ValidationLoop, and got a TrainingLo"
-    ):
+    with pytest.raises(ConfigError, match=r"^validate requires a ValidationLoop, got a TrainingLo"):
         trainer_of().validate(tiny_batches(1), loop=TrainingLoop())
 
 
@@ -190,11 +188,11 @@ def test_a_list_of_lists_of_batches_is_refused_as_it_may_be_one_dataloader(
 ) -> None:
     recorder = Recorder()
     trainer = trainer_of(recorder)
-    both = r"lambda: batches for one, \[lambda: first, lambda: second\] for several"
-    with pytest.raises(ConfigError, match=rf"^val_dataloader .* a (list|tuple) of .*{both}"):
+    both = r"lambda: batches .*, \[lambda: first, lambda: second\]"
+    with pytest.raises(ConfigError, match=rf"^val_dataloader .* a (list|tuple) .*{both}"):
         trainer.fit(tiny_batches(1), outer([inner, inner]))
     assert recorder.count("on_train_start") == 0
-    with pytest.raises(ConfigError, match=r"^val_dataloaders .* a (list|tuple) of "):
+    with pytest.raises(ConfigError, match=r"^val_dataloaders .* a (list|tuple) "):
         trainer.validate_all(outer([inner, inner]))
 
 

@@ -40,43 +40,42 @@ log = logging.getLogger("modelzoo_trainer.lr_finder")
 
 FILE_NAME: Final = "lr_finder.csv"
 _COLUMNS: Final = ("step", "lr", "loss", "smoothed_loss")
-_FEW: Final = 3  # losses that are put together at least
+_FEW: Final = 3  # minimum number of losses to average
 NumSteps = Annotated[int, Ge(10)]
 
 
 class LRFinder(Callback):
-    """Find a learning rate: train with growing ones before the first step, then undo it all.
+    """Suggest a learning rate by a range test before training, then restore the run.
 
-    The test takes up to `num_steps` steps over the training data, with learning rates from
-    `start_lr` to `end_lr` that grow by the same factor each (Smith 2015, Cyclical learning rates
-    for training neural networks, arXiv:1506.01186). It ends early when the loss diverges. Then
-    weights, buffers, optimizer, loss scale, random generators and data are as they were, bit by
-    bit, and training begins with its own learning rate. The suggestion is logged: where the
-    smoothed loss falls most steeply, before its lowest value. The losses are in `lr_finder.csv`
-    beside the run's log.
+    The test takes up to `num_steps` steps over the training data, with learning rates that increase
+    exponentially from `start_lr` to `end_lr` (Smith 2015, Cyclical learning rates for training
+    neural networks, arXiv:1506.01186). It stops early if the loss diverges. Then weights, buffers,
+    optimizer, loss scale, random generators and data are restored exactly, and training starts with
+    its configured learning rate. The suggestion is logged: the learning rate where the smoothed
+    loss decreases most steeply, before its minimum. The losses are in `lr_finder.csv` in the
+    folder of the run's log.
 
-    A step has the batches, the precision and the clipping of a step of the run. Schedulers and
-    other callbacks take no part. The factors of `adjust_learning_rate` do. What functions around
-    methods of the trainer, or a model in objects that are no lists, dicts or tensors, count besides
-    is not put back.
+    Steps use the batches, the precision and the gradient clipping of the run, and the factors of
+    `adjust_learning_rate`, but no schedulers or other callbacks. State outside of lists, dicts and
+    tensors of the model, and state of interceptors, is not restored.
 
-    It takes place in a run that begins at step 0; one that resumes skips it.
+    A resumed run skips the test.
 
     Args:
         start_lr: The first learning rate, > 0.
-        end_lr: The last one, larger.
-        num_steps: Steps from the one to the other, >= 10.
-        divergence: End when the mean of the latest losses is this many times its lowest, > 1.
+        end_lr: The last learning rate, > `start_lr`.
+        num_steps: Number of steps, >= 10.
+        divergence: Stop when the mean of the latest losses is this many times its minimum, > 1.
         stop_after: Stop the run after the test instead of training.
 
     Raises:
-        ConfigError: If an argument does not fit; at the start of training, if the test cannot take
-            place or cannot be undone: several optimizers or one without a learning rate, a
-            `training_step` of one's own, sparsity, a lazy model, a device that compiles each
-            graph, or data that cannot be begun again, such as an iterator.
+        ConfigError: If an argument is invalid; at the start of training, if the test is not
+            possible or cannot be undone: several optimizers or one without a learning rate, a
+            custom `training_step`, sparsity, a lazy model, a device that compiles each graph, or
+            data that cannot be restarted, such as an iterator.
 
-    Cost: `num_steps` steps, each with a host read; a copy of the weights and of what the optimizer
-        keeps on the device.
+    Cost: `num_steps` steps, each with a host read; a copy of the weights and of the optimizer
+        state on the device.
     """
 
     needs_trainer = True
@@ -93,7 +92,7 @@ class LRFinder(Callback):
     ) -> None:
         if start_lr >= end_lr:
             raise ConfigError(
-                f"LRFinder: start_lr is {start_lr} and end_lr {end_lr}; end_lr must be larger."
+                f"LRFinder: end_lr ({end_lr}) must be larger than start_lr ({start_lr})."
             )
         if divergence <= 1:
             raise ConfigError(f"LRFinder.divergence is {divergence}; it must be larger than 1.")
@@ -105,11 +104,11 @@ class LRFinder(Callback):
         self.lrs: list[float] = []
         """The learning rates of the test."""
         self.losses: list[float] = []
-        """The loss at each, of all processes."""
+        """The loss at each learning rate, over all processes."""
         self.smoothed: list[float] = []
-        """Each as the mean over its neighbours."""
+        """The losses, smoothed by a moving average."""
         self.suggestion: float | None = None
-        """The learning rate where the loss falls most steeply; None = no test, or no answer."""
+        """The suggested learning rate; None = no test, or no suggestion."""
         self._given: Loader = None
         self._is_due = False
 
@@ -133,7 +132,7 @@ class LRFinder(Callback):
         if not is_due or not trainer.backend.caps.holds_values:
             return
         if trainer.global_step:
-            log.info("LRFinder: skipped, as the run resumes at step %d.", trainer.global_step)
+            log.info("LRFinder: skipped, since the run resumes at step %d.", trainer.global_step)
             return
         self._refuse(trainer)
         with _undone(trainer) as data:
@@ -142,19 +141,19 @@ class LRFinder(Callback):
         self.suggestion = suggested(self.lrs, self.losses)
         self._report(trainer)
         if self.stop_after:
-            trainer.early_exit.stop_all("LRFinder: the test is over, and stop_after is set")
+            trainer.early_exit.stop_all("LRFinder: the test has finished, and stop_after is set")
 
     def _refuse(self, trainer: Trainer) -> None:
-        """Refuse what cannot be tested, or put back.
+        """Check that the test is possible and can be undone.
 
         Raises:
-            ConfigError: If there is something.
+            ConfigError: If not.
         """
         loader = trainer.data.loader
         groups = trainer.optimizer.param_groups
         for why, fails in (
             (
-                "the trainer's class has a training_step of its own",
+                "the trainer's class overrides training_step",
                 overrides_training_step(trainer),
             ),
             (
@@ -162,14 +161,14 @@ class LRFinder(Callback):
                 bool(trainer.callbacks["sparsity"].params),
             ),
             ("the device compiles a graph for each learning rate", trainer.backend.caps.lazy),
-            ("the model gets its shapes from the first batch", any(map(is_lazy, _params(trainer)))),
+            ("the model has lazy parameters", any(map(is_lazy, _params(trainer)))),
             ("the optimizer has no lr", any("lr" not in group for group in groups)),
             (
-                "train_dataloader is an iterator; pass a callable that makes it anew",
+                "train_dataloader is an iterator; pass a callable that creates it",
                 isinstance(loader, Iterator) and self._given is loader,
             ),
             (
-                f"train_dataloader ({type(loader).__name__}) keeps a state of its own",
+                f"train_dataloader ({type(loader).__name__}) is stateful",
                 has_state(loader),
             ),
         ):
@@ -198,7 +197,7 @@ class LRFinder(Callback):
             steps.close()
 
     def _diverges(self) -> bool:
-        """Return whether the mean of the latest losses is too far above its lowest value."""
+        """Return whether the mean of the latest losses is too far above its minimum."""
         num = max(_FEW, self.num_steps // 20)
         means = [
             sum(self.losses[end - num : end]) / num for end in range(num, len(self.losses) + 1)
@@ -213,10 +212,10 @@ class LRFinder(Callback):
         if trainer.backend.comm.is_main:
             self._write(path)
         tried = f"{len(self.lrs)} steps, lr {self.start_lr:.3g} to "
-        tried += f"{self.lrs[-1]:.3g}" if self.lrs else "the first, whose loss is not finite"
+        tried += f"{self.lrs[-1]:.3g}" if self.lrs else "the first one, whose loss is non-finite"
         if self.suggestion is None:
             log.warning(
-                "LRFinder: no suggestion (%s): the loss did not fall. Use another range; the "
+                "LRFinder: no suggestion (%s): the loss did not decrease. Use another range; the "
                 "losses are in %s.",
                 tried,
                 path,
@@ -239,7 +238,7 @@ class LRFinder(Callback):
             writer.writerows(zip(count(1), self.lrs, self.losses, self.smoothed))
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw the losses over the learning rates, with the suggestion.
+        """Plot the losses over the learning rates, with the suggestion.
 
         Args:
             axes: Matplotlib axes to draw into; None = new ones.
@@ -251,9 +250,7 @@ class LRFinder(Callback):
             ConfigError: If there was no test, or matplotlib is not installed.
         """
         if not self.lrs:
-            raise ConfigError(
-                "LRFinder has nothing to plot: there was no test yet. Call fit first."
-            )
+            raise ConfigError("LRFinder has nothing to plot before its test. Call fit first.")
         if axes is None:
             axes = _new_axes()
         axes.plot(self.lrs, self.losses, alpha=0.3, label="loss")
@@ -268,17 +265,17 @@ class LRFinder(Callback):
 
 
 def smooth(losses: list[float]) -> list[float]:
-    """Return the mean of each loss and its neighbours, 1 in 20 of all on either side."""
+    """Return a moving average of losses over 1 in 20 of all on either side."""
     width = max(1, len(losses) // 20)
     around = [losses[max(0, idx - width) : idx + width + 1] for idx in range(len(losses))]
     return [sum(values) / len(values) for values in around]
 
 
 def suggested(lrs: list[float], losses: list[float]) -> float | None:
-    """Return the learning rate where losses fall most steeply, before their lowest mean.
+    """Return the learning rate where the loss decreases most steeply, before its minimum.
 
-    The slope is that of a straight line through the smoothed losses around, 1 in 10 of all on
-    either side, over the logarithm of the learning rate. None if they do not fall.
+    The slope is that of a regression line through the smoothed losses over the logarithm of the
+    learning rate, 1 in 10 of all on either side. None if the loss does not decrease.
     """
     smoothed, width = smooth(losses), max(_FEW, len(losses) // 10)
     lowest = min(
@@ -292,7 +289,7 @@ def suggested(lrs: list[float], losses: list[float]) -> float | None:
 
 
 def _slope(lrs: list[float], losses: list[float], idx: int, width: int) -> float:
-    """Return the slope of the least-squares line around a place."""
+    """Return the slope of the least-squares line around an index."""
     around = slice(max(0, idx - width), idx + width + 1)
     places, values = [math.log(lr) for lr in lrs[around]], losses[around]
     middle, mean = sum(places) / len(places), sum(values) / len(values)
@@ -305,19 +302,19 @@ def _new_axes() -> Any:
     try:
         from matplotlib import pyplot
     except ImportError:
-        raise ConfigError("LRFinder.plot needs matplotlib: pip install matplotlib.") from None
+        raise ConfigError("LRFinder.plot requires matplotlib: pip install matplotlib.") from None
     return pyplot.subplots()[1]
 
 
-# ---- put back
+# ---- undo
 
 
 @contextmanager
 def _undone(trainer: Trainer) -> Iterator[Any]:
-    """Yield the loader to test with, None = a new one; whatever is done inside is undone.
+    """Yield the loader for the test, None = a new one; undo the effects of the block.
 
     Raises:
-        ConfigError: If the data did not come back to where it was.
+        ConfigError: If the loader cannot be restored.
     """
     loader = trainer.data.loader
     trainer.drain()
@@ -341,8 +338,8 @@ def _undone(trainer: Trainer) -> Iterator[Any]:
     names = [] if hidden is None else changed(before, snapshot(hidden.owners))
     if names:
         raise ConfigError(
-            f"LRFinder: train_dataloader cannot be put back to its beginning "
-            f"({', '.join(names[:4])}). Leave LRFinder out, or pass a callable that makes it anew."
+            f"LRFinder: train_dataloader cannot be restored ({', '.join(names[:4])}). Remove "
+            f"LRFinder, or pass a callable that creates the dataloader."
         )
 
 
@@ -351,7 +348,7 @@ def _refuse_iterators(hidden: Any) -> None:
     if found:
         raise ConfigError(
             f"LRFinder cannot test learning rates here: train_dataloader keeps an iterator "
-            f"({', '.join(found)}), which cannot be put back."
+            f"({', '.join(found)}), which cannot be restored."
         )
 
 
@@ -363,7 +360,7 @@ def _params(trainer: Trainer) -> list[Tensor]:
 
 
 def _steps(trainer: Trainer, given: Loader) -> Generator[list[Batch], None, None]:
-    """Yield the batches of each step, on the device: of all processes as many samples."""
+    """Yield the batches of each step, on the device, with equal samples on all processes."""
     backend, size = trainer.backend, trainer.data.micro_batch_size
     num = trainer.grad_accum.num
     for epoch in count():
@@ -380,11 +377,11 @@ def _steps(trainer: Trainer, given: Loader) -> Generator[list[Batch], None, None
         finally:
             batches.close()
         if is_empty:
-            raise ConfigError("LRFinder: train_dataloader has no whole step.")
+            raise ConfigError("LRFinder: train_dataloader has fewer batches than a step.")
 
 
 def _grouped(batches: EpochIterator, num: int) -> Iterator[list[Batch]]:
-    """Yield `num` batches each, in their micro-batches; those that processes share unevenly not."""
+    """Yield the micro-batches of `num` batches at a time; skip uneven ones."""
     parts: list[Batch] = []
     num_whole, is_even = 0, True
     while not batches.is_last:
@@ -423,7 +420,7 @@ def _take_step(trainer: Trainer, parts: list[Batch], idx: int) -> float:
             require_loss(trainer.model, outputs)
             loss = outputs["loss"] / len(parts)
             if backend.comm.world_size > 1:
-                backend.window.add(1 / len(parts))  # which is reduced with the gradients
+                backend.window.add(1 / len(parts))  # reduced with the gradients
             precision.backward(loss)
             losses.append(loss.detach().reshape(()).float())
             if is_last:

@@ -1,4 +1,4 @@
-"""A report of the run in its folder, kept current."""
+"""Keep a report of the run current."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _NAME: Final = "report.html"
 _COMMAND: Final = "modelzoo_trainer.report"
 _NICENESS: Final = 10
 _LAST_WAIT_S: Final = 60.0
-_SHARE: Final = 10  # at most one tenth of the time goes into writing
+_SHARE: Final = 10  # at most one tenth of the time is spent on writing
 
 
 class Report(Callback):
-    """Keep a report of the run current: `report.html` in `model_dir`, for a browser.
+    """Keep an HTML report of the run current: `report.html` in `model_dir`.
 
-    The file is what `modelzoo-trainer report` writes. Another process with a low priority writes
-    it, at most every `interval_s` seconds and when a fit or a validation ends, also with an error.
-    A failure is a warning. The numbers are those of a `JsonlLogger`, which the trainer must have.
+    It is the report of `modelzoo-trainer report`. A separate process with low priority writes it
+    at most every `interval_s` seconds, and at the end of a fit or a validation, even after an
+    error. Failures are logged as a warning. Requires a `JsonlLogger`.
 
     Args:
-        interval_s: Seconds between two reports, > 0.
-        path: Where it is written; None = `report.html` in `model_dir`. A file that is not a report
-            is not overwritten.
+        interval_s: Minimum seconds between two reports, > 0.
+        path: The file; None = `report.html` in `model_dir`. A file that is not a report is not
+            overwritten.
 
     Raises:
         ConfigError: If the interval is not positive; at set-up, if plotly is not installed.
 
-    Cost: A look at the clock when metrics are logged; the end of a run waits for the last report.
+    Cost: A clock read when metrics are logged; the end of a run waits for the last report.
     """
 
     @checked()
@@ -63,7 +63,7 @@ class Report(Callback):
     def setup(self, trainer: Trainer) -> None:
         if find_spec("plotly") is None:
             raise ConfigError(
-                "Report needs plotly, which is not installed: pip install "
+                "Report requires plotly, which is not installed: pip install "
                 "'modelzoo-trainer[report]'"
             )
         target = trainer.model_dir / _NAME if self.path is None else Path(self.path)
@@ -77,7 +77,7 @@ class Report(Callback):
     def post_setup(self, trainer: Trainer) -> None:
         if not any(_has_metrics(one) for one in trainer.loggers):
             log.warning(
-                "Report: the trainer has no JsonlLogger, so there is nothing to report. Add "
+                "Report: no report is written, since the trainer has no JsonlLogger. Add "
                 "loggers=[JsonlLogger()]."
             )
             self._has_failed = True
@@ -103,7 +103,7 @@ class Report(Callback):
         if not trainer.backend.comm.is_main or not trainer.backend.caps.holds_values:
             return
         if self._depth == 0:  # not a validation within a fit
-            self._next = time.monotonic() + min(self.interval_s, 5.0)  # something to look at soon
+            self._next = time.monotonic() + min(self.interval_s, 5.0)  # first report soon
         self._depth += 1
         stack.callback(self._leave, trainer)
 
@@ -125,20 +125,20 @@ class Report(Callback):
                 self._start()
 
     def _start(self) -> None:
-        """Have another process write the report."""
+        """Start a process that writes the report."""
         if self._has_failed:
             return
         self._started = time.monotonic()
         try:
             self._process = subprocess.Popen(
                 self._command,
-                cwd=Path(__file__).resolve().parents[2],  # where it finds this package
+                cwd=Path(__file__).resolve().parents[2],  # to import this package
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                start_new_session=True,  # Ctrl-C is not for it
+                start_new_session=True,  # not interrupted by Ctrl-C
             )
         except OSError as error:
             self._fail(str(error))
@@ -148,7 +148,7 @@ class Report(Callback):
             os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
 
     def _is_over(self) -> bool:
-        """Return whether no report is being written; warn if one has failed."""
+        """Return whether a new report may be started; warn if the last one failed."""
         process = self._process
         if process is None:
             return True
@@ -160,7 +160,7 @@ class Report(Callback):
         return time.monotonic() >= self._next
 
     def _wait(self) -> None:
-        """Wait for the report that is being written."""
+        """Wait for the pending report."""
         process = self._process
         if process is None:
             return
@@ -182,11 +182,11 @@ class Report(Callback):
 
     def _fail(self, why: str) -> None:
         if not self._has_failed:
-            log.warning("The report is no longer written; training continues: %s", why)
+            log.warning("The report is no longer updated; training continues: %s", why)
         self._has_failed = True
 
 
 def _has_metrics(logger: Logger) -> bool:
-    """Return whether a logger writes the file that the report is made from."""
+    """Return whether a logger writes the metrics file of the report."""
     # Callbacks do not import loggers.
     return any(cls.__name__ == "JsonlLogger" for cls in type(logger).__mro__)

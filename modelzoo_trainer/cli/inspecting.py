@@ -58,7 +58,7 @@ def schema(options: argparse.Namespace, names: MakeNames) -> int:
 def _print(text: str) -> int:
     """Write to standard output; a closed pipe is not a failure."""
     try:
-        print(text, flush=True)  # noqa: T201  # it is what was asked for
+        print(text, flush=True)  # noqa: T201  # the output of the command
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
     except OSError as error:

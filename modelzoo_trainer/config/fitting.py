@@ -92,7 +92,7 @@ def fitting(kind: str, target: Any) -> Any:
     if not isinstance(function, FunctionType) or is_of_standard_library(function):
         raise ConfigError(
             f"{_described(function)} is not accepted here. Name the class of the {kind}, or a "
-            f"function of your own that returns one."
+            f"function that returns one."
         )
     if not any(_may_be(result, fits) for result in _results(function)):
         raise ConfigError(
@@ -144,7 +144,7 @@ _ADDED = {
 def with_groups(cls: Any) -> Any:
     """Return a callable that makes `cls` over the parameter groups of a model.
 
-    `cls`: a subclass of torch's `Optimizer`, or a function, which is returned as it is.
+    `cls`: a subclass of torch's `Optimizer`, or a function, which is returned unchanged.
 
     Raises:
         ConfigError: If its step needs a closure.
@@ -197,8 +197,8 @@ class WithoutOptimizer:
 def with_optimizer(cls: Any) -> Any:
     """Return a callable `(optimizer, ...) -> scheduler` that a file can describe.
 
-    `cls`: a subclass of torch's `LRScheduler`; a class of one's own with a step method, and a
-    function, are returned as they are.
+    `cls`: a subclass of torch's `LRScheduler`; a custom class with a step method, and a
+    function, are returned unchanged.
 
     Raises:
         ConfigError: If its step needs a metric.

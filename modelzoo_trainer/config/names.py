@@ -55,11 +55,11 @@ class Unshipped:
 
     @property
     def advice(self) -> str:
-        """The classes that are available, and how to name one's own."""
+        """The available classes, and how to use a custom one."""
         write = _HOW_TO_WRITE.get(self.kind, "{mypkg.MyClass: {...}}")
         return (
             f"the {self.kind} {self.name!r} is not part of this package. Available: "
-            f"{', '.join(self.shipped)}. For a class of your own, write its dotted path, {write}, "
+            f"{', '.join(self.shipped)}. For a custom class, write its dotted path, {write}, "
             f"or import its module with --import."
         )
 

@@ -1,1 +1,1 @@
-"""What a run shows on the console: its start, how far it is, its end."""
+"""The console output of a run: its start, progress and results."""

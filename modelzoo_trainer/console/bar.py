@@ -12,8 +12,8 @@ from typing import Any, Final
 from typing_extensions import override
 
 BAR_INTERVAL_S: Final = 0.1
-_LOGGERS: Final = ("modelzoo_trainer", None)  # whose messages appear above
-_COLUMNS, _LINES = 99, 24  # of a terminal that does not say
+_LOGGERS: Final = ("modelzoo_trainer", None)  # their messages appear above the bar
+_COLUMNS, _LINES = 99, 24  # default terminal size
 _OPEN: Final[set[int]] = set()
 _REPLACED: Final[list[tuple[logging.Logger, logging.Handler, logging.Handler]]] = []
 _FORMAT: Final = "{desc}: {percentage:3.0f}%|{bar:10}| {n_fmt}/{total_fmt}{postfix}"
@@ -23,10 +23,10 @@ _WITHOUT_END: Final = "{desc}: {n_fmt}{postfix}"
 class Bar:
     """A bar at the bottom of the console; messages of `logging` appear above it.
 
-    Several may be open at once, and close in any order; each has a line of its own.
+    Several may be open at once, and close in any order; each has a separate line.
 
-    `step`: where it begins. `total`: where it ends; None = not known. `name`: what stands before
-    it. `unit`: what it counts. `has_rate`: whether it shows the rate and the time by itself.
+    `step`: the start. `total`: the end; None = not known. `name`: its label. `unit`: the unit of
+    steps. `has_rate`: whether tqdm shows the rate and the time.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class Bar:
         _OPEN.add(id(self))
 
     def show(self, step: int, figures: str) -> None:
-        """Draw it.
+        """Draw the bar.
 
-        `step`: how far it is. `figures`: what stands behind it.
+        `step`: the position. `figures`: the text after it.
         """
         self._bar.n = step
         self._bar.set_postfix_str(figures, refresh=False)
         self._bar.refresh()
 
     def close(self) -> None:
-        """Take it away. Idempotent."""
+        """Remove the bar. Idempotent."""
         if id(self) in _OPEN:
             _OPEN.remove(id(self))
         try:
@@ -88,7 +88,7 @@ def _bar_class() -> Any:
 
 
 def _size_of(stream: Any) -> tuple[int, int]:
-    """Return the columns and lines of a terminal; some do not know theirs."""
+    """Return the columns and lines of a terminal, or defaults."""
     try:
         columns, lines = os.get_terminal_size(stream.fileno())
     except (AttributeError, OSError, ValueError):
@@ -97,7 +97,7 @@ def _size_of(stream: Any) -> tuple[int, int]:
 
 
 class _AboveBars(logging.Handler):
-    """Has another handler write above the bars."""
+    """Makes another handler write above the bars."""
 
     def __init__(self, inner: logging.StreamHandler[Any]) -> None:
         super().__init__(inner.level)
@@ -120,7 +120,7 @@ class _AboveBars(logging.Handler):
 
 
 def _redirect_messages() -> None:
-    """Have messages to the console written above the bars, until the last of these is closed."""
+    """Write console messages above the bars, until the last one is closed."""
     for logger in map(logging.getLogger, _LOGGERS):
         for number, handler in enumerate(logger.handlers):
             if _is_console(handler):
@@ -130,7 +130,7 @@ def _redirect_messages() -> None:
 
 
 def _restore_messages() -> None:
-    """Have messages written as before; a handler that was removed meanwhile stays away."""
+    """Restore the handlers, except those removed in the meantime."""
     while _REPLACED:
         logger, handler, above = _REPLACED.pop()
         with suppress(ValueError):
@@ -144,7 +144,7 @@ def _is_console(handler: logging.Handler) -> bool:
     )
 
 
-# ---- what the console is
+# ---- type of console
 
 
 def is_terminal() -> bool:
@@ -163,14 +163,14 @@ def is_notebook() -> bool:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as h:mm:ss."""
+    """Format seconds as h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
 
 
 def number(value: Any) -> str:
-    """Return a metric's value as text, numbers with five decimals or digits."""
+    """Format a metric, numbers with five decimals or digits."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:.5f}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.5g}"

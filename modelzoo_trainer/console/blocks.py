@@ -1,4 +1,4 @@
-"""The texts before and after a run: what it will do, and what it has come to."""
+"""The texts before and after a fit: its configuration and its results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NO_HINTS: Final[tuple[str, ...]] = ()
 
 
 def start_block(trainer: Trainer, val_dataloader: Any) -> str:
-    """Return what a fit will do, as lines of a text; what cannot be found out is left out."""
+    """Return the summary before a fit; rows that fail are left out."""
     rows: dict[str, Callable[[], str]] = {
         "data": lambda: _data(trainer),
         "length": lambda: _length(trainer),
@@ -147,7 +147,7 @@ def _origin(trainer: Trainer) -> str:
 
 
 def _hints(trainer: Trainer) -> Iterator[str]:
-    """Yield what is odd about the ends of the schedules, as `--check` finds it."""
+    """Yield hints on the ends of the schedules, as `--check` does."""
     end = trainer.schedule.total_steps
     if end is None:
         return
@@ -167,10 +167,9 @@ def _hints_of(schedule: Scheduler, end: int, first: int) -> tuple[str, ...]:
 
 
 def end_block(result: RunResult, step_s: float | None, num_samples: int | None) -> str:
-    """Return what a fit has come to, as lines of a text.
+    """Return the summary after a fit.
 
-    `step_s`: seconds a step, as far as training goes; None = not known. `num_samples`: those of a
-    step.
+    `step_s`: seconds per training step; None = not known. `num_samples`: per step.
     """
     lines = [f"{_how_it_ended(result)}{_throughput(step_s, num_samples)}"]
     lines += _table(result)
@@ -199,7 +198,7 @@ def _throughput(step_s: float | None, num_samples: int | None) -> str:
 
 
 def _table(result: RunResult) -> list[str]:
-    """Return the loss and the metrics of validations: last, best and its step."""
+    """Return the table of loss and validation metrics: last, best and its step."""
     names = [name for name in result.metrics if name == "loss" or _is_telling(name, result)]
     names.sort(key=lambda name: name != "loss")
     rows = [("metric", "last", "best", "at step")] if names else []

@@ -1,4 +1,4 @@
-"""What is drawn while a run is under way: a bar, or a line now and then."""
+"""The progress display of a run: a bar, or periodic lines."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from modelzoo_trainer.console.ticker import Ticker, drawing
 log = logging.getLogger("modelzoo_trainer.progress")
 
 LINE_INTERVAL_S: Final = 10.0
-_FIRST_LINE_S: Final = 1.0  # after the start, if no metrics have come by then
+_FIRST_LINE_S: Final = 1.0  # after the start, if there are no metrics yet
 _LINES_TICK_S: Final = 0.25
 _NOTEBOOK_TICK_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """How far a run is."""
+    """The progress of a run at one moment."""
 
-    name: str = "train"  # or that of a validation
+    name: str = "train"  # or the validation's name
     unit: str = "step"
     step: int
     total: int | None
     epoch: str = ""  # such as "epoch 2/5"
     losses: tuple[str, ...] = ()  # such as "loss 0.31234", "lr 0.001"
-    unit_s: float | None = None  # seconds a step or batch; None = not known yet
+    unit_s: float | None = None  # seconds per step or batch; None = not known yet
     elapsed_s: float = 0.0
     left_s: float | None = None
-    doing: str = ""  # what is done instead of training, such as "validate_0 12/50"
+    doing: str = ""  # current activity other than training, such as "validate_0 12/50"
 
     def figures(self) -> list[str]:
-        """Return what stands behind the position."""
+        """Return the texts after the position."""
         found = [*self.losses]
         if self.unit_s is not None:
             found.append(rate(self.unit_s, self.unit))
@@ -55,7 +55,7 @@ class View:
         return "estimating" if self.left_s is None else f"{duration(self.left_s)} left"
 
     def line(self) -> str:
-        """Return it as a line."""
+        """Format the progress as a line."""
         position = str(self.step) if self.total is None else f"{self.step}/{self.total}"
         times = [f"{duration(self.elapsed_s)} elapsed", *filter(None, [self.left()])]
         parts = [f"{self.name} {self.unit} {position}", *filter(None, [self.epoch])]
@@ -63,7 +63,7 @@ class View:
 
 
 def rate(unit_s: float, unit: str) -> str:
-    """Return seconds a step as steps a second, or as they are if they are many."""
+    """Format seconds per step as steps per second, or as seconds if more than one."""
     if unit_s > 1:
         return f"{unit_s:.3g} s/{unit}"
     plural = f"{unit}es" if unit == "batch" else f"{unit}s"
@@ -72,17 +72,17 @@ def rate(unit_s: float, unit: str) -> str:
 
 
 def kind_of_console(progress: str | None) -> str:
-    """Return "bar" or "lines", or what the user wants."""
+    """Return the user's choice, or "bar" or "lines" by the type of console."""
     if progress is not None:
         return progress
     return "bar" if is_terminal() or is_notebook() else "lines"
 
 
 class Display:
-    """Draws what `look` returns, by itself, from `start` to `stop`.
+    """Display what `look` returns, from `start` to `stop`, in a thread.
 
-    `kind`: "bar" or "lines". `interval_s`: least seconds between two lines of logged steps, or two
-    drawings of the bar; None = 10, 0.1.
+    `kind`: "bar" or "lines". `interval_s`: minimum seconds between two lines of logged steps, or
+    two updates of the bar; None = 10, 0.1.
     """
 
     def __init__(self, kind: str, look: Callable[..., View], interval_s: float | None) -> None:
@@ -101,7 +101,7 @@ class Display:
         return _NOTEBOOK_TICK_S if is_notebook() else BAR_INTERVAL_S
 
     def start(self) -> None:
-        """Begin."""
+        """Start the display."""
         with harmless(logging.DEBUG), drawing():
             view = self._look()
             self._shown = view.step, view.doing
@@ -114,7 +114,7 @@ class Display:
             self._ticker.start()
 
     def stop(self) -> None:
-        """Take the bar away, at its last position; the console is free again. Idempotent."""
+        """Remove the bar and stop the thread. Idempotent."""
         self._ticker.stop()
         if self._bar is not None:
             with drawing():
@@ -124,7 +124,7 @@ class Display:
                     self._bar.close()
             self._bar = None
 
-    # ---- by the thread
+    # ---- called by the thread
 
     def _tick(self) -> None:
         view = self._look()
@@ -135,26 +135,26 @@ class Display:
                 self._draw(view)
             return
         due = max(self._next, self._drawn + LINE_INTERVAL_S)
-        if self._drawn == self._begin:  # there was none yet
+        if self._drawn == self._begin:  # the first line
             due = self._begin + _FIRST_LINE_S
         if now >= due and (view.step, view.doing) != self._shown:
             self._say(view)
 
     def _draw(self, view: View) -> None:
-        assert self._bar is not None  # that of a run which is drawn
-        # A narrow terminal cuts off the end.
+        assert self._bar is not None  # the display has started
+        # A narrow terminal truncates the end.
         figures = [view.epoch, view.left(), view.doing, *view.figures()]
         self._bar.show(view.step, ", ".join(dict.fromkeys(filter(None, figures))))
 
-    # ---- by the run
+    # ---- called by the run
 
     def say_if_due(self) -> None:
-        """Write a line, if lines are shown and one is due: metrics have come."""
+        """Log a line for new metrics, if lines are shown and one is due."""
         if not self.is_bar and time.perf_counter() >= self._next:
             self.say()
 
     def say(self, *args: int) -> None:
-        """Write a line if lines are shown and there is something new; `look` gets `args`."""
+        """Log a line, if lines are shown and the position is new; `look` gets `args`."""
         if not self.is_bar:
             with harmless(logging.DEBUG), drawing():
                 view = self._look(*args)

@@ -1,4 +1,4 @@
-"""How fast a run is, and how long it will still take: from looks at its step, now and then."""
+"""The rate of steps and the estimated time left."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Final
 
 WINDOW_S: Final = 30.0
-_FORWARD: Final = 1 / 3  # of a step's time, for a validation batch, until one was measured
+_FORWARD: Final = 1 / 3  # estimated time of a validation batch, in steps, until one is measured
 
 
 class Mean:
-    """The mean length of something that happens now and then."""
+    """The mean duration of a repeated event."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -23,25 +23,25 @@ class Mean:
 
     @property
     def value(self) -> float | None:
-        """Seconds; None if it has not happened."""
+        """Mean seconds; None before the first event."""
         return self._total_s / self._num if self._num else None
 
     @property
     def is_under_way(self) -> bool:
-        """Whether one has begun and not ended."""
+        """Whether an event is in progress."""
         return self._began is not None
 
     def so_far(self) -> float:
-        """Return the seconds of the one under way; 0 if there is none."""
+        """Return the seconds of the event in progress; 0 if there is none."""
         began = self._began
         return 0.0 if began is None else self._clock() - began
 
     def begin(self) -> None:
-        """Begin one."""
+        """Start an event."""
         self._began = self._clock()
 
     def end(self) -> None:
-        """End it. No-op if none has begun."""
+        """End the event. No-op if none is in progress."""
         if self._began is not None:
             self._total_s += self._clock() - self._began
             self._num += 1
@@ -49,12 +49,11 @@ class Mean:
 
 
 class Pace:
-    """The rate of steps over the last `WINDOW_S` seconds of training, and what is left.
+    """The rate of steps over the last `WINDOW_S` seconds of training, and the time left.
 
-    Seconds count from the end of the first step, which compiles and loads, and not while paused.
-    Two threads may use it: the run's own, and one that looks.
+    Excludes the first step, which compiles and loads, and pauses. Thread-safe.
 
-    `step`: at which the run begins. `num_first`: how many steps do not count.
+    `step`: the first step. `num_first`: the number of steps to exclude.
     """
 
     def __init__(
@@ -72,11 +71,11 @@ class Pace:
         self.validations = Mean(clock)
         self.saves = Mean(clock)
 
-    # ---- what is seen
+    # ---- observations
 
     def look(self, step: int) -> None:
-        """Take in a step: one that is less than before was only shown for a moment."""
-        if step > self.step and self.saves.is_under_way:  # it failed, or is still being written
+        """Record the current step; ignore an earlier one, of a deferred delivery."""
+        if step > self.step and self.saves.is_under_way:  # failed, or written in the background
             self.end_save()
         with self._lock:
             if step <= self.step:
@@ -90,7 +89,7 @@ class Pace:
                 self._looks.popleft()
 
     def go_back_to(self, step: int) -> None:
-        """Begin at another step: what was seen does not count."""
+        """Restart at another step, without earlier observations."""
         with self._lock:
             self.step = step
             self._counted_from = step + 1
@@ -98,14 +97,14 @@ class Pace:
             self._begin = None
 
     def pause(self, why: str) -> None:
-        """Have time not count, until every reason is gone."""
+        """Stop the clock, until every reason is removed."""
         with self._lock:
             if not self._pauses:
                 self._paused_at = self._clock()
             self._pauses.add(why)
 
     def go_on(self, why: str) -> None:
-        """Take a reason back. No-op if it is none."""
+        """Remove a reason for pausing. No-op if it is not set."""
         with self._lock:
             if why in self._pauses:
                 self._pauses.remove(why)
@@ -113,12 +112,12 @@ class Pace:
                     self._paused_s += self._clock() - self._paused_at
 
     def begin_save(self) -> None:
-        """Have the time of a checkpoint count as such."""
+        """Start timing a checkpoint."""
         self.pause("checkpoint")
         self.saves.begin()
 
     def end_save(self) -> None:
-        """Have training count again. No-op if no checkpoint is being written."""
+        """Stop timing a checkpoint. No-op if there is none."""
         self.go_on("checkpoint")
         self.saves.end()
 
@@ -126,11 +125,11 @@ class Pace:
         now = self._paused_at if self._pauses else self._clock()
         return now - self._paused_s
 
-    # ---- what comes of it
+    # ---- estimates
 
     @property
     def step_s(self) -> float | None:
-        """Seconds a step; None if they are not known yet."""
+        """Seconds per step; None if not known yet."""
         with self._lock:
             return self._step_s()
 
@@ -142,7 +141,7 @@ class Pace:
 
     @property
     def mean_step_s(self) -> float | None:
-        """Seconds a step since the run began; None if they are not known."""
+        """Seconds per step since the start; None if not known."""
         with self._lock:
             if len(self._looks) < 2 or self._begin is None:
                 return None
@@ -152,10 +151,10 @@ class Pace:
     def left_s(
         self, num_steps: float, num_validations: float, num_batches: int, num_saves: float
     ) -> float | None:
-        """Return the seconds that are left; None if not known yet.
+        """Return the estimated seconds left; None if not known yet.
 
-        `num_steps`: from the last step that was seen. `num_batches`: of a validation, as long as
-        none was measured; 0 = not known.
+        `num_steps`: after the last recorded step. `num_batches`: of a validation, used until one
+        is measured; 0 = not known.
         """
         with self._lock:
             step_s = self._step_s()

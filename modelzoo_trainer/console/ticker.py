@@ -1,4 +1,4 @@
-"""A thread that looks at a run now and then, and does no harm to processes that are forked."""
+"""A periodic thread that is safe with forks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
-_PATIENCE_S: Final = 1.0  # of a fork, and of the end, for a drawing that a stuck terminal holds up
+_PATIENCE_S: Final = 1.0  # seconds to wait for a drawing on a blocked terminal
 
 
 class _Drawing:
-    """The lock under which the console is drawn: nobody forks meanwhile.
+    """The lock of drawing on the console, which also delays forks.
 
-    A worker that was forked while another thread held a lock of logging, of tqdm or of a stream
-    would wait for it for ever.
+    A worker forked while another thread holds a lock of logging, tqdm or a stream would deadlock.
     """
 
     def __init__(self) -> None:
@@ -24,7 +23,7 @@ class _Drawing:
         self._is_registered = False
 
     def guard_forks(self) -> None:
-        """Have forks wait for the end of a drawing. Idempotent."""
+        """Make forks wait for the end of a drawing. Idempotent."""
         if not self._is_registered and hasattr(os, "register_at_fork"):
             self._is_registered = True
             os.register_at_fork(
@@ -49,7 +48,7 @@ _DRAWING: Final = _Drawing()
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """Draw on the console inside: one thread at a time, and no process is forked meanwhile."""
+    """Allow drawing on the console inside: one thread at a time, and no forks."""
     with _DRAWING.lock:
         yield
 
@@ -57,7 +56,7 @@ def drawing() -> Iterator[None]:
 class Ticker:
     """Calls a function periodically in its own thread until it is stopped or fails.
 
-    `tick`: called while no process is forked.
+    `tick`: never called during a fork.
     """
 
     def __init__(self, tick: Callable[[], None], interval_s: float) -> None:
@@ -68,14 +67,14 @@ class Ticker:
         self._pid = os.getpid()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         _DRAWING.guard_forks()
         thread = threading.Thread(target=self._run, name="progress", daemon=True)
         thread.start()
         self._thread = thread  # not if it cannot be started
 
     def stop(self) -> None:
-        """End, and wait for a tick that is under way. Idempotent."""
+        """Stop the thread, and wait for a pending tick. Idempotent."""
         self._is_over.set()
         thread, self._thread = self._thread, None
         if thread is not None and os.getpid() == self._pid:
@@ -86,7 +85,6 @@ class Ticker:
             with drawing():
                 if self._is_over.is_set():
                     return
-                # A console that is gone, or a run whose state is halfway through a change: the run
-                # must not suffer.
+                # A closed console or an inconsistent state must not affect the run.
                 with contextlib.suppress(Exception):
                     self._tick()

@@ -19,9 +19,9 @@ _PATIENCE_S: Final = 10.0
 
 
 def folder_of(argument: str, folder: Any) -> Path:
-    """Return a folder that a user has named, as a path.
+    """Return a folder given by a user, as a path.
 
-    `argument` is where it was given, for the message.
+    `argument`: its name, for messages.
 
     Raises:
         ConfigError: If it cannot be a path.
@@ -33,10 +33,10 @@ def folder_of(argument: str, folder: Any) -> Path:
 
 
 class ArtifactDir(CoreCallback):
-    """Makes `model_dir` and in it `logs/<time>`, which `logs/latest` points to.
+    """Create `model_dir` and its `logs/<time>`, which `logs/latest` points to.
 
     Raises:
-        ConfigError: At set-up, if the folders cannot be made.
+        ConfigError: At set-up, if the folders cannot be created.
     """
 
     @override
@@ -55,32 +55,32 @@ class ArtifactDir(CoreCallback):
             logs.mkdir(parents=True, exist_ok=True)
             number = 1
             unique = name
-            while not _made(logs / unique):  # another run began in the same second
+            while not _made(logs / unique):  # another run started in the same second
                 number += 1
                 unique = f"{name}_{number}"
             _point(logs / "latest", unique)
         except OSError as error:
             raise ConfigError(
                 f"model_dir {str(logs.parent)!r} cannot be used: {error.strerror or error} "
-                f"({error.filename}). Choose a folder that can be written."
+                f"({error.filename}). Choose a writable folder."
             ) from None
         return unique
 
 
 def _check_seen(trainer: Trainer) -> None:
-    """Check that all processes see the folder that the first one has made.
+    """Check that all processes see the folder created by the main process.
 
     Raises:
-        ConfigError: In all of them, if one does not.
+        ConfigError: On all of them, if one does not.
     """
-    deadline = time.monotonic() + _PATIENCE_S  # a network's folder may be late
+    deadline = time.monotonic() + _PATIENCE_S  # a network file system may lag
     while not (is_seen := trainer.artifact_dir.is_dir()) and time.monotonic() < deadline:
         time.sleep(0.1)
     seen = trainer.backend.comm.gather_object(is_seen)
     if not all(seen):
         raise ConfigError(
-            f"model_dir {str(trainer.model_dir)!r} is not one folder: process {seen.index(False)} "
-            f"does not see what process 0 has made there. Choose one that all hosts share."
+            f"model_dir {str(trainer.model_dir)!r} is not shared: process {seen.index(False)} "
+            f"does not see the files of process 0. Choose a folder that all hosts share."
         )
 
 

@@ -1,4 +1,4 @@
-"""Optimizers and modules beside those of the trainer: attributes of it or of its model."""
+"""Additional optimizers and modules: attributes of the trainer or of its model."""
 
 from __future__ import annotations
 
@@ -34,20 +34,19 @@ _WATCHED_STEPS: Final = 10  # a hook on all optimizers costs some microseconds a
 
 
 class AttributeStates(CoreCallback):
-    """Saves what a subclass of the trainer trains besides: a second optimizer, a discriminator.
+    """Save additional objects that a trainer subclass trains: a second optimizer, a discriminator.
 
-    That is each optimizer, scheduler and module that is an attribute of the trainer, if it is not
-    a part of the model nor one of `trainer.unsaved_attributes`, and each optimizer and scheduler
-    that is one of a module in its model; or that is in a list, tuple or dict there. They are found
-    by name when a checkpoint is written or loaded, so a run that is to be resumed makes them in
-    its constructor. A frozen module whose state is not of tensors alone is left out with a warning.
-    An optimizer that takes a step within `training_step` and is none of these is reported once,
-    from the first steps of a fit.
+    These are optimizers, schedulers and modules that are attributes of the trainer, unless they
+    are part of the model or named in `trainer.unsaved_attributes`; optimizers and schedulers that
+    are attributes of the model or its submodules; and items of lists, tuples and dicts there. They
+    are found by name when a checkpoint is written or loaded, so create them in the constructor. A
+    frozen module whose state contains more than tensors is skipped with a warning. Any other
+    optimizer that steps within `training_step` is reported once, in the first steps of a fit.
 
-    State: `attributes`, if there are any: by name the class and the state dict.
+    State: `attributes`, if there are any: class and state dict by name.
 
     Raises:
-        ConfigError: At the start of a fit, if `unsaved_attributes` is a text.
+        ConfigError: At the start of a fit, if `unsaved_attributes` is a string.
     """
 
     def __init__(self) -> None:
@@ -78,8 +77,8 @@ class AttributeStates(CoreCallback):
         states, found = state_dict.get("attributes", {}), parts_beside(trainer)
         for name in states.keys() - found.keys():
             log.warning(
-                "The checkpoint has state of trainer.%s, which this trainer does not have. Make it "
-                "in the constructor, before the checkpoint is loaded, or it begins anew.",
+                "The checkpoint has state of trainer.%s, which this trainer lacks. Create it "
+                "in the constructor, before the checkpoint is loaded, or its state is lost.",
                 name,
             )
         for name, part in _saved_of(found, trainer).items():
@@ -87,16 +86,18 @@ class AttributeStates(CoreCallback):
                 _load(trainer, name, part, states[name])
             elif not {"optimizer", "optimizers"}.isdisjoint(state_dict) and not is_frozen(
                 part
-            ):  # not of weights alone
-                log.warning("The checkpoint has no state of trainer.%s; it begins anew.", name)
+            ):  # not a checkpoint of weights only
+                log.warning(
+                    "The checkpoint has no state of trainer.%s; starting from scratch.", name
+                )
 
     def _warn_of_left_out(self, name: str) -> None:
         if name not in self._left_out:
             self._left_out.add(name)
             log.warning(
-                "The state of trainer.%s cannot be saved, as it is not of tensors alone: a resumed "
-                "run has it as the constructor makes it. Name it in unsaved_attributes if it does "
-                "not change.",
+                "The state of trainer.%s is not saved because it contains more than tensors: a "
+                "resumed run uses what the constructor creates. Add it to unsaved_attributes if it "
+                "does not change.",
                 name,
             )
 
@@ -112,13 +113,13 @@ class AttributeStates(CoreCallback):
         names = trainer.unsaved_attributes
         if isinstance(names, str):
             raise ConfigError(
-                f"unsaved_attributes is {names!r}. Write a tuple of names: ({names!r},)."
+                f"unsaved_attributes must be a tuple of names, got {names!r}. Write ({names!r},)."
             )
         for name in names:
             if name not in vars(trainer):
-                log.warning("unsaved_attributes names %r, which trainer does not have.", name)
+                log.warning("unsaved_attributes names %r, which the trainer does not have.", name)
 
-    # ---- optimizers that nobody saves
+    # ---- optimizers that are not saved
 
     @override
     def on_enter_train(
@@ -158,7 +159,7 @@ class AttributeStates(CoreCallback):
 
 
 def parts_beside(trainer: Trainer) -> dict[str, Any]:
-    """Return by name what has a state and is an attribute of a trainer, or in its model.
+    """Return the additional stateful objects of a trainer by name; see `AttributeStates`.
 
     The trainer has been set up.
     """
@@ -179,7 +180,7 @@ def parts_beside(trainer: Trainer) -> dict[str, Any]:
 
 
 def _modules_of(trainer: Trainer, known: set[int]) -> dict[str, Module]:
-    """Return by name the modules that have a parameter or buffer which is not the model's."""
+    """Return the modules with parameters or buffers outside of the model, by name."""
     tensors = set(map(id, _tensors_of(trainer.model)))
     found: dict[str, Module] = {}
     for name, part in _items_of(trainer, ""):
@@ -197,7 +198,7 @@ def _tensors_of(module: Module) -> Iterator[Tensor]:
 
 
 def saved_parts(trainer: Trainer) -> dict[str, Any]:
-    """Return those of `parts_beside` that are in checkpoints."""
+    """Return the `parts_beside` that checkpoints contain."""
     return _saved_of(parts_beside(trainer), trainer)
 
 
@@ -207,7 +208,7 @@ def _saved_of(parts: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
 
 
 def is_frozen(part: Any) -> bool:
-    """Return whether it is a module that has nothing to train."""
+    """Return whether it is a module without trainable parameters."""
     return isinstance(part, Module) and not any(param.requires_grad for param in part.parameters())
 
 
@@ -216,7 +217,7 @@ def _is_of_tensors(state: Mapping[str, Any]) -> bool:
 
 
 def parameters_beside(trainer: Trainer) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the parameters of the modules, and those of the optimizers, of `parts_beside`."""
+    """Return the parameters of the modules and of the optimizers of `parts_beside`."""
     of_modules: list[Tensor] = []
     of_optimizers: list[Tensor] = []
     for part in parts_beside(trainer).values():
@@ -228,7 +229,7 @@ def parameters_beside(trainer: Trainer) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def like_of_attributes(trainer: Trainer) -> dict[str, Any]:
-    """Return tensors that have the places of those of the state, by the same names."""
+    """Return tensors with the sharding of the state's tensors, by the same names."""
     return {
         name: {"state": part.state_dict()}
         if isinstance(part, Module)
@@ -239,7 +240,7 @@ def like_of_attributes(trainer: Trainer) -> dict[str, Any]:
 
 
 def _items_of(owner: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of an object, and what is in those that are lists, tuples or dicts."""
+    """Yield the attributes of an object, and the items of lists, tuples and dicts among them."""
     for name, value in vars(owner).items():
         yield prefix + name, value
         if isinstance(value, Mapping):
@@ -252,7 +253,7 @@ def _load(trainer: Trainer, name: str, part: Any, saved: Mapping[str, Any]) -> N
     own, kind, state = type(part).__name__, saved["kind"], saved["state"]
     if kind != own:
         raise CheckpointMismatch(
-            f"trainer.{name} is a {own}, and the checkpoint's is a {kind}, whose state is another. "
+            f"trainer.{name} is a {own}, but the checkpoint has the state of a {kind}. "
             f"Use a {kind}, or load parts of the checkpoint with LoadCheckpointStates."
         )
     if isinstance(part, Optimizer):
@@ -273,7 +274,7 @@ def _load(trainer: Trainer, name: str, part: Any, saved: Mapping[str, Any]) -> N
 
 
 def _judge(trainer: Trainer, optimizer: Optimizer) -> None:
-    """Warn of an optimizer that has taken a step, if nobody saves its state."""
+    """Warn about an optimizer that has stepped but whose state is not saved."""
     if any(optimizer is part for part in parts_beside(trainer).values()):
         return
     if any(optimizer is part for _, one in trainer.stateful_callbacks() for part in values_of(one)):
@@ -286,7 +287,7 @@ def _judge(trainer: Trainer, optimizer: Optimizer) -> None:
         saves_more = not is_plain or getattr(outer, "_optimizer_state_dict_post_hooks", None)
         if not saves_more and not optimizer.state.keys() <= outer.state.keys():
             log.warning(
-                "%s takes steps for %s, whose state_dict does not have its state: a resumed run "
+                "%s steps within %s, whose state_dict does not contain its state: the resumed run "
                 "will not reproduce this one, unless a callback saves it. Define state_dict and "
                 "load_state_dict of %s.",
                 type(optimizer).__name__,
@@ -295,7 +296,7 @@ def _judge(trainer: Trainer, optimizer: Optimizer) -> None:
             )
         return
     log.warning(
-        "%s took a step within training_step, and is no attribute of the trainer or its model: its "
+        "%s stepped within training_step, but is not an attribute of the trainer or its model: its "
         "state (of %d parameters) is not saved, so a resumed run will not reproduce this one. Make "
         "it an attribute in the constructor, such as self.d_optimizer.",
         type(optimizer).__name__,
@@ -304,5 +305,5 @@ def _judge(trainer: Trainer, optimizer: Optimizer) -> None:
 
 
 def values_of(owner: Any) -> list[Any]:
-    """Return the attributes of any object, and what is in those that are lists, tuples or dicts."""
+    """Return the attributes of any object, and the items of lists, tuples and dicts among them."""
     return [value for _, value in _items_of(owner, "")] if hasattr(owner, "__dict__") else []

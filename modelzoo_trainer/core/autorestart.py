@@ -36,29 +36,29 @@ _HOOKS: Final = frozenset(
 
 
 class AutoRestart(CoreCallback):
-    """Restarts of a run that crashed, was killed or hangs, and the watchdog that finds the last.
+    """Restart a run that crashed, was killed or hangs; end hanging processes with a watchdog.
 
-    The command line restarts: a run whose file asks for it becomes the child of a supervisor,
-    which starts the same command again, and that resumes from the newest intact checkpoint. In a
-    Python program nobody restarts; there the watchdog alone is at work, if `hang_timeout` is given.
+    Restarts require the command line: a supervisor process runs the command as a child and starts
+    it again, to resume from the newest intact checkpoint. In a Python program there are no
+    restarts, only the watchdog, if `hang_timeout` is given.
 
-    The watchdog ends the process when the run has made no progress for too long, and writes the
-    stacks of all threads into its folder.
+    The watchdog ends the process if the run makes no progress for too long, and writes the stacks
+    of all threads to the run's folder.
 
-    Enabled, `on_save_trainer_state` is called at each checkpoint, for what only a restart needs.
-    Nobody has to have that hook or `on_load_trainer_state`, unlike in the original: what a callback
-    has in its `state_dict` is in every checkpoint.
+    If restarts are enabled, `on_save_trainer_state` is called at each checkpoint, for state that
+    only a restart needs. That hook and `on_load_trainer_state` are optional, unlike in the
+    original: every checkpoint contains the `state_dict` of callbacks.
 
     Args:
-        max_num_restarts: Most restarts in a row without progress, which is a later step or a newer
-            checkpoint than any attempt before had; None or 0 = none at all.
-        min_num_csx: Accepted for the format's sake; without meaning on this hardware.
-        hang_timeout: Seconds without a batch, > 0, that are a hang; None = 60, or ten times the
-            median step if that is more. To be raised where a callback's work at a step takes long.
-        startup_timeout: Likewise where a single act may take long: at start-up, for the first
-            step, while a checkpoint is written, after the last batch; None = 1800.
+        max_num_restarts: Maximum restarts in a row without progress, that is a later step or a
+            newer checkpoint than in all earlier attempts; None or 0 = no restarts.
+        min_num_csx: Accepted for compatibility; no effect on this hardware.
+        hang_timeout: Seconds without a batch, > 0, that count as a hang; None = 60, or ten times
+            the median step if that is longer. Increase it if callbacks take long.
+        startup_timeout: The same for single long operations: start-up, the first step, writing a
+            checkpoint, after the last batch; None = 1800.
 
-    State: `__trainer_state__`, what `on_save_trainer_state` collected.
+    State: `__trainer_state__`, the output of `on_save_trainer_state`.
 
     Raises:
         ConfigError: If a number is out of range.
@@ -76,13 +76,13 @@ class AutoRestart(CoreCallback):
         self.hang_timeout = hang_timeout
         self.startup_timeout = startup_timeout
         self.is_supervised = False
-        """Whether a supervisor starts the run again when it fails."""
+        """Whether a supervisor restarts the run when it fails."""
         self.is_restart = False
-        """Whether this process continues a run that has written a checkpoint before."""
+        """Whether this process resumes a run that has already written a checkpoint."""
         self.last_checkpoint: Path | None = None
-        """The newest checkpoint that the run wrote before this process, if it is known."""
+        """The newest checkpoint of previous attempts, if known."""
         self.began: float | None = None
-        """Instant of the monotonic clock when the run began, if before this process."""
+        """Start of the run on the monotonic clock, if before this process."""
         self._on_commit: Callable[[Path], None] | None = None
         self._trainer: Trainer | None = None
         self._num_marks = 0
@@ -94,7 +94,7 @@ class AutoRestart(CoreCallback):
 
     @property
     def enabled(self) -> bool:
-        """Whether restarts are asked for."""
+        """Whether restarts are enabled."""
         return self.max_num_restarts > 0
 
     def supervise(
@@ -105,10 +105,9 @@ class AutoRestart(CoreCallback):
         on_commit: Callable[[Path], None],
         began: float | None = None,
     ) -> None:
-        """Note that a supervisor restarts the run, and watches it from outside.
+        """Configure a run that a supervisor restarts and watches from outside.
 
-        `on_commit` is called with each checkpoint that has been committed, before anybody else
-        hears of it and may fail.
+        `on_commit` is called with each committed checkpoint, before any other callback.
         """
         self.is_supervised = True
         self.is_restart = is_restart
@@ -117,7 +116,7 @@ class AutoRestart(CoreCallback):
         self._on_commit = on_commit
 
     def resume_run(self) -> None:
-        """Note that this process continues a run that another one began."""
+        """Mark this process as resuming the run of another one."""
         self.is_restart = True
 
     # ---- state of the trainer

@@ -1,4 +1,4 @@
-"""The device of a run: its backend, opened before everything else and closed after it."""
+"""The backend of a run: opened first, closed last."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class BackendCallback(CoreCallback):
-    """Makes and opens the backend before anything touches a device.
+    """Create and open the backend before a device is used.
 
     Args:
-        backend: A backend, or options for the one that `device` names.
-        device: A device's name, in any case; "auto" = the accelerator that is there, else the
-            CPU. None = "cpu", unless `backend` says more.
+        backend: A backend, or options for that of `device`.
+        device: A device name, case-insensitive; "auto" = the available accelerator, else the CPU.
+            None = "cpu", or the type given by `backend`.
 
     Raises:
-        ConfigError: If both a backend and a device are given, or neither fits.
+        ConfigError: If both a backend and a device are given, or one is invalid.
     """
 
     def __init__(

@@ -49,37 +49,36 @@ log = logging.getLogger("modelzoo_trainer.checkpoint")
 
 
 class Checkpoint(CoreCallback, Advised):
-    """Writes checkpoints at step boundaries, and finds the newest intact one.
+    """Write checkpoints at step boundaries, and find the newest intact one.
 
-    With any of `steps`, `minutes`, `epochs` and `save_final_checkpoint` one is also written where a
-    run ends, for whatever reason. With none of them, as in `Checkpoint()`, none is written, unless
-    the run was interrupted by something else than Ctrl-C. One that cannot be written (a full disk,
-    a folder that became read-only) does not end the training: it is reported, the earlier ones
-    stay, and the next is tried when it is due; only the one at the end must succeed.
+    With any of `steps`, `minutes`, `epochs` and `save_final_checkpoint`, a checkpoint is also
+    written at the end of a run, even if it stops early. With none of them, as in `Checkpoint()`,
+    none is written, unless the run is interrupted other than by Ctrl-C. If one cannot be written
+    (a full disk, a read-only folder), training continues: the failure is logged, earlier ones are
+    kept, and the next one is attempted when it is due; only the final one must succeed.
 
     Args:
         steps: Write one on every n-th step; None or 0 = none.
         autoload_last_checkpoint: Start from the newest intact checkpoint of the folder, unless
-            `fit` is given another one.
-        disable_strict_checkpoint_loading: Load what fits and leave the rest.
+            `fit` gets a `ckpt_path`.
+        disable_strict_checkpoint_loading: Load what fits and ignore the rest.
         save_initial_checkpoint: Write one before the first step.
-        checkpoint_root: Where they are; None = `model_dir`. One run at a time writes there.
-        checkpoint_name: Their names; holds the field `{step}` once, and begins with no dot.
-        strict_version: Accepted for the format's sake: one that cannot be read is always refused.
+        checkpoint_root: The folder of checkpoints; None = `model_dir`. For one run at a time.
+        checkpoint_name: Their names; contains `{step}` once, and does not start with a dot.
+        strict_version: Accepted for compatibility: an unreadable version is always refused.
         minutes: Write one at the first step boundary n minutes after the last; None = none.
         epochs: Write one at the end of every n-th epoch; None = never.
-        asynchronous: Go on training while a checkpoint is written, from a copy of the state in
-            host memory. At most one is under way.
-        save_final_checkpoint: Write one where a run ends, also without `steps`, `minutes` and
-            `epochs`: only at the end.
+        asynchronous: Train while a checkpoint is written, from a copy of the state in host memory.
+            At most one at a time.
+        save_final_checkpoint: Write one at the end of a run; on its own, only then.
 
-    State: `callbacks`, what the callbacks' `state_dict` methods return; `model_dir`, whose they
-    are, if they are elsewhere.
+    State: `callbacks`, the callbacks' `state_dict`s; `model_dir`, that of the run, if checkpoints
+        are elsewhere.
 
     Raises:
-        ConfigError: If a number is negative, no checkpoint of the name could be found again, or
-            `save_final_checkpoint` is no bool; at the start of a fit, if the folder cannot be
-            written, has less space than one checkpoint takes, or another run writes there.
+        ConfigError: If a number is negative, `checkpoint_name` is invalid, or
+            `save_final_checkpoint` is not a bool; at the start of a fit, if the folder is not
+            writable, has too little space for one checkpoint, or is in use by another run.
     """
 
     @checked("checkpoint")
@@ -100,7 +99,7 @@ class Checkpoint(CoreCallback, Advised):
         problem = name_problem(checkpoint_name)
         if problem is not None:
             raise ConfigError(
-                f"checkpoint.checkpoint_name is {checkpoint_name!r}; {problem}. Use one such as "
+                f"checkpoint.checkpoint_name is {checkpoint_name!r}; {problem}. Use a name such as "
                 f"'checkpoint_{{step}}'."
             )
         self.times = CheckpointSchedule(steps, minutes, epochs)
@@ -121,11 +120,13 @@ class Checkpoint(CoreCallback, Advised):
         self._has_written = False  # in this fit
         self._others: frozenset[Path] = frozenset()
         self._begun: tuple[Path | None, int | None] = (None, None)
-        self._not_fresh: WeakSet[Trainer] = WeakSet()  # that have trained or loaded something
+        self._not_fresh: WeakSet[Trainer] = (
+            WeakSet()
+        )  # trainers that have trained or loaded something
         self._found: tuple[Path, StateDict] | None = None
         self._damaged: set[Path] = set()
         self.is_own = False
-        """Whether the checkpoint that was chosen last is the newest one of this run's folder."""
+        """Whether the chosen checkpoint is the newest one of this run's folder."""
 
     # ---- names
 
@@ -134,11 +135,11 @@ class Checkpoint(CoreCallback, Advised):
         return self.checkpoint_root or trainer.model_dir
 
     def is_in_folder(self, trainer: Trainer, path: Path) -> bool:
-        """Return whether a checkpoint is in the folder that the run writes its own to."""
+        """Return whether a checkpoint is in the run's checkpoint folder."""
         return path.resolve().parent == self.root(trainer).resolve()
 
     def get_checkpoint_path(self, trainer: Trainer) -> Path:
-        """Return a path for the current step that is not in use."""
+        """Return an unused path for the current step."""
         plain = self.root(trainer) / self.checkpoint_name.format(step=trainer.global_step)
         path, number = plain, 1
         while path.exists() or path == self._saving.path:
@@ -151,7 +152,7 @@ class Checkpoint(CoreCallback, Advised):
         return checkpointing.newest(self.root(trainer), self._pattern())
 
     def is_any_in(self, root: Path) -> bool:
-        """Return whether a folder has checkpoints by their names, intact or not.
+        """Return whether a folder has matching checkpoint names, intact or not.
 
         Raises:
             CheckpointError: If the folder cannot be listed.
@@ -162,13 +163,13 @@ class Checkpoint(CoreCallback, Advised):
         return name_pattern(self.checkpoint_name)
 
     def choose(self, trainer: Trainer, ckpt_path: Any) -> Path | None:
-        """Return the checkpoint that an argument stands for.
+        """Return the checkpoint of a `ckpt_path` argument.
 
-        None stands for none; Ellipsis for the newest intact one, if autoload is on and this trainer
-        has neither trained nor loaded anything yet.
+        None = none; Ellipsis = the newest intact one, if autoload is enabled and this trainer has
+        neither trained nor loaded anything yet.
 
         Raises:
-            CheckpointError: If there are checkpoints and none of them is intact.
+            CheckpointError: If there are checkpoints but none is intact.
         """
         is_restart = (
             trainer.is_resuming and self._is_fresh(trainer) and trainer.autorestart.is_restart
@@ -186,14 +187,14 @@ class Checkpoint(CoreCallback, Advised):
         if not self.is_own:
             return None if ckpt_path is None else self._checked_start(trainer, Path(ckpt_path))
         if self._is_fresh(trainer) and (self.autoload_last_checkpoint or is_restart):
-            # What a run was given to begin with, it has begun with before a restart.
+            # A restarted run has already started from its ckpt_path.
             self._found = self._last_written(trainer) if ckpt_path is not ... else None
             self._found = self._found or self._newest_intact(trainer)
             self._warn_of_others(trainer)
         return None if self._found is None else self._found[0]
 
     def _warn_of_others(self, trainer: Trainer) -> None:
-        """Warn if what was found is another run's, or if only what has other names is there."""
+        """Warn if the checkpoint is of another run, or only other names are in the folder."""
         if self._found is not None:
             path, state = self._found
             if state.get("model_dir", self._home(trainer)) != self._home(trainer):
@@ -205,7 +206,7 @@ class Checkpoint(CoreCallback, Advised):
                 )
         elif trainer.is_resuming and (others := checkpointing.list_checkpoints(self.root(trainer))):
             log.warning(
-                "The run begins at step 0, although %s has %d checkpoints of other names, such as "
+                "Starting at step 0 although %s contains %d checkpoints with other names, such as "
                 "%s: checkpoint_name is %r.",
                 self.root(trainer),
                 len(others),
@@ -214,23 +215,23 @@ class Checkpoint(CoreCallback, Advised):
             )
 
     def _home(self, trainer: Trainer) -> str | None:
-        """Return the way from the folder of the checkpoints to `model_dir`; None = the same."""
+        """Return the path of `model_dir` relative to the checkpoint folder; None = the same."""
         root, home = os.path.realpath(self.root(trainer)), os.path.realpath(trainer.model_dir)
         return None if root == home else os.path.relpath(home, root)
 
     def _last_written(self, trainer: Trainer) -> tuple[Path, StateDict] | None:
-        """Return what the attempt before wrote last, and its content, if it is intact."""
+        """Return the last checkpoint of the previous attempt and its content, if intact."""
         path = trainer.autorestart.last_checkpoint
         if path is None:
             return None
         try:
             return path, _content(path, trainer)
         except CheckpointError as error:
-            log.warning("Passed over %s: %s", path, error)
+            log.warning("Skipped %s: %s", path, error)
             return None
 
     def _checked_start(self, trainer: Trainer, path: Path) -> Path:
-        """Return the checkpoint that a run is given to begin with; warn of what it has already."""
+        """Return the checkpoint that a user chose; warn if the folder has others."""
         own = self.get_latest_checkpoint(trainer) if trainer.is_resuming else None
         if self._is_fresh(trainer) and own is not None and own.resolve() != path.resolve():
             log.warning(
@@ -242,10 +243,9 @@ class Checkpoint(CoreCallback, Advised):
         return path
 
     def to_roll_back_to(self, trainer: Trainer, step: int) -> Path | None:
-        """Return the newest intact checkpoint from before a step's first batch, or None.
+        """Return the newest intact checkpoint before a step's first batch, or None.
 
-        `step` is the `global_step` that was bad; what was written after it began is never gone back
-        to in this fit.
+        `step` is the bad `global_step`; this fit never loads checkpoints written after its start.
         """
         self.finish(trainer)
         self._found = None
@@ -259,7 +259,7 @@ class Checkpoint(CoreCallback, Advised):
     def _newest_intact(
         self, trainer: Trainer, others: frozenset[Path] = frozenset()
     ) -> tuple[Path, StateDict] | None:
-        """Return the newest checkpoint that can be loaded, and its content."""
+        """Return the newest intact checkpoint and its content."""
         root = self.root(trainer)
         damaged = []
         self._damaged.clear()
@@ -269,18 +269,18 @@ class Checkpoint(CoreCallback, Advised):
             try:
                 return path, _content(path, trainer)
             except CheckpointError as error:
-                log.warning("Passed over %s: %s", path, error)
+                log.warning("Skipped %s: %s", path, error)
                 self._damaged.add(path)
                 damaged.append(f"  {path.name}: {error}")
         if damaged:
             raise CheckpointError(
                 f"no checkpoint in {str(root)!r} is intact:\n" + "\n".join(damaged) + "\nMove them "
-                "away to begin anew, or name another one with ckpt_path."
+                "away to start from scratch, or choose another one with ckpt_path."
             )
         return None
 
     def all_of(self, trainer: Trainer) -> list[Path]:
-        """Return all checkpoints of the folder, in order of their steps.
+        """Return all checkpoints of the folder, by step.
 
         Raises:
             ConfigError: If there is none.
@@ -291,20 +291,18 @@ class Checkpoint(CoreCallback, Advised):
         found: list[Path] = trainer.backend.comm.broadcast_object(own)
         if not found:
             raise ConfigError(
-                f"there is no checkpoint in {str(self.root(trainer))!r} to validate. Name some "
-                f"with ckpt_paths, or write ckpt_paths: null for the weights as they are."
+                f"there is no checkpoint in {str(self.root(trainer))!r} to validate. Set "
+                f"ckpt_paths, or ckpt_paths: null for the initial weights."
             )
         return found
 
     def require_any(self, trainer: Trainer, method: str = "validate") -> None:
-        """Make sure that a validation for which no checkpoint is named has one to load.
+        """Check that a validation without a `ckpt_path` has a checkpoint to load.
 
-        `method` of the trainer is what is to be run, "validate", "test" or "predict".
-
-        A trainer that has loaded something already needs none.
+        `method`: "validate", "test" or "predict". A no-op if one has been loaded already.
 
         Raises:
-            ConfigError: If it would take the weights as they are made.
+            ConfigError: If it would use untrained weights.
         """
         if not self._is_fresh(trainer) or not trainer.backend.caps.holds_values:
             return
@@ -316,12 +314,12 @@ class Checkpoint(CoreCallback, Advised):
         if not trainer.backend.comm.broadcast_object(is_any):
             raise ConfigError(
                 f"there are no weights to {method}: ckpt_path is not given, and {why}. Pass "
-                f"--checkpoint_path, or set {method}.ckpt_path in the file; null takes the "
-                f"weights as they are made, untrained."
+                f"--checkpoint_path, or set {method}.ckpt_path in the file; null uses the "
+                f"untrained weights."
             )
 
     def expand(self, ckpt_paths: Any) -> list[Any]:
-        """Return the checkpoints of an argument that takes one or several paths or globs.
+        """Return the checkpoints of one or several paths or globs.
 
         Raises:
             ConfigError: If a glob matches nothing.
@@ -356,7 +354,7 @@ class Checkpoint(CoreCallback, Advised):
         stack.callback(self._saving.finish)
 
     def _writes(self, trainer: Trainer) -> bool:
-        """Return whether this process is sure to write checkpoints in a fit."""
+        """Return whether this process will write checkpoints in a fit."""
         saves = self.saves_at_end or self.save_initial_checkpoint
         return saves and trainer.backend.caps.holds_values and trainer.backend.comm.is_main
 
@@ -379,7 +377,7 @@ class Checkpoint(CoreCallback, Advised):
         self.times.start()
 
     def _mend_latest(self, trainer: Trainer) -> None:
-        """Have the link `latest` lead to the newest checkpoint that is not known to be damaged."""
+        """Point `latest` to the newest checkpoint that is not known to be damaged."""
         listed = checkpointing.list_checkpoints(self.root(trainer))
         paths = [info.path for info in listed if self._pattern().fullmatch(info.path.name)]
         intact = [path for path in paths if path not in self._damaged]
@@ -387,16 +385,16 @@ class Checkpoint(CoreCallback, Advised):
 
     @property
     def begun_with(self) -> tuple[Path | None, int | None]:
-        """The checkpoint that was loaded last, and its step; None = none, or weights alone."""
+        """The last loaded checkpoint and its step; None = none, or only weights."""
         return self._begun
 
     def _begins_here(self, trainer: Trainer) -> bool:
-        """Return whether the state at hand is that of a checkpoint of the folder."""
+        """Return whether the current state is that of a checkpoint of the folder."""
         path, step = self._begun
         return path is not None and step == trainer.global_step and self.is_in_folder(trainer, path)
 
     def _others_of(self, trainer: Trainer) -> frozenset[Path]:
-        """Return the checkpoints of other runs in the folder: a fit does not go back to them."""
+        """Return the checkpoints of other runs in the folder; a fit never rolls back to them."""
         if self.is_own:
             return frozenset()
         found = checkpointing.candidates(self.root(trainer), self._pattern())
@@ -407,11 +405,11 @@ class Checkpoint(CoreCallback, Advised):
 
     @property
     def saves_at_end(self) -> bool:
-        """Whether a checkpoint is written where a run ends, for whatever reason."""
+        """Whether a checkpoint is written at the end of a run."""
         return self.times.is_any or self.save_final_checkpoint
 
     def ask(self) -> None:
-        """Have a checkpoint written at the next step boundary: on all processes."""
+        """Request a checkpoint at the next step boundary, on all processes."""
         self.times.ask()
 
     @override
@@ -426,7 +424,7 @@ class Checkpoint(CoreCallback, Advised):
             self._try_save(trainer)
 
     def finish(self, trainer: Trainer) -> None:
-        """Wait for what is being written; report its failure, as that is not the caller's."""
+        """Wait for the pending checkpoint; log a failure."""
         try:
             trainer.after_save(self._saving.wait())
         except CheckpointError as error:
@@ -439,15 +437,15 @@ class Checkpoint(CoreCallback, Advised):
             self._tell(trainer, error)
 
     def _tell(self, trainer: Trainer, error: CheckpointError) -> None:
-        """Report a checkpoint that the disk has refused; anything else is a mistake, and raised."""
+        """Log a checkpoint that failed because of the disk; raise any other error."""
         if not is_refusal_of_disk(error):
             raise error
         self._saved, self._has_written = (None, None), False
         self.times.start()
-        if trainer.backend.comm.is_main:  # of several processes each has the same error
+        if trainer.backend.comm.is_main:  # all processes have the same error
             log.error(
-                "NO CHECKPOINT WAS WRITTEN: %s Training continues, and the next one is tried when "
-                "it is due. Make space or mend the folder before then.",
+                "NO CHECKPOINT WAS WRITTEN: %s Training continues; the next one is attempted when "
+                "it is due. Free space or fix the folder before then.",
                 error,
             )
 
@@ -459,15 +457,12 @@ class Checkpoint(CoreCallback, Advised):
             self._save(trainer, wait=True)
 
     def _is_saved(self, trainer: Trainer) -> bool:
-        """Return whether nothing has changed since the last checkpoint, or since the fit began."""
+        """Return whether nothing has changed since the last checkpoint or the start of the fit."""
         return self._saved[1] == trainer.global_step
 
     @override
     def on_fit_committed(self, trainer: Trainer, loop: Any) -> None:
-        """Note beside the last checkpoint that its fit has finished: it has nothing left to do.
-
-        Done by the main process, when its own part of the fit is over.
-        """
+        """Mark the last checkpoint as that of a finished fit. Done by the main process."""
         if not trainer.schedule.is_finished(trainer) or trainer.interruptions.will_raise(trainer):
             return
         path = self._saved[0] if self._is_saved(trainer) else None
@@ -477,23 +472,25 @@ class Checkpoint(CoreCallback, Advised):
         try:
             checkpointing.note_finished(path)
         except CheckpointError as error:
-            log.warning("Started again with num_steps, the run will not train on: %s", error)
+            log.warning(
+                "If started again with num_steps, the run will not train further: %s", error
+            )
 
     def begins_finished(self, trainer: Trainer) -> bool:
-        """Return whether a fit begins with the last checkpoint of one that has finished.
+        """Return whether a fit starts from the last checkpoint of a finished one.
 
-        Cost: A collective, if it begins with a checkpoint of the folder.
+        Cost: A collective, if it starts from a checkpoint of the folder.
         """
         if not self._begins_here(trainer):
             return False
         path, backend = self._begun[0], trainer.backend
-        assert path is not None  # it begins with one
+        assert path is not None  # it starts from one
         return bool(
             backend.comm.broadcast_object(backend.comm.is_main and checkpointing.is_finished(path))
         )
 
     def saved_by_fit(self, trainer: Trainer, *, is_new: bool) -> str:
-        """Return what the fit that has just ended has saved, as a part of a sentence.
+        """Return what the last fit has saved, for a message.
 
         `is_new`: whether it has taken a step.
         """
@@ -501,13 +498,13 @@ class Checkpoint(CoreCallback, Advised):
         if path is not None and self._is_saved(trainer):
             return f"saved {path}"
         if not is_new:
-            return "no step was taken, there is nothing new to save"
+            return "no step was taken; there is nothing new to save"
         if not trainer.backend.caps.holds_values:
             return "a dry run saves nothing"
-        hint = "for one at the end set checkpoint.steps or checkpoint.save_final_checkpoint"
+        hint = "set checkpoint.steps or checkpoint.save_final_checkpoint to save one at the end"
         if path is not None:
-            return f"what came after {path} was not saved; {hint}"
-        return f"nothing was saved, no checkpoint is configured; {hint}"
+            return f"steps after {path} were not saved; {hint}"
+        return f"nothing was saved because no checkpoint is configured; {hint}"
 
     def _save(self, trainer: Trainer, *, wait: bool) -> None:
         if trainer.backend.caps.holds_values:  # a dry run has nothing to save
@@ -536,18 +533,18 @@ class Checkpoint(CoreCallback, Advised):
             is_foreign=path is not None and not self.is_in_folder(trainer, path),
             ignored=trainer.callbacks.stateless_names,
         )
-        self._not_fresh.add(trainer)  # a state that was loaded in part is none
+        self._not_fresh.add(trainer)  # also if loading fails halfway
         if path is not None:
             log.info("Loaded checkpoint %s.", path)
 
     @contextmanager
     def restoring(self, trainer: Trainer, path: Path | None = None) -> Iterator[StateDict]:
-        """Read a checkpoint and yield its content; whatever in it does not fit is an error of it.
+        """Read a checkpoint and yield its content; blame it for errors in the block.
 
-        `path` None = what was read last, for what is restored later; an empty state then.
+        `path` None: continue restoring the last one; yields an empty state.
 
         Raises:
-            CheckpointError: As `read`; or if the block fails by content of a wrong kind.
+            CheckpointError: As `read`; or if the block fails because of invalid content.
         """
         state = {} if path is None else self.read(trainer, path)
         with restoring(self._begun[0], parts_of(trainer.callbacks, trainer.stateful_callbacks())):
@@ -560,7 +557,7 @@ class Checkpoint(CoreCallback, Advised):
         The state shares memory with the run.
 
         Raises:
-            CheckpointError: If it cannot be written; or, of one before that was not waited for.
+            CheckpointError: If it, or the pending one, cannot be written.
         """
         backend = trainer.backend
         path: Path = backend.comm.broadcast_object(self.get_checkpoint_path(trainer))
@@ -575,28 +572,28 @@ class Checkpoint(CoreCallback, Advised):
         return path
 
     def report_committed(self, trainer: Trainer) -> None:
-        """Have everybody hear of the checkpoints that were committed since this was last called."""
+        """Call `on_after_save_checkpoint` for checkpoints committed since the last call."""
         trainer.after_save(self._saving.collect())
 
     @event("load")
     def read(self, trainer: Trainer, path: Path) -> StateDict:
         """Verify a checkpoint and return its content.
 
-        It may also be a `.safetensors` file, or a folder with one, for the weights.
+        A `.safetensors` file, or a folder with one, has only weights.
 
         Raises:
-            CheckpointError: If it is not there, not intact, or of another format.
+            CheckpointError: If it does not exist, is damaged, or has another format.
         """
         found, self._found = self._found, None
         group = trainer.backend.comm.process_group
         if group is not None and not checkpointing.holds_weights(path) and path.exists():
-            self._saving.finish()  # one that is under way speaks in the same group
+            self._saving.finish()  # a pending one uses the same process group
             state = checkpointing.load_like(path, like_of(trainer), process_group=group)
         elif found is not None and found[0] == path:
             state = found[1]
         elif not path.exists():
             raise CheckpointMismatch(
-                f"ckpt_path: there is no checkpoint {str(path)!r}. Newest in "
+                f"ckpt_path: {str(path)!r} does not exist. Newest checkpoint in "
                 f"{str(self.root(trainer))!r}: {self.get_latest_checkpoint(trainer) or 'none'}."
             )
         elif checkpointing.holds_weights(path):
@@ -608,10 +605,10 @@ class Checkpoint(CoreCallback, Advised):
 
 
 def _content(path: Path, trainer: Trainer) -> StateDict:
-    """Verify a checkpoint and return its content; nothing, if several processes will load it.
+    """Verify a checkpoint and return its content, empty if several processes will load it.
 
     Raises:
-        CheckpointError: If it is not intact.
+        CheckpointError: If it is damaged.
     """
     if trainer.backend.comm.process_group is None:
         return checkpointing.load(path)

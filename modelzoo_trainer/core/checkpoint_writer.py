@@ -1,4 +1,4 @@
-"""When checkpoints are due, and how they get to the disk: at once, or in the background."""
+"""When checkpoints are due, and writing them, synchronously or in the background."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointSchedule:
-    """The step boundaries at which a checkpoint is due: by steps, by the clock, by epochs."""
+    """The step boundaries at which a checkpoint is due: by steps, minutes or epochs."""
 
     def __init__(
         self, steps: int | None = None, minutes: float | None = None, epochs: int | None = None
@@ -37,17 +37,17 @@ class CheckpointSchedule:
 
     @property
     def is_any(self) -> bool:
-        """Whether checkpoints are due at all."""
+        """Whether checkpoints are ever due."""
         return not self.steps is self.epochs is self._interval_s is None
 
     def start(self) -> None:
-        """Count the minutes from now."""
+        """Restart the clock."""
         self._is_asked = False
         if self._interval_s is not None:
             self._next_s = time.monotonic() + self._interval_s
 
     def is_due(self, trainer: Trainer) -> bool:
-        """Return whether a checkpoint is due at the step boundary at hand."""
+        """Return whether a checkpoint is due at the current step boundary."""
         if self.steps is not None and trainer.global_step % self.steps == 0:
             return True
         if self._interval_s is not None and self._time_is_up(trainer):
@@ -56,16 +56,16 @@ class CheckpointSchedule:
         return self.epochs is not None and data.is_last and (data.epoch + 1) % self.epochs == 0
 
     def ask(self) -> None:
-        """Have a checkpoint due at the next step boundary."""
+        """Request a checkpoint at the next step boundary."""
         self._is_asked = True
 
     def _time_is_up(self, trainer: Trainer) -> bool:
-        """Return whether the minutes are over; of several processes the first one's clock says."""
+        """Return whether the time is up, by the clock of the main process."""
         backend = trainer.backend
         if backend.comm.world_size == 1:
             return time.monotonic() >= self._next_s
         if backend.comm.is_main and time.monotonic() >= self._next_s:
-            self._next_s = math.inf  # until it has been heard
+            self._next_s = math.inf  # until all processes have received it
             backend.comm.propose(SAVE)
         asked, self._is_asked = self._is_asked, False
         return asked
@@ -79,17 +79,17 @@ _WITHIN_STEP: Final = "within_step"  # written between two batches of a step
 
 
 class CheckpointSaver:
-    """Writes checkpoints, one at a time, and says which have been committed."""
+    """Write checkpoints, one at a time, and record which are committed."""
 
     def __init__(self) -> None:
         self._background = checkpointing.BackgroundSaver()
         self._committed: list[Path] = []
         self.path: Path | None = None
-        """That of the checkpoint under way."""
+        """The pending checkpoint."""
         self.points_latest = True
-        """Whether this process keeps the link to the newest one."""
+        """Whether this process updates the link `latest`."""
 
-    def save(  # what is written, and how
+    def save(
         self,
         path: Path,
         state: Mapping[str, Any],
@@ -101,12 +101,11 @@ class CheckpointSaver:
     ) -> None:
         """Write a checkpoint.
 
-        The state may change once this has returned. `wait`: until it is committed. `group`: the
-        processes that write it together; None = this one alone does. `facts`: what the manifest
-        says besides.
+        The state may change after this returns. `wait`: until it is committed. `group`: the
+        processes that write it together; None = only this one. `facts`: for the manifest.
 
         Raises:
-            CheckpointError: If it cannot be written; or, of the one before.
+            CheckpointError: If it, or the pending one, cannot be written.
         """
         begin = time.perf_counter()
         self._note(self._background.wait())
@@ -126,7 +125,11 @@ class CheckpointSaver:
                 )
         held_up_s = time.perf_counter() - begin
         if not wait:
-            log.info("Writing checkpoint %s; training was held up for %.3f s.", path, held_up_s)
+            log.info(
+                "Writing checkpoint %s in the background; training was paused for %.3f s.",
+                path,
+                held_up_s,
+            )
         else:
             log.info("Saved checkpoint %s in %.3f s.", path, held_up_s)
 
@@ -140,10 +143,10 @@ class CheckpointSaver:
                 self.path = None
 
     def collect(self) -> list[Path]:
-        """Return what has been committed since this was asked last.
+        """Return the checkpoints committed since the last call.
 
         Raises:
-            CheckpointError: If one that was not waited for could not be written.
+            CheckpointError: If a background write failed.
         """
         if self.path is not None:
             self._note(self._take(wait=False))
@@ -151,7 +154,7 @@ class CheckpointSaver:
         return committed
 
     def wait(self) -> list[Path]:
-        """Return likewise, when nothing is under way any more."""
+        """Wait for the pending checkpoint, then `collect`."""
         if self.path is not None:
             self._note(self._take(wait=True))
         return self.collect()
@@ -164,23 +167,22 @@ class CheckpointSaver:
             raise
 
     def finish(self) -> None:
-        """Wait for what is under way; a failure is logged, as another error may be on its way."""
+        """Wait for the pending checkpoint; log a failure, which must not hide another error."""
         try:
             self.wait()
         except CheckpointError as error:
-            log.error("%s", error)  # the message says it all
+            log.error("%s", error)
 
 
 def facts_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the manifest of a checkpoint says of when it was written."""
+    """Return facts for the manifest: whether it was written within a step."""
     return {_WITHIN_STEP: True} if "window" in state.get("dataloader", {}) else {}
 
 
 def was_written_before(path: Path, step: int) -> bool:
-    """Return whether a checkpoint holds nothing of a step, as far as its manifest says.
+    """Return whether a checkpoint precedes a step, according to its manifest.
 
-    The weights after `step` are the first that have its update. True if the manifest cannot be
-    read.
+    The weights after `step` are the first with its update. True if the manifest is unreadable.
     """
     try:
         manifest = checkpointing.read_manifest(path)
@@ -191,18 +193,17 @@ def was_written_before(path: Path, step: int) -> bool:
 
 
 def prepare(root: Path, trainer: Trainer, *, is_locked: bool) -> None:
-    """Make sure that checkpoints can be written in a folder, before hours are spent on one.
+    """Check at the start of a fit that checkpoints can be written to a folder; create it.
 
-    The folder is made if it is not there. `is_locked`: nobody else writes there, so that what a
-    crash has left over is removed.
+    `is_locked`: no other process writes there, so remnants of a crash are removed.
 
     Raises:
-        ConfigError: If it cannot be written, or has less space than a checkpoint takes, or if the
+        ConfigError: If it is not writable or has too little space for one checkpoint, or if the
             state of the model or of a callback cannot be saved.
     """
-    if is_locked:  # before more is written: the probe may be killed, too
+    if is_locked:  # before the probe, which may be killed, too
         for path in checkpointing.clean(root):
-            log.info("Removed %s, which an earlier run has left unfinished.", path.name)
+            log.info("Removed %s, an incomplete checkpoint of an earlier run.", path.name)
     try:
         checkpointing.probe(root)
     except CheckpointError as error:
@@ -215,18 +216,18 @@ def prepare(root: Path, trainer: Trainer, *, is_locked: bool) -> None:
     if free is not None and free < needed:
         raise ConfigError(
             f"{str(root)!r} has {free / _GIB:.2f} GiB of free space, and one checkpoint takes at "
-            f"least {needed / _GIB:.2f} GiB. Make space, or set checkpoint.checkpoint_root or "
+            f"least {needed / _GIB:.2f} GiB. Free space, or set checkpoint.checkpoint_root or "
             f"model_dir to another disk."
         )
 
 
 def check_states(trainer: Trainer) -> None:
-    """Make sure that what users wrote returns what can be saved.
+    """Check that the states of the model and of callbacks can be saved.
 
-    A callback whose state cannot be had before its training has begun is not looked at.
+    Callbacks whose `state_dict` fails before training are ignored.
 
     Raises:
-        ConfigError: If something cannot be saved.
+        ConfigError: If a state cannot be saved.
     """
     callbacks = {}
     for name, callback in trainer.stateful_callbacks():
@@ -244,7 +245,7 @@ def check_states(trainer: Trainer) -> None:
 
 
 def least_bytes(trainer: Trainer) -> int:
-    """Return what a checkpoint takes at least, with the state that optimizers will have."""
+    """Return the minimum size of a checkpoint in bytes, including future optimizer state."""
     size = checkpointing.state_bytes(dict(trainer.model.state_dict()))
     for optimizer in trainer.optimizers.values():
         size += checkpointing.state_bytes(optimizer.state_dict())

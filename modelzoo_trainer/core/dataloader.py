@@ -1,4 +1,4 @@
-"""The training data: epochs, and the position in them."""
+"""The position in the training data."""
 
 from __future__ import annotations
 
@@ -38,35 +38,33 @@ NOTHING: Final = object()
 
 
 class DataLoaderCallback(CoreCallback):
-    """Owns the position in the training data.
+    """Own the position in the training data.
 
-    Order and random numbers of an epoch are functions of the run's seed and its number, so that a
-    run that resumes in its middle takes exactly the batches that are left. How it gets there
-    depends on the loader, see `loading/sources.py`: a torch DataLoader begins at the position, one
-    with `state_dict()` and `load_state_dict()` gets its state back, a list is sliced, and of any
-    other the batches that were trained on are loaded and dropped.
+    Order and random numbers of an epoch are functions of the run's seed and the epoch, so that a
+    run resumed mid-epoch trains on exactly the remaining batches. How it gets there depends on the
+    loader, see `loading/sources.py`: a torch DataLoader starts at the position, one with
+    `state_dict()` and `load_state_dict()` restores its state, a list is sliced, and any other
+    loads and drops the consumed batches.
 
-    Where fetching draws from the generators of this process, these are seeded when a batch is
-    handed out: what a callback draws does not depend on how far ahead batches were fetched.
+    If fetching uses the random generators of this process, they are seeded for each batch: what a
+    callback draws does not depend on prefetching.
 
-    `begins_epoch` says whether the next batch is the first that this fit takes of an epoch,
-    `is_last` whether the batch at hand is the last of one, and `skipped` which batches are not
-    trained on: pairs of epoch and number.
+    `begins_epoch`: the next batch is the first one of an epoch in this fit. `is_last`: the current
+    batch is the last one of an epoch. `skipped`: (epoch, index) of batches not trained on.
 
-    With `micro_batch_size` the loader's batches are trained on in micro-batches; `batch_idx` counts
-    whole ones.
+    With `micro_batch_size`, batches are split into micro-batches; `batch_idx` counts whole batches.
 
-    With several processes a batch is what all of them take together, and `is_padding` and `is_even`
-    describe this one's part, see `loading/sharding.py`. A run may resume with another number of
-    them: it continues after as many draws of the loader as all have consumed.
+    With several processes a batch spans all of them, and `is_padding` and `is_even` describe the
+    part of this rank, see `loading/sharding.py`. A run may resume with another number of
+    processes: it continues after the items that all of them have consumed.
 
     State: `dataloader`: `epoch`, `batch_idx` (batches of the epoch consumed), `num_batches`
         (forward passes since the start), `parts` (micro-batches of the next batch consumed),
         `loader` (the loader's own state; of several processes, `loader_0` and so on), `offset`
-        (draws of the epoch that all processes have consumed), `num_shards`, `per_batch` and
-        `draw_size` (what these draws were), `passed_over` (what is skipped), `facts` (sizes of the
-        data), `ends_epoch` (whether the epoch before is over but for its end hook), and in the
-        middle of a step `window`: where that began.
+        (items of the epoch that all processes have consumed), `num_shards`, `per_batch` and
+        `draw_size` (what these items are), `passed_over` (skipped batches), `facts` (sizes of the
+        data), `ends_epoch` (whether the end hook of the previous epoch is still due), and within
+        a step `window`: its start.
     """
 
     micro_batch_size: int | None = None
@@ -79,13 +77,13 @@ class DataLoaderCallback(CoreCallback):
         self.begins_epoch = True
         self.skipped: set[tuple[int, int]] = set()
         self.owes_epoch_end = False
-        """Whether an epoch was over at the checkpoint, but its end hook had not been called."""
+        """Whether the checkpoint is at the end of an epoch, before its end hook."""
         self._parts = 0
         self._given: Loader = None
         self.is_pending = False
-        """Whether there is a batch at hand that has not been trained on yet."""
+        """Whether the current batch has not been trained on yet."""
         self.is_torn = False
-        """Whether a fit was left in the middle of a step, and no state has been loaded since."""
+        """Whether a step was interrupted, and no state has been loaded since."""
         self._data: TrainData | None = None
         self._max_batches: int | None = None
         self._batches: EpochIterator | None = None
@@ -129,7 +127,7 @@ class DataLoaderCallback(CoreCallback):
 
     @property
     def loader(self) -> Iterable[Batch] | None:
-        """The dataloader of the fit at hand."""
+        """The dataloader of the current fit."""
         return None if self._data is None else self._data.loader
 
     def _forget_batches(self) -> None:
@@ -143,7 +141,7 @@ class DataLoaderCallback(CoreCallback):
         if not self._was_loaded:
             self._restores = False
             if self.batch_idx or self._parts:
-                self._go_on_to(self.epoch + 1)
+                self._start_epoch(self.epoch + 1)
                 log.info(
                     "The previous fit stopped mid-epoch; starting epoch %d. Create a new Trainer "
                     "to resume mid-epoch.",
@@ -161,7 +159,7 @@ class DataLoaderCallback(CoreCallback):
         """Return the next training batch, on the device, and count it as consumed.
 
         Returns:
-            The batch; `NOTHING` if all that was left of the epoch is skipped.
+            The batch; `NOTHING` if the rest of the epoch is skipped.
 
         Raises:
             ConfigError: If an epoch has no batch.
@@ -172,7 +170,7 @@ class DataLoaderCallback(CoreCallback):
             self._batches = self._begin(trainer)
             self.begins_epoch = False
         begun, data = self._batches, self._data
-        assert data is not None  # an epoch has begun
+        assert data is not None  # an epoch has started
         try:
             batch, self.is_last, idx = next(begun.items)
         except StopIteration:
@@ -190,12 +188,12 @@ class DataLoaderCallback(CoreCallback):
         return batch
 
     def end_epoch(self) -> None:
-        """Go on to the next epoch."""
+        """Proceed to the next epoch."""
         self._loader_state = self._state_of_loader()
-        self._go_on_to(self.epoch + 1)
+        self._start_epoch(self.epoch + 1)
         self._skip_epochs()
 
-    def _go_on_to(self, epoch: int) -> None:
+    def _start_epoch(self, epoch: int) -> None:
         self.epoch = epoch
         self._layout = replace(self._layout, first=0)
         self.batch_idx = self._parts = 0
@@ -203,7 +201,7 @@ class DataLoaderCallback(CoreCallback):
 
     def _begin(self, trainer: Trainer) -> EpochIterator:
         data = self._data
-        assert data is not None  # there for the length of a fit
+        assert data is not None  # set during a fit
         if self._drops_window:
             self._drops_window = False
             trainer.grad_accum.drop(trainer)
@@ -229,48 +227,47 @@ class DataLoaderCallback(CoreCallback):
 
     @property
     def ends_batch(self) -> bool:
-        """Whether a whole batch of the loader is at hand, or the last micro-batch of one."""
-        assert self._batches is not None  # there is a batch at hand
+        """Whether the current batch is whole, or the last micro-batch of one."""
+        assert self._batches is not None  # there is a current batch
         return self._batches.ends_batch
 
     @property
     def num_parts(self) -> int:
-        """In how many micro-batches the loader's batch at hand is trained on."""
-        assert self._batches is not None  # there is a batch at hand
+        """The number of micro-batches of the current batch."""
+        assert self._batches is not None  # there is a current batch
         return self._batches.num_parts
 
     @property
     def is_padding(self) -> bool:
-        """Whether the batch at hand counts nothing: other processes have samples, this has none."""
+        """Whether the current batch is a padding batch: only other ranks have samples."""
         return self._batches is not None and self._batches.is_padding
 
     @property
     def is_even(self) -> bool:
-        """Whether all processes have as many samples at hand; the same on all of them."""
+        """Whether all ranks have the same number of samples; equal on all ranks."""
         return self._batches is None or self._batches.is_even
 
     @property
     def is_between_epochs(self) -> bool:
-        """Whether no batch of the epoch at hand has been consumed yet."""
+        """Whether no batch of the current epoch has been consumed yet."""
         return not self.batch_idx and not self._parts
 
     def num_batches_per_epoch(self) -> int | None:
-        """Return how many batches an epoch has, of all processes, as far as the loader tells."""
+        """Return the number of batches per epoch over all processes; None = not known."""
         num = None if self._data is None else self._data.num_batches()
         return num if num is None or self._max_batches is None else min(num, self._max_batches)
 
     def samples_per_batch(self) -> int | None:
-        """Return how many samples a batch of all processes has, as far as the loader tells."""
+        """Return the number of samples per batch over all processes; None = not known."""
         try:
             return None if self._data is None else self._data.samples_per_batch()
         except ConfigError:  # a batch without a tensor
             return None
 
     def end_epochs_after(self, num_batches: int, limited_by: str) -> None:
-        """End each epoch of the current fit after `num_batches` batches at the latest.
+        """Limit each epoch of the current fit to `num_batches` batches of all processes, > 0.
 
-        Called in `on_enter_fit`; of several calls the least number counts. The batches are those of
-        all processes, > 0; `limited_by` says who asks, for messages.
+        Called in `on_enter_fit`; the smallest number wins. `limited_by`: for messages.
         """
         assert self._data is not None  # a fit has been entered
         if self._data.limit is None or num_batches < self._data.limit:
@@ -278,36 +275,33 @@ class DataLoaderCallback(CoreCallback):
         self._max_batches = min(num_batches, self._max_batches or num_batches)
         self._data.limit = min(num_batches, self._data.limit or num_batches)
 
-    # ---- what is not trained on
+    # ---- skipped batches
 
     def skip_batches(self, batches: Iterable[tuple[int, int]]) -> None:
-        """Skip batches when their epoch comes to them; they count as consumed.
-
-        Each is the number of the epoch, and of the batch in it.
-        """
+        """Skip batches, given as (epoch, index); they count as consumed."""
         found = {(int(epoch), int(idx)) for epoch, idx in batches}
         self.skipped |= found
         for epoch in sorted({epoch for epoch, _ in found}):
             numbers = ", ".join(str(idx) for other, idx in sorted(found) if other == epoch)
-            log.info("Epoch %d: not trained on from now on: batches %s.", epoch, numbers)
+            log.info("Epoch %d: skipping batches %s.", epoch, numbers)
         self._skip_epochs()
 
     def skip_samples(self, num: int) -> int:
-        """Skip at least `num` samples, in whole batches; return how many they are.
+        """Skip at least `num` samples, in whole batches; return the number skipped.
 
-        Between two batches of a step, the step is begun anew behind them. `num`: samples of all
-        processes, > 0.
+        Within a step, the step starts again after them. `num`: of all processes, > 0.
 
         Raises:
-            ConfigError: If the number of samples of a batch is not known.
+            ConfigError: If the number of samples per batch is not known.
         """
         data = self._data
-        assert data is not None  # there for the length of a fit
+        assert data is not None  # set during a fit
         size = data.samples_per_batch()
         if not size:
             raise ConfigError(
-                f"samples cannot be skipped: train_dataloader ({type(data.loader).__name__}) does "
-                f"not say how many a batch has. Pass a torch DataLoader with a batch_size."
+                f"samples cannot be skipped: the batch size of train_dataloader "
+                f"({type(data.loader).__name__}) is not known. Pass a torch DataLoader with a "
+                f"batch_size."
             )
         position = self._position()
         if self._window_step is not None:
@@ -324,17 +318,17 @@ class DataLoaderCallback(CoreCallback):
         return frozenset(idx for epoch, idx in self.skipped if epoch == self.epoch)
 
     def _skip_epochs(self) -> None:
-        """Go on to the first epoch that has something left."""
+        """Proceed to the first epoch that is not skipped entirely."""
         if not self.skipped or self._data is None:
             return
         while self._data.has_nothing_left(self.batch_idx, self._skipped_here(), self._layout.first):
-            log.info("Epoch %d: all that is left of it is skipped.", self.epoch)
+            log.info("Epoch %d: the rest is skipped.", self.epoch)
             self.owes_epoch_end = self.owes_epoch_end or self.batch_idx > 0
-            self._go_on_to(self.epoch + 1)
+            self._start_epoch(self.epoch + 1)
             self._loader_state = None
 
     def _after_nothing(self) -> Any:
-        """Return `NOTHING`, if all that was left of the epoch is skipped, or it ended early.
+        """Return `NOTHING`, if the rest of the epoch is skipped, or it ended early.
 
         Raises:
             ConfigError: If the epoch has no batch.
@@ -346,7 +340,7 @@ class DataLoaderCallback(CoreCallback):
 
     def explain_empty(self) -> str:
         """Return why an epoch has no batch."""
-        assert self._data is not None  # there for the length of a fit
+        assert self._data is not None  # set during a fit
         return self._data.explain_empty(self.num_batches)
 
     # ---- state
@@ -359,7 +353,7 @@ class DataLoaderCallback(CoreCallback):
         return self._data.state(None if self.is_last else self.batch_idx)
 
     def _position(self) -> Position:
-        """Return where the run is; after the last batch of an epoch, at the start of the next."""
+        """Return the position; after the last batch of an epoch, the start of the next."""
         loader, layout = self._state_of_loader(), self._layout
         if self._batches is not None and self.is_last:
             layout = replace(layout, first=0)
@@ -391,11 +385,11 @@ class DataLoaderCallback(CoreCallback):
 
     @override
     def on_step_discarded(self, trainer: Trainer) -> None:
-        """Go back to where the step at hand began: a run that resumes takes its batches again."""
+        """Rewind to the start of the current step, so that a resumed run repeats its batches."""
         self.is_pending = False
         num = self.num_batches - self._window.num_batches
         if num and trainer.global_step == self._window_step:
-            log.info("%d batches of a step that was not taken will be taken again.", num)
+            log.info("%d batches of an incomplete step will be trained on again.", num)
             self._go_to(self._window)
 
     @override
@@ -433,7 +427,7 @@ class DataLoaderCallback(CoreCallback):
         self.skipped |= before if is_used else set()
 
     def _adopt_layout(self, data: TrainData | None) -> None:
-        """Count batches as this number of processes does, if a checkpoint's did otherwise."""
+        """Convert the position of a checkpoint to this number of processes."""
         if data is None:
             return
         layout = data.layout()
@@ -457,7 +451,7 @@ class DataLoaderCallback(CoreCallback):
         end = data.end(moved.layout.first)
         if end is not None and moved.offset and moved.batch_idx >= end:
             self.owes_epoch_end = True
-            self._go_on_to(self.epoch + 1)
+            self._start_epoch(self.epoch + 1)
 
 
 def require_step_boundary(trainer: Trainer) -> None:

@@ -1,4 +1,4 @@
-"""Ending a run before its time, in order."""
+"""Graceful stops."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.early_exit")
 
 SAVE: Final = "save"
-"""What a process proposes whose clock says that a checkpoint is due."""
+"""The topic that the main process proposes when a timed checkpoint is due."""
 _STOP: Final = "stop "
 _INTERRUPT: Final = "interrupt "
-_RUNS: Final = count(1)  # of all trainers: what one has proposed, the next may hear
+_RUNS: Final = count(1)  # unique among trainers: proposals may arrive late
 
 
 class ExitHandle:
-    """What takes a registered condition back."""
+    """Removes a registered condition."""
 
     def __init__(self, conditions: list[Callable[[], bool]], condition: Callable[[], bool]) -> None:
         self._conditions = conditions
         self._condition = condition
 
     def remove(self) -> None:
-        """Take the condition back; a second call does nothing."""
+        """Remove the condition. Idempotent."""
         if self._condition in self._conditions:
             self._conditions.remove(self._condition)
 
 
 class EarlyExit(CoreCallback):
-    """Ends a run at a step boundary when somebody has asked for it.
+    """Stop a run gracefully at a step boundary.
 
-    The run ends in order: its end hooks are called and the final checkpoint is written. The next
-    run of the trainer starts unasked; registered conditions stay. If the run was interrupted (a
-    signal, a stop file, the end of its time), `trainer.interrupted` says by what, and
-    `on_interrupt` is called. `is_asked` says whether there is anything to check.
+    End hooks are called and the final checkpoint is written. Stop requests apply to the current
+    run only; registered conditions stay. After an interruption (a signal, a stop file, the time
+    limit), `trainer.interrupted` names its cause, and `on_interrupt` is called. `is_asked`: whether
+    there is anything to check.
 
-    Several processes end at the same step boundary, or the same batch of a validation, whichever
-    of them was asked: a few steps after that, as none waits for the others to hear of it.
+    All processes stop at the same step boundary or validation batch, whichever of them got the
+    request: a few steps later, since processes do not wait for one another.
     """
 
     def __init__(self) -> None:
@@ -64,21 +64,21 @@ class EarlyExit(CoreCallback):
         self._proposed: set[str] = set()
 
     def register(self, condition: Callable[..., bool], *args: Any, **kwargs: Any) -> ExitHandle:
-        """Have a condition asked at each step boundary.
+        """Register a condition that is checked at each step boundary.
 
         Args:
             condition: Returns whether the run should end; called with `args` and `kwargs`.
-            args: Positional arguments of it.
-            kwargs: Keyword arguments of it.
+            args: Positional arguments of `condition`.
+            kwargs: Keyword arguments of `condition`.
 
         Returns:
-            A handle whose `remove` takes the condition back.
+            A handle with `remove()`.
 
         Raises:
-            TypeError: If it cannot be called.
+            TypeError: If it is not callable.
         """
         if not callable(condition):
-            raise TypeError(f"early_exit.register got {condition!r}, which cannot be called.")
+            raise TypeError(f"early_exit.register got {condition!r}, which is not callable.")
 
         def ask() -> bool:
             return condition(*args, **kwargs)
@@ -88,7 +88,7 @@ class EarlyExit(CoreCallback):
         return ExitHandle(self._conditions, ask)
 
     def stop(self, reason: str) -> None:
-        """Ask for the run to end at the next step boundary.
+        """Request a graceful stop at the next step boundary.
 
         Args:
             reason: Why, for the log.
@@ -99,22 +99,22 @@ class EarlyExit(CoreCallback):
             self.stop_all(reason)
 
     def stop_all(self, reason: str) -> None:
-        """Ask likewise, on all processes at the same step: they end before another one.
+        """Request a stop on all processes at the same step, before the next one.
 
         Args:
-            reason: Why, for the log; of all processes.
+            reason: Why, for the log; the same on all processes.
         """
         self._asked = self._asked or reason
         self.is_asked = True
 
     def interrupt(self, name: str) -> None:
-        """Ask for the run to end before it is finished; safe in a signal handler.
+        """Request a stop because of an interruption. Safe in a signal handler.
 
         Args:
-            name: By what: a signal's name such as "SIGINT", "stop file", "max_time".
+            name: The cause: a signal name such as "SIGINT", "stop file", "max_time".
         """
         if self._shared is not None:
-            run = "" if name.startswith("SIG") else self._run  # a signal is for whatever runs
+            run = "" if name.startswith("SIG") else self._run  # a signal applies to any run
             self._propose(self._shared, f"{_INTERRUPT}{run}:{name}")
             return
         self._interruption = self._interruption or name
@@ -126,11 +126,11 @@ class EarlyExit(CoreCallback):
             comm.propose(topic)
 
     def request_stop(self, stop: StopTraining) -> None:
-        """Ask for the end of the run, as that was raised by a callback."""
+        """Request a stop for a `StopTraining` raised by a callback."""
         self.stop(str(stop) or "StopTraining was raised")
 
     def end(self, stop: StopTraining) -> None:
-        """End the run here, as that was raised by what is no callback.
+        """Stop the run here for a `StopTraining` raised outside of callbacks.
 
         Raises:
             RuntimeError: If other processes continue.
@@ -139,16 +139,16 @@ class EarlyExit(CoreCallback):
         if self._shared is not None and not self._shared.try_barrier("stop"):
             raise RuntimeError(
                 f"StopTraining ({reason}) was raised, but not by all processes, and the others "
-                f"cannot continue without this one. Raise it in all of them at the same place, or "
-                f"call trainer.early_exit.stop(reason), on which they agree."
+                f"cannot continue without this one. Raise it on all processes at the same place, "
+                f"or call trainer.early_exit.stop(reason)."
             ) from stop
         self._asked = self._asked or reason
         self.is_asked = self.should_exit = True
         self.reason = self._asked
-        log.info("The run ends: %s.", self.reason)
+        log.info("Stopping the run: %s.", self.reason)
 
     def stop_if_requested(self, trainer: Trainer) -> None:
-        """End the run here if it was asked to; conditions are for step boundaries."""
+        """Stop the run here if requested; does not check conditions."""
         if self._asked or self._shared is not None:
             self.check(trainer)
 
@@ -203,7 +203,7 @@ class EarlyExit(CoreCallback):
             self._shared = None
 
     def check(self, trainer: Trainer) -> bool:
-        """Ask all conditions, at a step boundary; return whether the run should end."""
+        """Check all conditions, at a step boundary; return whether to stop."""
         if not self._asked:
             for condition in self._conditions:
                 if condition():
@@ -215,21 +215,21 @@ class EarlyExit(CoreCallback):
         if self._asked and not self.should_exit:
             self.should_exit = True
             self.reason = self._asked
-            log.info("The run ends at step %d: %s.", trainer.global_step, self.reason)
+            log.info("Stopping the run at step %d: %s.", trainer.global_step, self.reason)
         if self._interruption is not None and trainer.interrupted is None:
             trainer.interrupted = self._interruption
             trainer.hooks.on_interrupt(trainer, self._interruption)
         return self.should_exit
 
     def _hear(self, trainer: Trainer, topic: str) -> None:
-        """Take in what all processes have agreed on at this step."""
+        """Apply a topic that all processes have agreed on at this step."""
         if topic == SAVE:
             trainer.checkpoint.ask()
             return
         is_interruption = topic.startswith(_INTERRUPT)
         told = topic.removeprefix(_INTERRUPT if is_interruption else _STOP)
         run, _, reason = told.partition(":")
-        if run not in ("", str(self._run)):  # of one that was over before it was heard
+        if run not in ("", str(self._run)):  # of an earlier run
             return
         if is_interruption:
             self._interruption = self._interruption or reason

@@ -1,4 +1,4 @@
-"""Several batches to one optimizer step."""
+"""Gradient accumulation: several batches per optimizer step."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ Weight = int | float | Tensor
 
 
 class GradientAccumulation(CoreCallback):
-    r"""Decides which batch takes the optimizer step, and weighs the batches before it.
+    r"""Decide which batch ends an accumulation window, and weight the batches of the window.
 
-    The gradient of a window is $\sum_i w_i g_i / \sum_i w_i$, that of one batch made of all of
-    them: $w_i$ is the number of samples, or `num_items` (tokens) if the model's output has it. As
-    the sum is not known before the last batch, losses are divided by $n w_1 / w_i$ with $n$ batches
-    a window, and gradients corrected at the end where that was not it; equal batches in a full
-    window are simply divided by $n$. The last window of an epoch may be short; it is stepped too.
+    The gradient of a window is $\sum_i w_i g_i / \sum_i w_i$, that of one large batch of all its
+    samples: $w_i$ is the number of samples, or `num_items` (tokens) if the model's output has it.
+    As the sum is not known before the last batch, losses are divided by $n w_1 / w_i$ with $n$
+    batches per window, and gradients are corrected at the end if needed; equal batches in a full
+    window are simply divided by $n$. The last window of an epoch may be shorter.
 
-    A batch of the loader that is split into micro-batches counts as all of these.
+    A batch that is split into micro-batches counts as one.
 
-    Of several processes the window is all of theirs. Gradients are averaged over them; where their
-    weights are not known to be equal, losses are multiplied by $w_i / (c n)$ with a $c$ that all
-    have, and the average is divided by that of the weights. Where each batch is a window and all
-    processes have as many samples of it, nothing is computed. A model replicated in float32 or
-    float64 sends its weights along with its gradients; otherwise that is a message of one number.
+    With several processes, the window spans all of them. Gradients are averaged over processes; if
+    weights may differ, losses are multiplied by $w_i / (c n)$ with a common $c$, and the average is
+    divided by that of the weights. If each batch is a window and all processes have the same number
+    of samples, nothing is computed. A model replicated in float32 or float64 sends its weights
+    along with its gradients; otherwise an extra message of one number is sent.
 
     Args:
         num: Batches of the loader per optimizer step.
 
-    State: `grad_accum`, in the middle of a window alone: its counts and weights so far, and the
-        gradients by the names of their parameters.
+    State: `grad_accum`, within a window only: its counts and weights so far, and the gradients by
+        parameter name.
     """
 
     def __init__(self, num: int = 1) -> None:
@@ -77,7 +77,7 @@ class GradientAccumulation(CoreCallback):
             )
 
     def activate(self) -> None:
-        """Accumulate whatever `num` is, as batches come in parts; the hook table is made anew."""
+        """Accumulate even if `num` is 1, for micro-batches; the caller rebuilds the hooks."""
         self._reset()
         self.is_active = True
         self.idle_hooks = frozenset()
@@ -112,7 +112,7 @@ class GradientAccumulation(CoreCallback):
         loop: Any,
         loop_idx: int,
     ) -> None:
-        stack.callback(self.drop, trainer)  # a stop may cut a window off: it is not to be saved
+        stack.callback(self.drop, trainer)  # a stop within a window: do not save it
 
     @override
     def on_step_discarded(self, trainer: Trainer) -> None:
@@ -123,7 +123,7 @@ class GradientAccumulation(CoreCallback):
         self.drop(trainer)
 
     def drop(self, trainer: Trainer) -> None:
-        """Forget a window that is not complete, and its gradients."""
+        """Drop an incomplete window and its gradients."""
         for optimizer in trainer.optimizers.values():
             trainer.backend.zero_grad(optimizer)
         self._reset()
@@ -148,7 +148,7 @@ class GradientAccumulation(CoreCallback):
         self.should_run_optimizer_step = self._num_whole >= self.num or data.is_last
 
     def scale(self, loss: Tensor, outputs: Outputs, batch: Batch) -> Tensor:
-        """Return the loss as this batch's share of its window.
+        """Scale the loss by the weight of this batch in its window.
 
         Cost: No host read.
         """
@@ -163,14 +163,14 @@ class GradientAccumulation(CoreCallback):
                 self._batch = data.num_batches
                 self._reset()
             if data.is_even and self._is_even and outputs.get("num_items") is None:
-                # All processes count the same: there is nothing to weigh.
+                # All processes have equal weights.
                 backend.window.add(1.0, loss if self._is_logged else None)
                 return loss
         return self._share(backend, loss, outputs, self.weight)
 
     def _share_alone(self, loss: Tensor, weight: Weight) -> Tensor:
-        """Return the loss as this batch's share of the window of this process, the only one."""
-        if isinstance(weight, Tensor):  # a quotient of whole numbers would be float32
+        """Scale the loss for the window of a single process."""
+        if isinstance(weight, Tensor):  # a quotient of integers would be float32
             weight = weight.to(torch.promote_types(loss.dtype, torch.float32))
         self.weight = weight
         if self._count == 1:
@@ -185,7 +185,7 @@ class GradientAccumulation(CoreCallback):
         return loss * (weight / (self._first * self._expected))
 
     def _share(self, backend: Backend, loss: Tensor, outputs: Outputs, weight: Weight) -> Tensor:
-        """Return the loss as this batch's share of the window of all processes."""
+        """Scale the loss for the window of all processes."""
         ratio: Any
         if outputs.get("num_items") is not None:
             ratio = self._in_units(backend, weight) / self._expected
@@ -200,24 +200,24 @@ class GradientAccumulation(CoreCallback):
             self._first = self._first or 1
             ratio = weight / (self._first * self._expected)
             self._is_even = False
-        is_whole = type(ratio) is float and ratio == 1  # not a tensor, which would be read
+        is_whole = type(ratio) is float and ratio == 1  # reading a tensor would wait for the device
         backend.window.add(ratio, loss if self._is_logged else None)
         return loss if is_whole else loss * ratio
 
     @property
     def _is_logged(self) -> bool:
-        # Of a run without a known end, any window may be the last and be logged.
+        # If the end of the run is unknown, any window may be the last one, which is logged.
         return self._logging.is_log_window or self._schedule.total_steps is None
 
     def _in_units(self, backend: Backend, weight: Weight) -> Tensor:
-        """Return a weight in a unit that all processes have: a power of two, so that it is exact.
+        """Return a weight in a common unit: a power of two, so that it is exact.
 
-        It is that of the largest first batch. Collective, once.
+        The unit is that of the largest first batch. Collective, once.
         """
         dtype = torch.float64 if backend.caps.float64 else torch.float32
         if isinstance(weight, Tensor):
             counted = weight.to(dtype)
-        else:  # without a copy from the host
+        else:  # avoids a copy from the host
             counted = torch.full((), weight, dtype=dtype, device=backend.device)
         if self._unit is None:
             own = counted.clamp_min(1).log2().floor().exp2()
@@ -257,8 +257,8 @@ class GradientAccumulation(CoreCallback):
             return
         if self._backend is not None:
             raise CheckpointError(
-                "save_checkpoint was called between the batches of one step, of which each process "
-                "has its own gradients. Call it in on_step_boundary."
+                "save_checkpoint was called between the batches of one step, when gradients "
+                "differ between processes. Call it in on_step_boundary."
             )
         grads = {
             name: param.grad
@@ -285,13 +285,13 @@ class GradientAccumulation(CoreCallback):
             return
         if self._backend is not None:
             raise CheckpointMismatch(
-                "the checkpoint was made by one process, in the middle of a step. Go on with one "
-                "process, or load the model alone with LoadCheckpointStates('model')."
+                "the checkpoint was written by one process, within a step. Resume with one "
+                "process, or load only the model with LoadCheckpointStates('model')."
             )
         if not self.is_active:
             log.warning(
-                "The checkpoint was made after %d of the %d batches of a step, and this run does "
-                "not accumulate: their gradients are dropped.",
+                "The checkpoint was written after %d of %d batches of a step, but this run does "
+                "not accumulate gradients: they are dropped.",
                 window["count"],
                 window["expected"],
             )
@@ -308,18 +308,18 @@ class GradientAccumulation(CoreCallback):
 
 
 def _restore_grads(model: Module, grads: dict[str, Tensor]) -> None:
-    """Give parameters the gradients that were saved, laid out as autograd does.
+    """Restore the saved gradients of parameters.
 
     Raises:
-        CheckpointMismatch: If one has no parameter of its shape; nothing is changed then.
+        CheckpointMismatch: If one has no parameter of its shape; none is restored then.
     """
     params = dict(model.named_parameters())
     for name, grad in grads.items():
         if name not in params or params[name].shape != grad.shape:
             raise CheckpointMismatch(
-                f"the checkpoint has a gradient of {name!r}, {tuple(grad.shape)}, and the model "
-                f"has no such parameter. It was made in the middle of an optimizer step: use the "
-                f"model that it was made with, or load it with LoadCheckpointStates('model')."
+                f"the checkpoint has a gradient of {name!r}, {tuple(grad.shape)}, but the model "
+                f"has no such parameter. It was written within an optimizer step: use the "
+                f"original model, or load it with LoadCheckpointStates('model')."
             )
     for name, grad in grads.items():
         param = params[name]
@@ -327,7 +327,7 @@ def _restore_grads(model: Module, grads: dict[str, Tensor]) -> None:
 
 
 def weight_of(outputs: Outputs, batch: Batch) -> Weight:
-    """Return what a batch counts: `num_items` of the model's output, else its samples."""
+    """Return the weight of a batch: `num_items` of the model's output, else its samples."""
     items = outputs.get("num_items")
     if items is None:
         return batch_size_of(batch)
@@ -335,7 +335,7 @@ def weight_of(outputs: Outputs, batch: Batch) -> Weight:
 
 
 def _inverse(mean: Any) -> Any:
-    """Return what gradients are multiplied by; 0 where nothing counted."""
+    """Return the factor of gradients; 0 if all weights are 0."""
     if isinstance(mean, Tensor):
         return torch.where(mean > 0, 1 / mean, torch.zeros_like(mean))
     return 1 / mean if mean else 0.0

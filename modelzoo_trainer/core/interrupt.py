@@ -1,4 +1,4 @@
-"""Signals, a stop file and a time limit: end at a step boundary instead of anywhere."""
+"""Graceful stops by signals, a stop file or a time limit."""
 
 from __future__ import annotations
 
@@ -27,23 +27,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.interrupt")
 
 STOP_FILE: Final = "stop"
-_RAISED: Final = ("SIGINT", "SIGTERM")  # they are for the program, not for the run alone
+_RAISED: Final = ("SIGINT", "SIGTERM")  # raised after the fit, to end the program
 _TIME_IS_UP: Final = "max_time"
-_INTERVAL_S: Final = 1.0  # between two looks at the clock's limit and the stop file
+_INTERVAL_S: Final = 1.0  # between checks of the time limit and the stop file
 
 
 class Interrupt(CoreCallback):
-    """Turns what interrupts a fit into an orderly end, by `trainer.early_exit`.
+    """Stop a fit gracefully when it is interrupted.
 
-    That is SIGINT, SIGTERM and SIGUSR1; a file `stop` in `model_dir`, which is removed when it
-    has been seen, or comes too late for that; and the end of the loop's `max_time`, which counts
-    from the start of the fit, or that of the first attempt at it if a supervisor has started the
-    run again. A second Ctrl-C ends the fit at once. Handlers of signals are there for the fit only,
-    and only in the main thread.
+    Interruptions are SIGINT, SIGTERM and SIGUSR1; a file `stop` in `model_dir`, which is removed;
+    and the end of the loop's `max_time`, counted from the start of the fit, or of its first attempt
+    if a supervisor restarts it. A second Ctrl-C ends the fit immediately. Signal handlers are
+    installed during the fit only, and only in the main thread.
 
-    When the fit has ended, one warning says what stopped it, at which step, and what was saved.
-    Ctrl-C and SIGTERM ask the program to end and are raised then; the others ask for the end of
-    this run alone, and `fit` returns. See `trainer.raise_on_interrupt`.
+    After the fit, a warning reports what stopped it, at which step, and what was saved. Ctrl-C and
+    SIGTERM are then raised, to end the program; after other interruptions `fit` returns. See
+    `trainer.raise_on_interrupt`.
     """
 
     def __init__(self) -> None:
@@ -89,12 +88,12 @@ class Interrupt(CoreCallback):
         self._next_look = math.inf
         if trainer.interrupted == _TIME_IS_UP and trainer.global_step == self._first_step:
             log.warning(
-                "loop.max_time was over before a step was taken: started again, the run will end "
-                "here again. Give it more time than a validation takes."
+                "loop.max_time ended before the first step: if the run is started again, it will "
+                "stop here again. Set it to more than a validation takes."
             )
 
     def _conclude(self, trainer: Trainer) -> None:
-        """Report what stopped a fit that has ended in order, and raise what is for the program.
+        """Report what stopped a fit, and raise Ctrl-C or SIGTERM.
 
         Raises:
             KeyboardInterrupt: After SIGINT.
@@ -103,7 +102,7 @@ class Interrupt(CoreCallback):
         if trainer.backend.comm.is_main and os.path.lexists(self._stop_file):
             _remove(self._stop_file)
             log.warning(
-                "Removed %s, which came too late to stop this run: the next one is not stopped.",
+                "Removed %s, which came too late to stop this run; it does not stop the next one.",
                 self._stop_file,
             )
         trainer.late_signal = self._late_signal(trainer)
@@ -112,7 +111,7 @@ class Interrupt(CoreCallback):
             return
         message = f"The run was stopped by {name} at global_step {trainer.global_step}"
         if trainer.interrupted is None:
-            message = f"{name} came after the last step of the run, {trainer.global_step}"
+            message = f"{name} arrived after the last step of the run, {trainer.global_step}"
         if trainer.backend.comm.is_main:
             is_new = trainer.global_step != self._first_step
             log.warning("%s: %s.", message, trainer.checkpoint.saved_by_fit(trainer, is_new=is_new))
@@ -120,28 +119,28 @@ class Interrupt(CoreCallback):
             _end_program(name, message)
 
     def _late_signal(self, trainer: Trainer) -> str | None:
-        """Return the signal that no step boundary has seen."""
+        """Return the signal that arrived after the last step boundary."""
         if trainer.interrupted is not None or trainer.backend.comm.world_size > 1:
-            return None  # of several processes the next fit hears it
+            return None  # with several processes it stops the next fit
         return self._received
 
     def stopped_by(self, trainer: Trainer) -> str | None:
-        """Return what has interrupted the fit, or came too late for that; None = nothing."""
+        """Return what interrupted the fit, or arrived too late to; None = nothing."""
         return trainer.interrupted or self._late_signal(trainer)
 
     def will_raise(self, trainer: Trainer) -> bool:
-        """Return whether the program ends with this fit, so that its command is to be run again."""
+        """Return whether the program ends after this fit, to be started again."""
         return trainer.raise_on_interrupt and self.stopped_by(trainer) in _RAISED
 
     @contextmanager
     def ending(self, trainer: Trainer) -> Iterator[None]:
-        """Around a fit: report what has stopped it, and end the program if that was meant.
+        """Around a fit: report what stopped it, and end the program after Ctrl-C or SIGTERM.
 
         Also if the fit has failed after a signal.
 
         Raises:
             KeyboardInterrupt: After SIGINT; from the error, if there is one.
-            SystemExit: After SIGTERM; the error is logged, as Python prints none with it.
+            SystemExit: After SIGTERM; the error is logged, since Python does not print it.
         """
         self._received = None
         try:
@@ -150,7 +149,7 @@ class Interrupt(CoreCallback):
             name = self._received
             if name not in _RAISED or not trainer.raise_on_interrupt:
                 raise
-            message = f"The run failed at global_step {trainer.global_step}, and {name} had come"
+            message = f"The run failed at global_step {trainer.global_step} after {name}"
             if name == "SIGTERM":
                 log.error("%s:", message, exc_info=error)
             _end_program(name, message, error)
@@ -167,8 +166,8 @@ class Interrupt(CoreCallback):
         self._early_exit.interrupt(name)
         if not self._speaks:
             return
-        # Not by logging: the signal may have come while something was being logged.
-        text = f"{name}: the run ends after this step; Ctrl-C once more ends it at once.\n"
+        # Not by logging: the signal may have interrupted it.
+        text = f"{name}: stopping after this step; press Ctrl-C again to stop immediately.\n"
         stderr.write(text, patience_s=0)
 
     @override
@@ -192,7 +191,7 @@ class Interrupt(CoreCallback):
     def _look(self, trainer: Trainer) -> None:
         now = time.monotonic()
         self._next_look = now + _INTERVAL_S
-        if not trainer.backend.comm.is_main:  # one clock and one pair of eyes are enough
+        if not trainer.backend.comm.is_main:
             return
         if self._end is not None:
             if now >= self._end:
@@ -204,7 +203,7 @@ class Interrupt(CoreCallback):
 
 
 def _end_program(name: str | None, message: str, cause: Exception | None = None) -> None:
-    """Raise what a signal asks the program for; for another name nothing.
+    """Raise the exception of a signal; a no-op for other names.
 
     Raises:
         KeyboardInterrupt: After SIGINT.
@@ -220,4 +219,4 @@ def _remove(path: Path) -> None:
     try:
         path.unlink()
     except OSError as error:
-        log.warning("%s cannot be removed (%s): the next run will stop at once.", path, error)
+        log.warning("%s cannot be removed (%s): the next run will stop immediately.", path, error)

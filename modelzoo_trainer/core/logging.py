@@ -1,4 +1,4 @@
-"""Which steps are logged, where messages go, and how metrics reach the loggers."""
+"""Log steps, log messages, and the delivery of metrics to the loggers."""
 
 from __future__ import annotations
 
@@ -34,35 +34,34 @@ Level = Annotated[
     str, Predicate(lambda level: level.upper() in LEVELS), f"one of {', '.join(LEVELS)}"
 ]
 _PACKAGE: Final = logging.getLogger("modelzoo_trainer")
-# Steps in the beginning. The first and the third record what log steps do: the state of the first
-# step may have another form, and the second is the first of the others. If that one is logged, the
-# third is left as it is, or the first of the others would come too late.
+# Steps at the start of a fit. The first and the third are traced as log steps: the state before the
+# first step may differ, and the second is the first one off log steps. If that one is logged, the
+# third is not rehearsed, or the first one off log steps would be late.
 _REHEARSED: Final = 3
-_MOST_ROUNDS: Final = 100  # of deliveries that log: more is a loop without an end
+_MOST_ROUNDS: Final = 100  # of deliveries that log metrics: more is an endless loop
 _FORMAT: Final = "%(asctime)s %(levelname)s: %(message)s"
 
 
 class Logging(CoreCallback):
-    """Decides which steps are logged; collects their metrics; hands them to the loggers.
+    """Choose the steps to log, and deliver their metrics to the loggers.
 
-    The metrics of a step are collected until its boundary, read from the device at once, and
-    delivered as one mapping: to each logger's `log_metrics`, then to the hook `on_metrics`. Of the
-    other steps nothing is kept: what `trainer.log_metrics` is given in them is dropped.
+    The metrics of a step are collected until its boundary, read from the device together, and
+    delivered as one mapping: to each logger's `log_metrics`, then to the hook `on_metrics`. Metrics
+    logged at other steps are dropped.
 
-    A logger that fails to log metrics is reported once a fit, and training continues; only an
-    error of this package's own, such as `StopTraining` or `BackendError`, is meant and goes
-    through. It is given the next metrics all the same: a service may come back.
+    If a logger fails, a warning is logged once per fit, and training continues; the logger still
+    gets later metrics. Exceptions of this package, such as `StopTraining` or `BackendError`, are
+    raised.
 
-    During a run the messages of `modelzoo_trainer` go to `run.log` in the run's folder, and to
-    standard error if the program has set up no logging of its own; a level that the program has set
-    for `modelzoo_trainer` stays.
+    During a run, the messages of `modelzoo_trainer` go to `run.log` in the run's folder, and to
+    standard error if the program has not configured logging. A level that the program has set for
+    `modelzoo_trainer` is kept.
 
     Args:
-        log_steps: Log on every n-th step, and the last one of the run, whatever its number;
-            0 = only the last one.
-        log_level: Least level of the messages.
-        wsc_log_level: Accepted for the format's sake; without meaning on this hardware.
-        enable_act_frequency: Likewise.
+        log_steps: Log on every n-th step, and on the last one of the run; 0 = only the last one.
+        log_level: Minimum level of messages.
+        wsc_log_level: Accepted for compatibility; no effect on this hardware.
+        enable_act_frequency: Accepted for compatibility; no effect on this hardware.
 
     Raises:
         ConfigError: If `log_steps` is negative, or the level is unknown.
@@ -89,7 +88,7 @@ class Logging(CoreCallback):
 
     @contextmanager
     def alone(self, trainer: Trainer) -> Iterator[None]:
-        """Call no hooks and log no metrics inside: steps that the run does not count."""
+        """Disable hooks and metrics inside, for steps that are not part of the run."""
         before = trainer.hooks, trainer.is_log_step
         trainer.hooks = HookTable([], on_stop=trainer.early_exit.request_stop)
         trainer.is_log_step = False
@@ -151,7 +150,7 @@ class Logging(CoreCallback):
         handlers.append(_RunLog(path, delay=True))
         handlers[-1].setFormatter(logging.Formatter(_FORMAT))
         level = _PACKAGE.level
-        if level == logging.NOTSET:  # else the program has chosen one
+        if level == logging.NOTSET:  # not set by the program
             _PACKAGE.setLevel(self.log_level)
             stack.callback(_PACKAGE.setLevel, level)
         for handler in handlers:
@@ -159,7 +158,7 @@ class Logging(CoreCallback):
             stack.callback(_close, handler)
 
     def _open_other(self, trainer: Trainer, stack: ExitStack) -> None:
-        """Have errors of a process other than the first go to standard error, with its number."""
+        """Write errors of other processes than the main one to standard error, with the rank."""
         if _PACKAGE.hasHandlers():
             return
         handler = logging.StreamHandler(sys.stderr)
@@ -213,14 +212,14 @@ class Logging(CoreCallback):
         self._open_gate(trainer)
 
     def gate_validation(self, trainer: Trainer, batch_idx: int, *, is_last: bool) -> None:
-        """Decide whether metrics of a validation's batch are logged."""
+        """Set whether the metrics of a validation batch are logged."""
         every = self.log_steps
         trainer.is_log_step = is_last or (every != 0 and (batch_idx + 1) % every == 0)
 
     # ---- metrics
 
     def collect(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
-        """Add to the metrics of a step; in a batch, those of another step are sent apart."""
+        """Add to the metrics of a step; in a batch, send those of another step separately."""
         if self.in_batch:
             if step != self.step:
                 self._read_and_hand_over(trainer, dict(metrics), step)
@@ -232,7 +231,7 @@ class Logging(CoreCallback):
         self.collected.update(metrics)
 
     def refuse_twice(self, metrics: Metrics) -> None:
-        """Raise a `ValueError` if one of these was logged in this batch already."""
+        """Raise a `ValueError` if one of these has already been logged in this batch."""
         twice = [name for name in metrics if name in self.collected]
         if twice:
             raise ValueError(
@@ -247,9 +246,9 @@ class Logging(CoreCallback):
         self._open_gate(trainer)
 
     def deliver(self, trainer: Trainer) -> None:
-        """Read what was collected, in one go, and have it handed over when it is there.
+        """Read the collected metrics together, and deliver them when they are available.
 
-        Of a step that a stop has cut off nothing is: the step will be taken again.
+        Metrics of a step that a stop has interrupted are dropped: it will be repeated.
         """
         metrics, self.collected = self.collected, {}
         if not metrics:
@@ -265,14 +264,14 @@ class Logging(CoreCallback):
             trainer.backend.reads.expedite()
 
     def deliver_all(self, trainer: Trainer, wait: Callable[[], None] | None = None) -> None:
-        """Deliver what was collected, and what deliveries log.
+        """Deliver the collected metrics, and those that deliveries log.
 
         Args:
-            trainer: Whose metrics.
-            wait: Called after each delivery, for those that arrive later.
+            trainer: The trainer.
+            wait: Called after each delivery, to wait for deferred reads.
 
         Raises:
-            RuntimeError: If deliveries log without an end.
+            RuntimeError: If deliveries keep logging without end.
         """
         for _ in range(_MOST_ROUNDS):
             self.deliver(trainer)
@@ -282,15 +281,15 @@ class Logging(CoreCallback):
                 return
         raise RuntimeError(
             f"each delivery of metrics logs others, {_MOST_ROUNDS} times in a row: "
-            f"{', '.join(self.collected)}. In on_metrics, log only what follows from metrics that "
-            f"you know."
+            f"{', '.join(self.collected)}. In on_metrics, log only in response to metrics that do "
+            f"not depend on it."
         )
 
     def send(self, trainer: Trainer, metrics: Metrics, step: int, dest: Sequence[str]) -> None:
-        """Have metrics handed over to the loggers of these names alone.
+        """Send metrics only to the loggers with these names.
 
         Raises:
-            ValueError: If there is no logger of a name.
+            ValueError: If no logger has a name.
         """
         known = {logger.name: logger for logger in trainer.loggers}
         for name in dest:
@@ -310,7 +309,7 @@ class Logging(CoreCallback):
     def _read(
         self, trainer: Trainer, metrics: Metrics, step: int, then: Callable[[], None]
     ) -> None:
-        """Replace the tensors of `metrics` by host values when they are there, then go on."""
+        """Replace the tensors of `metrics` by host values, then call `then`."""
         names = [name for name, value in metrics.items() if isinstance(value, Tensor)]
 
         def arrive(values: list[Any]) -> None:
@@ -323,14 +322,14 @@ class Logging(CoreCallback):
         self._read(trainer, metrics, step, partial(self.hand_over, trainer, metrics, step))
 
     def hand_over_late(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
-        """Give metrics that a delivery logs to everybody, when their values are there."""
+        """Deliver metrics that are logged by a delivery."""
         if any(isinstance(value, Tensor) for value in metrics.values()):
             self._read_and_hand_over(trainer, metrics, step)
         else:
             self.hand_over(trainer, metrics, step)
 
     def hand_over(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
-        """Give host values to the loggers, then to `on_metrics`."""
+        """Pass host values to the loggers, then to `on_metrics`."""
         before = trainer.metric_log.deliver_now(True)
         try:
             if trainer.backend.comm.is_main:
@@ -344,12 +343,12 @@ class Logging(CoreCallback):
             trainer.metric_log.deliver_now(before)
 
     def _guarded(self, logger: Logger, act: Callable[..., None], *args: Any) -> None:
-        """Have a logger do something; its first failure is reported, and stops nothing."""
+        """Call a method of a logger; log its first failure."""
         try:
             act(*args)
         except (ModelZooError, BackendError):
-            raise  # on purpose, or not of the logger
-        except Exception as error:  # a service that is down, a library's fault
+            raise  # intended, or not caused by the logger
+        except Exception as error:  # such as a service that is down
             if id(logger) not in self._failed:
                 log.warning(
                     "%s failed to log metrics (some are lost): %s: %s. Training continues; further "
@@ -363,7 +362,7 @@ class Logging(CoreCallback):
 
 
 class _ConsoleFormat(logging.Formatter):
-    """Messages as they are; those that need attention with their level before them."""
+    """Prefix warnings and errors with their level."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -372,9 +371,9 @@ class _ConsoleFormat(logging.Formatter):
 
 
 def _console(*, is_quiet: bool) -> logging.Handler:
-    """Return what writes messages to standard error; a quiet one warnings and errors alone.
+    """Return a handler for standard error; a quiet one writes only warnings and errors.
 
-    A callback of the user's that shows progress is heard all the same.
+    Also writes the messages of progress callbacks.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_ConsoleFormat("%(message)s"))
@@ -385,7 +384,7 @@ def _console(*, is_quiet: bool) -> logging.Handler:
 
 
 class _RunLog(logging.FileHandler):
-    """Opens its file with the first message, also if its folder was removed during the run."""
+    """Open the file with the first message, and recreate its folder if it was removed."""
 
     @override
     def _open(self) -> TextIOWrapper:

@@ -1,4 +1,4 @@
-"""The loop: how long to train, and the stages and validations that come of it."""
+"""The loop: how long to train, and the resulting train stages and validations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class LoopCallback(CoreCallback):
-    """Counts optimizer steps.
+    """Count optimizer steps.
 
     State: `global_step`.
     """
@@ -43,7 +43,7 @@ class LoopCallback(CoreCallback):
             trainer.global_step += 1
 
     def show_step(self, trainer: Trainer, step: int) -> int:
-        """Have `trainer.global_step` be that of a late delivery; return what it was."""
+        """Set `trainer.global_step` during a deferred delivery; return the previous one."""
         before, trainer.global_step = trainer.global_step, step
         return before
 
@@ -60,7 +60,7 @@ _TIME: Final = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", re.ASCII)
 
 
 def _seconds(time: str) -> int:
-    """Return a time of days, hours, minutes and seconds in seconds; 0 if it is none."""
+    """Convert days, hours, minutes and seconds to seconds; 0 if invalid."""
     found = _TIME.fullmatch(time)
     days, hours, minutes, rest = (int(part or 0) for part in found.groups()) if found else [0] * 4
     return ((days * 24 + hours) * 60 + minutes) * 60 + rest
@@ -79,7 +79,7 @@ Frequency = Annotated[
 
 
 EPOCH: Final = "epoch"
-"""The `eval_frequency` of a validation at the end of each epoch."""
+"""The `eval_frequency` that validates at the end of each epoch."""
 
 
 def _frequency(given: float | Literal["epoch"]) -> int | float | Literal["epoch"]:
@@ -87,17 +87,17 @@ def _frequency(given: float | Literal["epoch"]) -> int | float | Literal["epoch"
     if given == EPOCH:
         return EPOCH
     try:
-        return operator.index(given)  # type: ignore[arg-type]  # asked, as numpy has integers too
+        return operator.index(given)  # type: ignore[arg-type]  # may be a numpy integer
     except TypeError:
         return int(given) if given > 1 else float(given)
 
 
 class ValidationLoop(LoopCallback):
-    """A validation.
+    """Validate for a number of batches.
 
     Args:
-        eval_steps: Batches of it, > 0; None = all of the dataloader.
-        hook: Names the six hooks that are called: `on_{hook}_{start,end}`,
+        eval_steps: Batches, > 0; None = all of the dataloader.
+        hook: Names the six hooks: `on_{hook}_{start,end}`,
             `on_{hook}_batch_{start,end}`, `on_{hook}_step_{start,end}`.
 
     Raises:
@@ -117,29 +117,28 @@ class ValidationLoop(LoopCallback):
 
 
 class TrainingLoop(LoopCallback):
-    """How long to train, and when to validate. A step is one update of the parameters.
+    """Set how long to train and when to validate. A step is one update of the parameters.
 
     Args:
-        num_steps: Train this many more steps; excludes `num_epochs`, goes before `max_steps`. A
-            run that was cut off and is started again takes those that are left, one that has
-            finished takes all of them again.
-        max_steps: Train until `global_step` is this, steps before a restart counted.
-        num_epochs: Train this many epochs, those before a restart counted. With none of the
-            three: one.
-        steps_per_epoch: End an epoch after this many steps; None = with the data.
-        eval_frequency: Validate on every n-th step (int), after each such fraction of the
-            run (float in (0, 1]; 1.0 = once, at the end), or at the end of each epoch ("epoch");
-            None or 0 = never. Always also at the end.
-        eval_steps: Batches of a validation; None = all.
+        num_steps: Train this many more steps; excludes `num_epochs`, overrides `max_steps`. An
+            interrupted run that is started again takes the remaining ones, a finished run all of
+            them again.
+        max_steps: Train until `global_step` is this, including steps before a restart.
+        num_epochs: Train this many epochs, including those before a restart. Default if none of
+            the three is given: one.
+        steps_per_epoch: Maximum steps per epoch; None = no limit.
+        eval_frequency: Validate on every n-th step (int), after each fraction of the run (float in
+            (0, 1]; 1.0 = once, at the end), or at the end of each epoch ("epoch"); always also at
+            the end. None or 0 = never.
+        eval_steps: Batches per validation; None = all.
         grad_accum_steps: Batches per step.
-        max_time: End a fit, in order and to be resumed, at the first step boundary after this
-            time: seconds, or "HH:MM:SS" or "D-HH:MM:SS". None = no limit. Of a job that has a
-            limit, leave the time that a step, a validation's batch and a checkpoint take.
-            Restarts by `autorestart` do not begin it anew.
+        max_time: Stop gracefully at the first step boundary after this time, to be resumed later:
+            seconds, "HH:MM:SS" or "D-HH:MM:SS". None = no limit. Leave time for a step, a batch of
+            a validation and a checkpoint before the limit of a job. Restarts by `autorestart` do
+            not reset it.
 
     Raises:
-        ConfigError: If a number is not positive, a time is none, or both `num_steps` and
-            `num_epochs` are given.
+        ConfigError: If a number or time is invalid, or both `num_steps` and `num_epochs` are given.
     """
 
     @checked("loop")
@@ -174,28 +173,28 @@ class TrainingLoop(LoopCallback):
 
 
 def require_training_loop(loop: LoopCallback) -> TrainingLoop:
-    """Return a trainer's loop, if it is one for training.
+    """Check that a trainer's loop is a `TrainingLoop`, and return it.
 
     Raises:
         ConfigError: If it is not.
     """
     if not isinstance(loop, TrainingLoop):
         raise ConfigError(
-            f"fit needs a TrainingLoop, and the trainer has a {type(loop).__name__}. "
+            f"fit requires a TrainingLoop, but the trainer has a {type(loop).__name__}. "
             f"Pass Trainer(loop=TrainingLoop(...))."
         )
     return loop
 
 
 def validation_loop_of(own: LoopCallback, given: ValidationLoop | None) -> ValidationLoop:
-    """Return the loop of a validation: the given one, or the trainer's own.
+    """Return the loop of a validation: the given one, or that of the trainer.
 
     Raises:
-        ConfigError: If it is not one for validations.
+        ConfigError: If it is not a `ValidationLoop`.
     """
     loop = given or (own.val_loop if isinstance(own, TrainingLoop) else own)
     if not isinstance(loop, ValidationLoop):
-        raise ConfigError(f"validate needs a ValidationLoop, and got a {type(loop).__name__}.")
+        raise ConfigError(f"validate requires a ValidationLoop, got a {type(loop).__name__}.")
     return loop
 
 
@@ -212,7 +211,7 @@ log = logging.getLogger("modelzoo_trainer.schedule")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A stretch of training, or a validation of all dataloaders."""
+    """A part of a fit: training, or a validation on all dataloaders."""
 
     trains: bool
     is_last: bool = False
@@ -220,15 +219,15 @@ class Stage:
 
 
 class RunSchedule(CoreCallback):
-    """Divides a fit into train stages; a validation follows each stage, if there is any.
+    """Divide a fit into train stages, each followed by a validation if configured.
 
     All positions are functions of `global_step` and the epoch, so that a resumed run validates
-    and ends where the uninterrupted one does. A checkpoint may lie between a stage and its
-    validation: a run that goes on from there begins with that validation.
+    and ends at the same steps as an uninterrupted one. If a checkpoint is between a stage and its
+    validation, the resumed run starts with that validation.
 
-    State: `schedule`: the step and the epoch at which the fit began, its `num_steps`, how many
-        stages it has had, the step of the last validation that was done, and how far the one after
-        it has got.
+    State: `schedule`: the step and the epoch at which the fit started, its `num_steps`, the number
+        of completed stages, the step of the last completed validation, and the progress of the
+        next one.
     """
 
     def __init__(self) -> None:
@@ -238,17 +237,17 @@ class RunSchedule(CoreCallback):
         self.total_steps: int | None = None
         self.batches_per_epoch: int | None = None
         self.steps_per_epoch: int | None = None
-        """Of the fit at hand; None = not known."""
+        """Of the current fit; None = not known."""
         self.stage_end: float = math.inf
         self.stage_end_epoch: float = math.inf
         self._every: int | None = None
         self._is_by_epoch = False
         self._origin: tuple[int, int] | None = None
         self.loop_idx = 0
-        """Number of stages of this fit that are over, those before a restart counted."""
+        """Number of completed stages of this fit, including those before a restart."""
         self._validated: int | None = None
         self.num_validated = 0
-        """How many dataloaders the validation of the stage at hand is through with."""
+        """How many dataloaders the validation of the current stage has finished."""
         self._has_fitted = False
         self._has_ended_here = False
         self._num_steps: int | None = None  # of the fit that a checkpoint belongs to
@@ -308,17 +307,17 @@ class RunSchedule(CoreCallback):
             log.info("Nothing to do: the run is complete at step %d.", trainer.global_step)
 
     def _first_step(self, trainer: Trainer, num_steps: int) -> int:
-        """Return where a fit of `num_steps` began: one that was cut off takes the rest.
+        """Return the first step of a fit of `num_steps`; an interrupted one takes the rest.
 
-        A checkpoint of an earlier version does not say how many steps its fit was to take: with
-        all of them taken, the fit counts as finished.
+        A checkpoint of an earlier version has no `num_steps`: if all steps are taken, its fit
+        counts as finished.
         """
         assert self._origin is not None  # set when a fit starts
         step, origin_step = trainer.global_step, self._origin[0]
         checkpoint, planned = trainer.checkpoint, self._num_steps
         is_finished = (
             checkpoint.is_own
-            and not trainer.autorestart.is_restart  # of a process that failed after its fit
+            and not trainer.autorestart.is_restart  # a process that failed after its fit
             and checkpoint.begins_finished(trainer)
         )
         num_left = origin_step + num_steps - step
@@ -341,8 +340,8 @@ class RunSchedule(CoreCallback):
         assert self._origin is not None  # set when a fit starts
         if self._num_steps is not None and self._num_steps != num_steps:
             log.warning(
-                "loop.num_steps is %d, and was %d when the fit that began at step %d was cut off "
-                "at step %d: it now ends at step %d.",
+                "loop.num_steps is %d, but was %d when the fit that started at step %d was "
+                "interrupted at step %d: it now ends at step %d.",
                 num_steps,
                 self._num_steps,
                 self._origin[0],
@@ -369,17 +368,17 @@ class RunSchedule(CoreCallback):
             return None
         if math.isinf(self.end_step):
             raise ConfigError(
-                f"loop.eval_frequency is {frequency}, a fraction of a run whose length is not "
-                f"known: train_dataloader has no len(). Give a number of steps, or max_steps."
+                f"loop.eval_frequency is {frequency}, a fraction of a run of unknown length: "
+                f"train_dataloader has no len(). Set a number of steps, or max_steps."
             )
         begin = 0 if loop.max_steps is not None and loop.num_steps is None else origin_step
         return max(1, math.ceil(frequency * (self.end_step - begin)))
 
-    # ---- asked by the trainer, and by callbacks
+    # ---- queries
 
     @property
     def origin_step(self) -> int:
-        """The `global_step` at which the fit began, before a restart."""
+        """The `global_step` at which the fit started, before any restart."""
         return 0 if self._origin is None else self._origin[0]
 
     @property
@@ -389,7 +388,7 @@ class RunSchedule(CoreCallback):
 
     @property
     def likely_stage_end(self) -> float:
-        """The step at which the train stage at hand ends, as far as lengths of epochs are known."""
+        """The step at which the current train stage ends, if the length of an epoch is known."""
         if not self._is_by_epoch or self.steps_per_epoch is None or self._origin is None:
             return self.stage_end
         step, epoch = self._origin
@@ -409,7 +408,7 @@ class RunSchedule(CoreCallback):
         )
 
     def is_finished(self, trainer: Trainer) -> bool:
-        """Return whether the fit has come to its end, and was not interrupted before."""
+        """Return whether the fit has completed, without interruption."""
         is_over = trainer.global_step >= self.end_step or trainer.data.epoch >= self.end_epoch
         return is_over and trainer.interrupted is None
 
@@ -417,7 +416,7 @@ class RunSchedule(CoreCallback):
         """Return how many train stages end at a step or later; None = not known.
 
         Args:
-            step: Not after the last one.
+            step: At most the last one.
         """
         if math.isinf(self.end_step):
             return None
@@ -429,7 +428,7 @@ class RunSchedule(CoreCallback):
         return math.ceil((self.end_step - begin) / every) - (step - begin - 1) // every
 
     def owes_validation(self, trainer: Trainer) -> bool:
-        """Return whether a stage ended here whose validation has not been done."""
+        """Return whether the validation of a stage that ended here is still due."""
         step = trainer.global_step
         if not self.validates or step == self._validated or trainer.early_exit.should_exit:
             return False
@@ -441,9 +440,9 @@ class RunSchedule(CoreCallback):
         )
 
     def stages(self, trainer: Trainer) -> Iterator[Stage]:
-        """Yield the train stages and validations of a fit; each is asked for when one is over.
+        """Yield the train stages and validations of a fit, lazily.
 
-        A fit that resumes between a stage and its validation begins with the validation.
+        A fit resumed between a stage and its validation starts with the validation.
         """
         trainer.early_exit.stop_if_requested(trainer)
         if self.owes_validation(trainer):
@@ -453,7 +452,7 @@ class RunSchedule(CoreCallback):
             yield Stage(trains=True)
             if self.validates and not trainer.early_exit.should_exit:
                 if self._is_by_epoch and trainer.global_step == self._validated:
-                    continue  # all of the epoch was skipped
+                    continue  # the whole epoch was skipped
                 yield from self._validation(trainer)
 
     def _validation(self, trainer: Trainer) -> Iterator[Stage]:
@@ -465,11 +464,11 @@ class RunSchedule(CoreCallback):
             trainer.early_exit.stop_if_requested(trainer)
 
     def count_validation(self) -> None:
-        """Count one dataloader of the validation at hand as done."""
+        """Count a dataloader as validated."""
         self.num_validated += 1
 
     def _end_stage(self, trainer: Trainer, *, is_validated: bool) -> None:
-        """Count a stage; one whose validation was cut short still owes it."""
+        """Count a stage, unless its validation is incomplete and still due."""
         if is_validated:
             self._validated = trainer.global_step
             self._has_ended_here = False
@@ -489,10 +488,10 @@ class RunSchedule(CoreCallback):
 
     @override
     def on_train_ready(self, trainer: Trainer) -> None:
-        self._begin_stage(trainer)  # it may have gone back to another step
+        self._begin_stage(trainer)  # after a rollback, at another step
 
     def _begin_stage(self, trainer: Trainer) -> None:
-        """Fix where the stage at hand will end: here, if its validation is due."""
+        """Set the end of the current stage: here, if its validation is due."""
         self.stage_end_epoch = self.end_epoch
         if self._is_by_epoch:
             self.stage_end_epoch = min(self.end_epoch, trainer.data.epoch + 1)
@@ -505,7 +504,7 @@ class RunSchedule(CoreCallback):
             self.stage_end = min(self.end_step, due)
 
     def stage_continues(self, trainer: Trainer) -> bool:
-        """Return whether the stage has another batch; also ends the run between two epochs."""
+        """Return whether the stage has another batch; between epochs, apply stop requests."""
         if trainer.data.begins_epoch:
             trainer.early_exit.stop_if_requested(trainer)
         return (
@@ -532,7 +531,7 @@ class RunSchedule(CoreCallback):
         state = state_dict.get("schedule")
         if state is not None and (trainer.is_resuming or not self._has_fitted):
             origin = (whole_number(state, "origin_step"), whole_number(state, "origin_epoch"))
-            if self._is_begun and origin != self._origin:  # back to what this fit began with
+            if self._is_begun and origin != self._origin:  # rolled back to the start of this fit
                 self.loop_idx = self.num_validated = 0
                 return
             self._origin = origin

@@ -1,4 +1,4 @@
-"""The loss as it is logged: unscaled, averaged over what it stands for."""
+"""The logged loss: unscaled, averaged over samples or items."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class Mean:
         self._weight: Any = 0
 
     def add(self, value: Tensor, weight: Any) -> None:
-        """Add a value without dimensions, with its weight."""
+        """Add a scalar with its weight."""
         term = value.detach().to(self._dtype) * weight
-        if isinstance(weight, Tensor):  # the mean of no items is NaN, and counts nothing
+        if isinstance(weight, Tensor):  # the mean of no items is NaN
             term = torch.where(weight == 0, torch.zeros_like(term), term)
         self._sum = term if self._sum is None else self._sum + term
         self._weight = self._weight + weight
 
     def take(self) -> Tensor | None:
-        """Return the mean, 0 if nothing counted, and start anew; None if nothing was added."""
+        """Return the mean and reset; 0 if all weights are 0, None if nothing was added."""
         total, weight = self._sum, self._weight
         self._sum, self._weight = None, 0
         return None if total is None else _quotient(total, weight)
 
     def pair(self) -> Tensor:
-        """Return the weighted sum and the weight, (2,), and start anew."""
+        """Return the weighted sum and the weight, (2,), and reset."""
         total, weight = self._sum, self._weight
         self._sum, self._weight = None, 0
         assert total is not None  # something was added
@@ -54,14 +54,11 @@ class Mean:
         return self._sum is not None
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what was added so far, all bits of it; None if nothing was."""
+        """Return the exact state; None if nothing was added."""
         return None if self._sum is None else {"sum": self._sum, "weight": self._weight}
 
     def load_state_dict(self, state: dict[str, Any] | None, device: torch.device) -> None:
-        """Go on from what `state_dict` returned.
-
-        `device` is where what is added will be.
-        """
+        """Restore a state to the device of future values."""
         self.take()
         if state is not None:
             found = map_tensors(state, lambda tensor: tensor.to(device, copy=True))
@@ -69,9 +66,9 @@ class Mean:
 
 
 def take_all(means: Mapping[str, Mean], backend: Backend) -> dict[str, Tensor | None]:
-    """Return the means over all processes, and start anew.
+    """Return the means over all processes, and reset.
 
-    The names are the same on all processes, each with something added.
+    All processes have the same names, each with at least one value.
 
     Cost: One message, if there are several processes. Collective.
     """
@@ -84,23 +81,22 @@ def take_all(means: Mapping[str, Mean], backend: Backend) -> dict[str, Tensor | 
 
 
 def _quotient(sums: Tensor, weights: Any) -> Tensor:
-    """Return means; where nothing counted, the sum, which is 0 then."""
+    """Return means; where the weight is 0, the sum, which is 0."""
     if isinstance(weights, Tensor):
         return torch.where(weights == 0, sums, sums / weights)
     return sums / (weights or 1)
 
 
 class LossAccumulation(CoreCallback):
-    """Logs `loss`: of each logged step, and of a validation as a whole.
+    """Log `loss`: of each logged step, and of a whole validation.
 
-    The average over the batches of a step and over a validation is weighted by samples, or by
-    `num_items` if the model's output has it; and so is that over the processes. Of a validation
-    that was cut short nothing is logged.
+    Averages over the batches of a step, over a validation and over processes are weighted by
+    samples, or by `num_items` if the model's output has it. An incomplete validation logs nothing.
 
     Args:
         num: Batches per optimizer step.
 
-    State: `loss_accum`, in the middle of a step alone: the average so far.
+    State: `loss_accum`, within a step only: the average so far.
     """
 
     def __init__(self, num: int = 1) -> None:
@@ -111,7 +107,7 @@ class LossAccumulation(CoreCallback):
         self._is_alone = True
 
     def activate(self) -> None:
-        """Average whatever `num` is, as batches come in parts; the hook table is made anew."""
+        """Average even if `num` is 1, for micro-batches; the caller rebuilds the hooks."""
         if self._is_alone:
             self.log_step_hooks = frozenset()
 
@@ -120,7 +116,7 @@ class LossAccumulation(CoreCallback):
         double = trainer.backend.caps.float64
         self._train, self._val = Mean(double=double), Mean(double=double)
         self._is_alone = trainer.backend.comm.world_size == 1
-        if not self._is_alone:  # the losses of a window come with its weights
+        if not self._is_alone:  # losses are reduced with the weights
             self.log_step_hooks = frozenset({"on_train_step_end"})
 
     @override
@@ -154,7 +150,7 @@ class LossAccumulation(CoreCallback):
             and trainer.schedule.total_steps is not None
             and not trainer.rehearses
         ):
-            return  # of a run without a known end, any window may be the last and be logged
+            return  # if the end is unknown, any window may be the last one, which is logged
         self._train.add(outputs["loss"], trainer.grad_accum.weight)
         if trainer.should_run_optimizer_step:
             trainer.log_metrics(loss=self._train.take())

@@ -1,4 +1,4 @@
-"""Several optimizers: stepped by a `training_step` of the user's."""
+"""Several optimizers, stepped by a user's `training_step`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from modelzoo_trainer.errors import ConfigError, suggest
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
-_HOME: Final = "modelzoo_trainer.trainer"  # of a training_step that is not overridden
+_HOME: Final = "modelzoo_trainer.trainer"  # of the default training_step
 
 
 class ManualSteps:
-    """Runs a user's `training_step` as a training step, and what it asks for within it.
+    """Run a user's `training_step`, and the backward passes and optimizer steps in it.
 
-    The whole of it is in the types of the precision, but for backward passes and optimizer steps.
-    Gradients do not outlive it. A loss scale changes once, after it. With several processes each
-    optimizer steps with the mean gradient of all samples.
+    It runs in autocast, except for backward passes and optimizer steps. Gradients are cleared after
+    it, and the loss scale is updated once. With several processes each optimizer steps with the
+    mean gradient of all samples.
 
     `optimizers`: by name.
     """
@@ -36,7 +36,7 @@ class ManualSteps:
     def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
         self.optimizers = dict(optimizers)
         self.schedulers: dict[str, list[Any]] = {name: [] for name in optimizers}
-        """Those of each optimizer, stepped after it. Set by SchedulersCallback."""
+        """The schedulers of each optimizer, stepped after it. Set by SchedulersCallback."""
         self._batch: Batch = None
         self._weight = 0
         self._autocast: AbstractContextManager[Any] | None = None
@@ -48,27 +48,27 @@ class ManualSteps:
         self._num_backward = 0
         self._others: Tensor | None = None
 
-    # ---- which optimizer
+    # ---- optimizers by name
 
     def named(self, name: str) -> Optimizer:
         """Return an optimizer.
 
         Raises:
-            ConfigError: If there is none of this name.
+            ConfigError: If the name is unknown.
         """
         if name not in self.optimizers:
             raise ConfigError(f"there is no optimizer {name!r}. {suggest(name, self.optimizers)}")
         return self.optimizers[name]
 
     def first_step_of(self, optimizer: Optimizer) -> str | None:
-        """Return an optimizer's name; None if it has taken a step in this batch already."""
+        """Return an optimizer's name; None if it has already stepped in this batch."""
         name = next(name for name, own in self.optimizers.items() if own is optimizer)
         return None if self._num_steps[name] else name
 
     # ---- the step
 
     def run(self, trainer: Trainer, batch: Batch) -> Outputs:
-        """Run the user's `training_step` of one batch, with the hooks of a step around it.
+        """Run the user's `training_step` on one batch, between the hooks of a step.
 
         Raises:
             ConfigError: If it returns no loss, or leaves gradients that no optimizer used.
@@ -94,7 +94,7 @@ class ManualSteps:
             if autocast is None:
                 yield
                 return
-            self._autocast = copy.copy(autocast)  # `forward` enters the other one
+            self._autocast = copy.copy(autocast)  # `forward` enters the original
             with self._autocast:
                 yield
         finally:
@@ -103,7 +103,7 @@ class ManualSteps:
 
     @contextmanager
     def _outside_autocast(self) -> Iterator[None]:
-        """Compute in the types of the tensors; afterwards what autocast has kept is made anew."""
+        """Leave autocast, and enter it again, which clears its cache."""
         autocast, self._autocast = self._autocast, None
         if autocast is None:
             yield
@@ -118,18 +118,18 @@ class ManualSteps:
     def _finish(self, trainer: Trainer) -> None:
         if self._num_backward and not any(self._num_steps.values()):
             raise ConfigError(
-                f"{type(trainer).__name__}.training_step called manual_backward and stepped no "
-                f"optimizer with self.optimizer_step(name). Gradients are dropped after each "
+                f"{type(trainer).__name__}.training_step called manual_backward but not "
+                f"self.optimizer_step(name). Gradients are cleared after each "
                 f"batch: use larger batches instead of accumulating them."
             )
         trainer.precision.update_scale()
         for optimizer in self.optimizers.values():
             trainer.backend.zero_grad(optimizer)
 
-    # ---- what a training_step asks for
+    # ---- within training_step
 
     def backward(self, trainer: Trainer, loss: Tensor) -> None:
-        """Add the gradients of a loss, with the hooks of a backward pass."""
+        """Compute the gradients of a loss, with the hooks of a backward pass."""
         self._require_running("manual_backward")
         self._num_backward += 1
         with self._outside_autocast():
@@ -138,14 +138,11 @@ class ManualSteps:
         self._others = zero if self._others is None else self._others + zero
 
     def _with_others(self, loss: Tensor) -> Tensor:
-        """Return a loss; NaN if any that was differentiated is not finite: one is checked."""
+        """Return a loss; NaN if any loss of this step is non-finite, since one is checked."""
         return loss if self._others is None else loss.detach() + self._others
 
     def step(self, trainer: Trainer, name: str) -> None:
-        """Update the parameters of one optimizer, then the settings that its schedulers write.
-
-        Collective.
-        """
+        """Step one optimizer, then its schedulers. Collective."""
         self._require_running("optimizer_step")
         optimizer, model, hooks = self.named(name), trainer.model, trainer.hooks
         with self._outside_autocast():
@@ -162,12 +159,12 @@ class ManualSteps:
 
     def _require_running(self, method: str) -> None:
         if not self._is_running:
-            raise ConfigError(f"{method} is for training_step; it was called outside of one.")
+            raise ConfigError(f"{method} was called outside of training_step.")
 
     def _average(self, trainer: Trainer, optimizer: Optimizer) -> None:
-        """Give each gradient its mean over the samples of all processes. Collective.
+        """Average each gradient over the samples of all processes. Collective.
 
-        Which parameters have a gradient is the same on all processes.
+        The same parameters have gradients on all processes.
         """
         grads = [param.grad for param in parameters_of(optimizer) if param.grad is not None]
         if not grads:
@@ -181,7 +178,7 @@ class ManualSteps:
             grad.copy_(mean.reshape(grad.shape))
 
     def mean_loss(self, trainer: Trainer, loss: Tensor) -> Tensor:
-        """Return the mean of the batch's loss over the samples of all processes. Collective."""
+        """Average the loss of the batch over the samples of all processes. Collective."""
         comm = trainer.backend.comm
         value = loss.detach().reshape(())
         if comm.world_size == 1:
@@ -193,22 +190,22 @@ class ManualSteps:
 
 
 def _checked(trainer: Trainer, returned: Any) -> Outputs:
-    """Return what a `training_step` has returned as a mapping with a loss."""
+    """Return the output of a `training_step` as a mapping with a loss."""
     outputs = {} if returned is None else to_outputs(returned)
     loss = outputs.get("loss")
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise ConfigError(
             f"{type(trainer).__name__}.training_step returned {type(returned).__name__}. Return "
-            f"the loss that is logged and checked, a tensor with one element, or a mapping with it "
-            f"as 'loss'."
+            f"the loss to log and check, a tensor with one element, or a mapping with it as "
+            f"'loss'."
         )
     return outputs
 
 
 def metric_suffix(trainer: Trainer, optimizer: Optimizer) -> str | None:
-    """Return what the names of an optimizer's metrics have: "/<name>" of several, else "".
+    """Return the suffix of an optimizer's metrics: "/<name>" if there are several, else "".
 
-    None if it has logged in this batch already: it takes several steps with one.
+    None if it has already stepped in this batch.
     """
     if trainer.manual_steps is None:
         return ""
@@ -217,20 +214,20 @@ def metric_suffix(trainer: Trainer, optimizer: Optimizer) -> str | None:
 
 
 def overrides_training_step(trainer: Trainer) -> bool:
-    """Return whether a trainer's class has a `training_step` of its own."""
+    """Return whether a trainer's class overrides `training_step`."""
     return getattr(type(trainer).training_step, "__module__", "") != _HOME
 
 
 def check_manual(trainer: Trainer, loop: Any) -> None:
-    """Refuse what does not work with several optimizers.
+    """Check that the settings work with several optimizers.
 
     Raises:
-        ConfigError: If there is something.
+        ConfigError: If one does not.
     """
     names, size = ", ".join(trainer.optimizers), trainer.data.micro_batch_size
     if not overrides_training_step(trainer):
         raise ConfigError(
-            f"several optimizers ({names}) are stepped by a training_step of your own, and "
+            f"several optimizers ({names}) require a custom training_step, and "
             f"{type(trainer).__name__} has none. Subclass Trainer and override "
             f"training_step(self, batch): compute a loss, self.manual_backward(loss), "
             f"self.optimizer_step(name)."
@@ -238,9 +235,9 @@ def check_manual(trainer: Trainer, loop: Any) -> None:
     for why, fails in (
         (f"grad_accum_steps is {loop.grad_accum_steps}; use 1", loop.grad_accum_steps > 1),
         (f"micro_batch_size is {size}; use None (null)", size is not None),
-        ("sparsity is given; leave it out", bool(trainer.callbacks["sparsity"].params)),
+        ("sparsity is given; remove it", bool(trainer.callbacks["sparsity"].params)),
         (
-            "backend.parallel divides the model among processes; replicate it",
+            "backend.parallel shards the model over processes; replicate it",
             trainer.backend.caps.sharded_state,
         ),
     ):
@@ -249,6 +246,6 @@ def check_manual(trainer: Trainer, loop: Any) -> None:
     for callback in trainer.all_callbacks:
         if getattr(callback, "needs_one_optimizer", False):
             raise ConfigError(
-                f"{type(callback).__name__} works with one optimizer, and the trainer has several "
-                f"({names}). Leave it out."
+                f"{type(callback).__name__} requires one optimizer, but the trainer has several "
+                f"({names}). Remove it."
             )

@@ -1,4 +1,4 @@
-"""The model: built, moved, called, put in the right mode."""
+"""The model: built, moved to the device, called, and set to training or evaluation mode."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ ModelFactory = Callable[[], Module]
 
 
 class ModelCallback(CoreCallback, Advised):
-    """Owns `trainer.model` and `trainer.compiled_model`, and how the model is called.
+    """Own `trainer.model` and `trainer.compiled_model`, and how the model is called.
 
     Args:
         model: A module, or a callable without arguments that returns one.
-        call_model: "batch", "kwargs" or "args"; None = as its signature says, see `ModelCalls`.
+        call_model: "batch", "kwargs" or "args"; None = by its signature, see `ModelCalls`.
 
-    State: `model`, the module's state dict under the names of the module that is not compiled.
+    State: `model`, the state dict with the names of the uncompiled module.
 
     Raises:
-        ConfigError: If it is neither, or there is no such call.
+        ConfigError: If an argument is invalid.
     """
 
     def __init__(self, model: Module | ModelFactory | None, call_model: Call | None = None) -> None:
         if not isinstance(model, Module) and not callable(model):
-            given = "nothing" if model is None else repr(model)
+            given = "None" if model is None else repr(model)
             raise ConfigError(
                 f"model got {given}. Pass a torch.nn.Module, or a callable that returns one."
             )
@@ -52,15 +52,15 @@ class ModelCallback(CoreCallback, Advised):
         self.calls = ModelCalls(call_model)
 
     def change(self, change: Callable[[Module], Module]) -> None:
-        """Have something done to the model when it is made; called in `pre_setup`.
+        """Register a function that modifies the model when it is built; called in `pre_setup`.
 
-        `change` is given the model, and returns what is to be used instead of it.
+        `change` gets the model, and returns the model to use.
         """
         self.model = partial(_changed, self.model, change)
 
     @event("create-model")
     def create_model(self) -> Module:
-        """Return the model: the module that was given, or what the callable makes."""
+        """Return the given module, or the result of the callable."""
         return self.model if isinstance(self.model, Module) else self.model()
 
     @override
@@ -126,17 +126,17 @@ class ModelCallback(CoreCallback, Advised):
 
 def _changed(given: Module | ModelFactory, change: Callable[[Module], Module]) -> Module:
     model = given if isinstance(given, Module) else given()
-    return change(model) if isinstance(model, Module) else model  # which `setup` refuses
+    return change(model) if isinstance(model, Module) else model  # `setup` raises
 
 
 def _renamed(own: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's state with the model's names, whichever of them is wrapped."""
+    """Return a checkpoint's state with the model's names, whichever of the two is wrapped."""
     names = bare_names(own)
     return {names.get(bare, name): found[name] for bare, name in bare_names(found).items()}
 
 
 def _fitting(own: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a checkpoint has a place in the model, and its shape; log the rest."""
+    """Return the entries of a checkpoint that match the model; log the rest."""
     fitting = {
         name: value
         for name, value in found.items()
@@ -144,27 +144,27 @@ def _fitting(own: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]
     }
     if found and not fitting:
         raise CheckpointMismatch(
-            f"nothing of the checkpoint's model fits this one: it has {_some(found)}, this run "
-            f"{_some(own)}. Use the model that it was made with, or rename the entries in "
+            f"no entry of the checkpoint's model fits this one: it has {_some(found)}, this run "
+            f"{_some(own)}. Use the original model, or rename the entries in "
             f"preprocess_checkpoint."
         )
     for what, names in (
-        ("the checkpoint alone", set(found) - set(own)),
-        ("the model alone", set(own) - set(found)),
-        ("both, in different shapes", (set(found) & set(own)) - set(fitting)),
+        ("the checkpoint only", set(found) - set(own)),
+        ("the model only", set(own) - set(found)),
+        ("both, with different shapes", (set(found) & set(own)) - set(fitting)),
     ):
         if names:
-            log.warning("In %s, so not loaded: %s.", what, ", ".join(sorted(names)))
+            log.warning("Not loaded, since in %s: %s.", what, ", ".join(sorted(names)))
     return fitting
 
 
 def _shape_of(value: Any) -> Any:
-    """Return the shape of a tensor, or Ellipsis for one that takes any."""
+    """Return the shape of a tensor, or Ellipsis for a lazy one."""
     return ... if is_lazy(value) else getattr(value, "shape", None)
 
 
 def _some(state: Mapping[str, Any]) -> str:
-    """Return the first entries of a state in words."""
+    """Describe the first entries of a state."""
     names = [f"{name} {tuple(value.shape)}" for name, value in state.items() if _is_sized(value)]
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") or "no tensor"
 
@@ -198,7 +198,7 @@ def to_outputs(raw: Any) -> Outputs:
 
 
 def set_loss(outputs: Outputs, loss: Tensor | None, owner: type) -> None:
-    """Put what `compute_loss` of a trainer's class has returned among the outputs.
+    """Add the loss returned by `compute_loss` to the outputs.
 
     Raises:
         ValueError: If it returned None although the model has a loss.
@@ -207,8 +207,8 @@ def set_loss(outputs: Outputs, loss: Tensor | None, owner: type) -> None:
         outputs["loss"] = loss
     elif outputs.get("loss") is not None:
         raise ValueError(
-            f"{owner.__name__}.compute_loss returned None in place of the model's loss. Return "
-            f"what the loss is to be, changed or not."
+            f"{owner.__name__}.compute_loss returned None although the model has a loss. Return "
+            f"the loss to use, modified or not."
         )
 
 
@@ -248,8 +248,7 @@ def _without_gradient(model: Module, name: str) -> str:
     if not any(param.requires_grad for param in params):
         return (
             f"the model is frozen: none of the {len(params)} parameters of {name} requires a "
-            f"gradient, so there is nothing to train. Set requires_grad on those to be trained, or "
-            f"call trainer.validate."
+            f"gradient. Set requires_grad on those to train, or call trainer.validate."
         )
     return (
         f"the loss of {name} is detached: it does not require a gradient, although the model has "
@@ -261,7 +260,7 @@ def _without_gradient(model: Module, name: str) -> str:
 def _check_names(
     expected: Mapping[str, Any], found: Mapping[str, Any], *, is_resumed: bool
 ) -> None:
-    """Compare the names, shapes and, of a run that resumes, the types of two states."""
+    """Check the names and shapes, and when resuming the types, of a state."""
     rows = [f"  missing      {name}" for name in expected if name not in found]
     rows += [f"  unexpected   {name}" for name in found if name not in expected]
     rows += [
@@ -269,7 +268,7 @@ def _check_names(
         for name, value in expected.items()
         if _is_sized(value) and name in found and found[name].shape != value.shape
     ]
-    if is_resumed:  # weights alone may be loaded in another type
+    if is_resumed:  # only weights may be loaded in another type
         rows += [
             f"  other type   {name}: {found[name].dtype}, the model has {value.dtype}"
             for name, value in expected.items()
@@ -279,6 +278,6 @@ def _check_names(
         raise CheckpointMismatch(
             "the checkpoint's model does not fit this one:\n"
             + "\n".join(rows)
-            + "\nUse the configuration that it was made with, or "
+            + "\nUse the original configuration, or "
             "checkpoint.disable_strict_checkpoint_loading: true."
         )

@@ -1,4 +1,4 @@
-"""How the model is called with a batch: with the whole of it, by keywords, or by positions."""
+"""How the model is called: model(batch), model(**batch) or model(*batch)."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ TEXTS: Final[Mapping[Call, str]] = {
 }
 _MAPPINGS: Final = re.compile(r"\b(?:dict|\w*Dict|\w*Mapping|\w*Batch|\w*BatchEncoding)\b")
 _OF_UNIONS: Final = frozenset({"None", "NoneType", "Optional", "Union"})
-# What a module raises that was not called with what it takes; not what torch computes with.
+# What a module raises if it was called with wrong arguments.
 _OF_ANOTHER_TYPE: Final = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
 class ModelCalls:
-    """Decides at the first batch of a dataloader how the model is called with its batches.
+    """Decide at the first batch of a dataloader how the model is called.
 
-    A call that works with the whole batch as the one argument is never replaced by another, unless
-    the parameters of the model's forward have the very names of the batch's keys; see `call_for`.
+    If `model(batch)` works it is used, unless the parameters of `forward` are named like the keys
+    of the batch; see `call_for`.
 
     Args:
-        given: What the user has chosen; None = decided by the signature of the model's forward.
+        given: The user's choice; None = by the signature of the model's forward.
 
     Raises:
-        ConfigError: If there is no such call.
+        ConfigError: If it is invalid.
     """
 
     def __init__(self, given: Call | None = None) -> None:
@@ -49,7 +49,7 @@ class ModelCalls:
             raise ConfigError(
                 f"call_model is {given!r}; it must be "
                 f"{', '.join(f'{name!r} for {text}' for name, text in TEXTS.items())}, or None to "
-                f"decide by the signature of the model's forward."
+                f"use the signature of the model's forward."
             )
         self.given = given
         self._train: Call | None = None
@@ -57,11 +57,11 @@ class ModelCalls:
         self._logged: set[Call] = set()
 
     def begin_training(self) -> None:
-        """Decide anew at the next batch of training."""
+        """Decide again at the next training batch."""
         self._train = None
 
     def begin_validation(self) -> None:
-        """Decide anew at the next batch of a validation: its loader may be of another kind."""
+        """Decide again at the next validation batch: its format may differ."""
         self._val = None
 
     def __call__(
@@ -70,14 +70,14 @@ class ModelCalls:
         """Call the model and return its output.
 
         Args:
-            trainer: Whose model.
-            batch: As the dataloader gave it.
-            args: The batch alone, or what `on_before_forward` has made of it; a batch that is left
-                as the one argument is unpacked if that was decided.
-            kwargs: Empty, likewise.
+            trainer: The trainer.
+            batch: The batch from the dataloader.
+            args: The batch, or what `on_before_forward` has replaced it with; a single batch is
+                unpacked if that was decided.
+            kwargs: Empty, or set by `on_before_forward`.
 
         Raises:
-            ConfigError: If the model cannot be called in the way that was chosen.
+            ConfigError: If the model cannot be called as chosen.
         """
         call = self._train if trainer.val_iterator is None else self._val
         if call is None:
@@ -108,12 +108,12 @@ class ModelCalls:
         if call != "batch" and call not in self._logged:
             self._logged.add(call)
             why = "call_model" if self.given else f"the signature of {_name(trainer.model)}.forward"
-            log.info("The model is called as %s, as %s says.", text, why)
+            log.info("The model is called as %s, according to %s.", text, why)
         return call
 
 
 def signature_of(model: Module) -> inspect.Signature | None:
-    """Return the signature of a model's forward, of a compiled one its own; None = not known."""
+    """Return the signature of a model's forward, uncompiled; None = not known."""
     model = getattr(model, "_orig_mod", model)
     try:
         return inspect.signature(model.forward)
@@ -124,11 +124,11 @@ def signature_of(model: Module) -> inspect.Signature | None:
 def call_for(signature: inspect.Signature | None, batch: Batch) -> Call:
     """Return how a forward of this signature is called with a batch.
 
-    * `kwargs`, if the batch is a mapping whose keys forward takes as arguments, and forward cannot
-      be called with one argument. Also if it can, but all keys, two at least, are names of its
-      parameters, that of the first one among them: then that one is not for the whole batch. One
-      key alone suffices if the parameter is annotated as a tensor and there are others.
-    * `args`, if the batch is a tuple or list of as many items, two at least, as forward requires.
+    * `kwargs`, if the batch is a mapping whose keys are arguments of forward, and forward cannot
+      be called with one argument; or if it can, but all keys (at least two) are names of its
+      parameters, including the first one. A single key suffices if its parameter is annotated as
+      a tensor and there are others.
+    * `args`, if the batch is a tuple or list with as many items (at least two) as forward requires.
     * `batch` otherwise.
     """
     if signature is None:
@@ -179,14 +179,14 @@ def _text(annotation: Any) -> str:
 
 
 def _is_tensor(annotation: Any) -> bool:
-    """Return whether an annotation is that of a tensor, or of one or None."""
+    """Return whether an annotation is a tensor, optional or not."""
     words = {word.rpartition(".")[2] for word in re.findall(r"[\w.]+", _text(annotation))}
     kinds = words - _OF_UNIONS
     return bool(kinds) and all(kind.endswith("Tensor") for kind in kinds)
 
 
 def _unpacked(call: Call, batch: Batch) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments that a batch stands for."""
+    """Return a batch as arguments."""
     if call == "args" and not isinstance(batch, Mapping):
         return list(batch) if isinstance(batch, (tuple, list)) else [batch], {}
     if (
@@ -197,50 +197,52 @@ def _unpacked(call: Call, batch: Batch) -> tuple[list[Any], dict[str, Any]]:
         return [], dict(batch)
     fits = "a tuple or list" if call == "args" else "a mapping with names of parameters as keys"
     raise ConfigError(
-        f"the model is called as {TEXTS[call]}, and this batch is {_described(batch)}. Have each "
-        f"batch be {fits}, or choose another call_model."
+        f"the model is called as {TEXTS[call]}, but this batch is {_described(batch)}. Make each "
+        f"batch {fits}, or choose another call_model."
     )
 
 
 def _check(call: Call, model: Module, batch: Batch) -> None:
-    """Raise a `ConfigError` if a model's forward does not take what was chosen to be passed."""
+    """Raise a `ConfigError` if a model's forward does not accept the chosen call."""
     args, kwargs = ([batch], {}) if call == "batch" else _unpacked(call, batch)
     signature = signature_of(model)
     if signature is not None and not _binds(signature, *args, **kwargs):
         raise ConfigError(
             f"call_model is {call!r} for {TEXTS[call]}, but {_name(model)}.forward takes "
             f"{signature}, and this batch is {_described(batch)}. Choose another call_model, or "
-            f"leave it out."
+            f"omit it."
         )
 
 
-# ---- notes on what a model has raised
+# ---- notes on errors
 
 
 def _note_call(trainer: Trainer, error: Exception, call: Call, batch: Batch) -> None:
-    """Note on what a model has raised for its first batch how it was called, and with what."""
+    """Add to an error at the first batch how the model was called."""
     of_train, of_val = trainer.data, trainer.val_iterator
     num = of_train.num_batches if of_val is None else of_val.num_yielded
     if num > 1 or not isinstance(error, _OF_ANOTHER_TYPE):
         return
     if isinstance(batch, (Mapping, tuple, list)):
-        how = f"as {TEXTS[call]}" if call != "batch" else "with the whole batch as its one argument"
+        how = (
+            f"as {TEXTS[call]}" if call != "batch" else "with the whole batch as its only argument"
+        )
         error.add_note(
             f"the model is called {how}; this batch is {_described(batch)}. {_advice(batch, call)}"
         )
 
 
 def _advice(batch: Batch, call: Call) -> str:
-    own = "pass a module whose forward takes the batch and calls it with that"
+    own = "wrap it in a module that calls it"
     if call != "batch":
         return (
-            f"If it takes the whole batch as one argument, set call_model='batch'; if it takes "
-            f"something else, {own}."
+            f"If it expects the whole batch as one argument, set call_model='batch'; otherwise "
+            f"{own}."
         )
     other: Call = "kwargs" if isinstance(batch, Mapping) else "args"
     inner = "self.model(**batch)" if other == "kwargs" else "self.model(batch[0])"
     return (
-        f"If it takes something else, set call_model={other!r} for {TEXTS[other]}, or {own}: "
+        f"If it expects something else, set call_model={other!r} for {TEXTS[other]}, or {own}: "
         f"{inner}."
     )
 

@@ -1,4 +1,4 @@
-"""The optimizer, or several, and whether they have the parameters to be trained."""
+"""The optimizers, and checks of their parameters."""
 
 from __future__ import annotations
 
@@ -31,12 +31,10 @@ _MOST: Final = 4  # names in a message
 
 
 def check_parameters(trainer: Trainer) -> None:
-    """Refuse an optimizer that would train nothing of the run.
-
-    Parameters of the trainer's model are those that are trained: sharded, on the device.
+    """Check that each optimizer has parameters of the prepared model.
 
     Raises:
-        ConfigError: If none of an optimizer's parameters is the model's, or that of a module that
+        ConfigError: If none of an optimizer's parameters belongs to the model or to a module that
             is an attribute of the trainer.
     """
     known = {id(param) for param in (*trainer.model.parameters(), *parameters_beside(trainer)[0])}
@@ -46,40 +44,40 @@ def check_parameters(trainer: Trainer) -> None:
             continue
         kind = type(optimizer).__name__
         raise ConfigError(
-            f"{label}: none of its {len(params)} parameters is one of the {len(known)} of the "
+            f"{label}: none of its {len(params)} parameters is among the {len(known)} of the "
             f"trainer's model, so nothing would be trained. Pass optimizer=lambda model: "
             f"{kind}(model.parameters(), ...)."
         )
 
 
 def check_trainable(trainer: Trainer) -> None:
-    """Refuse an optimizer of frozen parameters where others of the model are trainable.
+    """Check that the optimizer has trainable parameters if the model does.
 
     Raises:
-        ConfigError: If none of its parameters requires a gradient, and no other optimizer is found.
+        ConfigError: If all its parameters are frozen, and there is no other optimizer.
     """
     params = _all_parameters(trainer)
     if not params or any(param.requires_grad for param in params):
         return
     left = [name for name, param in trainer.model.named_parameters() if param.requires_grad]
     others = (*parameters_beside(trainer)[1], *_parameters_of_callbacks(trainer))
-    if left and not others:  # with none left the backward pass reports a frozen model
+    if left and not others:  # the backward pass reports a frozen model
         raise ConfigError(
             f"optimizer: none of its {len(params)} parameters requires a gradient, so nothing "
-            f"would be trained; {len(left)} others of the model do: {_some(left)}. Give it these, "
+            f"would be trained; {len(left)} others of the model do: {_some(left)}. Pass it these, "
             f"or set requires_grad to True."
         )
 
 
 def warn_of_parameters(trainer: Trainer) -> None:
-    """Warn of parameters that are the optimizer's alone, or trainable and the model's alone."""
+    """Warn about optimizer parameters outside the model, and untrained model parameters."""
     own = {id(param) for param in _all_parameters(trainer)}
     of_modules, of_optimizers = parameters_beside(trainer)
     known = {id(param) for param in (*trainer.model.parameters(), *of_modules)}
     if own - known:
         log.warning(
-            "optimizer: %d of its %d parameters are not the model's. Checkpoints do not have them; "
-            "make their module a part of the model, or an attribute of the trainer.",
+            "optimizer: %d of its %d parameters do not belong to the model. Checkpoints exclude "
+            "them; make their module a part of the model, or an attribute of the trainer.",
             len(own - known),
             len(own),
         )
@@ -89,8 +87,8 @@ def warn_of_parameters(trainer: Trainer) -> None:
     missing = [name for name, param in named.items() if id(param) not in trained]
     if missing:
         log.warning(
-            "optimizer: %d of the model's %d trainable parameters are in no optimizer and stay as "
-            "they are: %s. Give them to it, or set requires_grad to False.",
+            "optimizer: %d of the model's %d trainable parameters are not in an optimizer and stay "
+            "unchanged: %s. Pass them to it, or set requires_grad to False.",
             len(missing),
             len(named),
             _some(missing),
@@ -98,7 +96,7 @@ def warn_of_parameters(trainer: Trainer) -> None:
 
 
 def _labelled(trainer: Trainer) -> Iterator[tuple[str, Optimizer]]:
-    """Yield the optimizers with what messages call them."""
+    """Yield the optimizers with their names in messages."""
     for name, optimizer in trainer.optimizers.items():
         yield _label(name, is_alone=trainer.manual_steps is None), optimizer
 
@@ -128,32 +126,30 @@ Given = Optimizer | OptimizerFactory
 SeveralGiven = Mapping[str, Given] | Callable[[Module], Mapping[str, Optimizer]]
 
 ALONE: Final = "optimizer"
-"""The name of the one optimizer among `trainer.optimizers`."""
+"""The name of a single optimizer in `trainer.optimizers`."""
 _KEY: Final = "optimizer"  # of the state
 _KEY_OF_SEVERAL: Final = "optimizers"
 
 
 class OptimizerCallback(CoreCallback, Advised):
-    """Owns `trainer.optimizer`, or the `trainer.optimizers` of a trainer that has several.
+    """Own `trainer.optimizer`, or `trainer.optimizers` if there are several.
 
     Args:
         optimizer: An optimizer over the model's parameters; a callable `model -> optimizer`; a
-            mapping of names to such, or a callable `model -> mapping`, for several; or None
+            mapping of names to these, or a callable `model -> mapping`, for several; or None
             (validation only).
-        model_is_built: Whether the trainer was given a module; an optimizer cannot know the
-            parameters of a module that a callable has yet to make.
+        model_is_built: Whether the model is a module; an optimizer cannot have the parameters of a
+            module that a callable will build.
 
-    A run that is resumed has the settings of the checkpoint; others are warned of.
+    A resumed run uses the settings of the checkpoint, and warns if others are given.
 
-    State: `optimizer`, its state dict, with its class, the names of its parameters if all of them
-        are the model's, and the settings that it was made with. Of several `optimizers`: such a
-        state by name.
+    State: `optimizer`, its state dict, with its class, the names of its parameters if all belong
+        to the model, and its initial settings. Of several `optimizers`: such a state by name.
 
     Raises:
-        ConfigError: If it is none of these or a class, or an optimizer is given with a model to be
-            made; at set-up, if its step needs a closure; at the start of a fit, if none of its
-            parameters is the model's, or if there are several and something does not work with
-            them.
+        ConfigError: If it is none of these or a class, or an optimizer is given with a callable
+            model; at set-up, if its step requires a closure; at the start of a fit, if none of its
+            parameters belongs to the model, or a setting does not work with several optimizers.
     """
 
     def __init__(self, optimizer: Given | SeveralGiven | None, *, model_is_built: bool) -> None:
@@ -174,19 +170,16 @@ class OptimizerCallback(CoreCallback, Advised):
         self._states: dict[str, OptimizerState] = {}
         self._is_compared = False
         self.is_instance = any(isinstance(one, Optimizer) for one in given)
-        """Whether an optimizer was given, which has its parameters already."""
+        """Whether an optimizer instance was given, which already has parameters."""
 
     @property
     def optimizers(self) -> dict[str, Optimizer]:
-        """The optimizers by name; empty before set-up, and of a trainer that only validates."""
+        """The optimizers by name; empty before set-up, and if the trainer only validates."""
         return {name: state.optimizer for name, state in self._states.items()}
 
     @event("create-optimizer")
     def create_optimizer(self, model: Module) -> Any:
-        """Return the optimizer of a model: the one that was given, or what the callable makes.
-
-        Of several a mapping.
-        """
+        """Return the given optimizer, or the result of the callable; a mapping if several."""
         given = self._optimizer
         assert given is not None  # not called for a trainer that only validates
         if isinstance(given, Mapping):
@@ -229,12 +222,12 @@ class OptimizerCallback(CoreCallback, Advised):
     ) -> None:
         if not trainer.has_optimizer:
             raise ConfigError(
-                "fit needs an optimizer, and the trainer has none. Pass Trainer(optimizer=...), "
+                "fit requires an optimizer, but the trainer has none. Pass Trainer(optimizer=...), "
                 "or trainer.init.optimizer in the YAML file."
             )
         if trainer.manual_steps is not None:
             check_manual(trainer, loop)
-        if trainer.backend.caps.holds_values:  # a dry run has other parameters than the host's
+        if trainer.backend.caps.holds_values:  # a dry run has no real parameters
             check_parameters(trainer)
 
     @override
@@ -265,7 +258,7 @@ class OptimizerCallback(CoreCallback, Advised):
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, epoch: int) -> None:
-        check_trainable(trainer)  # after callbacks that unfreeze something when a fit starts
+        check_trainable(trainer)  # callbacks may unfreeze layers in on_fit_start
 
     # ---- checkpoints
 
@@ -303,47 +296,47 @@ def _made(given: Any, model: Module) -> Any:
 
 
 def _check_names(optimizers: Mapping[str, Any]) -> None:
-    """Refuse names that cannot be parts of metrics and checkpoints; and one optimizer alone."""
+    """Check the names, and that there are at least two optimizers."""
     for name in optimizers:
         if not isinstance(name, str) or not name.isidentifier() or not name.isascii():
             raise ConfigError(
-                f"optimizer has the name {name!r}. Use letters, digits and _, such as 'generator'."
+                f"optimizer: invalid name {name!r}. Use letters, digits and _, such as 'generator'."
             )
     if len(optimizers) < 2:
         raise ConfigError(
-            f"optimizer is a mapping with {len(optimizers)} entries; a mapping is for several, "
-            f"which a training_step of your own steps. Pass one optimizer without a mapping."
+            f"optimizer is a mapping with {len(optimizers)} entries; a mapping is for several "
+            f"optimizers and a custom training_step. Pass one optimizer without a mapping."
         )
 
 
 def _check_number(
     state_dict: StateDict, own: Mapping[str, OptimizerState], *, several: bool
 ) -> None:
-    """Refuse a checkpoint with several optimizers where there is one, and the other way round."""
-    advice = "Load the model alone with LoadCheckpointStates, or use what it was made with."
+    """Check that the checkpoint has the same optimizers as this run."""
+    advice = "Load only the model with LoadCheckpointStates, or use the original configuration."
     if several and _KEY in state_dict:
         raise CheckpointMismatch(
-            f"the checkpoint has one optimizer, and this run several ({', '.join(own)}). {advice}"
+            f"the checkpoint has one optimizer, this run has several ({', '.join(own)}). {advice}"
         )
     if _KEY_OF_SEVERAL not in state_dict:
         return
     before = state_dict[_KEY_OF_SEVERAL]
     if not several or before.keys() != own.keys():
         raise CheckpointMismatch(
-            f"the checkpoint's optimizers are {', '.join(sorted(before))}, and this run has "
+            f"the checkpoint's optimizers are {', '.join(sorted(before))}, this run has "
             f"{', '.join(sorted(own)) if several else 'one'}. {advice}"
         )
 
 
 def _check_callable(given: Any) -> None:
-    """Refuse what makes no optimizer of a model: a class takes parameters, not a model."""
+    """Check that it is a callable that accepts a model; a class expects parameters."""
     is_partial = isinstance(given, partial) and not given.args
     made = given.func if is_partial else given
     if isinstance(made, type) and issubclass(made, Optimizer):
         name = made.__name__
         what = f"a partial of the class {name}" if is_partial else f"the class {name}"
         raise ConfigError(
-            f"optimizer is {what}, which takes parameters and not a model. Pass "
+            f"optimizer is {what}, which expects parameters, not a model. Pass "
             f"optimizer=lambda model: {name}(model.parameters(), lr=...)."
         )
     if not callable(given):
@@ -354,10 +347,10 @@ def _check_callable(given: Any) -> None:
 
 
 def _check_step(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that has to compute the loss several times in a step."""
+    """Check that the optimizer steps without a closure."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigError(
-            f"optimizer: the step of {type(optimizer).__name__} needs a closure that computes the "
-            f"loss anew, and optimizers are stepped without one. Use another, such as AdamW."
+            f"optimizer: the step of {type(optimizer).__name__} requires a closure, "
+            f"but optimizers are stepped without one. Use another, such as AdamW."
         )

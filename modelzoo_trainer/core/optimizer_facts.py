@@ -1,4 +1,4 @@
-"""What a run remembers of its optimizer, to see whether a resumed one has the same."""
+"""Settings, parameter names and shapes of optimizers, to compare a resumed run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from modelzoo_trainer.errors import CheckpointMismatch
 Settings = list[dict[str, Any]]
 Names = list[list[str]]
 
-_ADVICE: Final = "or load the model alone with LoadCheckpointStates"
+_ADVICE: Final = "or load only the model with LoadCheckpointStates"
 _MOST: Final = 8  # differences in a message
 _PLAIN: Final = (bool, int, float, str, type(None))
-_KERNELS: Final = ("capturable", "differentiable", "foreach", "fused")  # not what is computed
-# How many tensors as large as the parameter a state has, given its group.
+_KERNELS: Final = ("capturable", "differentiable", "foreach", "fused")  # no effect on the result
+# The number of parameter-sized tensors in the state, given the group.
 _NUM_LIKE_PARAMETER: Final[Mapping[str, Callable[[Mapping[str, Any]], int]]] = {
     "ASGD": lambda group: 1,
     "Adadelta": lambda group: 2,
@@ -30,14 +30,14 @@ _NUM_LIKE_PARAMETER: Final[Mapping[str, Callable[[Mapping[str, Any]], int]]] = {
     "Adamax": lambda group: 2,
     "Lamb": lambda group: 2,
     "Lion": lambda group: 1,
-    "Muon": lambda group: 1 if group.get("use_muon", True) else 2,  # AdamW takes the rest
+    "Muon": lambda group: 1 if group.get("use_muon", True) else 2,  # AdamW for the rest
     "NAdam": lambda group: 2,
     "RAdam": lambda group: 2,
     "RMSprop": lambda group: 1 + bool(group.get("momentum")) + bool(group.get("centered")),
     "Rprop": lambda group: 2,
     "SGD": lambda group: bool(group.get("momentum")),
 }
-_LIKE_PARAMETER: Final = (  # in the optimizers' states; always as large as the parameter
+_LIKE_PARAMETER: Final = (  # state entries with the parameter's shape
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg"),
     *("acc_delta", "grad_avg", "sum", "prev", "ax"),
 )
@@ -53,9 +53,9 @@ def settings_of(optimizer: Optimizer) -> Settings:
 
 
 def bytes_to_come(optimizer: Optimizer) -> int:
-    """Return about how many bytes of state an optimizer adds with its first step.
+    """Return about how many bytes of state an optimizer adds at its first step.
 
-    0 for a class that is neither known nor derived from a known one.
+    0 for unknown classes.
     """
     names = [cls.__name__ for cls in type(optimizer).__mro__]
     count = next((_NUM_LIKE_PARAMETER[name] for name in names if name in _NUM_LIKE_PARAMETER), None)
@@ -77,7 +77,7 @@ def is_plain(value: Any) -> bool:
 
 
 def names_of(model: Module, optimizer: Optimizer) -> Names | None:
-    """Return the names of the parameters of each group; None if one is not the model's."""
+    """Return the parameter names of each group; None if one does not belong to the model."""
     parameters = dict(model.named_parameters())
     names = {id(parameters[own]): name for name, own in bare_names(parameters).items()}
     groups = [group["params"] for group in optimizer.param_groups]
@@ -87,9 +87,9 @@ def names_of(model: Module, optimizer: Optimizer) -> Names | None:
 
 
 def changes(now: Settings, before: Settings, scheduled: Collection[str]) -> str:
-    """Return in words which settings are others than a checkpoint's; empty if none is.
+    """Describe the settings that differ from a checkpoint's; empty if none does.
 
-    Both are of the set-up. The values of `scheduled` settings are those of schedules.
+    Both are from set-up. `scheduled` settings are ignored.
     """
     rows = dict.fromkeys(
         f"{key} is {group[key]!r} (checkpoint: {old[key]!r})"
@@ -107,26 +107,26 @@ def _differ(first: Any, second: Any) -> bool:
 
 
 def check_names(now: Names, before: Names, whose: str = "optimizer") -> None:
-    """Raise a `CheckpointMismatch` if the parameters are others, or in another order.
+    """Raise a `CheckpointMismatch` if the parameters or their order differ.
 
-    `whose` is what messages call the optimizer.
+    `whose`: the optimizer's name in messages.
     """
     for group, (own, old) in enumerate(zip(now, before, strict=False)):
         for idx, (name, expected) in enumerate(zip(own, old, strict=False)):
             if name != expected:
                 raise CheckpointMismatch(
-                    f"{whose}.param_groups[{group}]: parameter {idx} is {name!r}, and in the "
-                    f"checkpoint {expected!r}, whose state would become that of another. Give the "
-                    f"optimizer the parameters in the checkpoint's order, {_ADVICE}."
+                    f"{whose}.param_groups[{group}]: parameter {idx} is {name!r}, but "
+                    f"{expected!r} in the checkpoint, so it would get the wrong state. Pass the "
+                    f"parameters in the checkpoint's order, {_ADVICE}."
                 )
 
 
 def check_shapes(
     optimizer: Optimizer, state: Mapping[str, Any], names: Names | None, whose: str = "optimizer"
 ) -> None:
-    """Raise a `CheckpointMismatch` if a checkpoint's state is for parameters of other shapes.
+    """Raise a `CheckpointMismatch` if the shapes of a checkpoint's state differ.
 
-    `whose` is what messages call the optimizer.
+    `whose`: the optimizer's name in messages.
     """
     keys = [key for group in state["param_groups"] for key in group["params"]]
     params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -138,8 +138,8 @@ def check_shapes(
             if shape != tuple(param.shape):
                 raise CheckpointMismatch(
                     f"the checkpoint's {whose} does not fit: {what} of {name} has the shape "
-                    f"{shape}, and the parameter {tuple(param.shape)}. Use the model that it was "
-                    f"made with, {_ADVICE}."
+                    f"{shape}, but the parameter {tuple(param.shape)}. Use the original "
+                    f"model, {_ADVICE}."
                 )
 
 

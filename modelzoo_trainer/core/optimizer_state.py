@@ -1,4 +1,4 @@
-"""An optimizer in checkpoints: its state, and what a resumed run compares."""
+"""The state of an optimizer in checkpoints, with settings to compare."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("modelzoo_trainer.optimizer")
 
-_KIND: Final = "kind"  # beside what torch's optimizers have in their state
+_KIND: Final = "kind"  # keys beside those of torch
 _NAMES: Final = "names"
 _SETTINGS: Final = "settings"
 
 
 class OptimizerState:
-    """Saves and restores one optimizer of a trainer.
+    """Save and restore one optimizer of a trainer.
 
-    `optimizer`: as it was given. `label`: what messages call it, such as "optimizer".
+    `label`: its name in messages, such as "optimizer".
     """
 
     def __init__(self, optimizer: Optimizer, label: str) -> None:
         self.optimizer = optimizer
-        """What the trainer steps: set when the backend has prepared it."""
+        """The optimizer, replaced once the backend has prepared it."""
         self.label = label
         self._given: Settings = settings_of(optimizer)
         self._held: Settings | None = self._given
@@ -47,7 +47,7 @@ class OptimizerState:
         self._named: tuple[list[int], Names | None] | None = None
 
     def save(self, trainer: Trainer) -> Any:
-        """Return what a checkpoint has of it; tensors share memory with the run."""
+        """Return the state for a checkpoint; tensors share memory with the run."""
         state = trainer.backend.state_view(self.optimizer.state_dict())
         state |= {_KIND: type(self.optimizer).__name__}
         names = self._names(trainer)
@@ -58,27 +58,27 @@ class OptimizerState:
         return state
 
     def _names(self, trainer: Trainer) -> Names | None:
-        """Return the names of the parameters; groups may have been added since the last time."""
+        """Return the names of the parameters, updated if groups were added."""
         sizes = [len(group["params"]) for group in self.optimizer.param_groups]
         if self._named is None or self._named[0] != sizes:
             self._named = sizes, names_of(trainer.model, self.optimizer)
         return self._named[1]
 
     def load(self, trainer: Trainer, saved: Mapping[str, Any], schedulers: list[Any]) -> None:
-        """Restore what `save` returned; warn of settings that are not those of the checkpoint.
+        """Restore a state; warn about settings that differ from the checkpoint's.
 
         `schedulers`: those of this optimizer.
 
         Raises:
-            CheckpointMismatch: If it is the state of another optimizer, or of other parameters.
+            CheckpointMismatch: If it is of another class, or for other parameters.
         """
         state, optimizer = dict(saved), self.optimizer
         own = type(optimizer).__name__
         kind = state.pop(_KIND, own)  # the first format does not say
         if kind != own:
             raise CheckpointMismatch(
-                f"the checkpoint's {self.label} is {kind}, and this run has {own}, whose state is "
-                f"another. Load the model alone with LoadCheckpointStates, or use {kind}."
+                f"the checkpoint's {self.label} is {kind}, but this run has {own}. "
+                f"Load only the model with LoadCheckpointStates, or use {kind}."
             )
         names, before = self._names(trainer), state.pop(_NAMES, None)
         if names and before and state["state"]:
@@ -91,22 +91,21 @@ class OptimizerState:
             optimizer.load_state_dict(state)
         except ValueError as error:
             raise CheckpointMismatch(
-                f"the checkpoint's {self.label} does not fit {own}: {error}. Load the model alone "
-                f"with LoadCheckpointStates, or use the optimizer and parameter groups that it "
-                f"was made with."
+                f"the checkpoint's {self.label} does not fit {own}: {error}. Load only the model "
+                f"with LoadCheckpointStates, or use the original optimizer and parameter groups."
             ) from None
         check_optimizer(optimizer, before_load)
         self._held = settings
         if settings is not None:
-            self._tell(changes(self._given, settings, scheduled_keys(schedulers)))
+            self._warn_of_changes(changes(self._given, settings, scheduled_keys(schedulers)))
 
-    def _tell(self, changed: str) -> None:
-        """Warn of settings that are not those of the checkpoint, once."""
+    def _warn_of_changes(self, changed: str) -> None:
+        """Warn about settings that differ from the checkpoint's, once."""
         if changed and changed != self._reported:
             log.warning(
-                "%s: %s. Using the checkpoint's settings, so that the run continues as "
-                "before. For the new ones set optimizer.param_groups in a callback's on_fit_start, "
-                "or load the model alone with LoadCheckpointStates.",
+                "%s: %s. Using the checkpoint's settings. To use the new ones, set "
+                "optimizer.param_groups in a callback's on_fit_start, or load only the model with "
+                "LoadCheckpointStates.",
                 self.label,
                 changed,
             )

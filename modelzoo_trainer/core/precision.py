@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class Precision(CoreCallback):
-    """Everything in the types that the model has; nothing is scaled or clipped."""
+    """Full precision: the types of the model, without loss scaling or clipping."""
 
     _backend: Backend
     autocast: AbstractContextManager[Any] | None = None
-    """The context of the forward pass, entered again and again; None = none."""
+    """The reusable context of the forward pass; None = none."""
     _check: StepCheck | None = None
 
     @override
@@ -37,28 +37,28 @@ class Precision(CoreCallback):
         self._backend = trainer.backend
 
     def backward(self, loss: Tensor) -> None:
-        """Add the loss's gradients."""
+        """Compute the gradients of the loss, added to the current ones."""
         self._backend.backward(loss)
 
     def check_step(self, check: StepCheck | None) -> None:
-        """Have the step at hand checked; called in `on_before_optimizer_step`.
+        """Check the current step; called in `on_before_optimizer_step`.
 
         Args:
-            check: Its results are there when the step was taken. None = no check after all.
+            check: Has its results after the step. None = cancel.
         """
         self._check = check
 
     def overflows(self, optimizer: Optimizer) -> list[Tensor]:
-        """Return what a loss scaler has found in the gradients of the step at hand.
+        """Return the overflow flags of the loss scaler for the current step.
 
         Returns:
-            On the device, each with one element, > 0 if the scaler leaves the step out; empty
-            where there is no scaler.
+            On the device, each with one element, > 0 if the scaler skips the step; empty without
+            a scaler.
         """
         return []
 
     def optimizer_step(self, optimizer: Optimizer) -> None:
-        """Clip the gradients if asked for, and update the parameters."""
+        """Clip the gradients if configured, and update the parameters."""
         check = self._check
         if check is None:
             self._backend.optimizer_step(optimizer)
@@ -70,10 +70,10 @@ class Precision(CoreCallback):
         self._backend.optimizer_step(optimizer, check.bad.logical_not() if check.masks else None)
 
     def defer_scale(self) -> None:
-        """Change a loss scale in `update_scale` alone: several optimizers step with one."""
+        """Update the loss scale only in `update_scale`: several optimizers share it."""
 
     def update_scale(self) -> None:
-        """Change a loss scale by what the steps since the last time have found."""
+        """Update the loss scale after the steps since the last call."""
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
@@ -91,28 +91,27 @@ _DTYPES: Final = {
 
 
 class MixedPrecision(Precision):
-    """The forward pass in a half type where that is safe; gradients clipped on request.
+    """Run the forward pass in autocast with a 16-bit type; scale losses and clip gradients.
 
-    A scaler is used where the device needs one (float16). Under bfloat16 there is none, whatever
-    the scaling arguments say.
+    Losses are scaled only for float16; with bfloat16 the scaling arguments have no effect.
 
     Args:
-        enabled: Use the half type; clipping works either way.
-        fp16_type: The half type; "cbfloat16" means bfloat16 here.
-        precision_opt_level: Accepted for the format's sake; without meaning on this hardware.
-        loss_scaling_factor: A constant, "dynamic", or None = "dynamic" where a scaler is needed.
-        initial_loss_scale: First scale of dynamic scaling; None = 65536.
-        steps_per_increase: Steps without overflow after which a dynamic scale doubles.
+        enabled: Use the 16-bit type; clipping works either way.
+        fp16_type: The 16-bit type; "cbfloat16" means bfloat16 here.
+        precision_opt_level: Accepted for compatibility; no effect on this hardware.
+        loss_scaling_factor: A constant, "dynamic", or None = "dynamic" if scaling is needed.
+        initial_loss_scale: Initial scale of dynamic scaling; None = 65536.
+        steps_per_increase: Steps without overflow until a dynamic scale doubles.
         min_loss_scale: Lower bound of a dynamic scale.
         max_loss_scale: Upper bound of a dynamic scale.
-        max_gradient_norm: Clip the joint 2-norm of all gradients to this, > 0.
-        max_gradient_value: Clip each element to [-value, value], > 0; excludes the former.
+        max_gradient_norm: Clip the total 2-norm of the gradients to this, > 0.
+        max_gradient_value: Clip each element to [-value, value], > 0; excludes `max_gradient_norm`.
         log_loss_scale: Log `loss_scale`; None = if scaling is dynamic.
 
-    State: `grad_scaler`, where there is one.
+    State: `grad_scaler`, if there is one.
 
     Raises:
-        ConfigError: If a value is out of range, or both kinds of clipping are asked for.
+        ConfigError: If a value is out of range, or both kinds of clipping are given.
     """
 
     @checked("precision")
@@ -140,7 +139,9 @@ class MixedPrecision(Precision):
         self.precision_opt_level = precision_opt_level
         self.loss_scaling_factor = loss_scaling_factor
         if not isinstance(loss_scaling_factor, str) and loss_scaling_factor is not None:
-            self.loss_scaling_factor = float(loss_scaling_factor)  # numpy's and torch's fit too
+            self.loss_scaling_factor = float(
+                loss_scaling_factor
+            )  # may be a number of numpy or torch
         self.initial_loss_scale = initial_loss_scale
         self.steps_per_increase = steps_per_increase
         self.min_loss_scale = min_loss_scale
@@ -154,7 +155,7 @@ class MixedPrecision(Precision):
 
     @property
     def notes(self) -> list[str]:
-        """What settings for other hardware mean here."""
+        """Notes on settings for other hardware."""
         if not self.enabled:
             return []
         found = []
@@ -163,7 +164,9 @@ class MixedPrecision(Precision):
         if self.precision_opt_level is not None:
             found.append("precision_opt_level: no effect on this hardware.")
         if self.fp16_type != "float16" and self.loss_scaling_factor != 1.0:
-            found.append("loss_scaling_factor: bfloat16 needs no scaling, there is none.")
+            found.append(
+                "loss_scaling_factor: no effect with bfloat16, which needs no loss scaling."
+            )
         return found
 
     @override
@@ -181,7 +184,7 @@ class MixedPrecision(Precision):
         if dtype not in caps.autocast_dtypes:
             warnings.warn(
                 f"precision.fp16_type {self.fp16_type} does not work on {trainer.backend.device}; "
-                f"bfloat16 is used.",
+                f"using bfloat16.",
                 stacklevel=2,
             )
             dtype = torch.bfloat16
@@ -189,7 +192,7 @@ class MixedPrecision(Precision):
         if dtype in caps.needs_scaler:
             self.scaler = trainer.backend.grad_scaler(**self._scaler_options())
         elif self.loss_scaling_factor != 1.0:
-            log.info("%s needs no loss scaling: there is none.", dtype)
+            log.info("Not scaling the loss: %s does not need it.", dtype)
 
     def _scaler_options(self) -> dict[str, Any]:
         if isinstance(self.loss_scaling_factor, (int, float)):
@@ -211,10 +214,10 @@ class MixedPrecision(Precision):
             self.scaler.unscale_(optimizer)
 
     def clip_gradients(self, optimizer: Optimizer) -> Tensor | None:
-        """Limit the gradients, in place.
+        """Clip the gradients, in place.
 
         Returns:
-            Their norm before, on the device, if it is what is limited.
+            Their norm before, on the device, if clipped by norm.
         """
         if self.max_gradient_norm is not None:
             params = parameters_of(optimizer)
@@ -238,14 +241,14 @@ class MixedPrecision(Precision):
 
     @override
     def overflows(self, optimizer: Optimizer) -> list[Tensor]:
-        # torch has no public name for what unscale_ has found.
+        # torch has no public name for this result of unscale_.
         scaler = self.scaler
         return [] if scaler is None else list(scaler._found_inf_per_device(optimizer).values())
 
     def _clip_and_check(self, optimizer: Optimizer, check: StepCheck) -> None:
         norm = None
         judges = check.gradients and self.scaler is None
-        if judges and self.max_gradient_norm is None:  # a value that was clipped is finite
+        if judges and self.max_gradient_norm is None:  # clipping by value makes gradients finite
             norm = self._backend.norms.grad_norm(parameters_of(optimizer))
         clipped = self.clip_gradients(optimizer)
         check.judge(self._backend, (clipped if norm is None else norm) if judges else None)

@@ -40,21 +40,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.predict")
 
 FOLDER: Final = "predictions"
-"""Where predictions are written in `model_dir` unless `output_dir` says otherwise."""
-_MESSAGE_BYTES: Final = 2**25  # of the predictions that a process sends to the others at once
+"""The default folder of predictions in `model_dir`."""
+_MESSAGE_BYTES: Final = 2**25  # of predictions in one message between processes
 
 
 class Predicting(CoreCallback):
-    """Collects what the model returns for the batches of `trainer.predict`.
+    """Collect the model's outputs for the batches of `trainer.predict`.
 
-    Rows are read as metrics are, without waiting for the device. Several processes keep those of
-    their own batches, and put them in the order of the data when all batches are over: in
-    memory of all of them, or in files of each with one index.
+    Outputs are read like metrics, without waiting for the device. Each process keeps those of its
+    own batches; at the end they are put in the order of the data, in the memory of all processes
+    or in files with one index.
     """
 
     def __init__(self) -> None:
         self.is_active = False
-        """Whether `trainer.predict` is under way."""
+        """Whether `trainer.predict` is running."""
         self._store: PredictionStore | None = None
         self._number: Number = (0, 0)
         self._weight: str | None = None
@@ -64,22 +64,26 @@ class Predicting(CoreCallback):
     def collecting(
         self, trainer: Trainer, output_dir: str | Path | None, max_in_memory: int
     ) -> Iterator[Callable[[], Predictions]]:
-        """Collect outputs inside; yield what returns them once all batches are over.
+        """Collect outputs inside; yield a function that returns them after the last batch.
 
         Args:
             trainer: The trainer.
-            output_dir: Where all of them are written; None = only those that are too large.
-            max_in_memory: Most bytes, of all processes, that are not written.
+            output_dir: The folder for files; None = use files only if they are too large.
+            max_in_memory: Maximum bytes in memory, of all processes.
 
         Raises:
-            ConfigError: If a setting does not fit. Collective, like all of it.
+            ConfigError: If a setting is invalid. Collective.
         """
         if self.is_active:
-            raise ConfigError("predict was called within predict. Call it when that has ended.")
+            raise ConfigError(
+                "predict was called within predict. Call it after the first one has returned."
+            )
         if type(max_in_memory) is not int or max_in_memory < 0:
-            raise ConfigError(f"max_in_memory is {max_in_memory!r}; it must be a number of bytes.")
+            raise ConfigError(f"max_in_memory must be a number of bytes, got {max_in_memory!r}.")
         if not trainer.backend.caps.holds_values:
-            raise ConfigError(f"device {trainer.backend.name!r} has no values to predict.")
+            raise ConfigError(
+                f"predict requires a device with values, got {trainer.backend.name!r}."
+            )
         comm = trainer.backend.comm
         given = None if output_dir is None else folder_of("output_dir", output_dir).absolute()
         folder = given or trainer.model_dir / FOLDER
@@ -112,7 +116,7 @@ class Predicting(CoreCallback):
     ) -> None:
         if not self.is_active:
             return
-        weights = "the model's weights as they are" if self._path is None else str(self._path)
+        weights = "the current weights" if self._path is None else str(self._path)
         log.info("Predicting with %s.", weights)
         self._weight = _weight_of(dataloader)
         _check_order(dataloader, trainer.backend.comm)
@@ -132,26 +136,26 @@ class Predicting(CoreCallback):
         if not found:
             raise ConfigError(
                 f"{type(model).__name__} returned nothing to predict (it has: "
-                f"{', '.join(outputs) or 'nothing'}): no tensor with a row for each sample. Return "
-                f"the logits beside the loss, or override compute_predictions."
+                f"{', '.join(outputs) or 'nothing'}): no tensor with a row per sample. Return "
+                f"the logits in addition to the loss, or override compute_predictions."
             )
         marks = [] if self._weight is None else [batch[self._weight]]
         add = partial(_add, store, number, list(found))
         trainer.read([*found.values(), *marks], add)
 
-    # ---- all of them
+    # ---- after the last batch
 
     def _finish(self, trainer: Trainer, store: PredictionStore) -> Predictions:
         """Return the predictions of all processes, in order. Collective.
 
         Raises:
-            ConfigError: If processes have other outputs than others.
-            PredictionError: If the disk refuses.
+            ConfigError: If outputs differ between processes.
+            PredictionError: If files cannot be written.
         """
         comm = trainer.backend.comm
         is_complete = trainer.val_is_complete
         if not is_complete:
-            log.warning("The prediction was stopped: it has %d batches.", self._number[0])
+            log.warning("The prediction was stopped: it has only %d batches.", self._number[0])
         facts = comm.gather_object((store.is_written, store.names))
         names = _same_names([found for _, found in facts])
         if any(is_written for is_written, _ in facts):
@@ -162,14 +166,13 @@ class Predicting(CoreCallback):
 
 
 def named_outputs(raw: Any) -> Outputs:
-    """Return a model's output as a mapping; unlike `to_outputs` for predictions.
+    """Return a model's output as a mapping, for predictions.
 
-    A tensor is `output`, whatever its size, unless it has no dimension: then it is the loss. A pair
-    whose first is such a loss, or None, is (loss, logits); other tuples and lists are `output_0`,
-    `output_1` and so on.
+    A tensor is `output`, or `loss` if it has no dimension. A pair of a loss or None and something
+    else is (loss, logits); other tuples and lists are `output_0`, `output_1` and so on.
 
     Raises:
-        ConfigError: If it is none of these.
+        ConfigError: If it has another type.
     """
     if isinstance(raw, Mapping):
         return dict(raw)
@@ -186,7 +189,7 @@ def named_outputs(raw: Any) -> Outputs:
 
 
 def flat(outputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors with dimensions of nested outputs; those inside as `hidden_states.0`."""
+    """Yield the tensors with dimensions of nested outputs, with names like `hidden_states.0`."""
     if isinstance(outputs, Tensor):
         if outputs.dim() and outputs.layout is torch.strided:
             yield name, outputs.detach()
@@ -201,7 +204,7 @@ def flat(outputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _add(store: PredictionStore, number: Number, names: list[str], values: list[Tensor]) -> None:
-    """Add the rows of a batch, those left out that its weights mark as added."""
+    """Add the rows of a batch, except padding."""
     rows: Rows = dict(zip(names, values, strict=False))
     if len(values) > len(names):
         is_sample = values[-1] != 0
@@ -213,41 +216,41 @@ def _add(store: PredictionStore, number: Number, names: list[str], values: list[
 
 
 def _is_first_of_shard(comm: Comm) -> bool:
-    """Return whether this process is the first of those that have the same data."""
+    """Return whether this process is the first one with its data shard."""
     return comm.rank % (comm.world_size // comm.data_shard[1]) == 0
 
 
 def _weight_of(loader: Loader) -> str | None:
-    """Return the entry of a batch that says which rows are samples; None = all are.
+    """Return the key of a batch that marks padding rows with 0; None = there are none.
 
     Raises:
-        ConfigError: If some may not be, and are not marked.
+        ConfigError: If padding rows are not marked.
     """
     collate = getattr(loader, "collate_fn", None)
     if not isinstance(collate, PadLastBatch):
         return None
     if collate.weight is None:
         raise ConfigError(
-            "dataloader pads its last batch (PadLastBatch), and nothing says which rows are "
-            "samples. Give it weight, such as PadLastBatch(..., weight='weight'): predictions "
-            "of other rows are dropped."
+            "dataloader pads its last batch (PadLastBatch) without marking the padding, whose "
+            "predictions must be dropped. Set its weight, such as "
+            "PadLastBatch(..., weight='weight')."
         )
     return collate.weight
 
 
 def _check_order(loader: Loader, comm: Comm) -> None:
-    """Warn of a loader whose order is not that of the data, and of samples left out.
+    """Warn about shuffled, dropped or unordered samples.
 
     Raises:
-        ConfigError: If it would give samples several times.
+        ConfigError: If samples may be repeated.
     """
     if not isinstance(loader, DataLoader):
         is_own = comm.data_shard[1] > 1 and split_of(loader, comm.data_shard, "dataloader") is None
     elif comm.data_shard[1] > 1 and is_split_already(loader):
         raise ConfigError(
             "dataloader has a sampler that divides the data among the processes, and may repeat "
-            "samples to do so. Leave it out: the trainer divides the data, and returns the "
-            "predictions in their order."
+            "samples. Remove it: the trainer divides the data, and returns the predictions in "
+            "order."
         )
     else:
         is_own = False
@@ -260,8 +263,8 @@ def _check_order(loader: Loader, comm: Comm) -> None:
             log.warning("dataloader has drop_last: the last samples may have no prediction.")
     if is_own:
         log.warning(
-            "dataloader (%s) gives each process other batches: the predictions are batch by batch "
-            "in the order of the processes.",
+            "dataloader (%s) yields different batches on each process: the predictions are ordered "
+            "by batch, then by process.",
             type(loader).__name__,
         )
 
@@ -295,12 +298,12 @@ def _gathered(store: PredictionStore, comm: Comm) -> list[Rows]:
 
 
 def _order(number: Number, rank: int) -> tuple[int, int, int]:
-    """Return where a batch is: micro-batches follow one another within that of a process."""
+    """Return the sort key of a micro-batch: by batch, process and micro-batch."""
     return number[0], rank, number[1]
 
 
 def _chunks(store: PredictionStore) -> Iterator[list[tuple[Number, Rows]]]:
-    """Yield what is in memory in lists of about as many bytes as a message may have."""
+    """Yield what is in memory in lists of about the size of a message."""
     chunk: list[tuple[Number, Rows]] = []
     size = 0
     while store.held:
@@ -314,7 +317,7 @@ def _chunks(store: PredictionStore) -> Iterator[list[tuple[Number, Rows]]]:
 
 
 def _joined(column: list[Tensor]) -> list[Part]:
-    """Return an output of all batches, in one piece if their shapes and types allow it."""
+    """Concatenate an output of all batches if shapes and types allow it."""
     if len({(tensor.shape[1:], tensor.dtype) for tensor in column}) == 1:
         return [Part.of(torch.cat(column))]
     return [Part.of(tensor) for tensor in column]
@@ -326,7 +329,7 @@ def _joined(column: list[Tensor]) -> list[Part]:
 def _in_files(
     store: PredictionStore, names: list[str], comm: Comm, *, is_complete: bool
 ) -> Predictions:
-    """Write what is not written yet, and the index of all processes' files."""
+    """Write the remaining outputs, and the index of all processes' files."""
     store.write_rest()
     own = [(number, {name: tuple(place) for name, place in places.items()}) for
            number, places in store.written]  # fmt: skip
@@ -341,12 +344,12 @@ def _in_files(
         all_files, outputs = _index(gathered, names)
         write_index(store.folder, all_files, outputs, is_complete=is_complete)
     comm.barrier("predictions written")
-    log.info("Predictions are in %s.", store.folder)
+    log.info("Saved predictions to %s.", store.folder)
     return Predictions.load(store.folder)
 
 
 def _index(gathered: list[Any], names: list[str]) -> tuple[list[str], dict[str, list[Place]]]:
-    """Return the files of all processes, and where the rows of each output are, in order."""
+    """Return the files of all processes, and the places of each output, in order."""
     files: list[str] = []
     batches: list[tuple[tuple[int, int, int], dict[str, Place]]] = []
     for rank, (own_files, written) in enumerate(gathered):

@@ -1,4 +1,4 @@
-"""The predictions of one process: kept in memory, and in files when they are too large for that."""
+"""The predictions of one process, in memory or, if too large, in files."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _PARTIAL: Final = ".predictions_{0:05d}_{1}.partial"
 _PARTIALS: Final = ".predictions_*.partial"
 
 Number: TypeAlias = tuple[int, int]
-"""The number of a batch, and that of the micro-batch in it."""
+"""The index of a batch, and of the micro-batch in it."""
 Rows: TypeAlias = dict[str, Tensor]
 
 
 class Place(NamedTuple):
-    """Where rows of one output are: the tensor `key` of a file, from `start` to `stop`."""
+    """The place of rows of one output: the tensor `key` of a file, from `start` to `stop`."""
 
     file: int
     key: str
@@ -39,30 +39,30 @@ class Place(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Where the rows of a batch are, by the names of the outputs."""
+    """The places of the rows of a batch, by output name."""
 
     number: Number
     places: dict[str, Place]
 
 
 class PredictionStore:
-    """Collects the outputs of this process's batches.
+    """Collect the outputs of this process's batches.
 
     Args:
-        folder: Where files are written; made when the first one is.
-        limit: Most bytes that are kept in memory; 0 = all is written.
-        rank: Of this process, for the names of files; None = it is alone.
+        folder: The folder of files; created with the first one.
+        limit: Maximum bytes in memory; 0 = write everything.
+        rank: The rank, for file names; None = single process.
     """
 
     def __init__(self, folder: Path, limit: int, rank: int | None) -> None:
         self.folder = folder
         self.limit = limit
         self.names: tuple[str, ...] | None = None
-        """The names of the outputs; None = nothing was added."""
+        """The names of the outputs; None before the first batch."""
         self.written: list[Written] = []
         self.held: deque[tuple[Number, Rows]] = deque()
         self.is_written = not limit
-        """Whether files are written, as all of it is too large for memory."""
+        """Whether files are written."""
         self.num_files = 0
         """Of this process."""
         self._file_bytes = min(limit or FILE_BYTES, FILE_BYTES)
@@ -73,15 +73,15 @@ class PredictionStore:
         """Add the outputs of a batch.
 
         Raises:
-            ConfigError: If they have other names than those before.
-            PredictionError: If the disk refuses.
+            ConfigError: If their names have changed.
+            PredictionError: If a file cannot be written.
         """
         self.names = self.names or tuple(rows)
         if rows.keys() != set(self.names):
             raise ConfigError(
                 f"the model's outputs have changed: batch {number[0]} has {', '.join(rows)}, an "
                 f"earlier one had {', '.join(self.names)}. Return the same outputs for each batch, "
-                f"or choose some in compute_predictions."
+                f"or select some in compute_predictions."
             )
         self._num_held += _size(rows)
         self.held.append((number, rows))
@@ -90,10 +90,10 @@ class PredictionStore:
             self._write_file()
 
     def write_rest(self) -> None:
-        """Write all that is still in memory.
+        """Write all outputs that are still in memory.
 
         Raises:
-            PredictionError: If the disk refuses.
+            PredictionError: If a file cannot be written.
         """
         while self.held:
             self._write_file()
@@ -143,15 +143,15 @@ class PredictionStore:
         return self.folder / _PARTIAL.format(number, self._rank or 0)
 
     def name_of(self, number: int) -> str:
-        """Return the name of a file of this process, once all is complete."""
+        """Return the final name of a file of this process."""
         rank = "" if self._rank is None else f"_rank_{self._rank}"
         return f"predictions_{number:05d}{rank}.safetensors"
 
     def commit_files(self) -> None:
-        """Give the files their names.
+        """Rename the files to their final names.
 
         Raises:
-            PredictionError: If the disk refuses.
+            PredictionError: If a file cannot be renamed.
         """
         for number in range(self.num_files):
             path = self.folder / self.name_of(number)
@@ -161,7 +161,7 @@ class PredictionStore:
                 raise refusal(path, error) from error
 
     def discard(self) -> None:
-        """Forget what is in memory, and remove the files that were not given their names."""
+        """Clear the memory, and remove partial files."""
         self.held.clear()
         for number in range(self.num_files):
             with suppress(OSError):
@@ -175,10 +175,10 @@ def _size(rows: Rows) -> int:
 def _joined(
     name: str, column: list[Tensor], tensors: Rows, names: Collection[str]
 ) -> Iterator[tuple[int, str, int]]:
-    """Add an output of some batches to `tensors`, joined where they can be.
+    """Add an output of some batches to `tensors`, concatenated where possible.
 
     Yields:
-        The index of a batch, the key of the tensor that has its rows, and which is the first.
+        The index of a batch, the key of the tensor with its rows, and the first row.
     """
     runs = [list(run) for _, run in groupby(enumerate(column), lambda item: _kind(item[1]))]
     for number, run in enumerate(runs):
@@ -197,10 +197,10 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def refusal(path: Path, error: OSError) -> PredictionError:
-    """Return the error that says that a disk has refused something."""
+    """Return the error for a failed write."""
     return PredictionError(
-        f"the predictions cannot be written to {str(path)!r}: {error.strerror or error}. Make "
-        f"room, or choose another output_dir."
+        f"the predictions cannot be written to {str(path)!r}: {error.strerror or error}. Free "
+        f"space, or choose another output_dir."
     )
 
 
@@ -208,13 +208,11 @@ def refusal(path: Path, error: OSError) -> PredictionError:
 
 
 def prepare_folder(folder: Path, *, makes: bool) -> str | None:
-    """Get a folder ready; return why it cannot be used, or None.
-
-    What a prediction that was killed has left there is removed.
+    """Prepare a folder, and remove partial files; return why it cannot be used, or None.
 
     Args:
-        folder: Where files may be written.
-        makes: Whether to make it if it is not there.
+        folder: The folder.
+        makes: Whether to create it.
     """
     where = f"output_dir {str(folder)!r}"
     try:
@@ -229,7 +227,7 @@ def prepare_folder(folder: Path, *, makes: bool) -> str | None:
         return f"{where} cannot be used: {error.strerror or error}. Choose another one."
     if strange:
         return (
-            f"{where} has {strange[0]}, and no {INDEX} that names it. Move it away, or choose "
+            f"{where} contains {strange[0]}, but no {INDEX} that lists it. Move it away, or choose "
             f"another folder."
         )
     return None
@@ -240,7 +238,7 @@ def _own_names(folder: Path) -> set[str]:
 
 
 def _names_of_index(folder: Path) -> list[str]:
-    """Return the files that the index of a folder names; none if it has none that can be read."""
+    """Return the files listed by the index of a folder; empty if it is unreadable."""
     try:
         raw = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         return [str(name) for name in raw["files"]] if raw["format"] == FORMAT else []
@@ -249,10 +247,10 @@ def _names_of_index(folder: Path) -> list[str]:
 
 
 def remove_earlier(folder: Path) -> None:
-    """Remove the predictions that a folder has, the index first.
+    """Remove the predictions in a folder, the index first.
 
     Raises:
-        PredictionError: If the disk refuses.
+        PredictionError: If a file cannot be removed.
     """
     try:
         names = _own_names(folder) & set(_names_of_index(folder))
@@ -266,7 +264,7 @@ def remove_earlier(folder: Path) -> None:
 def write_index(
     folder: Path, files: list[str], outputs: Mapping[str, list[Place]], *, is_complete: bool
 ) -> None:
-    """Write the index of all processes' files: the predictions are there once it has its name."""
+    """Write the index of all processes' files, which commits the predictions."""
     index = {
         "format": FORMAT,
         "version": VERSION,
@@ -290,7 +288,7 @@ def write_index(
 
 
 def _merged(places: list[Place]) -> list[Place]:
-    """Return places with those that follow one another in a tensor as one."""
+    """Merge consecutive places in a tensor."""
     found: list[Place] = []
     for place in places:
         last = found[-1] if found else None

@@ -1,4 +1,4 @@
-"""The run's seed, and the random generators of the host."""
+"""The seed of the run, and the random number generators of the host."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ log = logging.getLogger("modelzoo_trainer.reproducibility")
 
 
 class Reproducibility(CoreCallback):
-    """Seeds python, numpy and torch before anything is built, and keeps their state.
+    """Seed Python, NumPy and PyTorch before set-up, and save their generators' state.
 
-    A resumed run draws the numbers that come next: the generators get their state
-    back when everything else is in place, before the first batch. A validation leaves them as they
-    were, so that training does not depend on how often one validates.
+    A resumed run continues the sequence of random numbers: the state of the generators is restored
+    just before the first batch. A validation restores it, so that training does not depend on the
+    number of validations.
 
     Args:
-        seed: None = what torch was seeded with when the trainer is built; a checkpoint's, once one
-            is loaded.
+        seed: None = the seed of torch when the trainer is built, or that of a loaded checkpoint.
 
-    State: `rng`: the seed, and the state of the host's generators, of each process its own.
+    State: `rng`: the seed, and the state of each process's host generators.
 
     Raises:
         ConfigError: If the seed is not an integer, negative or too large.
@@ -51,11 +50,11 @@ class Reproducibility(CoreCallback):
 
     @property
     def step_seed(self) -> int:
-        """What the seeds of steps are derived from."""
+        """The base of the seeds of steps."""
         return torch.initial_seed() if self.seed is None else self.seed
 
     def share_seed(self, backend: Backend) -> None:
-        """Give all processes the seed of the first one: a model begins the same on all of them."""
+        """Use the seed of the main process on all processes, for equal initial weights."""
         if backend.comm.world_size == 1:
             return
         seed = backend.comm.broadcast_object(self.step_seed)
@@ -84,7 +83,7 @@ class Reproducibility(CoreCallback):
 
     @override
     def on_train_ready(self, trainer: Trainer) -> None:
-        """Give the host's generators the state that was loaded, if there is one; once."""
+        """Restore the loaded state of the host's generators, if any, once."""
         state, self._loaded = self._loaded, None
         if state is not None:
             with trainer.checkpoint.restoring(trainer):
@@ -95,7 +94,7 @@ class Reproducibility(CoreCallback):
             trainer.backend.seed = whole_number(state, "seed")
         elif self.seed != whole_number(state, "seed"):
             log.warning(
-                "The checkpoint was made with seed %d and this run has %d: the "
+                "The checkpoint was written with seed %d and this run has %d: the "
                 "resumed run will not reproduce the original one.",
                 state["seed"],
                 self.seed,
@@ -106,8 +105,8 @@ class Reproducibility(CoreCallback):
             trainer.backend.set_rng_state(state[_key_of(trainer.backend)])
             return
         log.warning(
-            "The checkpoint was made by %d processes and this run has %d: weights and data "
-            "continue as they were, but random numbers that are drawn on the host are others. "
+            "The checkpoint was written by %d processes and this run has %d: weights and data "
+            "continue, but random numbers drawn on the host differ. "
             "Exactness is not guaranteed.",
             num,
             own,
@@ -121,5 +120,5 @@ def _seed_all(seed: int) -> None:
 
 
 def _key_of(backend: Backend) -> str:
-    """Return the name of a process's state: each has its own."""
+    """Return the key of this process's state."""
     return "host" if backend.comm.world_size == 1 else f"host_{backend.comm.rank}"

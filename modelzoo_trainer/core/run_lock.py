@@ -26,20 +26,20 @@ log = logging.getLogger("modelzoo_trainer.run_lock")
 
 LOCK_NAME: Final = ".lock"
 ORPHANS_S: Final = 10.0
-"""How long children of a process that was killed may keep its lock."""
+"""How long to wait for children of a killed process to release its lock."""
 _POLL_S: Final = 0.1
 _IS_HELD: Final = (errno.EACCES, errno.EAGAIN)
 
 
 class RunLock(CoreCallback):
-    """Makes `model_dir`, and refuses it while another process trains or validates in it.
+    """Create `model_dir`, and lock it against other processes.
 
-    Trainers of one process share it, but only one of them fits at a time. See `FolderLock`.
+    Trainers of one process share it, but only one of them may fit at a time. See `FolderLock`.
 
     Raises:
-        ConfigError: At set-up, if another process holds the folder, or it cannot be made; when a
-            fit begins, if another trainer of this process is training in it; when a checkpoint is
-            saved, if another process has locked the folder since the lock file was removed.
+        ConfigError: At set-up, if another process holds the lock, or the folder cannot be created;
+            at the start of a fit, if another trainer of this process is training in it; when a
+            checkpoint is saved, if the lock file was removed and another process took the lock.
     """
 
     def __init__(self) -> None:
@@ -71,19 +71,18 @@ class RunLock(CoreCallback):
 
 
 class FolderLock:
-    """Keeps other processes out of a folder.
+    """Lock a folder against other processes.
 
-    The lock is the kernel's (`flock`): it ends with the process however that ends, and children
-    that Python forks do not keep it. What the file says is for people, and tells a holder that
-    has died: what other children it has get 10 s to follow it.
+    The kernel's lock (`flock`) ends with the process in any case, and children forked by Python do
+    not keep it. The content of the file names the holder; if that has died, its other children get
+    10 s to exit.
 
-    On a network file system it keeps out other hosts where the mount passes locks to the server:
-    NFS does unless it is mounted with `nolock` or `local_lock`, Lustre if it is mounted with
-    `flock`. Elsewhere it holds among the processes of one host; where there are no locks at all
-    that is logged.
+    On a network file system the lock applies across hosts if the mount passes locks to the server:
+    NFS unless mounted with `nolock` or `local_lock`, Lustre if mounted with `flock`. Otherwise it
+    applies to the processes of one host; a file system without locks is logged.
 
     Args:
-        setting: What the folder is called where it is set.
+        setting: The name of the folder's setting, for messages.
     """
 
     def __init__(self, setting: str) -> None:
@@ -91,13 +90,13 @@ class FolderLock:
         self._folder: str | None = None
         self._pid = 0
         self.is_held = False
-        """Whether nobody else can be at work in the folder."""
+        """Whether the lock is held."""
 
     def take(self, folder: Path) -> None:
-        """Make a folder and lock it.
+        """Create and lock a folder.
 
         Raises:
-            ConfigError: If another process holds it, or it cannot be made or written.
+            ConfigError: If another process holds the lock, or the folder is not writable.
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -106,17 +105,17 @@ class FolderLock:
         except OSError as error:
             raise ConfigError(
                 f"{self._setting} {str(folder)!r} cannot be used: {error.strerror or error} "
-                f"({error.filename}). Choose a folder that can be written."
+                f"({error.filename}). Choose a writable folder."
             ) from None
 
     def check(self) -> None:
-        """Check that the lock file in the folder is still the one that this process has locked.
+        """Check that this process still holds the lock.
 
-        If it was removed or replaced, and the new one is free, it is locked again with a warning.
-        A folder that the disk refuses is left to whoever writes there next.
+        If the lock file was removed or replaced, lock it again if possible, with a warning. Disk
+        errors are logged.
 
         Raises:
-            ConfigError: If another process holds it.
+            ConfigError: If another process holds the lock.
         """
         if self._folder is None or not self.is_held or self._pid != os.getpid():
             return
@@ -132,19 +131,17 @@ class FolderLock:
         if is_renewed:
             log.warning(
                 "The lock file of %s %r was removed or replaced during the run; it is locked "
-                "again. Files of this run may be gone there, among them metrics and logs that are "
-                "still written to but have no name, or another run may have written some.",
+                "again. Other files of this run may be missing, including open metrics and logs, "
+                "or another run may have written there.",
                 self._setting,
                 self._folder,
             )
 
     def begin_fit(self, stack: ExitStack) -> None:
-        """Keep other trainers of this process from fitting in the folder.
-
-        This ends with the stack.
+        """Lock the folder against other fits of this process, until the stack closes.
 
         Raises:
-            ConfigError: If one does, or if another process has taken the folder.
+            ConfigError: If another fit is running, or another process holds the lock.
         """
         self.check()
         folder = self._folder
@@ -152,14 +149,14 @@ class FolderLock:
             return
         if folder in _FITTING:
             raise ConfigError(
-                f"{self._setting} {folder!r} is being trained in by another trainer of this "
-                f"process. Give each its own."
+                f"{self._setting} {folder!r} is in use by the fit of another trainer in this "
+                f"process. Use a separate folder for each."
             )
         _FITTING.add(folder)
         stack.callback(_FITTING.discard, folder)
 
     def release(self) -> None:
-        """Let others take the folder; a second call does nothing."""
+        """Release the lock. Idempotent."""
         folder, self._folder = self._folder, None
         if folder is not None and self.is_held:
             self.is_held = False
@@ -180,10 +177,10 @@ _HELD: Final[dict[str, _Held]] = {}
 
 
 def _acquire(folder: str, setting: str) -> bool:
-    """Lock a folder for this process; return False where the file system knows no locks.
+    """Lock a folder for this process; return False if the file system has no locks.
 
     Raises:
-        ConfigError: If another process has it, or something else than a file is there.
+        ConfigError: If another process holds the lock, or the path is not a file.
         OSError: If the file cannot be written.
     """
     held = _HELD.get(folder)
@@ -192,7 +189,7 @@ def _acquire(folder: str, setting: str) -> bool:
         return True
     path = Path(folder, LOCK_NAME)
     require_regular(path)
-    # Open for reading, it does not keep the disk from becoming read-only.
+    # Read-only: does not prevent a read-only remount.
     descriptor = _open(path, os.O_RDONLY)
     with ExitStack() as stack:
         stack.callback(os.close, descriptor)
@@ -202,9 +199,11 @@ def _acquire(folder: str, setting: str) -> bool:
             if isinstance(error, OSError) and error.errno in _IS_HELD:
                 raise ConfigError(
                     f"{setting} {folder!r} is in use by {_holder(descriptor)}. Wait until that run "
-                    f"has ended, or give this one another {setting}."
+                    f"has ended, or use another {setting}."
                 ) from None
-            log.warning("%s cannot be locked (%s): a second run is not noticed.", folder, error)
+            log.warning(
+                "%s cannot be locked (%s): a second run there will not be detected.", folder, error
+            )
             return False
         _note_holder(path)
         stack.pop_all()
@@ -214,17 +213,17 @@ def _acquire(folder: str, setting: str) -> bool:
 
 
 def _renew(folder: str, setting: str) -> bool:
-    """Lock a folder again if its lock file is no longer the locked one; return whether it was so.
+    """Lock a folder again if its lock file was replaced; return whether it was.
 
     Raises:
-        ConfigError: If another process has it.
-        OSError: If the file cannot be looked at or written.
+        ConfigError: If another process holds the lock.
+        OSError: If the file cannot be read or written.
     """
     held = _HELD.get(folder)
     if held is not None:
         if _is_at(held.descriptor, Path(folder, LOCK_NAME)):
             return False
-        os.close(held.descriptor)  # it locks a file that nobody finds
+        os.close(held.descriptor)  # locks a removed file
         del _HELD[folder]
     Path(folder).mkdir(parents=True, exist_ok=True)
     _acquire(folder, setting)
@@ -252,7 +251,7 @@ def _note_holder(path: Path) -> None:
 
 
 def _flock(descriptor: int, path: Path) -> None:
-    """Lock an open file; open it for writing where only such files can be locked (NFS)."""
+    """Lock an open file; open it for writing if that is required (NFS)."""
     try:
         _wait_for(descriptor)
     except OSError as error:
@@ -265,7 +264,7 @@ def _flock(descriptor: int, path: Path) -> None:
 
 
 def _wait_for(descriptor: int) -> None:
-    """Lock an open file; wait for a while if whoever noted itself in it is dead."""
+    """Lock an open file; wait for a while if its recorded holder is dead."""
     import fcntl
 
     deadline = time.monotonic() + ORPHANS_S
@@ -290,7 +289,7 @@ def _holder_is_dead(descriptor: int) -> bool:
             os.kill(facts["pid"], 0)
         except ProcessLookupError:
             return True
-        return bool(facts["pid"] == os.getpid())  # of an earlier process with this number
+        return bool(facts["pid"] == os.getpid())  # an earlier process with this pid
     return False
 
 
@@ -310,17 +309,17 @@ def _release(folder: str) -> None:
         import fcntl
 
         del _HELD[folder]
-        fcntl.flock(held.descriptor, fcntl.LOCK_UN)  # else a child may keep it
+        fcntl.flock(held.descriptor, fcntl.LOCK_UN)  # a child may keep it otherwise
         os.close(held.descriptor)
 
 
 @cache
 def _close_in_children() -> None:
-    """Have children that are forked from now on let go of the locks."""
-    os.register_at_fork(after_in_child=_let_go)
+    """Release locks in children forked from now on."""
+    os.register_at_fork(after_in_child=_release_in_child)
 
 
-def _let_go() -> None:
+def _release_in_child() -> None:
     for held in _HELD.values():
         os.close(held.descriptor)
     _HELD.clear()

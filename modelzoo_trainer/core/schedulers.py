@@ -1,4 +1,4 @@
-"""The schedulers: learning rate, weight decay."""
+"""The schedulers of the learning rate and other settings."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _CYCLED: Final = ("momentum", "betas")
 
 
 def kind_of(scheduler: Any) -> str:
-    """Return the name of a scheduler's class, with those of its members in torch's."""
+    """Return the name of a scheduler's class, with its members in parentheses."""
     name = type(scheduler).__name__
     members = ", ".join(map(kind_of, _members_of(scheduler)))
     return f"{name}({members})" if members else name
 
 
 def settings_of(scheduler: Any) -> Settings | None:
-    """Return by name what a new scheduler of torch's kind was made with; None of any other.
+    """Return the settings of a new torch scheduler by name.
 
-    One that has taken a step already may hold other values: None as well.
+    None for others, and for one that has already stepped, whose values may differ.
     """
     if not isinstance(scheduler, LRScheduler):
         return None
@@ -59,7 +59,7 @@ def settings_of(scheduler: Any) -> Settings | None:
 
 
 def settings_in(state: Mapping[str, Any]) -> Settings:
-    """Return by name the plain values of a state that do not change from step to step."""
+    """Return the plain values of a state that are constant between steps, by name."""
     return dict(_flat("", state))
 
 
@@ -77,7 +77,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def changes(now: Settings | None, before: Mapping[str, Any] | None) -> str:
-    """Return in words which settings are others than before; empty if none is known to be."""
+    """Describe the settings that differ from a checkpoint's; empty if none is known to."""
     both = sorted((now or {}).keys() & (before or {}).keys())
     return ", ".join(
         f"{name} is {reprlib.repr(now[name])} (checkpoint: {reprlib.repr(before[name])})"
@@ -97,7 +97,7 @@ def scheduled_keys(schedulers: Iterable[Any]) -> set[str]:
 
 
 def is_of_torch(scheduler: Any) -> bool:
-    """Return whether a scheduler and its members are torch's own, and not of derived classes."""
+    """Return whether a scheduler and its members are classes of torch itself."""
     return all(
         isinstance(part, LRScheduler) and type(part).__module__.startswith("torch.")
         for part in _parts_of(scheduler)
@@ -105,14 +105,14 @@ def is_of_torch(scheduler: Any) -> bool:
 
 
 class Beginning:
-    """How torch's schedulers and the groups were at set-up: steps can be taken anew from there.
+    """The initial state of torch's schedulers and parameter groups, to replay steps from.
 
-    Many of them make each learning rate of the one before, so that a setting cannot be changed on
-    the way.
+    Many of them compute each learning rate from the previous one, so that a changed setting
+    requires a replay.
 
     Args:
-        schedulers: All of a run; those that are not torch's kind are left alone.
-        optimizers: Theirs.
+        schedulers: All of a run; those that are not torch's are ignored.
+        optimizers: Their optimizers.
     """
 
     def __init__(self, schedulers: Sequence[Any], optimizers: Iterable[Optimizer]) -> None:
@@ -133,12 +133,12 @@ class Beginning:
         return [group for one in self._optimizers for group in one.param_groups]
 
     def go_to(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Take as many steps as the schedulers of a checkpoint had taken.
+        """Replay the steps of a checkpoint's schedulers.
 
-        `states` are those of the schedulers of torch's, in order.
+        `states`: of torch's schedulers, in order.
 
         Raises:
-            CheckpointMismatch: If the schedule ends before.
+            CheckpointMismatch: If the schedule is too short.
         """
         for group, values in zip(self._all_groups(), self._groups, strict=False):
             for key, value in values.items():
@@ -147,7 +147,7 @@ class Beginning:
             scheduler.load_state_dict(copy.deepcopy(state))
         nums = [_steps_of(state) or 0 for state in states]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # no step of the optimizer in between
+            warnings.simplefilter("ignore", UserWarning)  # the optimizer does not step in between
             for idx in range(max(nums)):
                 for scheduler, num in zip(self._schedulers, nums, strict=True):
                     if idx < num:
@@ -159,7 +159,7 @@ def _step(scheduler: Any, num: int) -> None:
         scheduler.step()
     except ValueError as error:
         raise CheckpointMismatch(
-            f"schedulers: {kind_of(scheduler)} as it is given now does not reach step {num} of "
+            f"schedulers: {kind_of(scheduler)} with its new settings ends before step {num} of "
             f"the checkpoint: {error}. Make it longer, or use the settings of the checkpoint."
         ) from None
 
@@ -172,7 +172,7 @@ def _assign(group: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _steps_of(state: Mapping[str, Any]) -> int | None:
-    """Return how many steps a scheduler has taken: of torch's `ChainedScheduler`, its first."""
+    """Return the steps of a scheduler, for `ChainedScheduler` of its first member."""
     if "last_epoch" not in state and state.get("_schedulers"):
         return _steps_of(state["_schedulers"][0])
     num = state.get("last_epoch")
@@ -189,34 +189,34 @@ def _members_of(scheduler: Any) -> list[Any]:
 
 
 def _parts_of(scheduler: Any) -> list[Any]:
-    """Return a scheduler and its members, theirs included."""
+    """Return a scheduler and its members, recursively."""
     return [scheduler, *(part for one in _members_of(scheduler) for part in _parts_of(one))]
 
 
 log = logging.getLogger("modelzoo_trainer.schedulers")
 
-_KIND: Final = "scheduler_class"  # beside what the schedulers have in their state
+_KIND: Final = "scheduler_class"  # keys beside those of the scheduler
 _SETTINGS: Final = "scheduler_settings"
 
 
 class SchedulersCallback(CoreCallback, Advised):
-    """Owns `trainer.schedulers`; each is stepped once after every optimizer step.
+    """Own `trainer.schedulers`; each is stepped once after every optimizer step.
 
     Args:
-        schedulers: One or several of: a scheduler of torch's or ours, or a callable
-            `optimizer -> scheduler`. Of several optimizers: a mapping of their names to such;
+        schedulers: One or several schedulers of torch or of this package, or callables
+            `optimizer -> scheduler`. For several optimizers: a mapping of their names to these;
             each scheduler is stepped after its optimizer.
 
-    A run that is resumed with other settings of a schedule goes on with these: at each step the
-    value is what it would be had they held from the start. With torch's schedulers that is said
-    in a warning. Classes derived from theirs take the settings of the checkpoint, with a warning.
+    A run resumed with other settings of a schedule uses the new ones, as if they had applied from
+    the start; for torch's schedulers with a warning. Classes derived from torch's use the settings
+    of the checkpoint, with a warning.
 
     State: `schedulers`, a list of their state dicts, with their classes and settings.
 
     Raises:
-        ConfigError: If one is neither, or a class; at set-up, if a callable returns no scheduler,
-            one is made for another optimizer than the trainer's, the step of one needs a metric,
-            or two of ours set the same value of the same parameter group.
+        ConfigError: If one is invalid, or a class; at set-up, if a callable does not return a
+            scheduler, one belongs to another optimizer, one requires a metric, or two of this
+            package set the same value of the same parameter group.
     """
 
     def __init__(self, schedulers: Any = None) -> None:
@@ -230,7 +230,7 @@ class SchedulersCallback(CoreCallback, Advised):
 
     @event("create-scheduler")
     def create_scheduler(self, optimizer: Optimizer, scheduler: Any) -> Any:
-        """Return a scheduler: the one that was given, or what the callable makes."""
+        """Return the given scheduler, or the result of the callable."""
         return scheduler if hasattr(scheduler, "step") else scheduler(optimizer)
 
     @override
@@ -252,13 +252,14 @@ class SchedulersCallback(CoreCallback, Advised):
         self._beginning = Beginning(trainer.schedulers, trainer.optimizers.values())
 
     def _optimizers(self, trainer: Trainer) -> list[tuple[str | None, Optimizer]]:
-        """Return the optimizers with the names that schedulers go by, in order of the state."""
+        """Return the optimizers with their keys in `schedulers`, in order of the state."""
         known = trainer.optimizers
         if trainer.manual_steps is None:
             if self._by_name:
                 raise ConfigError(
-                    f"schedulers is a mapping ({', '.join(map(repr, self._schedulers))}), which is "
-                    f"for several optimizers; the trainer has one. Pass one or several schedulers."
+                    f"schedulers is a mapping ({', '.join(map(repr, self._schedulers))}), which "
+                    f"requires several optimizers; the trainer has one. Pass one or several "
+                    f"schedulers."
                 )
             return [(None, trainer.optimizer)]
         if not self._by_name and self._schedulers[None]:
@@ -280,9 +281,9 @@ class SchedulersCallback(CoreCallback, Advised):
         _check_made(label, made, optimizer)
         if isinstance(made, ReduceLROnPlateau):
             raise ConfigError(
-                f"{label}: {type(made).__name__} needs a metric at each step, and "
-                f"schedulers are stepped without one. Use a schedule of the step, or step it "
-                f"in a callback of yours."
+                f"{label}: {type(made).__name__} requires a metric at each step, but "
+                f"schedulers are stepped without one. Use another scheduler, or step it "
+                f"in a custom callback."
             )
         return made
 
@@ -326,10 +327,10 @@ class SchedulersCallback(CoreCallback, Advised):
         if beginning is not None:
             if replays:
                 beginning.go_to(replayed)
-            self._tell(trainer.schedulers, changed, replays=replays)
+            self._warn_of_changes(trainer.schedulers, changed, replays=replays)
 
-    def _tell(self, schedulers: list[Any], changed: list[str], *, replays: bool) -> None:
-        """Warn of settings that are not those of the checkpoint, once."""
+    def _warn_of_changes(self, schedulers: list[Any], changed: list[str], *, replays: bool) -> None:
+        """Warn about settings that differ from the checkpoint's, once."""
         rows = "; ".join(
             f"schedulers[{idx}] ({type(scheduler).__name__}): {text}"
             for idx, (scheduler, text) in enumerate(zip(schedulers, changed, strict=True))
@@ -340,26 +341,25 @@ class SchedulersCallback(CoreCallback, Advised):
         self._reported = rows
         if replays:
             log.warning(
-                "%s. Using the settings given now: the schedule continues as if they had held from "
-                "step 0. Give those of the checkpoint to continue as before.",
+                "%s. Using the new settings, as if they had applied from step 0. Pass those of the "
+                "checkpoint to continue as before.",
                 rows,
             )
         else:
             log.warning(
-                "%s. The checkpoint's settings hold, as they are part of the scheduler's state. "
-                "Write a load_state_dict for its class that keeps what it was given, if the new "
-                "ones shall hold.",
+                "%s. Using the checkpoint's settings, which are in its state. To use the "
+                "new ones, define a load_state_dict of its class that keeps them.",
                 rows,
             )
 
 
 def _label(name: str | None, idx: int) -> str:
-    """Return what messages call a scheduler."""
+    """Return the name of a scheduler in messages."""
     return f"schedulers[{idx}]" if name is None else f"schedulers[{name!r}][{idx}]"
 
 
 def _checked(name: str | None, schedulers: Any) -> list[Any]:
-    """Return the schedulers of one optimizer as they were given, checked.
+    """Check the schedulers of one optimizer and return them as a list.
 
     Raises:
         ConfigError: If one is neither a scheduler nor a callable, or a class.
@@ -371,7 +371,7 @@ def _checked(name: str | None, schedulers: Any) -> list[Any]:
         if isinstance(scheduler, type) and hasattr(scheduler, "step"):
             kind = scheduler.__name__
             raise ConfigError(
-                f"{_label(name, idx)} is the class {kind}. Pass a callable that makes one: "
+                f"{_label(name, idx)} is the class {kind}. Pass a callable that creates one: "
                 f"lambda optimizer: {kind}(optimizer, ...)."
             )
         if not hasattr(scheduler, "step") and not callable(scheduler):
@@ -383,7 +383,7 @@ def _checked(name: str | None, schedulers: Any) -> list[Any]:
 
 
 def _check_made(label: str, made: Any, optimizer: Optimizer) -> None:
-    """Refuse what cannot be stepped, and a scheduler of an optimizer that is not stepped."""
+    """Check that a scheduler can be stepped and saved, and belongs to the optimizer."""
     if isinstance(made, (type, Optimizer)) or not hasattr(made, "step"):
         raise ConfigError(
             f"{label}: the callable returned {made!r}, which is not a scheduler. Return "
@@ -392,8 +392,8 @@ def _check_made(label: str, made: Any, optimizer: Optimizer) -> None:
     missing = [name for name in ("state_dict", "load_state_dict") if not hasattr(made, name)]
     if missing:
         raise ConfigError(
-            f"{label}: {type(made).__name__} has no {' and no '.join(missing)}, and a "
-            f"checkpoint must have its state. Define what is missing; state_dict may return {{}}."
+            f"{label}: {type(made).__name__} has no {' and no '.join(missing)}, which "
+            f"checkpoints require. Define what is missing; state_dict may return {{}}."
         )
     own = getattr(made, "optimizer", None)
     if own is optimizer or not isinstance(own, Optimizer):
@@ -401,15 +401,15 @@ def _check_made(label: str, made: Any, optimizer: Optimizer) -> None:
     groups = {id(group) for group in optimizer.param_groups}  # wrappers share those of others
     if groups.isdisjoint(id(group) for group in own.param_groups):
         raise ConfigError(
-            f"{label}: {type(made).__name__} was made for another optimizer than the "
-            f"trainer's, which it does not change. Pass schedulers=lambda optimizer: "
+            f"{label}: {type(made).__name__} was created for another optimizer than the "
+            f"trainer's. Pass schedulers=lambda optimizer: "
             f"{type(made).__name__}(optimizer, ...)."
         )
 
 
 def _check_kinds(schedulers: list[Any], kinds: list[str | None]) -> None:
-    """Compare the schedulers with the classes of a checkpoint's; the first formats have none."""
-    advice = "Use those that it was made with, or load parts of it with LoadCheckpointStates."
+    """Compare the classes of schedulers with a checkpoint's, if it has them."""
+    advice = "Use the original ones, or load parts of the checkpoint with LoadCheckpointStates."
     if len(kinds) != len(schedulers):
         raise CheckpointMismatch(
             f"schedulers: the checkpoint has {len(kinds)}, this run {len(schedulers)}. {advice}"
@@ -424,12 +424,12 @@ def _check_kinds(schedulers: list[Any], kinds: list[str | None]) -> None:
 
 
 def _taken(state: Any, key: str) -> Any:
-    """Take an entry out of a checkpoint's state; None if it has none."""
+    """Pop an entry of a checkpoint's state; None if missing."""
     return state.pop(key, None) if isinstance(state, dict) else None
 
 
 def _settings_before(scheduler: Any, state: Any) -> Settings | None:
-    """Take the settings out of a checkpoint's state; the first formats have those of torch's."""
+    """Pop the settings of a checkpoint's state, or derive them from the state of torch's."""
     settings: Settings | None = _taken(state, _SETTINGS)
     if settings is None and is_of_torch(scheduler):
         return settings_in(like_own(scheduler.state_dict(), state))

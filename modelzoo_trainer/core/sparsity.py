@@ -1,4 +1,4 @@
-"""Sparse training: masks on weights, gradients and the optimizer's state."""
+"""Sparse training: masks of weights, gradients and optimizer state."""
 
 from __future__ import annotations
 
@@ -33,28 +33,27 @@ _KEY: Final = "sparsity"
 
 
 class Sparsity(CoreCallback):
-    """Keeps weights at zero, exactly, and changes which ones as algorithms say.
+    """Keep weights at exactly zero, with masks that algorithms update.
 
-    Masks are made at set-up. When an update is due, which the number of the step alone decides,
-    they are made anew before the optimizer's step, from the weights and gradients that all
-    processes have. Gradients are masked before each optimizer step, before they are clipped, and
-    weights after it; the optimizer's state is masked when masks change. An update holds also if
-    the optimizer's step is skipped (`CheckLoss`, a loss scaler), except one that needs gradients
-    and finds some not finite.
+    Masks are created at set-up. Updates depend only on the step number, and compute new masks
+    before the optimizer step, from the weights and gradients of all processes. Gradients are
+    masked before each optimizer step, before clipping, and weights after it; the optimizer state
+    is masked when masks change. An update also applies if the optimizer step is skipped
+    (`CheckLoss`, a loss scaler), unless it requires gradients and these are non-finite.
 
     Args:
-        sparsity: A fraction, a mapping as in a configuration file, a list of such, an algorithm,
-            or a callable that returns one of these; None = all weights are trained.
+        sparsity: A fraction, a mapping as in a configuration file, a list of these, an algorithm,
+            or a callable that returns one of these; None = train all weights.
 
-    State: `sparsity`, the masks by names of parameters: true where a weight is trained; and the
-        settings as text, by which a run that resumes with others is warned: those given hold.
+    State: `sparsity`, the masks by parameter name: true where a weight is trained; and the
+        settings as text, to warn if a resumed run has others, which it uses.
 
-    Cost: Nothing without sparsity. With it, a byte a weight of memory, and one read of gradients
-        and weights a step; an update sorts. No host read.
+    Cost: None without sparsity. Otherwise one byte per weight, and one read of gradients and
+        weights per step; an update sorts. No host read.
 
     Raises:
-        ConfigError: If it is none of these; at set-up, if a filter means no parameter, two
-            algorithms mean the same one, or a process holds only a part of the weights.
+        ConfigError: If it is none of these; at set-up, if a filter matches no parameter, two
+            algorithms match the same one, or weights are sharded.
     """
 
     def __init__(self, sparsity: Any = None) -> None:
@@ -76,8 +75,8 @@ class Sparsity(CoreCallback):
     def setup(self, trainer: Trainer) -> None:
         if trainer.backend.caps.sharded_state:
             raise ConfigError(
-                "sparsity does not work where a process holds only a part of the weights (shard, "
-                "tensor). Use replicas alone, or leave sparsity out."
+                "sparsity does not work with sharded weights (shard, tensor). Use replicas, or "
+                "remove sparsity."
             )
         named = _named(trainer.model)
         owners: dict[str, int] = {}
@@ -86,8 +85,8 @@ class Sparsity(CoreCallback):
             for name, param in select(trainer.model, named, algorithm.param_filter, where).items():
                 if name in owners:
                     raise ConfigError(
-                        f"{where}: {name!r} belongs to algorithm {owners[name]} of the list "
-                        f"already, and is meant by {idx}. Give each a param_filter of its own."
+                        f"{where}: {name!r} is matched by algorithms {owners[name]} and {idx} of "
+                        f"the list. Give each a separate param_filter."
                     )
                 owners[name] = idx
                 self.params.append(SparseParam.of(name, param, algorithm))
@@ -107,7 +106,7 @@ class Sparsity(CoreCallback):
             param = named.get(one.name)
             if param is None or param.shape != one.pruned.shape:
                 raise ConfigError(
-                    f"sparsity: {one.name!r} was exchanged for a parameter of another name or "
+                    f"sparsity: {one.name!r} was replaced by a parameter of another name or "
                     f"shape after set-up."
                 )
             one.param = param
@@ -132,7 +131,7 @@ class Sparsity(CoreCallback):
         prune_weights(self.params)
 
     def _update(self, trainer: Trainer, due: list[SparseParam], step: int) -> None:
-        self._tell_of_all(due, step)
+        self._warn_of_all(due, step)
         numbers = _numbers(trainer, due, step)
         found = [one.next_pruned(numbers[idx]) for idx, one in enumerate(due)]
         is_finite = _finite(due)
@@ -144,8 +143,8 @@ class Sparsity(CoreCallback):
         for optimizer in trainer.optimizers.values():
             prune_state(due, optimizer)
 
-    def _tell_of_all(self, due: list[SparseParam], step: int) -> None:
-        """Warn, once, of a schedule that leaves no weight."""
+    def _warn_of_all(self, due: list[SparseParam], step: int) -> None:
+        """Warn once about a schedule that sets all weights to zero."""
         if self._has_reported_all:
             return
         name = next((one.name for one in due if one.algorithm.fraction_at(step) >= 1), None)
@@ -154,7 +153,7 @@ class Sparsity(CoreCallback):
             log.warning("sparsity: at global_step %d all weights of %r become zero.", step, name)
 
     def _begin(self, trainer: Trainer, step: int) -> None:
-        """Make masks anew, as they are before a step."""
+        """Create the masks for the start of a step."""
         numbers = _numbers(trainer, self.params, step - 1)
         for idx, one in enumerate(self.params):
             one.pruned.copy_(one.first_pruned(numbers[idx]))
@@ -168,9 +167,9 @@ class Sparsity(CoreCallback):
     # ---- facts
 
     def fractions(self, step: int) -> dict[str, tuple[float, Tensor]]:
-        """Return of each parameter the fraction of zeros that is meant, and that which there is.
+        """Return the target and the actual fraction of zeros of each parameter.
 
-        `step` is the `global_step` that the optimizer's step began at.
+        `step`: the `global_step` before the optimizer step.
 
         Shapes:
             The second: (), float32, on the device.
@@ -197,17 +196,19 @@ class Sparsity(CoreCallback):
         masks = found.get("masks") if isinstance(found, Mapping) else None
         if not self.params:
             if masks and trainer.is_resuming:
-                log.warning("The checkpoint has masks, and this run no sparsity: it trains all.")
+                log.warning(
+                    "The checkpoint has masks, but this run has no sparsity: training all weights."
+                )
             return
         if not isinstance(found, Mapping) or not isinstance(masks, Mapping):
-            self._go_on_without(trainer, state_dict)
+            self._start_without(trainer, state_dict)
             return
         self._take(trainer, masks, state_dict.get("global_step", 0))
         if trainer.is_resuming:
-            _tell_of_others(found.get("settings"), self._settings())
+            _warn_of_others(found.get("settings"), self._settings())
 
     def _take(self, trainer: Trainer, masks: Mapping[str, Tensor], step: int) -> None:
-        """Use the masks of a checkpoint, as they were before a step."""
+        """Use the masks of a checkpoint for the start of a step."""
         if not trainer.checkpoint.disable_strict_checkpoint_loading:
             _check(self.params, masks)
         elif any(not _fits(one, masks) for one in self.params):
@@ -220,18 +221,18 @@ class Sparsity(CoreCallback):
     def _settings(self) -> dict[str, str]:
         return {one.name: one.algorithm.described() for one in self.params}
 
-    def _go_on_without(self, trainer: Trainer, state_dict: StateDict) -> None:
-        """Begin with weights that have no masks; a validation takes them as they are."""
+    def _start_without(self, trainer: Trainer, state_dict: StateDict) -> None:
+        """Start from weights without masks; a validation leaves them unchanged."""
         if not trainer.is_resuming or "model" not in state_dict:
             return
         is_strict = not trainer.checkpoint.disable_strict_checkpoint_loading
         if is_strict and "global_step" in state_dict:
             raise CheckpointMismatch(
-                "the checkpoint has no masks, and this run has sparsity. Begin with its weights by "
+                "the checkpoint has no masks, but this run has sparsity. Load its weights with "
                 "LoadCheckpointStates('model'), or set "
                 "checkpoint.disable_strict_checkpoint_loading: true."
             )
-        log.warning("The checkpoint has no masks: they are made anew, from its weights.")
+        log.warning("The checkpoint has no masks: creating them from its weights.")
         self._begin(trainer, state_dict.get("global_step", 0))
 
 
@@ -258,8 +259,8 @@ def _finite(params: list[SparseParam]) -> Tensor | None:
     return torch.stack(flags).all() if flags else None
 
 
-def _tell_of_others(saved: Any, given: dict[str, str]) -> None:
-    """Warn if masks go on under other settings than they were saved with."""
+def _warn_of_others(saved: Any, given: dict[str, str]) -> None:
+    """Warn if the settings differ from those of the saved masks."""
     known = saved if isinstance(saved, Mapping) else {}
     others = [name for name in given if known.get(name, given[name]) != given[name]]
     if others:
@@ -278,7 +279,7 @@ def _fits(one: SparseParam, masks: Any) -> bool:
 
 
 def _check(params: list[SparseParam], masks: Any) -> None:
-    """Compare the masks of a checkpoint with those of this run."""
+    """Check the masks of a checkpoint against those of this run."""
     own = {one.name for one in params}
     rows = [f"  missing      {one.name}" for one in params if one.name not in masks]
     rows += [f"  unexpected   {name}" for name in masks if name not in own]
@@ -291,6 +292,6 @@ def _check(params: list[SparseParam], masks: Any) -> None:
         raise CheckpointMismatch(
             "the checkpoint's masks do not fit this run's sparsity:\n"
             + "\n".join(rows)
-            + "\nUse the param_filter that it was made with, or "
+            + "\nUse the original param_filter, or "
             "checkpoint.disable_strict_checkpoint_loading: true."
         )

@@ -1,4 +1,4 @@
-"""State in checkpoints: of users' callbacks, and each process's part of it."""
+"""The states of callbacks in checkpoints, and the part that each process writes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def load_states(
     is_foreign: bool = False,
     ignored: Collection[str] = (),
 ) -> None:
-    """Hand the states of a checkpoint to the callbacks whose names they have.
+    """Load the states of a checkpoint into the callbacks, by name.
 
-    `strict`: warn of callbacks without a state, too. `is_foreign`: the checkpoint is another run's,
-    so leave out states that are of that run. `ignored`: states that nobody has to take.
+    `strict`: also warn about callbacks without a state. `is_foreign`: the checkpoint is of another
+    run: skip states that belong to that run. `ignored`: states not to warn about.
     """
     known = dict(trainer.stateful_callbacks())
     _warn_of_numbers(states, known)
@@ -43,11 +43,11 @@ def load_states(
             if not (is_foreign and getattr(callback, "state_is_of_run", False)):
                 _load_into(callback, name, states[name])
         elif states and strict:
-            log.warning("The checkpoint has no state of %s; it starts anew.", name)
+            log.warning("The checkpoint has no state of %s; it starts from scratch.", name)
 
 
 def _warn_of_numbers(states: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Warn if there are several callbacks of a class, and another number than before."""
+    """Warn if the number of callbacks of a class has changed."""
     for kind in dict.fromkeys(type(callback).__name__ for callback in known.values()):
         own, before = (
             sum(re.fullmatch(rf"{kind}(_\d+)?", name) is not None for name in names)
@@ -75,15 +75,15 @@ _OF_ALL: Final = (
     "model",
     "optimizer",
     "optimizers",
-)  # the same on all processes, or their parts of it
+)  # replicated, or sharded
 
 
 def part_of(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, Any]:
-    """Return what this process has to write.
+    """Return the part of the state that this process writes.
 
-    The first process writes all it has. The others write with it what is large, and alone what
-    is their own: their parts of tensors, their random generators (`host_<rank>`), and the places
-    of their own loaders (`loader_<part of the data>`).
+    The main process writes all of its state. The others share the writing of large tensors, and
+    write their own: shards of tensors, random generators (`host_<rank>`), and the positions of
+    their loaders (`loader_<data shard>`).
     """
     backend = trainer.backend
     if backend.comm.is_main:
@@ -91,7 +91,7 @@ def part_of(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, Any]:
     params = {uncompiled(name) for name, _ in trainer.model.named_parameters()}
     own = (f"host_{backend.comm.rank}", f"loader_{backend.comm.data_shard[0]}")
     part = {key: value for key, value in state.items() if key in _OF_ALL}
-    if "model" in part:  # of buffers each process may have others: those of the first count
+    if "model" in part:  # buffers may differ: those of the main process are saved
         part["model"] = {
             name: value
             for name, value in part["model"].items()
@@ -106,7 +106,7 @@ def part_of(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, Any]:
 
 
 def _kept(value: Any, own: tuple[str, ...], backend: Backend) -> Any:
-    """Return what is left of a value; None if nothing is."""
+    """Return the part of a value that this process writes; None if empty."""
     if isinstance(value, Tensor):
         return value if backend.comm.is_sharded(value) else None
     if not isinstance(value, Mapping):
@@ -116,9 +116,9 @@ def _kept(value: Any, own: tuple[str, ...], backend: Backend) -> Any:
 
 
 def like_of(trainer: Trainer) -> dict[str, Any]:
-    """Return tensors that have the places of those of a checkpoint, by the same names.
+    """Return tensors with the sharding of a checkpoint's tensors, by the same names.
 
-    These are those of modules, and for what an optimizer keeps of a parameter, that parameter.
+    Those of modules; for the optimizer state of a parameter, that parameter.
     """
     if not trainer.backend.caps.sharded_state:
         return {}

@@ -1,4 +1,4 @@
-"""The result of a run: kept up to date while it is under way."""
+"""The result of a run, updated while it is running."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 _LOWER: Final = "loss perplexity ppl error error_rate mse rmse mae wer cer bits_per_byte"
 _HIGHER: Final = "accuracy acc top1 top5 f1 auc auroc precision recall bleu iou miou r2 map"
 _SIGNS: Final = dict.fromkeys(_LOWER.split(), 1) | dict.fromkeys(_HIGHER.split(), -1)
-"""Of the last part of a name: 1 if a lower value is better, -1 if a higher one is."""
+"""By the last part of a name: 1 if lower is better, -1 if higher is better."""
 _VALIDATION: Final = re.compile(r"(?:^|/)validate_\d+/")
 
 
 class _Record:
-    """One call of a method that runs."""
+    """One call of `fit`, `validate` or `validate_all`."""
 
     def __init__(self, method: str, scope: str = "") -> None:
         self.method = method
         self.scope = scope
         self.last: Metrics = {}
         self.bests: dict[str, list[Best]] = {}
-        """Each better than the one before; those of steps that are taken back are removed."""
+        """Successive best values; those of repeated steps are removed."""
         self.signs: dict[str, int] = {}
-        """Those of the metrics whose best value is kept."""
+        """The directions of metrics whose best value is kept."""
         self.per_checkpoint: dict[Path, Metrics] = {}
         self.checkpoints: list[Path] = []
         self.begin = time.perf_counter()
@@ -44,11 +44,11 @@ class _Record:
         self.failure: str | None = None
 
     def note(self, metrics: Metrics, step: int, given: dict[str, int]) -> None:
-        """Keep metrics; `given` are the directions that callbacks have for some of them."""
+        """Record metrics; `given`: directions set by callbacks."""
         last = self.last
         num = len(last)
         last.update(metrics)
-        if len(last) != num:  # names that are new
+        if len(last) != num:  # new names
             self._sign(metrics, given)
         for name, sign in self.signs.items():
             if name in metrics:
@@ -70,16 +70,16 @@ class _Record:
             bests.append(Best(value, step))
 
     def go_back_to(self, step: int) -> None:
-        """Forget the best values of steps that are taken again."""
+        """Remove the best values of steps that will be repeated."""
         for name, bests in self.bests.items():
             self.bests[name] = [best for best in bests if best.step <= step]
 
 
 class Summary(CoreCallback):
-    """Keeps the last and the best metrics of a run, its checkpoints, and what has stopped it.
+    """Record the last and best metrics of a run, its checkpoints, and what stopped it.
 
-    `trainer.result` is what comes of it: that of the last `fit`, `validate` or `validate_all`, also
-    of one that was left by an exception, as after Ctrl-C.
+    `trainer.result` is that of the last `fit`, `validate` or `validate_all`, even if it raised an
+    exception, such as Ctrl-C.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Summary(CoreCallback):
         self._open: list[_Record] = []
         self._given: dict[str, int] = {}
 
-    # ---- calls that run
+    # ---- calls
 
     @override
     def on_enter_fit(
@@ -153,16 +153,16 @@ class Summary(CoreCallback):
             kind = type(exception).__name__
             record.failure = record.failure or (f"{kind}: {text}" if text else kind)
 
-    # ---- what they come to
+    # ---- results
 
     def so_far(self, trainer: Trainer) -> RunResult:
-        """Return what the outermost call under way has come to.
+        """Return the result so far of the outermost running call.
 
         Raises:
-            RuntimeError: If there is none.
+            RuntimeError: If no call is running.
         """
         if not self._open:
-            raise RuntimeError("no run is under way; trainer.result is that of the last one")
+            raise RuntimeError("no run is active; trainer.result is that of the last one")
         return _result_of(trainer, self._open[0])
 
     @override
@@ -181,13 +181,13 @@ class Summary(CoreCallback):
         self.note_checkpoint(ckpt_path)
 
     def note_checkpoint(self, path: Path) -> None:
-        """Count a checkpoint as written by the calls under way."""
+        """Add a checkpoint to the running calls."""
         for record in self._open:
             record.checkpoints.append(path)
 
 
 def _given_signs(trainer: Trainer) -> list[tuple[str, int]]:
-    """Return the metrics that callbacks want as low or as high as possible."""
+    """Return the directions of metrics that callbacks watch."""
     found = [
         (getattr(one, "metric", ""), getattr(one, "mode", "")) for one in trainer.all_callbacks
     ]

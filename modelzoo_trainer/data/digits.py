@@ -91,7 +91,7 @@ class DigitsProcessor(DataProcessor):
 
     @event("process")
     def process(self, images: Tensor, labels: Tensor) -> BatchDataset:
-        """Return the data set of these images."""
+        """Return the dataset of these images."""
         return TensorRows((images, labels))
 
     @classmethod

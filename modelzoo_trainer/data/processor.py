@@ -133,7 +133,7 @@ class LoadingOptions:
 
 
 class BatchDataset(Dataset[Any], ABC):
-    """A data set that returns whole batches: `__getitems__` receives all indices at once.
+    """A dataset that returns whole batches: `__getitems__` receives all indices at once.
 
     If its samples need random numbers, set `draws_numbers`: its batches are then loaded with
     generators seeded by the epoch and the first index.
@@ -188,7 +188,7 @@ def make_dataloader(dataset: BatchDataset, options: LoadingOptions) -> DataLoade
 
 
 def already_a_batch(batch: Any) -> Any:
-    """Return the batch unchanged: the data set has collated it."""
+    """Return the batch unchanged: the dataset has collated it."""
     return batch
 
 
@@ -199,7 +199,7 @@ def _sampler(dataset: Sized, options: LoadingOptions) -> Sampler[int]:
 
 
 class TensorRows(BatchDataset):
-    """A data set of tensors: row i of every tensor is sample i.
+    """A dataset of tensors: row i of every tensor is sample i.
 
     `tensors`: all with the same first dimension; a batch has the same structure (a tuple, or a
     mapping with these keys).

@@ -28,7 +28,7 @@ class ShardedStream(IterableDataset[Any]):
 
     Cost:
         Each process and worker reads all samples, and drops those of others. If reading a sample is
-        expensive, use a data set with `__getitem__`.
+        expensive, use a dataset with `__getitem__`.
     """
 
     def __init__(self, samples: Iterable[Any]) -> None:

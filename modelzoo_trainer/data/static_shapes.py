@@ -115,7 +115,7 @@ class PadToBuckets:
         if not isinstance(samples, list) or not samples:
             raise ConfigError(
                 f"PadToBuckets got a {type(samples).__name__}, but requires a list of at least one "
-                "sample. A data set that returns whole batches must pad them itself."
+                "sample. A dataset that returns whole batches must pad them itself."
             )
         if self.is_bare:
             return self._collated([(sample,) for sample in samples])[0]

@@ -101,7 +101,7 @@ class SyntheticProcessor(DataProcessor):
 
     @event("process")
     def process(self, rows: Rows) -> BatchDataset:
-        """Return the data set of these samples."""
+        """Return the dataset of these samples."""
         return TensorRows(rows)
 
     @classmethod

@@ -232,7 +232,7 @@ def cached_tokens(
 
 
 def _say_once(text: str, split: Split, path: Path) -> None:
-    """Log a notice, in a process once: a dataloader is made anew for each validation."""
+    """Log a notice, in a process once: a dataloader is created for each validation."""
     if path not in _SAID:
         _SAID.add(path)
         log.info(text, split, path)

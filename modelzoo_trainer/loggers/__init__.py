@@ -1,6 +1,6 @@
 """The loggers: callbacks that receive metrics.
 
-`__all__` is the registry: its classes are what a YAML file may name under `loggers`.
+`__all__` is the registry of the classes that a YAML file may use under `loggers`.
 """
 
 from modelzoo_trainer.loggers.csv_logger import CSVLogger
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def default_loggers() -> list[Logger]:
-    """Return new instances of the loggers that a YAML file gets without naming them."""
+    """Return new instances of the default loggers of a YAML file."""
     console = ProgressLogger()
     console.is_default = True
     return [JsonlLogger(), console]

@@ -1,4 +1,4 @@
-"""Metrics in a table: a text file with a column for each metric."""
+"""Metrics in a CSV file with a column per metric."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _AS_TEXT: Final[Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newl
 
 
 class CsvTable:
-    """Rows of a file that begins with the names of its columns.
+    """A CSV file with a header row.
 
-    Each row is one line. A new column gets the file written anew, at once or not at all; its cells
-    are empty in the rows before.
+    Each row is one line. A new column rewrites the file atomically; earlier rows have an empty
+    cell.
 
-    `path`: the file; made when the first row comes.
+    `path`: the file; created with the first row.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +41,7 @@ class CsvTable:
         self._last: Row = {}
 
     def append(self, rows: list[Row]) -> None:
-        """Add rows, and columns for what is new in them."""
+        """Append rows, and add columns for new metrics."""
         self._inspect()
         columns = list(dict.fromkeys([*self._columns, STEP, TIME, *_names(rows)]))
         if columns != self._columns:
@@ -53,21 +53,21 @@ class CsvTable:
         self._note(rows)
 
     def close(self) -> None:
-        """Close the file, and forget what is known of it."""
+        """Close the file, and clear the cache of its content."""
         file, self._file = self._file, None
         self._num_rows = None
         if file is not None:
             file.close()
 
     def end(self) -> dict[str, Any]:
-        """Return where the table ends: the number of rows, and step and time of the last one."""
+        """Return the end of the table: the number of rows, and step and time of the last one."""
         self._inspect()
         return {"num_rows": self._num_rows, "last": _mark(self._last)}
 
     def cut(self, keep: Callable[[list[Row]], list[Row]]) -> None:
-        """Keep some of the rows.
+        """Remove rows.
 
-        `keep`: given all rows, returns those that stay.
+        `keep`: returns the rows to keep, given all rows.
         """
         self._inspect()
         rows = self._read()
@@ -82,7 +82,7 @@ class CsvTable:
         self._last = rows[-1] if rows else self._last
 
     def _inspect(self) -> None:
-        """Learn what is in the file, once; remove a last row that a crash cut off."""
+        """Read the file, once; remove an incomplete last row."""
         if self._num_rows is not None:
             return
         self._columns, self._last = [], {}
@@ -118,13 +118,13 @@ class CsvTable:
 
 
 def is_at(rows: list[Row], place: dict[str, Any]) -> bool:
-    """Return whether rows are those of a table that once ended at a place, and perhaps more."""
+    """Return whether rows continue a table that ended at `place`."""
     num = place.get("num_rows") or 0
     return num > 0 and len(rows) >= num and _mark(rows[num - 1]) == place.get("last")
 
 
 def step_of(row: Row) -> float:
-    """Return the step of a row; of one that has none, one before all others."""
+    """Return the step of a row; -1 if it has none."""
     try:
         return int(row[STEP])
     except (KeyError, ValueError):
@@ -156,34 +156,36 @@ def _end_last_line(path: Path) -> None:
 
 log = logging.getLogger("modelzoo_trainer.csv")
 
-_LONGEST_TEXT: Final = 32_767  # characters of a cell that spreadsheets take; readers take 131072
+_LONGEST_TEXT: Final = (
+    32_767  # maximum characters of a cell in spreadsheets; CSV readers accept 131072
+)
 
 
 class CSVLogger(FileLogger):
-    """Appends metrics to a table of comma-separated values, a row for each delivery.
+    """Append metrics to a CSV file, a row per delivery.
 
-    The first columns are `step` and `time`, in seconds since 1970; a metric that was not delivered
-    has an empty cell. A metric that comes up later gets a column on the right. Numbers have all
-    their digits; those that are not finite are nan, inf and -inf. Each row is one line: an end
-    of line in a text is a backslash and an n. Texts end after 32767 characters. Tensors of more
-    than one element are dropped. Rows reach the file at most about a second later.
+    The first columns are `step` and `time`, in seconds since 1970; missing metrics have an empty
+    cell, new ones get a column on the right. Numbers have all their digits; non-finite ones are
+    nan, inf and -inf. Each row is one line: line breaks in strings are written as a backslash and
+    an n. Strings are truncated to 32767 characters. Tensors of more than one element are dropped.
+    Rows are written within about a second.
 
-    A run that resumes first cuts the table back to where it was when the checkpoint was made; of
-    another table it removes the rows of the steps that it will take again. A run that begins at
-    step 0 gives a table with rows of others another name, `metrics-<time>.csv`.
+    A resumed run first truncates the table to its state at the checkpoint; from another table it
+    removes the rows of steps that it will repeat. A run that starts at step 0 renames a table of
+    an earlier run to `metrics-<time>.csv`.
 
-    A file that cannot be written is logged once, and the run continues without it.
+    If the file cannot be written, a warning is logged once, and the run continues.
 
     Args:
         path: The file; None = `metrics.csv` in `model_dir`.
 
-    State: The number of rows, with step and time of the last one.
+    State: The number of rows, and step and time of the last one.
 
     Raises:
-        ConfigError: At set-up, if another logger writes that file, or it is a named pipe, a socket
+        ConfigError: At set-up, if another logger writes the file, or it is a named pipe, a socket
             or, in `model_dir`, a device.
 
-    Cost: With a new column the file is written anew.
+    Cost: A new column rewrites the file.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -223,7 +225,7 @@ class CSVLogger(FileLogger):
 
 
 def _kept(rows: list[Row], loaded: Loaded) -> list[Row]:
-    """Return the rows of a checkpoint, and those of validations since it was loaded."""
+    """Return the rows at a checkpoint, and those of validations since it was loaded."""
     place = loaded.place
     if place is None or not is_at(rows, place):
         return [row for row in rows if step_of(row) <= loaded.step]
@@ -233,9 +235,10 @@ def _kept(rows: list[Row], loaded: Loaded) -> list[Row]:
 
 
 def to_row(metrics: Metrics, step: int, now: float) -> Row:
-    """Return metrics as the cells of a row.
+    """Convert metrics to the cells of a row.
 
-    Metrics called "step" or "time" get an underscore; what has no place in a cell is left out.
+    Metrics named "step" or "time" get an underscore; other types than numbers and strings are
+    dropped.
     """
     cells = {STEP: str(step), TIME: repr(now)}
     for name, value in metrics.items():

@@ -1,4 +1,4 @@
-"""A logger whose metrics are in one file, which is cut back when a run goes back."""
+"""Base class of loggers that write one file, which is truncated when a run resumes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _END_BYTES: Final = 1 << 20
 
 
 def mark(path: Path) -> dict[str, Any]:
-    """Return where a file ends, to cut it back to: its length, and a digest of what is before.
+    """Return the end of a file, for `cut_to`: its length and a digest.
 
     Returns:
         `num_bytes`, and `tail`, the digest of at most the last 64 KiB. `num_bytes` is None if
-        there is no way back: the file is none, or does not end with a line.
+        the path is not a regular file, or the last line is incomplete.
     """
     nowhere = {"num_bytes": None, "tail": ""}
     if path.exists() and not path.is_file():  # a pipe or device has no past
@@ -55,9 +55,9 @@ def mark(path: Path) -> dict[str, Any]:
 
 
 def cut_to(path: Path, place: dict[str, Any]) -> bool:
-    """Cut a file back in place, if it is the one that was marked; return whether it was.
+    """Truncate a file to a mark, if it is the marked one; return whether it is.
 
-    An empty file cannot be told from others, so it is never taken for the one that was marked.
+    An empty file cannot be identified, so it never is.
     """
     num_bytes = place.get("num_bytes")
     if not num_bytes or not path.is_file():
@@ -69,7 +69,7 @@ def cut_to(path: Path, place: dict[str, Any]) -> bool:
         if size > num_bytes:
             file.truncate(num_bytes)
             os.fsync(file.fileno())
-            log.info("Cut %s back from %d to %d bytes.", path, size, num_bytes)
+            log.info("Truncated %s from %d to %d bytes.", path, size, num_bytes)
     return True
 
 
@@ -84,7 +84,7 @@ def _digest(content: bytes) -> str:
 
 
 def cut_back(path: Path, step: int) -> None:
-    """Remove the lines of later steps, and any that is not whole, at once or not at all.
+    """Remove the lines of later steps and invalid lines, atomically.
 
     `path`: the file; no-op if it does not exist.
     """
@@ -110,9 +110,9 @@ def cut_back(path: Path, step: int) -> None:
 
 
 def put_aside(path: Path) -> Path | None:
-    """Give a file another name, with the time in it, and return that.
+    """Rename a file to a name with the time, and return that.
 
-    `path`: the file; no-op that returns None if it is empty or does not exist.
+    `path`: the file; returns None if it is empty or does not exist.
     """
     if not path.is_file() or path.stat().st_size == 0:  # a pipe or device has no past
         return None
@@ -125,7 +125,7 @@ def put_aside(path: Path) -> Path | None:
 
 
 def lines_from(path: Path, start: int, step: int) -> bytes:
-    """Return the lines of a file from a place on, without those of later steps."""
+    """Return the lines of a file from an offset, without those of later steps."""
     if not path.is_file():
         return b""
     with path.open("rb") as file:
@@ -135,7 +135,7 @@ def lines_from(path: Path, start: int, step: int) -> bytes:
 
 
 def end_last_line(path: Path) -> None:
-    """Remove a last line that a crash cut off; end one that only lacks its newline.
+    """Remove an incomplete last line; complete one that only lacks its newline.
 
     `path`: the file; no-op if it does not exist.
     """
@@ -156,7 +156,7 @@ def end_last_line(path: Path) -> None:
 
 
 def _step_of(line: bytes) -> float | None:
-    """Return the step of a line: none if it is not whole, before all if it is another's."""
+    """Return the step of a line: None if incomplete, -inf if written by something else."""
     match = _STEP.match(line)
     if match is not None and line.endswith(b"}\n"):
         return int(match[1])
@@ -178,24 +178,24 @@ class Loaded(NamedTuple):
 
     step: int
     place: dict[str, Any] | None
-    """Where the file ended when it was made."""
+    """The end of the file when it was written."""
     since: Any
-    """Where the file ended when it was loaded, or one that was loaded before."""
+    """The end of the file when it, or one before it, was loaded."""
 
 
 class FileLogger(Logger):
-    """What loggers with a file of their own have in common.
+    """Base class of loggers that write one file.
 
-    Lines reach the file at most about a second later. A file that cannot be written is logged
-    once, and the run continues without it.
+    Lines are written within about a second. If the file cannot be written, a warning is logged
+    once, and the run continues.
 
     Args:
-        path: The file; None = one of a fixed name in `model_dir`.
-        file_name: That name.
-        log: Where messages go.
+        path: The file; None = `file_name` in `model_dir`.
+        file_name: The default name.
+        log: The Python logger for messages.
 
     Raises:
-        ConfigError: At set-up, if another logger writes that file, or it is a named pipe, a socket
+        ConfigError: At set-up, if another logger writes the file, or it is a named pipe, a socket
             or, in `model_dir`, a device.
     """
 
@@ -210,7 +210,7 @@ class FileLogger(Logger):
         self._place: dict[str, Any] | None = None
         self._loaded: Loaded | None = None
         self._is_own = False
-        """Whether all that is in the file is of this logger."""
+        """Whether the file has only lines of this logger."""
 
     @override
     def setup(self, trainer: Trainer) -> None:
@@ -219,15 +219,15 @@ class FileLogger(Logger):
         for other in trainer.loggers:
             if other is not self and isinstance(other, FileLogger) and other.is_at(path):
                 raise ConfigError(
-                    f"loggers has two that write {str(path)!r}: {other.name} and {self.name}. Give "
+                    f"loggers: {other.name} and {self.name} both write {str(path)!r}. Give "
                     f"one of them another path."
                 )
 
     def is_at(self, path: Path) -> bool:
-        """Return whether a path is that of the file, which set-up decides."""
+        """Return whether a path is that of the file, once set up."""
         return self._path is not None and self._path.absolute() == path.absolute()
 
-    # ---- what a kind of file decides
+    # ---- for subclasses
 
     @abstractmethod
     def _write(self, path: Path, lines: list[Line]) -> None:
@@ -235,19 +235,19 @@ class FileLogger(Logger):
 
     @abstractmethod
     def _close(self) -> None:
-        """Close the file, so that others may change it."""
+        """Close the file, so that it can be replaced."""
 
     @abstractmethod
     def _mark(self, path: Path) -> dict[str, Any]:
-        """Return where the file ends."""
+        """Return the end of the file."""
 
     @abstractmethod
     def _since(self, place: dict[str, Any]) -> Any:
-        """Return what of a place is needed to find what was written after it."""
+        """Return the part of a mark that identifies what was written after it."""
 
     @abstractmethod
     def _cut(self, path: Path, loaded: Loaded) -> None:
-        """Cut the file back to a checkpoint; what was written after that was loaded stays."""
+        """Truncate the file to a checkpoint; keep what was written since it was loaded."""
 
     # ---- lines
 
@@ -255,7 +255,7 @@ class FileLogger(Logger):
     def log_metrics(self, metrics: Metrics, step: int) -> None:
         if self._has_failed:
             return
-        # Written in one go later: many lines cost hardly more than one.
+        # Written together later: many lines cost hardly more than one.
         now = time.time()
         self._lines.append((metrics, step, now))
         if now - self._flushed >= FLUSH_INTERVAL_S:
@@ -283,20 +283,20 @@ class FileLogger(Logger):
 
     def _fail(self, error: OSError | UnicodeError) -> None:
         if not self._has_failed:
-            self._log.warning("%s cannot be written, metrics are lost: %s", self._path, error)
+            self._log.warning("%s cannot be written; metrics are lost: %s", self._path, error)
         self._has_failed = True
         with suppress(OSError):  # reported already
             self._close()
 
-    # ---- going back
+    # ---- resuming
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the file ends, with all lines so far in it."""
+        """Flush, and return the end of the file."""
         self.flush()
         return {} if self._path is None else self._mark(self._path)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep where the file ended, for when it is to be cut back."""
+        """Keep the end of the file at the checkpoint."""
         self._place = state
 
     @override
@@ -307,7 +307,7 @@ class FileLogger(Logger):
         if "global_step" in state_dict:
             since = self._since(self.state_dict()) if self._loaded is None else self._loaded.since
             self._loaded = Loaded(trainer.global_step, place, since)
-        if trainer.is_resuming:  # a validation of an older checkpoint takes nothing back
+        if trainer.is_resuming:  # a validation of a checkpoint does not truncate the file
             self._go_back(trainer)
 
     @override
@@ -316,7 +316,7 @@ class FileLogger(Logger):
             self._go_back(trainer)
 
     def _go_back(self, trainer: Trainer) -> None:
-        """Make the file that of a run which is where the trainer is now."""
+        """Truncate or rename the file to match the current step."""
         assert self._path is not None  # set at set-up
         loaded, self._loaded = self._loaded, None
         try:
@@ -333,7 +333,7 @@ class FileLogger(Logger):
         aside = put_aside(path)
         if aside is not None:
             self._log.warning(
-                "The run begins at step 0: the metrics of an earlier one, %s, are now %s.",
+                "Starting at step 0: renamed the metrics of an earlier run, %s, to %s.",
                 path,
                 aside.name,
             )

@@ -1,4 +1,4 @@
-"""Metrics in a text file: one JSON object a line."""
+"""Metrics in a JSON Lines file."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ _SKIPPED: Final = object()
 
 
 class JsonlLogger(FileLogger):
-    """Appends metrics to a file, a line for each delivery.
+    """Append metrics to a JSON Lines file, a line per delivery.
 
     A line is `{"step": 20, "time": 1735689600.0, "loss": 2.31, ...}`; `time` is in seconds since
-    1970. Numbers that are not finite are the strings "nan", "inf" and "-inf". Tensors are nested
-    lists; those of more than 1000 elements are dropped. Lines reach the file at most about a
-    second later. A run that resumes first cuts the file back to where it was when the checkpoint
-    was made; of another file it removes the lines of the steps that it will take again. What this
-    process has validated since it loaded the checkpoint stays. A run that begins at step 0 gives a
-    file with lines of others another name, `metrics-<time>.jsonl`.
+    1970. Non-finite numbers are the strings "nan", "inf" and "-inf". Tensors are nested lists;
+    those of more than 1000 elements are dropped. Lines are written within about a second.
 
-    For `modelzoo-trainer report` it also notes in `logs/<time>` what metrics do not tell: the
-    environment and the settings (`run.json`), and when the run trained, validated and saved, and
-    how much memory it used (`events.jsonl`).
+    A resumed run first truncates the file to its state at the checkpoint; from another file it
+    removes the lines of steps that it will repeat. Validations since the checkpoint was loaded are
+    kept. A run that starts at step 0 renames a file of an earlier run to `metrics-<time>.jsonl`.
 
-    A file that cannot be written is logged once, and the run continues without it.
+    For `modelzoo-trainer report` it also writes to `logs/<time>` the environment and the settings
+    (`run.json`), and the times of training, validations and checkpoints, with the memory used
+    (`events.jsonl`).
+
+    If a file cannot be written, a warning is logged once, and the run continues.
 
     Args:
         path: The file; None = `metrics.jsonl` in `model_dir`.
 
-    State: The length of the file, with a digest of its end.
+    State: The length of the file, and a digest of its end.
 
     Raises:
-        ConfigError: At set-up, if another logger writes that file, or it is a named pipe, a socket
+        ConfigError: At set-up, if another logger writes the file, or it is a named pipe, a socket
             or, in `model_dir`, a device.
     """
 
@@ -108,13 +108,13 @@ class JsonlLogger(FileLogger):
             start = max(loaded.since, loaded.place.get("num_bytes") or 0)
             own = lines_from(path, start, loaded.step)
         if loaded.place is None or not cut_to(path, loaded.place):
-            log.debug("%s is not as the checkpoint knows it, or was empty then.", path)
+            log.debug("%s does not match the checkpoint, or was empty then.", path)
             cut_back(path, loaded.step)
         elif own:
             with path.open("ab") as file:
                 file.write(own)
 
-    # ---- what the report needs besides metrics
+    # ---- events for the report
 
     @override
     def on_enter_fit(
@@ -137,7 +137,7 @@ class JsonlLogger(FileLogger):
         stack.callback(self._note_validation, trainer, time.time())
 
     def _begin_record(self, trainer: Trainer, stack: ExitStack, kind: str, loader: Loader) -> None:
-        """Note events from now until the stack is left."""
+        """Record events until the stack is closed."""
         if not trainer.backend.comm.is_main or not trainer.backend.caps.holds_values:
             return
         record = self._record = RunRecord(trainer)
@@ -184,7 +184,7 @@ class JsonlLogger(FileLogger):
 
 
 def to_line(metrics: Metrics, step: int, now: float) -> str:
-    """Return metrics as a line of JSON; metrics called "step" or "time" get an underscore."""
+    """Convert metrics to a line of JSON; metrics named "step" or "time" get an underscore."""
     if "step" in metrics or "time" in metrics:
         metrics = {f"{k}_" if k in _OWN_KEYS else k: v for k, v in metrics.items()}
     record = {"step": step, "time": now, **metrics}
@@ -196,7 +196,7 @@ def to_line(metrics: Metrics, step: int, now: float) -> str:
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value as JSON has it, or a mark that it is to be left out."""
+    """Convert a value for JSON; `_SKIPPED` if it cannot be written."""
     if isinstance(value, (Tensor, np.ndarray, np.generic)):
         size = value.numel() if isinstance(value, Tensor) else value.size
         return to_plain(value.tolist()) if size <= MAX_ELEMENTS else _SKIPPED

@@ -1,4 +1,4 @@
-"""What a logger is: a callback that receives metrics."""
+"""The base class of loggers."""
 
 from abc import ABC, abstractmethod
 
@@ -6,22 +6,22 @@ from modelzoo_trainer.callback import Callback, Metrics
 
 
 class Logger(Callback, ABC):
-    """A callback that receives every metric that is logged."""
+    """Base class of callbacks that receive all logged metrics."""
 
     @property
     def name(self) -> str:
-        """What it is called as a destination of metrics."""
+        """The name of the logger as a destination of metrics."""
         return type(self).__name__
 
     @abstractmethod
     def log_metrics(self, metrics: Metrics, step: int) -> None:
-        """Take metrics.
+        """Receive metrics.
 
         Args:
             metrics: Names, with their scopes, and host values: numbers, CPU tensors, strings.
-                Belongs to all loggers: leave it as it is.
-            step: The `global_step` that they belong to.
+                Shared by all loggers: do not modify it.
+            step: The `global_step` of the metrics.
         """
 
     def flush(self) -> None:
-        """Write what is still in memory."""
+        """Write pending metrics."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.mlflow")
 
 SEND_INTERVAL_S: Final = 1.0
-_MOST_AT_ONCE: Final = 1000  # metrics in a request, a limit of MLflow's interface
+_MOST_AT_ONCE: Final = 1000  # metrics in a request, a limit of MLflow
 _LONGEST_TEXT: Final = 5000  # characters of a tag, likewise
 _UNFIT: Final = re.compile(r"[^\w\-. :/]")
 _MOST_SETTINGS: Final = 100  # in a request, likewise
@@ -33,39 +33,39 @@ _LONGEST_NAME: Final = 250
 
 
 class MLflowLogger(ServiceLogger):
-    """Sends metrics to an MLflow server or store, with `global_step` as their step.
+    """Log metrics to an MLflow server or store, with `global_step` as their step.
 
-    Numbers become points of a metric's history, strings tags of the run; tensors of more than one
-    element are dropped. Signs that MLflow does not take in a name become underscores.
+    Numbers become points of a metric, strings tags of the run; tensors of more than one element
+    are dropped. Characters that MLflow does not accept in names become underscores.
 
-    The run's parameters are the settings of the file that the run is from, without its secrets,
-    under names such as `trainer.init.seed`; a run from Python has those given to `take_config`.
-    MLflow changes none: one that continues with others keeps the first, which is reported once.
+    The run's parameters are the settings of the configuration file without secrets, with names
+    such as `trainer.init.seed`; in Python, those passed to `take_config`. MLflow does not change
+    parameters: a resumed run keeps the first values, which is logged once.
 
-    The run's id is in the checkpoints: a run that resumes continues with it. Steps that it has been
-    sent are not sent again: after a run went back, the history keeps the points of the steps that
-    it took back, and continues behind them. `metrics.jsonl` has those that count. Points are sent
-    about once a second; a process that is killed loses those of the last one.
+    Checkpoints contain the run's id, so that a resumed run continues it. Steps are not sent twice:
+    if a run goes back, MLflow keeps the points of the repeated steps, and continues after them.
+    `metrics.jsonl` has the repeated ones. Points are sent about once a second; a killed process
+    loses the last second.
 
-    The package `mlflow-skinny`, which the extra installs, takes servers (http, https, databricks)
-    and, with MLFLOW_ALLOW_FILE_STORE=true, folders (file). A database (sqlite, postgresql, mysql)
-    needs `mlflow`, or a server in front of it.
+    The package `mlflow-skinny`, which the extra installs, supports servers (http, https,
+    databricks) and, with MLFLOW_ALLOW_FILE_STORE=true, folders (file). A database (sqlite,
+    postgresql, mysql) requires `mlflow`, or a server in front of it.
 
-    A server that cannot be reached at the beginning is logged once, and the fit continues without.
+    If the server cannot be reached at the start, a warning is logged once, and the fit continues.
 
     Args:
-        experiment_name: The experiment; made if it is not there.
-        run_name: What the run is called; None = MLflow chooses.
-        tracking_uri: The server or store; None = as MLflow is set up (MLFLOW_TRACKING_URI).
-        run_id: The run to continue with; None = that of the checkpoint, or a new one.
-        tags: Of the run: names and texts.
+        experiment_name: The experiment; created if it does not exist.
+        run_name: The name of the run; None = chosen by MLflow.
+        tracking_uri: The server or store; None = MLflow's default (MLFLOW_TRACKING_URI).
+        run_id: The run to continue; None = that of the checkpoint, or a new one.
+        tags: Names and values of the run's tags.
 
     State: The run's id.
 
     Raises:
-        ConfigError: If a value does not fit; at set-up, if mlflow is not installed.
+        ConfigError: If a value is invalid; at set-up, if mlflow is not installed.
 
-    Cost: A request about once a second, and one for each string; training waits for the answer.
+    Cost: A request about once a second, and one per string; training waits for the response.
     """
 
     @checked()
@@ -95,7 +95,7 @@ class MLflowLogger(ServiceLogger):
             import mlflow
         except ImportError:
             raise ConfigError(
-                "MLflowLogger needs mlflow, which is not installed: "
+                "MLflowLogger requires mlflow, which is not installed: "
                 "pip install 'modelzoo-trainer[mlflow]'"
             ) from None
         self._mlflow = mlflow
@@ -132,7 +132,7 @@ class MLflowLogger(ServiceLogger):
         known = self._client.get_run(self._id).data.params
         others = [name for name, text in wanted.items() if known.get(name, text) != text]
         if others:
-            log.info("MLflowLogger: the run keeps its first %s.", ", ".join(others))
+            log.info("MLflowLogger: the run keeps its first values of %s.", ", ".join(others))
         new = [
             self._mlflow.entities.Param(name, text)
             for name, text in wanted.items()
@@ -169,9 +169,9 @@ class MLflowLogger(ServiceLogger):
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Return settings as pairs of a name, such as `trainer.init.seed`, and a text.
+    """Yield settings as pairs of a name, such as `trainer.init.seed`, and a string.
 
-    `value`: mappings, lists and plain values. A list without mappings is one text.
+    `value`: mappings, lists and plain values. A list without mappings is one string.
     """
     items: list[tuple[Any, Any]] | None = None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Progress on the console: what a run will do, how far it is, what it has come to."""
+"""Progress on the console: a summary of the run, a bar or lines, and the results."""
 
 from __future__ import annotations
 
@@ -28,44 +28,43 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("modelzoo_trainer.progress")
 quiet_log = logging.getLogger("modelzoo_trainer.results")
-"""For run.log alone, where `progress` is "none"."""
+"""Goes only to run.log, if `progress` is "none"."""
 
-_FEW_EPOCHS: Final = 10  # each of them has a line
-_COMPILING: Final = 3  # steps of a device that records them
+_FEW_EPOCHS: Final = 10  # each gets a line
+_COMPILING: Final = 3  # steps on a device that traces them
 _VALIDATION: Final = re.compile(r"((?:.+/)?(?:validate_\d+|test))/(.+)")
 
 
 class ProgressLogger(Logger):
-    """Shows what a run will do, how far it is, and what it has come to.
+    """Show the progress and the results of a run on the console.
 
-    A fit begins with a few lines on the model, the data, the length and the folder, and ends with a
-    table of the last and the best metrics. In between, on a terminal and in a notebook, there is a
-    bar that moves by itself: epoch, step, the last logged loss, steps a second, the time left.
-    Elsewhere there are lines through `logging`: for the first logged step, for the ends of up to 10
-    epochs, and besides every 10 seconds at most. Results of validations always get a line. The main
-    process alone writes.
+    A fit starts with a few lines about the model, the data, the length and the folder, and ends
+    with a table of the last and best metrics. In between, a terminal or a notebook shows a bar:
+    epoch, step, the last logged loss, steps per second, time left. Otherwise lines are logged: for
+    the first log step, at the end of up to 10 epochs, and at most every 10 seconds. Validation
+    results always get a line. Only the main process writes.
 
-    A trainer has one unless it is given one, or `progress="none"`, which silences it;
-    `progress="bar"` and `"lines"` choose the form.
+    A trainer adds one by default. `progress="bar"` or `"lines"` selects the format, `"none"`
+    disables it.
 
-    The time left is that of the steps, at the rate of the last 30 seconds of training, and of the
-    validations and checkpoints to come, as those before them took.
+    The time left is estimated from the steps of the last 30 seconds of training, and the mean time
+    of past validations and checkpoints.
 
     Args:
-        interval_s: Least seconds between two lines of logged steps (or drawings of the bar); None =
-            10 (0.1).
+        interval_s: Minimum seconds between two lines of logged steps (or updates of the bar);
+            None = 10 (0.1).
 
     Raises:
         ConfigError: If it is negative.
 
     Cost:
-        None in the step: a thread looks at it, ten times a second at most.
+        None in the step: a thread updates it, at most ten times a second.
     """
 
     draws_console: Final = True
-    """Whether a trainer needs no default one beside it."""
+    """Whether it replaces the default one of a trainer."""
     is_default: bool = False
-    """Whether it was added unasked: it leaves when another one, or a bar of the user's, comes."""
+    """Whether it was added by default; another progress callback replaces it."""
 
     @checked()
     def __init__(self, interval_s: Annotated[float, Ge(0)] | None = None) -> None:
@@ -145,7 +144,7 @@ class ProgressLogger(Logger):
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
-        if self._is_fitting and trainer.is_resuming:  # back to an earlier step
+        if self._is_fitting and trainer.is_resuming:  # rolled back
             self._pace.go_back_to(trainer.global_step)
             self._metrics = {}
 
@@ -244,7 +243,7 @@ class ProgressLogger(Logger):
             self._results_log.info("%s: %s at step %d", scope, shown, step)
 
     def _validations(self, metrics: Metrics) -> dict[str, Metrics]:
-        """Return the results of validations among metrics, by their scopes; tensors left out."""
+        """Return the validation results among metrics by scope, without tensors."""
         found: dict[str, Metrics] = {}
         for name, value in metrics.items():
             match = _VALIDATION.fullmatch(name)
@@ -257,10 +256,10 @@ class ProgressLogger(Logger):
                 found.setdefault(scope, {})[rest] = value
         return {scope: _loss_first(results) for scope, results in found.items()}
 
-    # ---- how far it is; called by the thread of the display as well
+    # ---- progress; also called by the thread of the display
 
     def _look(self, epoch: int | None = None) -> View:
-        """Return how far the run is; `epoch`: the one that is over; None = the one at hand."""
+        """Return the progress; `epoch`: the finished one; None = the current one."""
         return self._look_at_fit(epoch) if self._is_fitting else self._look_at_validation()
 
     def _look_at_fit(self, epoch: int | None) -> View:
@@ -282,7 +281,7 @@ class ProgressLogger(Logger):
         if not metrics:
             return ()
         loss = f"loss {number(metrics['loss'])}"
-        if step > self._metrics_step:  # a late value is not mistaken for a new one
+        if step > self._metrics_step:  # mark an older value
             loss += f" (step {self._metrics_step})"
         lr = metrics.get("lr/0")
         return (loss,) if lr is None else (loss, f"lr {lr:.4g}")
@@ -304,7 +303,7 @@ class ProgressLogger(Logger):
         return f"{scope} {num}" if total is None else f"{scope} {num}/{total}"
 
     def _look_at_validation(self) -> View:
-        assert self._doing is not None  # set before it is shown
+        assert self._doing is not None  # set before the display starts
         scope, total = self._doing
         batches, pace = self._trainer.val_iterator, self._pace
         pace.look(0 if batches is None else batches.num_yielded)
@@ -324,7 +323,7 @@ def _is_shown(trainer: Trainer) -> bool:
 
 
 def _num_batches(dataloader: Loader, eval_steps: int | None) -> int | None:
-    """Return how many batches a validation has, as far as that is known."""
+    """Return the number of batches of a validation; None = not known."""
     length = known(lambda: known_length(dataloader), None)  # a user's `len` may raise anything
     return min(filter(None, (length, eval_steps)), default=None)
 

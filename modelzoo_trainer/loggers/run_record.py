@@ -1,4 +1,4 @@
-"""What a run notes beside its metrics: where it comes from, and what its time went to."""
+"""Settings, environment and events of a run, for the report."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _LONGEST_CAUSE: Final = 500  # characters
 
 
 class RunRecord:
-    """Writes `run.json` and `events.jsonl` into `logs/<time>` of a run.
+    """Write `run.json` and `events.jsonl` to `logs/<time>` of a run.
 
-    `run.json` has the environment and the settings. `events.jsonl` has a line for each event:
-    `{"time": ..., "event": "validate", "step": 200, "seconds": 1.5}`. `time`, in seconds since
-    1970, is when it began. Events are `start`, `train_start`, `epoch`, `train_end`, `validate`,
-    `save`, `memory` and `end`. Nothing is done per step. What cannot be written is left out.
+    `run.json` has the environment and the settings. `events.jsonl` has a line per event:
+    `{"time": ..., "event": "validate", "step": 200, "seconds": 1.5}`. `time` is its start, in
+    seconds since 1970. Events are `start`, `train_start`, `epoch`, `train_end`, `validate`,
+    `save`, `memory` and `end`. There is no work per step. Write failures are logged once.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -61,14 +61,14 @@ class RunRecord:
         self._saving: tuple[int, float] | None = None
 
     def begin(self, trainer: Trainer, kind: str, loader: Loader) -> None:
-        """Note that a fit or a validation begins; write the facts if they are not there yet."""
+        """Record the start of a fit or a validation; write `run.json` once."""
         if not (self._folder / FACTS).exists():
             self._write_facts(trainer, loader)
         self.note("start", trainer.global_step, kind=kind)
         self.flush()
 
     def begin_training(self, trainer: Trainer, grad_accum_steps: int) -> None:
-        """Note that a stage of training begins."""
+        """Record the start of a train stage."""
         num = trainer.data.num_batches_per_epoch()
         self.note(
             "train_start",
@@ -80,11 +80,11 @@ class RunRecord:
         self.flush()
 
     def begin_saving(self, step: int) -> None:
-        """Note when a checkpoint is begun."""
+        """Record the start of a checkpoint."""
         self._saving = (step, time.time())
 
     def end_saving(self, trainer: Trainer, path: Path) -> None:
-        """Note a checkpoint that has been committed, and how long training waited for it."""
+        """Record a committed checkpoint, and how long training waited for it."""
         saving, self._saving = self._saving, None
         if saving is None:
             return
@@ -95,7 +95,7 @@ class RunRecord:
         self.flush()
 
     def end(self, trainer: Trainer, error: BaseException | None) -> None:
-        """Note how a fit or a validation has ended."""
+        """Record the end of a fit or a validation."""
         outcome, cause = "finished", None
         if isinstance(error, (KeyboardInterrupt, SystemExit)) or trainer.interrupted:
             outcome, cause = "stopped", trainer.interrupted or type(error).__name__
@@ -106,7 +106,7 @@ class RunRecord:
         self.flush()
 
     def note(self, event: str, step: int, began: float | None = None, **facts: Any) -> None:
-        """Add an event; it reaches the file with the next `flush`."""
+        """Add an event, written by the next `flush`."""
         kept = {key: value for key, value in facts.items() if value is not None}
         record = {"time": began or time.time(), "event": event, "step": step, **kept}
         self._lines.append(json.dumps(record) + "\n")
@@ -114,7 +114,7 @@ class RunRecord:
     def sample_memory(
         self, step: int, now: float, *, interval_s: float = MEMORY_INTERVAL_S
     ) -> None:
-        """Note how much memory is in use, if the last time was some seconds ago."""
+        """Record the memory in use, at most once per interval."""
         if now - self._sampled >= interval_s and not self._has_failed:
             self._sampled = now
             self.note("memory", step, **self._memory())
@@ -122,7 +122,7 @@ class RunRecord:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is still in memory."""
+        """Write pending events."""
         lines, self._lines = self._lines, []
         self._flushed = time.time()
         if not lines or self._has_failed:
@@ -138,7 +138,7 @@ class RunRecord:
         try:
             facts = facts_of(trainer, loader, has_params=has_params)
         except Exception as error:  # a property of a user's class
-            log.warning("The settings of the run are not noted: %s", error, exc_info=error)
+            log.warning("The settings of the run are not recorded: %s", error, exc_info=error)
             return
         text = json.dumps(facts, indent=1)
         try:
@@ -153,9 +153,9 @@ class RunRecord:
 
 
 def facts_of(trainer: Trainer, loader: Loader, *, has_params: bool) -> dict[str, Any]:
-    """Return the environment and the settings of a run, as `run.json` has them.
+    """Return the content of `run.json`: environment and settings.
 
-    `has_params`: whether `params.yaml` beside it has command, versions, commit and settings.
+    `has_params`: whether `params.yaml` has command, versions, commit and settings.
     """
     comm = trainer.backend.comm
     environment = {
@@ -188,7 +188,7 @@ def _model(trainer: Trainer) -> dict[str, Any]:
 
 
 def _settings(trainer: Trainer) -> dict[str, Any]:
-    """Return what a Python program gave the trainer, as far as it is plain."""
+    """Return the plain settings of a trainer built in Python."""
     found: dict[str, Any] = {"seed": trainer.reproducibility.seed}
     found["model"] = type(trainer.model).__name__
     made = {name: _optimizer(one) for name, one in trainer.optimizers.items()}
@@ -214,7 +214,7 @@ def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _data(loader: Loader) -> dict[str, Any]:
-    """Return what a dataloader tells of itself."""
+    """Return the plain settings of a dataloader."""
     found: dict[str, Any] = {"class": type(loader).__name__}
     dataset = getattr(loader, "dataset", None)
     if dataset is not None:
@@ -237,7 +237,7 @@ def _order(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def _described(part: object) -> dict[str, Any]:
-    """Return the class of a component, with those of its arguments that are plain attributes."""
+    """Return the class of a component, with its plain arguments."""
     names = inspect.signature(type(part).__init__).parameters
     kept = _plain_attributes(part, (name for name in names if name != "last_epoch"))
     return {type(part).__name__: _without_secrets(kept)}

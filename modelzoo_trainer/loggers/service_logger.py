@@ -1,4 +1,4 @@
-"""A logger whose metrics go to a service, as one run that continues after a restart."""
+"""Base class of loggers that send metrics to a service, as one run across restarts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class ReachedStep:
-    """A number in a small file, which outlives the process.
+    """The last sent step, in a small file that outlives the process.
 
-    It is written before the step is sent: what a process that is killed had sent and not told is
-    lost, and nothing is sent twice.
+    It is written before the step is sent, so that a killed process may lose a step, but none is
+    sent twice.
 
-    `path`: the file; made with the first step.
+    `path`: the file; created with the first step.
 
     Raises:
         ConfigError: If it is a named pipe, a socket or a device.
@@ -46,7 +46,7 @@ class ReachedStep:
             return -1
 
     def note(self, step: int) -> None:
-        """Note a step, if it is beyond the last one; on a full disk, for this process alone."""
+        """Record a step, if it is later than the last one; ignore disk errors."""
         if step <= self.step:
             return
         self.step = step
@@ -67,25 +67,25 @@ class ReachedStep:
 
 
 class ServiceLogger(Logger):
-    """What loggers have in common that send metrics to a service.
+    """Base class of loggers that send metrics to a service.
 
-    The run of the service is begun with the first metrics. Steps that have been sent are not sent
-    again, also after a restart: a run that resumes is silent until it is beyond them. A service
-    that cannot be reached when it begins is logged once, and the fit continues without it.
+    The service's run starts with the first metrics. Steps are not sent twice, even after a
+    restart: a resumed run sends nothing until it is past them. If the service cannot be reached at
+    the start, a warning is logged once, and the fit continues.
 
-    With a run from a file, its settings are shown with the run, without their secrets.
+    The settings of a configuration file are shown with the run, without secrets.
     """
 
     state_is_of_run = True
 
     _sends_whole_steps = False
-    """Whether what was sent of a step is lost with the process until the next step comes."""
+    """Whether a step is lost with the process until the next step is sent."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._folder = Path()
         self._id: str | None = None
-        """That of the run of the service; set before it is begun if it is to go on."""
+        """The id of the service's run; set before the start to continue that run."""
         self._config: dict[str, Any] = {}
         self._reached: ReachedStep | None = None
         self._floor = 0
@@ -94,18 +94,18 @@ class ServiceLogger(Logger):
 
     @property
     def _is_open(self) -> bool:
-        """Whether the run of the service has begun."""
+        """Whether the service's run has started."""
         return self._reached is not None
 
-    # ---- what a kind of service decides
+    # ---- for subclasses
 
     @abstractmethod
     def _begin(self) -> int:
-        """Begin the run, or continue with `_id`; set `_id`, and return the first step to send."""
+        """Start a run, or continue `_id`; set `_id`, and return the first step to send."""
 
     @abstractmethod
     def _show(self, config: dict[str, Any]) -> None:
-        """Show settings with the run; one that continues may have others already."""
+        """Show settings with the run; a continued one may have others already."""
 
     @abstractmethod
     def _send(self, metrics: Metrics, step: int) -> None:
@@ -113,14 +113,14 @@ class ServiceLogger(Logger):
 
     @abstractmethod
     def _end(self) -> None:
-        """End the run, with all that was sent."""
+        """End the run, and send what is pending."""
 
     # ---- settings
 
     def take_config(self, config: Mapping[str, Any]) -> None:
-        """Show settings with the run, instead of any before.
+        """Set the settings to show with the run.
 
-        Values are plain, or mappings and lists of such.
+        Values are plain, or mappings and lists of plain values.
         """
         self._config = dict(config)
         if self._is_open:
@@ -131,7 +131,7 @@ class ServiceLogger(Logger):
             return
         try:
             self._show(self._config)
-        except Exception as error:  # noqa: BLE001  # whatever the library has for it
+        except Exception as error:  # noqa: BLE001  # any error of the library
             self._log.warning(
                 "%s cannot show the settings: %s: %s", self.name, type(error).__name__, error
             )
@@ -160,10 +160,10 @@ class ServiceLogger(Logger):
             floor = self._begin()
         except ModelZooError:
             raise
-        except Exception as error:  # noqa: BLE001  # whatever the library has for it
+        except Exception as error:  # noqa: BLE001  # any error of the library
             self._has_failed = True
             self._log.warning(
-                "%s could not begin, metrics are not sent: %s: %s",
+                "%s failed to start; metrics are not sent: %s: %s",
                 self.name,
                 type(error).__name__,
                 error,
@@ -179,10 +179,10 @@ class ServiceLogger(Logger):
     def on_fit_start(
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
-        self._has_failed = False  # a service may be back
+        self._has_failed = False  # the service may be available again
         if self._is_open and trainer.global_step + 1 < self._floor:
             self._log.info(
-                "%s has the steps up to %d already; they are not sent again.",
+                "%s already has the steps up to %d; they are not sent again.",
                 self.name,
                 self._floor - 1,
             )
@@ -196,8 +196,8 @@ class ServiceLogger(Logger):
         reached.close()
         try:
             self._end()
-        except Exception as error:  # noqa: BLE001  # the run is over; nothing is left to fail
-            self._log.warning("%s did not end in order: %s", self.name, error)
+        except Exception as error:  # noqa: BLE001  # the run has ended
+            self._log.warning("%s failed to end its run: %s", self.name, error)
 
     # ---- after a restart
 
@@ -213,10 +213,10 @@ class ServiceLogger(Logger):
             self._floor = self._latest + 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which run of the service this is."""
+        """Return the id of the service's run."""
         return {"run_id": self._id}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on with that run."""
+        """Continue the run of a checkpoint."""
         if not self._is_open:
             self._id = state_dict["run_id"] or self._id

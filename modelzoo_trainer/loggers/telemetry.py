@@ -1,4 +1,4 @@
-"""A logger of the format that has nothing to send to here."""
+"""A logger for compatibility, which drops its metrics."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ log = logging.getLogger("modelzoo_trainer.telemetry")
 
 
 class TelemetryLogger(Logger):
-    """Takes the metrics that are meant for it alone, and sends them nowhere.
+    """Drop metrics that are logged with this logger as `dest`.
 
-    In the format's own surroundings they go to the operator of a cluster, which there is none of
-    here; the run says so once. Metrics without a destination do not reach it.
+    In the original they go to the operator of a cluster, which does not exist here; this is logged
+    once. Metrics without a destination do not reach it.
 
     Args:
-        max_buffer_size: Accepted for the format's sake, > 0; without meaning here.
-        max_buffer_seconds: Likewise.
+        max_buffer_size: Accepted for compatibility, > 0; no effect.
+        max_buffer_seconds: Accepted for compatibility, > 0; no effect.
 
     Raises:
-        ConfigError: If a value is not a whole number > 0.
+        ConfigError: If a value is not a positive integer.
     """
 
     @checked()
@@ -42,8 +42,10 @@ class TelemetryLogger(Logger):
     def setup(self, trainer: Trainer) -> None:
         trainer.remove_logger_destination(self.name)
         if trainer.backend.comm.is_main:
-            log.info("TelemetryLogger: there is no cluster to send telemetry to; it is dropped.")
+            log.info(
+                "TelemetryLogger: dropping telemetry, since there is no cluster to send it to."
+            )
 
     @override
     def log_metrics(self, metrics: Metrics, step: int) -> None:
-        """Drop them."""
+        """Drop the metrics."""

@@ -23,17 +23,16 @@ log = logging.getLogger("modelzoo_trainer.tensorboard")
 
 
 class TensorBoardLogger(Logger):
-    """Writes numbers as scalars, strings as text, and tensors with dimensions as histograms.
+    """Log numbers as scalars, strings as text, and tensors with dimensions as histograms.
 
-    A run that resumes hides the steps that it will take again. One that begins at step 0 moves
-    the event files of others to a folder `earlier-<time>` beside its own, where TensorBoard shows
-    them as another run. A folder that cannot be written is logged once, and the run continues
-    without it.
+    A resumed run hides the steps that it will repeat. A run that starts at step 0 moves the event
+    files of earlier runs to a folder `earlier-<time>`, where TensorBoard shows them as another run.
+    If the folder cannot be written, a warning is logged once, and the run continues.
 
     Args:
-        summary_dir: Where the event files are; None = `events` in `model_dir`.
-        legacy_event_dirs: Write to `train` and `eval` in `model_dir` instead, and validation's
-            metrics there without their prefix.
+        summary_dir: The folder of event files; None = `events` in `model_dir`.
+        legacy_event_dirs: Write to `train` and `eval` in `model_dir` instead, with validation
+            metrics without their prefix.
 
     Raises:
         ConfigError: At set-up, if tensorboard is not installed, or both arguments are given.
@@ -65,7 +64,7 @@ class TensorBoardLogger(Logger):
                 from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ConfigError(
-                "TensorBoardLogger needs tensorboard, which is not installed: "
+                "TensorBoardLogger requires tensorboard, which is not installed: "
                 "pip install 'modelzoo-trainer[tensorboard]'"
             ) from None
         self._make, self._summary = SummaryWriter, Summary
@@ -85,7 +84,7 @@ class TensorBoardLogger(Logger):
                 else:
                     self._write(self._writer(folder), tag, value, step)
             for folder, pairs in scalars.items():
-                # One event: each wakes the thread that writes, which training would wait for.
+                # One event, since each one wakes the writer thread, for which training waits.
                 values = [{"tag": tag, "simple_value": value} for tag, value in pairs]
                 writer = self._writer(folder)
                 writer.file_writer.add_summary(self._summary(value=values), step)
@@ -134,10 +133,10 @@ class TensorBoardLogger(Logger):
 
     def _fail(self, error: OSError) -> None:
         if not self._has_failed:
-            log.warning("%s cannot be written, metrics are lost: %s", self._root, error)
+            log.warning("%s cannot be written; metrics are lost: %s", self._root, error)
         self._has_failed = True
 
-    # ---- going back
+    # ---- resuming
 
     @override
     def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
@@ -148,14 +147,14 @@ class TensorBoardLogger(Logger):
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
         if "global_step" in state_dict:
             self._loaded_step = trainer.global_step
-        if trainer.is_resuming:  # a validation of an older checkpoint takes nothing back
+        if trainer.is_resuming:  # a validation of a checkpoint hides nothing
             self._go_back(trainer)
 
     def _go_back(self, trainer: Trainer) -> None:
-        """Make the folder that of a run which is where the trainer is now."""
+        """Hide repeated steps, or move event files of earlier runs."""
         loaded, self._loaded_step = self._loaded_step, None
         if loaded == trainer.global_step:
-            self.finalize()  # another writer begins after the checkpoint's step
+            self.finalize()  # the next writer starts after the checkpoint's step
             self._purge_step = loaded + 1
         elif trainer.global_step == 0 and trainer.backend.comm.is_main:
             try:
@@ -164,7 +163,7 @@ class TensorBoardLogger(Logger):
                 self._fail(error)
 
     def _earlier(self) -> list[Path]:
-        """Return the event files that were there before this logger wrote any."""
+        """Return the event files that existed before this logger wrote any."""
         if self._others is not None:
             return self._others
         folders = ("train", "eval") if self._is_legacy else ("",)
@@ -173,7 +172,7 @@ class TensorBoardLogger(Logger):
         ]
 
     def _put_aside(self) -> None:
-        """Move the event files of others to a folder of their own."""
+        """Move the event files of earlier runs to a separate folder."""
         name = f"earlier-{time.strftime('%Y%m%d-%H%M%S')}"
         others, self._others = self._earlier(), []
         for path in others:
@@ -182,7 +181,7 @@ class TensorBoardLogger(Logger):
             path.rename(folder / path.name)
         if others:
             log.warning(
-                "The run begins at step 0: %d event files of earlier ones are now in %s.",
+                "Starting at step 0: moved %d event files of earlier runs to %s.",
                 len(others),
                 others[0].parent / name,
             )

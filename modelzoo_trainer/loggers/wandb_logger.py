@@ -22,52 +22,51 @@ log = logging.getLogger("modelzoo_trainer.wandb")
 
 Resume = Literal["never", "allow", "auto", "must"]
 
-# What a process that is killed loses; the library's own is 15.
+# What a killed process loses; the library's default is 15.
 FLUSH_INTERVAL_S: Final = 1.0
 _FLUSH_SETTING: Final = "x_transaction_log_flush_interval"
 
 
 class WandbLogger(ServiceLogger):
-    """Sends metrics to Weights & Biases, with `global_step` as their step.
+    """Log metrics to Weights & Biases, with `global_step` as their step.
 
-    Numbers become points of their charts, tensors with dimensions histograms; strings go to the
+    Numbers become points of charts, tensors with dimensions histograms; strings are added to the
     run's summary, tables (a pandas DataFrame, or a mapping with `columns` and `data`) are shown as
-    such. Its files are in `wandb` in `model_dir`. Without a network set WANDB_MODE=offline, and
+    tables. Local files are in `wandb` in `model_dir`. Without a network set WANDB_MODE=offline, and
     send them later with `wandb sync`.
 
-    The run's config is the file that the run is from, without its secrets; a run from Python has
-    what is given to `take_config`. One that continues has the newest.
+    The run's config is the configuration file without secrets; in Python, what is passed to
+    `take_config`. A resumed run updates it.
 
-    The run's id is in the checkpoints: a run that resumes continues with it. Steps that it has been
-    sent are not sent again, as Weights & Biases takes none twice: after a run went back, its charts
-    keep the points of the steps that it took back, and continue behind them. `metrics.jsonl` has
-    those that count. A process that is killed loses about the last second, and of one that resumes
-    the charts continue behind it.
+    Checkpoints contain the run's id, so that a resumed run continues it. Weights & Biases does not
+    accept a step twice: if a run goes back, its charts keep the points of the repeated steps, and
+    continue after them. `metrics.jsonl` has the repeated ones. A killed process loses about the
+    last second.
 
-    Processes that a program starts which uses wandb itself share its service, which it leaves to
-    them in WANDB_SERVICE. That keeps the run of one that is killed open, and refuses it to the next
-    one; so take WANDB_SERVICE out of their environment.
+    If a program that itself uses wandb starts this process, they share its service by
+    WANDB_SERVICE, which keeps the run of a killed process open and locked. Remove WANDB_SERVICE
+    from the environment of such processes.
 
-    A service that cannot be reached at the beginning is logged once, and the fit continues without.
+    If the service cannot be reached at the start, a warning is logged once, and the fit continues.
 
     Args:
-        project: Where the run is shown; None = as the library is set up.
-        group: What it is shown with.
-        run_id: Its id; None = that of the checkpoint, or a new one.
-        run_name: What it is called.
-        job_type: What kind of run it is.
-        tags: Words to find it by.
-        resume: "auto" and "allow" continue the run of the checkpoint or of `run_id`, or begin a
-            new one; "must" refuses to begin one; "never" always begins one.
-        entity: Whose the project is; None = as the library is set up.
+        project: The project; None = the library's default.
+        group: The group of runs.
+        run_id: The run's id; None = that of the checkpoint, or a new one.
+        run_name: The run's name.
+        job_type: The type of the run.
+        tags: Tags of the run.
+        resume: "auto" and "allow" continue the run of the checkpoint or of `run_id`, or start a
+            new one; "must" raises if there is none; "never" always starts a new one.
+        entity: The owner of the project; None = the library's default.
 
     State: The run's id.
 
     Raises:
-        ConfigError: If a value does not fit; at set-up, if wandb is not installed; at the start of
-            a fit, if there is no run to continue with and `resume` is "must".
+        ConfigError: If a value is invalid; at set-up, if wandb is not installed; at the start of
+            a fit, if there is no run to continue and `resume` is "must".
 
-    Cost: About 0.2 ms a log step.
+    Cost: About 0.2 ms per log step.
     """
 
     _sends_whole_steps = True
@@ -103,7 +102,7 @@ class WandbLogger(ServiceLogger):
             import wandb
         except ImportError:
             raise ConfigError(
-                "WandbLogger needs wandb, which is not installed: "
+                "WandbLogger requires wandb, which is not installed: "
                 "pip install 'modelzoo-trainer[wandb]'"
             ) from None
         self._wandb = wandb
@@ -115,8 +114,8 @@ class WandbLogger(ServiceLogger):
         super().on_fit_start(trainer, train_dataloader, val_dataloader, loop)
         if self.resume == "must" and self._known_id() is None:
             raise ConfigError(
-                "WandbLogger.resume is 'must', but there is no run to resume: neither run_id "
-                "is given, nor has a checkpoint one. Use 'auto' to begin a new one."
+                "WandbLogger.resume is 'must', but there is no run to resume: run_id is not given "
+                "and no checkpoint has one. Use 'auto' to start a new one."
             )
 
     def _known_id(self) -> str | None:
@@ -143,7 +142,7 @@ class WandbLogger(ServiceLogger):
             id=known,
             resume=self._rule(known),
             dir=str(self._folder),
-            reinit="create_new",  # the program may have a run of its own
+            reinit="create_new",  # the program may have another run
             settings=self._wandb.Settings(**settings),
         )
         self._id = self._run.id

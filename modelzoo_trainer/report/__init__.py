@@ -1,1 +1,1 @@
-"""Reports of runs: one HTML file with the curves, read from the folders of the runs."""
+"""Reports of runs: one HTML file with curves and tables, made from the run folders."""

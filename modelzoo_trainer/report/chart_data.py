@@ -1,4 +1,4 @@
-"""What the page draws: curves, thinned and packed, by chart and section."""
+"""The data of the charts: curves, thinned and packed, by chart and section."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from modelzoo_trainer.report.thinning import Indices, thin
 from modelzoo_trainer.report.timeline import KINDS
 
 MAX_POINTS: Final = 130_000
-"""Of all curves together; some 24 bytes each in the file."""
+"""Of all curves; about 24 bytes each in the file."""
 MAX_POINTS_OF_CURVE: Final = 2000
 MIN_POINTS_OF_CURVE: Final = 64
 MAX_CURVES: Final = MAX_POINTS // MIN_POINTS_OF_CURVE
@@ -34,15 +34,15 @@ _MAX_LINES: Final = 12  # of a chart with a line for each member of a family
 
 @dataclass(slots=True)
 class Chart:
-    """One chart: the curves of one metric, or of several that belong together."""
+    """One chart: the curves of one or several related metrics."""
 
     title: str
     section: str
     unit: str = ""
     members: list[str] = field(default_factory=list)
-    """What the reader chooses one of; empty = all curves are drawn."""
+    """Choices of a menu; empty = all curves are drawn."""
     curves: list[tuple[int, str, str, str]] = field(default_factory=list)
-    """Index of the run, metric, what the curve is called beside others, member."""
+    """Index of the run, metric, name of the curve, member."""
     also: list[str] = field(default_factory=list)
     """Metrics with the same values."""
 
@@ -106,12 +106,12 @@ def _are_equal(run: Run, name: str, other: str) -> bool:
 
 
 def payload(runs: Sequence[Run], charts: Sequence[Chart]) -> tuple[dict[str, Any], list[str]]:
-    """Return what the page's program reads, as plain values, and notes on what was left out."""
+    """Return the page's data as plain values, and notes on omissions."""
     notes: list[str] = []
     num = sum(len(chart.curves) for chart in charts)
     if num > MAX_CURVES:
         notes.append(
-            f"Of {num} curves the first {MAX_CURVES} are drawn. Give fewer runs to see the others."
+            f"Only the first {MAX_CURVES} of {num} curves are drawn. Pass fewer runs to see more."
         )
     max_points = max(MIN_POINTS_OF_CURVE, min(MAX_POINTS_OF_CURVE, MAX_POINTS // max(1, num)))
     left, is_thinned, drawn = MAX_CURVES, False, []
@@ -136,8 +136,8 @@ def payload(runs: Sequence[Run], charts: Sequence[Chart]) -> tuple[dict[str, Any
         )
     if is_thinned:
         notes.append(
-            f"Curves with more than {max_points} points are thinned: the least and the greatest "
-            f"value of each stretch are drawn, so spikes stay visible."
+            f"Curves with more than {max_points} points are thinned to the minimum and maximum of "
+            f"each interval, so that spikes stay visible."
         )
     facts = {
         "runs": [{"name": run.name, "epochs": _epochs(run)} for run in runs],
@@ -189,8 +189,8 @@ def _points(series: Series, idx: Indices, start: float) -> dict[str, Any]:
 
 
 def _packed(values: NDArray[Any], kind: str) -> list[str]:
-    """Return an array as its type and its bytes in base 64."""
-    with np.errstate(over="ignore"):  # what no float of 32 bits can hold becomes infinite
+    """Return the type of an array and its bytes in base64."""
+    with np.errstate(over="ignore"):  # values too large for float32 become infinite
         packed = values.astype(kind)
     return [kind[1:], b64encode(packed.tobytes()).decode("ascii")]
 

@@ -29,16 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="RUN_DIR",
-        help=f"the model_dir of a run, or a file of metrics with a JSON object a line; up to "
-        f"{MAX_RUNS} are shown side by side",
+        help=f"the model_dir of a run, or a JSON Lines file of metrics; up to {MAX_RUNS} are "
+        f"shown side by side",
     )
     parser.add_argument(
         "-o",
         "--output",
         type=Path,
         metavar="FILE",
-        help=f"where the report is written (default: {DEFAULT_OUTPUT}); a file that is not a "
-        f"report is not overwritten",
+        help=f"the file to write (default: {DEFAULT_OUTPUT}); a file that is not a report is not "
+        f"overwritten",
     )
     parser.add_argument(
         "--watch",
@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=DEFAULT_PORT,
         metavar="PORT",
-        help=f"serve the report on this computer instead (127.0.0.1, port {DEFAULT_PORT}; 0 = any "
-        f"free one) and keep it current until Ctrl-C; with -o it is written as well",
+        help=f"serve the report on 127.0.0.1 instead (default port: {DEFAULT_PORT}; 0 = any free "
+        f"port) and keep it current until Ctrl-C; with -o, also write the file",
     )
 
 
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
             return DONE
         output = Path(options.output or DEFAULT_OUTPUT)
         check_target(output)
-        plotly_js()  # before minutes of reading
+        plotly_js()  # before reading, which may take minutes
         runs = read_runs(options.runs)
         write_report(output, page(runs))
     except ConfigError as error:
@@ -75,15 +75,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read runs, each once, with the shortest names that tell them apart.
+    """Read runs, without duplicates, with the shortest distinct names.
 
     Raises:
-        ConfigError: If there are too many, or some are no runs.
+        ConfigError: If there are too many, or a path is not a run.
     """
     unique = list({path.resolve(): path for path in reversed(paths)}.values())[::-1]
     if len(unique) > MAX_RUNS:
         raise ConfigError(
-            f"{len(unique)} runs were given; a report shows at most {MAX_RUNS}. Leave some out."
+            f"got {len(unique)} runs; a report shows at most {MAX_RUNS}. Pass fewer runs."
         )
     found, problems = [], []
     for path, name in zip(unique, short_names(unique), strict=True):
@@ -103,15 +103,15 @@ def _count(runs: Sequence[Run]) -> str:
 
 def _port(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port; give a number from 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; pass a number from 0 to 65535")
     return int(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command alone and return the exit code."""
+    """Run the command on its own and return the exit code."""
     parser = argparse.ArgumentParser(
         prog=_PROG,
-        description="Show runs in one HTML file that needs no network.",
+        description="Show runs in one HTML file that works offline.",
         allow_abbrev=False,
     )
     add_arguments(parser)

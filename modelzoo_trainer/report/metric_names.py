@@ -1,4 +1,4 @@
-"""Which section of the report a metric belongs to, its unit, and which of its values is best."""
+"""The section, unit and direction of a metric, by its name."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def is_validation(name: str) -> bool:
 
 
 def chart_of(name: str) -> tuple[str, str]:
-    """Return the chart that a metric is drawn in, and what the curve is called there.
+    """Return the chart of a metric, and the name of its curve.
 
-    The losses of training and of validations are in one chart.
+    Training and validation losses share a chart.
     """
     if section_of(name) == "loss" and is_validation(name):
         scope, _, rest = name.partition("/")
@@ -98,13 +98,13 @@ def best_of(name: str) -> str | None:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Return a key that sorts names with numbers as people do."""
+    """Return a key for natural sorting of names with numbers."""
     parts = re.split(r"(\d{1,15})", name)
     return [(int(part), "") if idx % 2 else (-1, part) for idx, part in enumerate(parts)]
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of paths that tell them apart."""
+    """Return the shortest distinct ends of paths."""
     resolved = [path.resolve().parts for path in paths]
     most = max((len(parts) for parts in resolved), default=1)
     for num in range(1, most + 1):
@@ -115,7 +115,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _without_common_end(names: list[str]) -> list[str]:
-    """Leave out last parts that all names share: `a/run` and `b/run` are `a` and `b`."""
+    """Remove common last parts: `a/run` and `b/run` become `a` and `b`."""
     while len(names) > 1 and len({name.rpartition("/")[2] for name in names}) == 1:
         shorter = [name.rpartition("/")[0] for name in names]
         if not all(shorter) or len(set(shorter)) < len(shorter):
@@ -125,7 +125,7 @@ def _without_common_end(names: list[str]) -> list[str]:
 
 
 def families(names: Iterable[str], *, least: int = 5) -> dict[str, list[str]]:
-    """Return metrics that differ only in their last part, where there are many of them."""
+    """Group metrics that differ only in their last part, if there are many."""
     found: dict[str, list[str]] = {}
     for name in names:
         prefix, _, last = name.rpartition("/")

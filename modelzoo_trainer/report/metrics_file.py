@@ -1,4 +1,4 @@
-"""Read `metrics.jsonl`: of this trainer, or of another tool that writes a JSON object a line."""
+"""Read `metrics.jsonl`, or a JSON Lines file of another tool."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _NON_FINITE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The values of one metric, by rising step."""
+    """The values of one metric, by increasing step."""
 
     steps: Floats
     times: Floats
-    """Seconds since 1970; NaN where the file has none."""
+    """Seconds since 1970; NaN if missing."""
     values: Floats
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A metric that is a text."""
+    """A metric that is a string."""
 
     name: str
     step: float
@@ -50,14 +50,14 @@ class Text:
 
 @dataclass(slots=True)
 class MetricsFile:
-    """What a file of metrics holds, and what of it could not be used."""
+    """The content of a metrics file, with counts of unusable lines."""
 
     series: dict[str, Series] = field(default_factory=dict)
     texts: list[Text] = field(default_factory=list)
     """The newest ones."""
     num_lines: int = 0
     num_broken: int = 0
-    """Lines that are no JSON object, or have no step; the last one is not among them."""
+    """Lines that are not JSON objects or have no step, except the last one."""
     num_repeated: int = 0
     """Values that a later one of the same step replaces."""
     is_cut: bool = False
@@ -70,7 +70,7 @@ class MetricsFile:
 
 
 class _Column:
-    """The values of a metric as they come."""
+    """The values of a metric, in the order of the file."""
 
     __slots__ = ("steps", "times", "values")
 
@@ -79,9 +79,9 @@ class _Column:
 
 
 def read_metrics(path: Path) -> MetricsFile:
-    """Read a file of metrics.
+    """Read a metrics file.
 
-    A line that is no JSON object, or has no step, is counted and skipped.
+    Lines that are not JSON objects or have no step are counted and skipped.
 
     Raises:
         OSError: If the file cannot be read.
@@ -119,7 +119,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _first(record: Mapping[str, Any], keys: tuple[str, ...]) -> float | None:
-    """Return the first of some keys that is a finite number, or a date."""
+    """Return the value of the first key that is a finite number or a date."""
     for key in keys:
         value = record.get(key)
         if isinstance(value, str):
@@ -153,7 +153,7 @@ def _add(
     columns: dict[str, _Column],
     texts: deque[Text],
 ) -> None:
-    """Take over one line."""
+    """Add one line."""
     now = _first(record, TIME_KEYS)
     if now is None:
         now = math.nan
@@ -189,7 +189,7 @@ def _add_other(name: str, value: Any, step: float, found: MetricsFile, texts: de
 
 
 def _sorted(column: _Column) -> tuple[Series, int]:
-    """Return a column by rising step, and how many values later ones have replaced."""
+    """Return a column by increasing step, and the number of replaced duplicates."""
     steps, times, values = (
         np.frombuffer(part, dtype=np.float64)
         for part in (column.steps, column.times, column.values)

@@ -1,4 +1,4 @@
-"""Write the report, and nothing over what is not one."""
+"""Write the report, without overwriting other files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def check_target(path: Path) -> None:
     """Check that a report can be written to a path.
 
     Raises:
-        ConfigError: If something else than a report of ours is there, or no folder around it.
+        ConfigError: If it exists and is not a report, or its folder does not exist.
     """
     if path.is_dir():
-        raise ConfigError(f"-o {str(path)!r} is a folder. Give a file, such as {path}/report.html.")
+        raise ConfigError(f"-o {str(path)!r} is a folder. Pass a file, such as {path}/report.html.")
     if not path.parent.is_dir():
         raise ConfigError(f"-o {str(path)!r}: the folder {str(path.parent)!r} does not exist.")
     if not path.exists():
@@ -40,13 +40,13 @@ def check_target(path: Path) -> None:
 
 
 def write_report(path: Path, html: str) -> None:
-    """Write a report, at once or not at all.
+    """Write a report atomically.
 
     Raises:
-        ConfigError: If there is something else than a report, or the disk refuses.
+        ConfigError: If the path exists and is not a report, or cannot be written.
     """
     check_target(path)
-    target = path.resolve()  # through a link, which stays
+    target = path.resolve()  # keeps a symbolic link
     fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
     try:
         with fresh.open("x", encoding="utf-8", errors="replace", newline="\n") as file:

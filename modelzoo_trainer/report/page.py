@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing else, and asks no server for anything."""
+"""The report: one self-contained HTML file without network requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from modelzoo_trainer.report.run import Run
 from modelzoo_trainer.report.sessions import IMAGE_KINDS
 
 MARKER: Final = '<meta name="generator" content="modelzoo-trainer report">'
-"""In the head of each report: what has none is not overwritten."""
+"""In the head of each report: files without it are not overwritten."""
 _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; connect-src {connect}; base-uri 'none'; form-action 'none'"
@@ -35,7 +35,7 @@ _MAX_IMAGE_BYTES: Final = 700_000  # images of all runs
 def page(runs: Sequence[Run], *, version: str | None = None) -> str:
     """Return the report of some runs as HTML.
 
-    `version`: what a server calls this state of the runs; the page then looks for newer ones.
+    `version`: the server's version of the page, which then polls for newer ones.
 
     Raises:
         ConfigError: If plotly is not installed.
@@ -93,7 +93,7 @@ def _asset(name: str) -> str:
 
 @cache
 def plotly_js() -> str:
-    """Return the program that draws, as plotly brings it along.
+    """Return the JavaScript bundle of plotly.
 
     Raises:
         ConfigError: If plotly is not installed.
@@ -102,13 +102,13 @@ def plotly_js() -> str:
         from plotly.offline import get_plotlyjs
     except ImportError:
         raise ConfigError(
-            "a report needs plotly, which is not installed: pip install 'modelzoo-trainer[report]'"
+            "a report requires plotly, not installed: pip install 'modelzoo-trainer[report]'"
         ) from None
     return str(get_plotlyjs()).replace("</script", "<\\/script")
 
 
 def _in_script(facts: dict[str, Any]) -> str:
-    """Return values as JSON that cannot end the script that it is in."""
+    """Return values as JSON that is safe inside a script element."""
     text = json.dumps(facts, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -140,7 +140,7 @@ def _controls(runs: Sequence[Run]) -> str:
 def _sections(
     runs: Sequence[Run], charts: Sequence[Chart], notes: Sequence[str]
 ) -> list[tuple[str, str, str]]:
-    """Return key, heading and content of each section that has any."""
+    """Return key, heading and content of each non-empty section."""
     found = [("overview", "Overview", tables.overview(runs) + tables.notes(runs, notes))]
     if len(runs) > 1:
         found.append(("configuration", "Configuration", _configuration(runs)))
@@ -181,12 +181,12 @@ def _time(runs: Sequence[Run]) -> str:
         return ""
     hints = []
     if any(run.timeline.source == "metrics" for run in runs):
-        hints.append("Of runs without events.jsonl only the times of the metrics are known.")
+        hints.append("Runs without events.jsonl have only the times of their metrics.")
     if any(run.timeline.source == "supervisor" for run in runs):
-        hints.append("The shares of supervised runs are as the supervisor measured them.")
+        hints.append("The shares of supervised runs were measured by the supervisor.")
     num = sum(run.timeline.num_left_out for run in runs)
     if num:
-        hints.append(f"{num} short stretches are not drawn; the table counts them.")
+        hints.append(f"{num} short spans are not drawn; the table includes them.")
     text = f'<p class="hint">{" ".join(hints)}</p>' if hints else ""
     return f'<div class="plot" id="timeline"></div>{shares}{text}'
 
@@ -235,7 +235,7 @@ def _sample(label: str, title: str, content: str) -> str:
 
 
 def _embedded(path: Path, most: int) -> str:
-    """Return an image as an address that holds it; "" if it is too large or cannot be read."""
+    """Return an image as a data URL; "" if it is too large or cannot be read."""
     try:
         if path.stat().st_size * 4 // 3 > most:
             return ""

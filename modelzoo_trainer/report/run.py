@@ -1,4 +1,4 @@
-"""One run, as its folder tells it."""
+"""One run, read from its folder."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from modelzoo_trainer.report.timeline import Timeline, timeline_of
 
 METRICS: Final = "metrics.jsonl"
 FRESH_S: Final = 600.0
-"""A run on another host whose files are not older than this counts as running."""
+"""A run on another host counts as running if its files are newer than this."""
 _MEMORY: Final = "_bytes"
 _GIB: Final = 2.0**30
 
 
 @dataclass(slots=True)
 class Run:
-    """What the report shows of one run."""
+    """The data of one run for the report."""
 
     path: Path
     name: str
@@ -56,18 +56,18 @@ class Run:
 
     @property
     def start(self) -> float:
-        """When the run began, in seconds since 1970; NaN = not known."""
+        """The start of the run, in seconds since 1970; NaN = not known."""
         spans = self.timeline.spans
         return spans[0].start if spans else self.metrics.first_time
 
     @property
     def last_step(self) -> float:
-        """The last step that is known."""
+        """The last known step."""
         return max([self.metrics.last_step, *(event.step for event in self._events())])
 
     @property
     def total_steps(self) -> float | None:
-        """How many steps it is to take; None = not known."""
+        """The planned number of steps; None = not known."""
         return self._newest("total_steps")
 
     def _events(self) -> Iterable[Event]:
@@ -78,7 +78,7 @@ class Run:
         return found[-1] if found else None
 
     def epochs(self) -> list[tuple[float, float]]:
-        """Return pairs of a step and the epochs done then; empty = not known."""
+        """Return pairs of a step and the completed epochs; empty = not known."""
         own = self.metrics.series.get("epoch")
         if own is not None:
             idx = np.unique(np.linspace(0, len(own.steps) - 1, 500).astype(np.int64))
@@ -95,12 +95,12 @@ class Run:
 
 
 def read_run(path: Path, name: str) -> Run:
-    """Read all about a run.
+    """Read a run.
 
-    `path`: its folder, or a file of metrics alone.
+    `path`: its folder, or a metrics file.
 
     Raises:
-        ConfigError: If it is no run, or its metrics cannot be read.
+        ConfigError: If it is not a run, or its metrics cannot be read.
     """
     run_dir, file = (path.parent, path) if path.is_file() else (path, path / METRICS)
     is_alone = path.is_file() and path.name != METRICS
@@ -125,28 +125,28 @@ def read_run(path: Path, name: str) -> Run:
 
 
 def _refuse_without_metrics(path: Path, sessions: list[Session]) -> None:
-    """Check that a folder without metrics is that of a run that has just begun.
+    """Check that a folder without metrics belongs to a run that has just started.
 
     Raises:
-        ConfigError: If it is not.
+        ConfigError: If it does not.
     """
     if not path.exists():
-        raise ConfigError(f"{str(path)!r} does not exist. Give the model_dir of a run.")
+        raise ConfigError(f"{str(path)!r} does not exist. Pass the model_dir of a run.")
     if any(session.events for session in sessions) or _is_alive(path, path / METRICS):
         return
     if (path / "logs").is_dir() or any(path.glob("checkpoint_*")):
         raise ConfigError(
-            f"{str(path)!r} is a run without {METRICS}: it was trained without a JsonlLogger. Give "
-            f"the trainer one, in Python Trainer(loggers=[JsonlLogger()]), and train again."
+            f"{str(path)!r} is a run without {METRICS}: it was trained without a JsonlLogger. Add "
+            f"one, in Python Trainer(loggers=[JsonlLogger()]), and train again."
         )
     raise ConfigError(
-        f"{str(path)!r} is not the folder of a run: it has no {METRICS}. Give the model_dir of a "
-        f"run that logs with JsonlLogger, or a file of metrics with one JSON object a line."
+        f"{str(path)!r} is not the folder of a run: it has no {METRICS}. Pass the model_dir of a "
+        f"run with a JsonlLogger, or a metrics file with one JSON object per line."
     )
 
 
 def _memory(sessions: Iterable[Session]) -> dict[str, Series]:
-    """Return the memory that events tell of, in GiB."""
+    """Return the memory recorded in events, in GiB."""
     points: dict[str, dict[float, tuple[float, float]]] = {}
     for session in sessions:
         for event in session.of("memory"):
@@ -180,7 +180,7 @@ def _take_settings(run: Run) -> None:
 
 
 def _state(run: Run, run_dir: Path, file: Path) -> tuple[str, str]:
-    """Return the state of a run, and why it ended if that is known."""
+    """Return the state of a run, and why it ended if known."""
     known = training_calls(run.sessions)
     marks = known[-1].of("start", "end") if known else []
     if marks and marks[-1].kind == "end":
@@ -189,21 +189,21 @@ def _state(run: Run, run_dir: Path, file: Path) -> tuple[str, str]:
     if _is_alive(run_dir, file):
         return "running", ""
     if known:
-        return "died", "the process ended without closing the run, as one that was killed"
+        return "died", "the process ended without closing the run; it may have been killed"
     if (run_dir / ".finished.json").is_file() and run.checkpoints:
         return "finished", ""
     return "unknown", ""
 
 
 def _is_alive(run_dir: Path, file: Path) -> bool:
-    """Return whether the process that trains in a folder is there, as far as can be told."""
+    """Return whether the process of a run seems to be running."""
     try:
         holder = json.loads((run_dir / ".lock").read_text(encoding="utf-8"))
         host, pid = holder["host"], int(holder["pid"])
         if host != platform.node():
             return time.time() - file.stat().st_mtime < FRESH_S
         os.kill(pid, 0)
-    except PermissionError:  # another user's
+    except PermissionError:  # a process of another user
         return True
     except (OSError, ValueError, LookupError, TypeError, OverflowError):
         return False
@@ -214,11 +214,11 @@ def _is_alive(run_dir: Path, file: Path) -> bool:
 
 
 def _notes(run: Run, run_dir: Path, file: Path) -> list[str]:
-    """Return what a reader must know of what is missing."""
+    """Return notes on missing data."""
     found = _notes_on_metrics(run.metrics, file.name)
     num_broken = sum(session.num_broken for session in run.sessions)
     if num_broken:
-        found.append(f"{num_broken} lines of events.jsonl cannot be read; they are skipped.")
+        found.append(f"Skipped {num_broken} unreadable lines of events.jsonl.")
     found += [
         f"{session.path.name}/{problem}."
         for session in run.sessions
@@ -227,7 +227,7 @@ def _notes(run: Run, run_dir: Path, file: Path) -> list[str]:
     earlier = sorted(path.name for path in run_dir.glob("metrics-*.jsonl"))
     if earlier and file.name == METRICS:
         found.append(
-            f"Metrics of earlier runs in this folder: {', '.join(earlier)}. Give such a file "
+            f"Metrics of earlier runs in this folder: {', '.join(earlier)}. Pass such a file "
             f"instead of the folder to see them."
         )
     return found
@@ -238,21 +238,21 @@ def _notes_on_metrics(metrics: MetricsFile, name: str) -> list[str]:
     if not metrics.series:
         found.append("No metrics yet.")
     elif math.isnan(metrics.first_time):
-        found.append("The metrics have no times, so the time axis does not show this run.")
+        found.append("The metrics have no times; the time axis does not show this run.")
     if metrics.num_broken:
         found.append(
-            f"{metrics.num_broken} of {metrics.num_lines} lines of {name} cannot be read (not a "
-            f"JSON object, or without a step); they are skipped."
+            f"Skipped {metrics.num_broken} of {metrics.num_lines} lines of {name} (not a JSON "
+            f"object, or without a step)."
         )
     if metrics.is_cut:
-        found.append(f"The last line of {name} is not complete; it is skipped.")
+        found.append(f"Skipped the incomplete last line of {name}.")
     if metrics.num_repeated:
         found.append(
-            f"{metrics.num_repeated} values were logged again for the same step; the later ones "
-            f"are shown."
+            f"{metrics.num_repeated} values were logged again for the same step; showing the later "
+            f"ones."
         )
     if metrics.left_out:
         names = sorted(metrics.left_out)
         rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        found.append(f"Not drawn, as they are not numbers: {', '.join(names[:5])}{rest}.")
+        found.append(f"Not drawn, because they are not numbers: {', '.join(names[:5])}{rest}.")
     return found

@@ -1,4 +1,4 @@
-"""The folders `logs/<time>` of a run: one for each trainer that worked on it."""
+"""The folders `logs/<time>` of a run, one per trainer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A text or an image that a callback has written."""
+    """A text or an image written by a callback."""
 
     title: str
     text: str | None = None
@@ -58,12 +58,12 @@ class Sample:
 
 @dataclass(slots=True)
 class Session:
-    """What one trainer has left in its folder of logs."""
+    """The content of one folder of logs."""
 
     path: Path
     events: list[Event] = field(default_factory=list)
     num_broken: int = 0
-    """Lines of `events.jsonl` that cannot be used; the last one is not among them."""
+    """Unreadable lines of `events.jsonl`, except the last one."""
     settings: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -74,21 +74,21 @@ class Session:
 
     @property
     def is_finished(self) -> bool:
-        """Whether its last call came to its end."""
+        """Whether its last call finished."""
         ends = self.of("end")
         return bool(ends) and ends[-1].facts.get("outcome") == "finished"
 
     @property
     def first_step(self) -> float | None:
-        """The step at which it began to train; None = it did not."""
+        """The step at which training started; None = no training."""
         starts = self.of("train_start")
         return starts[0].step if starts else None
 
 
 def training_calls(sessions: Iterable[Session]) -> list[Session]:
-    """Return the events of each call of `fit`, as sessions; those of all calls if none trained.
+    """Return the events of each call of `fit`, as sessions; of all calls if none trained.
 
-    One that only validates, perhaps days later, says nothing of how training went.
+    A later validation says nothing about the training.
     """
     calls: list[Session] = []
     for session in sessions:
@@ -112,7 +112,7 @@ def read_sessions(run_dir: Path) -> list[Session]:
 
 
 def of_this_run(sessions: Sequence[Session]) -> list[Session]:
-    """Return the sessions since training began at step 0: earlier ones are of other runs."""
+    """Return the sessions since training started at step 0; earlier ones are other runs."""
     begins = [idx for idx, session in enumerate(sessions) if session.first_step == 0]
     return list(sessions[begins[-1] :]) if begins else list(sessions)
 

@@ -33,7 +33,7 @@ _MISSING: Final = '<span class="missing">&ndash;</span>'
 
 
 def number(value: float) -> str:
-    """Return a number for a reader, with five digits."""
+    """Format a number with five digits."""
     if not math.isfinite(value):
         return str(value)
     if value == int(value) and abs(value) < 1e9:
@@ -42,7 +42,7 @@ def number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time for a reader, such as "2 h 05 min"."""
+    """Format a duration, such as "2 h 05 min"."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 120:
@@ -57,7 +57,7 @@ def duration(seconds: float) -> str:
 
 
 def run_label(runs: Sequence[Run], idx: int) -> str:
-    """Return the name of a run with its color."""
+    """Return the name of a run with its color, as HTML."""
     return f'<span class="run" data-run="{idx}"><i></i>{escape(runs[idx].name)}</span>'
 
 
@@ -156,7 +156,7 @@ def _tiles(run: Run) -> str:
 
 
 def _chosen(runs: Sequence[Run], most: int) -> list[str]:
-    """Return the metrics of the overview: losses, then what validations measure."""
+    """Return the metrics of the overview: losses, then validation metrics."""
     names = {name for run in runs for name in run.metrics.series}
     chosen = [name for name in names if name == "loss" or is_validation(name)]
     if "loss" not in names:
@@ -169,7 +169,7 @@ def _chosen(runs: Sequence[Run], most: int) -> list[str]:
 
 
 def _best(series: Series, name: str) -> tuple[float, float] | None:
-    """Return the best value of a metric and its step; None if nobody knows what is best."""
+    """Return the best value of a metric and its step; None if its direction is not known."""
     kind = _direction(name)
     values = np.where(np.isfinite(series.values), series.values, np.nan)
     if kind is None or np.isnan(values).all():
@@ -206,7 +206,7 @@ def _comparison(runs: Sequence[Run]) -> str:
 
 
 def _metric_column(runs: Sequence[Run], name: str) -> list[str]:
-    """Return last and best value of each run, with the best of all marked."""
+    """Return the last and best value of each run, with the overall best marked."""
     found = [run.metrics.series.get(name) for run in runs]
     best = [None if one is None else _best(one, name) for one in found]
     known = [pair[0] for pair in best if pair is not None]
@@ -225,7 +225,7 @@ def _metric_column(runs: Sequence[Run], name: str) -> list[str]:
 
 
 def notes(runs: Sequence[Run], of_page: Iterable[str]) -> str:
-    """Return what a reader must know of what is missing."""
+    """Return the notes of the page and of each run."""
     lines = [escape(note) for note in of_page]
     for idx, run in enumerate(runs):
         label = f"{run_label(runs, idx)}: " if len(runs) > 1 else ""
@@ -240,7 +240,7 @@ def notes(runs: Sequence[Run], of_page: Iterable[str]) -> str:
 
 
 def goodput(runs: Sequence[Run]) -> str:
-    """Return the share of each kind of time."""
+    """Return the table of the share of each kind of time."""
     known = [idx for idx, run in enumerate(runs) if run.timeline.wall_s > 0]
     kinds = [kind for kind in KINDS if any(kind in runs[idx].timeline.seconds for idx in known)]
     rows = []
@@ -256,16 +256,16 @@ def goodput(runs: Sequence[Run]) -> str:
         rows.append((run_label(runs, idx), _wall(runs[idx]), str(found.num_restarts), *cells))
     if not rows:
         return ""
-    head = ("Run", "In all", "Restarts", *(KINDS[kind] for kind in kinds))
+    head = ("Run", "Total", "Restarts", *(KINDS[kind] for kind in kinds))
     return table(head, rows, "numbers")
 
 
-# ---- what the runs are
+# ---- settings and environment
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Facts of several runs: which differ, which only some have, which are the same."""
+    """Facts of several runs: different, only in some, or the same."""
 
     differing: str
     partial: str
@@ -342,5 +342,5 @@ def _checkpoint_row(label: str, item: Overview) -> tuple[str, ...]:
 
 
 def when(seconds: float) -> str:
-    """Return an instant for a reader, in local time."""
+    """Format a time, in local time."""
     return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"

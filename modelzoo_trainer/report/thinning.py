@@ -1,4 +1,4 @@
-"""Fewer points of a curve, with its spikes: the least and the greatest of each bucket."""
+"""Reduce the points of a curve to the minimum and maximum of each bucket."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ MAX_NON_FINITE: Final = 100  # marks in one curve
 
 @dataclass(frozen=True, slots=True)
 class Thinned:
-    """Which points of a curve are drawn."""
+    """The points of a curve to draw."""
 
     kept: Indices
-    """Of finite values: all, or the extremes of each bucket."""
+    """Finite values: all, or the extremes of each bucket."""
     centers: Indices
     """The middle of each bucket; empty if nothing was thinned."""
     means: Floats
     """The mean of each bucket, for smoothing."""
     non_finite: Indices
-    """NaN and infinite values, thinned likewise."""
+    """NaN and infinite values, also thinned."""
     num_non_finite: int
 
 
 def thin(values: Floats, max_points: int) -> Thinned:
     """Choose at most `max_points` of the finite values, and some of the others.
 
-    The first and the last point, and the least and the greatest value of each bucket, are kept.
+    Keeps the first and the last point, and the minimum and maximum of each bucket.
     `max_points`: at least 4.
     """
     is_finite = np.isfinite(values)
@@ -56,7 +56,7 @@ def thin(values: Floats, max_points: int) -> Thinned:
 
 
 def _extremes(values: Floats, edges: Indices) -> Indices:
-    """Return where the least and the greatest value of each bucket is."""
+    """Return the indices of the minimum and maximum of each bucket."""
     found = np.empty(2 * (len(edges) - 1), dtype=np.int64)
     for idx, (start, end) in enumerate(pairwise(edges)):
         bucket = values[start:end]

@@ -1,4 +1,4 @@
-"""What the time of a run went to: training, validating, saving, restarts."""
+"""How a run spent its time: training, validating, saving, restarts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ KINDS: Final = {
     "other": "Other",
 }
 """Keys and titles, in the order of the legend."""
-MAX_SPANS: Final = 600  # of one run; the shortest are left out of the picture
+MAX_SPANS: Final = 600  # of one run; the shortest are not drawn
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of time that went to one thing."""
+    """A period of one kind."""
 
     kind: str
     start: float
@@ -36,30 +36,30 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """The length of the span."""
         return max(0.0, self.end - self.start)
 
 
 @dataclass(slots=True)
 class Timeline:
-    """Where the time of a run went, from its first start on."""
+    """How a run spent its time, from its first start."""
 
     spans: list[Span] = field(default_factory=list)
     num_restarts: int = 0
     num_left_out: int = 0
-    """Short spans that are not in the picture; the seconds count them."""
+    """Short spans that are not drawn, but included in the seconds."""
     seconds: dict[str, float] = field(default_factory=dict)
     source: str = "events"
-    """What it was read from: "events", "metrics", or "supervisor" for the seconds."""
+    """Where it is from: "events", "metrics", or "supervisor" for the seconds."""
 
     @property
     def wall_s(self) -> float:
-        """Seconds in all."""
+        """Total seconds."""
         return sum(self.seconds.values())
 
     @property
     def goodput(self) -> float | None:
-        """The share of the time that went into training that counts; None = not known."""
+        """The share of time spent on training that was not lost; None = not known."""
         return self.seconds.get("train", 0.0) / self.wall_s if self.wall_s > 0 else None
 
 
@@ -125,7 +125,7 @@ def _session_spans(session: Session, start: float, end: float) -> list[Span]:
 
 
 def _background(session: Session, start: float, end: float) -> list[Span]:
-    """Return what goes on where nothing is validated or saved."""
+    """Return the spans between validations and checkpoints."""
     spans: list[Span] = []
     at, kind, step = start, "startup", 0.0
     for event in session.of("train_start", "train_end"):
@@ -141,7 +141,7 @@ def _background(session: Session, start: float, end: float) -> list[Span]:
 
 
 def _cut(spans: Sequence[Span], start: float, end: float) -> list[Span]:
-    """Return the parts of spans within two instants."""
+    """Clip spans to an interval."""
     found = []
     for span in spans:
         low, high = max(start, span.start), min(end, span.end)
@@ -165,7 +165,7 @@ def _mark_lost(spans: list[Span], session: Session, resumed: float) -> list[Span
 
 
 def _time_of(session: Session, step: float) -> float:
-    """Return when a session had taken a step, as far as its events tell."""
+    """Return when a session had taken a step, according to its events."""
     before: Event | None = None
     for event in session.events:
         if event.kind == "save" and event.step == step:
@@ -176,7 +176,7 @@ def _time_of(session: Session, step: float) -> float:
 
 
 def _take_ledger(found: Timeline, run_dir: Path) -> None:
-    """Take the seconds that the supervisor has measured, if it was there."""
+    """Use the seconds measured by the supervisor, if there was one."""
     ledgers = sorted((run_dir / "restarts").glob("*/ledger.json"))
     if not ledgers:
         return

@@ -1,4 +1,4 @@
-"""Serve a report on this computer, and keep it current."""
+"""Serve a report on localhost, and keep it current."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from modelzoo_trainer.stderr import say
 
 HOST: Final = "127.0.0.1"
 _INTERVAL_S: Final = 2.0
-_SHARE: Final = 5  # at most one fifth of the time goes into making pages
+_SHARE: Final = 5  # at most one fifth of the time is spent on building pages
 _WATCHED: Final = ("metrics.jsonl", "logs/*/*.*", "checkpoint_*/manifest.json", "restarts/*/*.json")
 
 
@@ -43,13 +43,13 @@ class Watched:
         self._make()
 
     def refresh(self) -> None:
-        """Rewrite the page if a file has changed, at most once an interval."""
+        """Rewrite the page if a file has changed, at most once per interval."""
         with self._lock:
             if time.monotonic() < self._next or self._signature() == self._seen:
                 return
             try:
                 self._make()
-            except ConfigError as error:  # removed in the meantime, or the disk refuses
+            except ConfigError as error:  # removed in the meantime, or a disk error
                 if str(error) != self._problem:
                     say(f"The report is not refreshed: {error}")
                 self._problem = str(error)
@@ -75,14 +75,14 @@ class Watched:
         self._next = time.monotonic() + max(_INTERVAL_S, _SHARE * took)
 
     def _signature(self) -> str:
-        """Return what changes when a file of the runs does."""
+        """Return a signature that changes when a file of the runs does."""
         found = []
         for path in self._paths:
             files = [path] if path.is_file() else [one for p in _WATCHED for one in path.glob(p)]
             for file in files:
                 try:
                     facts = file.stat()
-                except OSError:  # going at this moment
+                except OSError:  # removed in the meantime
                     continue
                 found.append(f"{file} {facts.st_mtime_ns} {facts.st_size}")
         return "\n".join(sorted(found))
@@ -93,12 +93,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     @override
     def log_message(self, format: str, *args: object) -> None:
-        """Print nothing of requests."""
+        """Do not log requests."""
 
     def do_GET(self) -> None:
-        """Answer with the page, or with its version."""
+        """Respond with the page, or with its version."""
         host = (self.headers.get("Host") or "").rpartition(":")[0] or HOST
-        if host not in (HOST, "localhost"):  # a page of another site, by a name of its own
+        if host not in (HOST, "localhost"):  # DNS rebinding by another site
             self.send_error(HTTPStatus.FORBIDDEN)
         elif self.path == "/":
             self._answer(self.watched.html(), "text/html; charset=utf-8")
@@ -120,10 +120,10 @@ class _Handler(BaseHTTPRequestHandler):
 def make_server(
     paths: Sequence[Path], port: int, output: Path | None = None
 ) -> ThreadingHTTPServer:
-    """Return a server of the report of some runs, for this computer alone.
+    """Return a server of the report of some runs on localhost.
 
     Raises:
-        ConfigError: If the port is taken, one of them is no run, or there is no plotly.
+        ConfigError: If the port is in use, a path is not a run, or plotly is not installed.
     """
     if output is not None:
         check_target(output)
@@ -133,7 +133,7 @@ def make_server(
         server = ThreadingHTTPServer((HOST, port), handler)
     except OSError as error:
         raise ConfigError(
-            f"--watch {port}: {HOST}:{port} cannot be used: {error.strerror or error}. Give "
+            f"--watch {port}: {HOST}:{port} cannot be used: {error.strerror or error}. Pass "
             f"another port, or 0 for any free one."
         ) from None
     server.daemon_threads = True
@@ -147,7 +147,7 @@ def serve(paths: Sequence[Path], port: int, output: Path | None = None) -> None:
         ConfigError: As `make_server`.
     """
     with make_server(paths, port, output) as server:
-        say(f"Serving the report on http://{HOST}:{server.server_port}/ (Ctrl-C ends it).")
+        say(f"Serving the report on http://{HOST}:{server.server_port}/ (stop with Ctrl-C).")
         try:
             server.serve_forever()
         except KeyboardInterrupt:

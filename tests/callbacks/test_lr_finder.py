@@ -357,7 +357,7 @@ def test_a_run_that_resumes_skips_it(tmp_path, caplog) -> None:
         with make_trainer(tmp_path, finder, **settings) as trainer:
             trainer.fit(tiny_batches(8))
         assert bool(finder.lrs) is is_tested
-    assert "skipped, as the run resumes at step 3" in caplog.text
+    assert "resumes at step 3" in caplog.text
 
 
 def test_it_takes_place_once_a_fit(tmp_path) -> None:
@@ -438,7 +438,7 @@ def test_a_step_of_ones_own_is_refused(tmp_path) -> None:
     ("arguments", "words"),
     [
         ({"start_lr": 0}, "start_lr"),
-        ({"start_lr": 1.0, "end_lr": 1.0}, "end_lr must be larger"),
+        ({"start_lr": 1.0, "end_lr": 1.0}, "end_lr"),
         ({"num_steps": 9}, "num_steps"),
         ({"divergence": 1}, "divergence"),
     ],

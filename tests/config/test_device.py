@@ -101,7 +101,7 @@ def test_its_precision_is_bfloat16_without_a_scaler_and_says_so(shipped):
     assert [note.message for note in found.notes] == [
         "fp16_type cbfloat16 is bfloat16 here.",
         "precision_opt_level: no effect on this hardware.",
-        "loss_scaling_factor: bfloat16 needs no scaling, there is none.",
+        "loss_scaling_factor: no effect with bfloat16, which needs no loss scaling.",
     ]
     assert found.init["precision"].make().scaler is None
 

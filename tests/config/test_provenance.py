@@ -165,7 +165,7 @@ def test_a_filter_of_the_folder_is_named_but_not_run(name, tmp_path, monkeypatch
         git_commit()
         == {
             "own": commit,
-            "a=b": f"{commit} (not compared with the files: git filter 'filter.a=b')",
+            "a=b": f"{commit} (files not compared: git filter 'filter.a=b')",
         }[name]
     )
     assert not (tmp_path / "ran").exists()

@@ -227,7 +227,7 @@ def test_unsaved_attributes_are_names_of_attributes(tmp_path, caplog) -> None:
     class Misspelt(Gan):
         unsaved_attributes = ("critik",)
 
-    with pytest.raises(ConfigError, match=r"Write a tuple of names: \('critic',\)"):
+    with pytest.raises(ConfigError, match=r".*\('critic',\)"):
         run(Text, tmp_path / "text", 1)
     run(Misspelt, tmp_path / "misspelt", 1)
     assert "unsaved_attributes names 'critik'" in caplog.text
@@ -268,8 +268,8 @@ def test_state_of_an_attribute_that_is_made_too_late_is_reported(tmp_path, caplo
 @pytest.mark.parametrize(
     ("other", "told"),
     [
-        (lambda gan: torch.optim.SGD(gan.critic.parameters(), lr=0.1), "is a SGD, .* is a Adam"),
-        (lambda gan: adam(nn.Linear(2, 2)), r"shape \(4, 3\), and the parameter \(2, 2\)"),
+        (lambda gan: torch.optim.SGD(gan.critic.parameters(), lr=0.1), "SGD, .* a Adam"),
+        (lambda gan: adam(nn.Linear(2, 2)), r"shape \(4, 3\), .*parameter \(2, 2\)"),
         (lambda gan: adam(gan.critic.hidden), "parameter group that doesn't match"),
     ],
 )
@@ -293,7 +293,7 @@ def test_an_optimizer_that_nobody_saves_is_reported_once(tmp_path, caplog) -> No
         trainer.fit(BATCHES)
         trainer.fit(BATCHES)
     [warning] = warnings_in(caplog)
-    assert warning.startswith("Adam took a step within training_step, and is no attribute")
+    assert warning.startswith("Adam stepped within training_step")
     assert "4 parameters" in warning
 
 

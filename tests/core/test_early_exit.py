@@ -115,7 +115,7 @@ def test_a_condition_that_is_registered_during_a_run_is_asked(trainer_of) -> Non
 
 
 def test_what_cannot_be_called_is_no_condition(trainer_of) -> None:
-    with pytest.raises(TypeError, match=r"^early_exit.register got True, which cannot be called"):
+    with pytest.raises(TypeError, match=r"^early_exit.register got True"):
         trainer_of().early_exit.register(True)
 
 
@@ -236,7 +236,7 @@ def test_ctrl_c_after_the_last_step_is_raised_as_well(trainer_of, caplog) -> Non
     with pytest.raises(KeyboardInterrupt):
         trainer.fit(tiny_batches(2))
     assert (trainer.interrupted, trainer.late_signal) == (None, "SIGINT")
-    assert "SIGINT came after the last step" in caplog.text
+    assert "SIGINT arrived after the last step" in caplog.text
     assert (trainer.model_dir / "checkpoint_2").is_dir()
 
 
@@ -287,7 +287,7 @@ def test_a_fit_returns_after_a_signal_where_that_is_asked_for(trainer_of, number
     ("settings", "found"),
     [
         ({"checkpoint": Checkpoint(steps=100)}, "saved {folder}/checkpoint_1."),
-        ({}, "nothing was saved, no checkpoint is configured; .*checkpoint.steps"),
+        ({}, "nothing was saved .*.*checkpoint.steps"),
         (
             {"checkpoint": Checkpoint(save_initial_checkpoint=True)},
             "what came after {folder}/checkpoint_0 was not saved",
@@ -372,7 +372,7 @@ def test_a_time_that_no_step_fits_into_is_told(trainer_of, caplog) -> None:
         trainer = trainer_of(Slow(), max_time=3600, eval_frequency=2, max_steps=4)
         trainer.fit(tiny_batches(4), tiny_batches(2))
         assert (trainer.interrupted, trainer.global_step) == ("max_time", 2)
-        assert ("before a step was taken" in caplog.text) is (number == 2)
+        assert ("loop.max_time" in caplog.text) is (number == 2)
 
 
 def test_a_time_that_is_over_ends_a_validation_too(trainer_of) -> None:

@@ -216,7 +216,7 @@ def test_a_group_that_is_added_later_is_named_in_the_next_checkpoint(run) -> Non
 )
 def test_state_of_another_shape_is_refused_before_it_is_used(run, optimizer) -> None:
     run(5, optimizer=optimizer)
-    match = r"of hidden.weight has the shape \(4, 3\), and the parameter \(5, 3\)"
+    match = r"of hidden.weight has the shape \(4, 3\).* parameter \(5, 3\)"
     with pytest.raises(CheckpointMismatch, match=match):
         run(10, optimizer=optimizer, model=Wide, is_strict=False)
 
@@ -240,7 +240,7 @@ def test_the_shapes_of_an_optimizers_own_state_fit(optimizer) -> None:
 
 
 def test_an_optimizer_that_needs_a_closure_is_refused_at_set_up(trainer_of) -> None:
-    with pytest.raises(ConfigError, match="the step of LBFGS needs a closure"):
+    with pytest.raises(ConfigError, match=r"LBFGS .*closure"):
         trainer_of(optimizer=lambda model: torch.optim.LBFGS(model.parameters()))
 
 
@@ -282,7 +282,7 @@ def test_foreign_parameters_and_missing_ones_are_counted_in_a_warning(trainer_of
     trainer.fit(BATCHES)
     trainer.fit(BATCHES)
     foreign, missing = warnings_in(caplog)
-    assert "4 of its 6 parameters are not the model's" in foreign
+    assert "4 of its 6 parameters" in foreign
     assert "2 of the model's 4 trainable parameters" in missing
     assert "head.weight, head.bias" in missing
 
@@ -333,7 +333,7 @@ def test_parameters_that_a_callbacks_optimizer_trains_are_not_missing(trainer_of
 
     trainer = trainer_of(Stepping(), optimizer=lambda model: adamw()(model.hidden), max_steps=1)
     trainer.fit(BATCHES)
-    assert not any("in no optimizer" in line for line in warnings_in(caplog))
+    assert not any("not in an optimizer" in line for line in warnings_in(caplog))
 
 
 def test_a_group_that_is_added_when_a_fit_starts_is_not_missing(trainer_of, caplog) -> None:

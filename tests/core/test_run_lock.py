@@ -227,7 +227,7 @@ def test_two_trainers_of_one_process_do_not_fit_in_one_folder_at_once(trainer_of
     class Nested(Callback):
         def on_train_start(self, trainer, model, train_dataloader, loop, loop_idx):
             inner = make_trainer(tmp_path / "run")
-            with pytest.raises(ConfigError, match="being trained in by another trainer"):
+            with pytest.raises(ConfigError, match=r"model_dir .*another trainer"):
                 inner.fit(tiny_batches(1))
             inner.close()
 

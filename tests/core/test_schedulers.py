@@ -203,7 +203,7 @@ def test_a_class_derived_from_torchs_takes_the_settings_of_the_checkpoint(run, c
     caplog.clear()
     assert run("run", halving(5), 20).rates == whole.rates[10:]
     [warning] = warnings_in(caplog)
-    assert "every is 5 (checkpoint: 3). The checkpoint's settings hold" in warning
+    assert "every is 5 (checkpoint: 3)" in warning
 
 
 def test_the_settings_of_an_older_checkpoint_are_found_in_its_state(run, caplog) -> None:
@@ -230,7 +230,7 @@ def test_an_older_checkpoint_with_the_same_settings_is_resumed_silently(run, cap
         (cosine(20), lambda optimizer: LinearLR(optimizer, 0.1, 0.0, 20), "LinearLR"),
         (in_turn(20), in_turn(20, torch_schedulers.StepLR), r"SequentialLR\(LinearLR, StepLR\)"),
         (cosine(20), None, "the checkpoint has 1, this run 0"),
-        (one_cycle(20), one_cycle(5), "does not reach step 10 .* Make it longer"),
+        (one_cycle(20), one_cycle(5), "ends before step 10 "),
     ],
 )
 def test_a_schedule_that_does_not_fit_is_refused(run, before, now, message) -> None:
@@ -270,7 +270,9 @@ def test_a_scheduler_factory_that_returns_no_scheduler_is_refused(
 )
 def test_a_scheduler_of_another_optimizer_is_refused(trainer_of, make) -> None:
     other = make(momentum(TinyModel()))
-    with pytest.raises(ConfigError, match=r"schedulers\[0\]: \w+ was made for another optimizer"):
+    with pytest.raises(
+        ConfigError, match=r"schedulers\[0\]: \w+ was created for another optimizer"
+    ):
         trainer_of(schedulers=lambda optimizer: other)
 
 

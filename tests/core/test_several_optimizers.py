@@ -280,9 +280,9 @@ def test_a_checkpoint_has_the_states_by_name_once(tmp_path) -> None:
     [
         (
             {**BOTH, "third": lambda model: adam(model)},
-            "critic, maker, and .* critic, maker, third",
+            "critic, maker, .* critic, maker, third",
         ),
-        ({"a": BOTH["maker"], "critic": BOTH["critic"]}, "are critic, maker, and .* has a, critic"),
+        ({"a": BOTH["maker"], "critic": BOTH["critic"]}, "are critic, maker, .* has a, critic"),
         ({**BOTH, "critic": lambda m: torch.optim.SGD(m.critic.parameters())}, "Adam.*SGD"),
         (
             {"maker": BOTH["critic"], "critic": BOTH["maker"]},
@@ -299,7 +299,7 @@ def test_a_checkpoint_of_other_optimizers_is_refused(tmp_path, other, words) -> 
 def test_one_and_several_optimizers_refuse_each_others_checkpoints(tmp_path) -> None:
     alone = {"kind": Trainer, "optimizer": adam, "checkpoint": Checkpoint(steps=6)}
     run(tmp_path / "one", **alone)
-    with pytest.raises(CheckpointMismatch, match="has one optimizer, and this run several"):
+    with pytest.raises(CheckpointMismatch, match=r"has one optimizer, .* several"):
         run(tmp_path / "one", max_steps=8)
     run(tmp_path / "both", checkpoint=Checkpoint(steps=6))
     with pytest.raises(CheckpointMismatch, match="are critic, maker, and this run has one"):
@@ -428,11 +428,11 @@ class NeverSteps(Adversaries):
 @pytest.mark.parametrize(
     ("callback", "words"),
     [
-        (lambda: SpikeDetection(), "SpikeDetection works with one optimizer"),
-        (lambda: TerminateOnNaN(), "TerminateOnNaN works with one optimizer"),
-        (lambda: NaNChecker(), "NaNChecker works with one optimizer"),
-        (lambda: ComputeNormGNS("Linear"), "ComputeNormGNS works with one optimizer"),
-        (lambda: LogInputSummaries(), "LogInputSummaries works with one optimizer"),
+        (lambda: SpikeDetection(), "SpikeDetection requires one optimizer"),
+        (lambda: TerminateOnNaN(), "TerminateOnNaN requires one optimizer"),
+        (lambda: NaNChecker(), "NaNChecker requires one optimizer"),
+        (lambda: ComputeNormGNS("Linear"), "ComputeNormGNS requires one optimizer"),
+        (lambda: LogInputSummaries(), "LogInputSummaries requires one optimizer"),
         (lambda: CheckLoss("skip"), r"CheckLoss.*several optimizers"),
         (
             lambda: ScopedTrainFlags(**{"csx.performance.micro_batch_size": 2}),
@@ -457,7 +457,7 @@ def test_callbacks_that_need_one_optimizer_are_refused(tmp_path, callback, words
         ({"optimizer": {"maker": BOTH["maker"]}}, "mapping with 1 entries"),
         ({"optimizer": {}}, "mapping with 0 entries"),
         ({"optimizer": {**BOTH, "the third": adam}}, "'the third'"),
-        ({"optimizer": {**BOTH, 3: adam}}, "the name 3"),
+        ({"optimizer": {**BOTH, 3: adam}}, "name 3"),
         ({"optimizer": {**BOTH, "third": None}}, "optimizer got None"),
         ({"optimizer": {**BOTH, "third": torch.optim.Adam}}, "the class Adam"),
         ({"optimizer": {**BOTH, "third": lambda model: 3}}, r"optimizers\['third'\].*returned 3"),
@@ -501,7 +501,7 @@ def test_gradients_that_nobody_uses_are_reported(tmp_path) -> None:
             self.manual_backward(loss)
             return loss
 
-    with pytest.raises(ConfigError, match=r"stepped no optimizer.*larger batches"):
+    with pytest.raises(ConfigError, match=r"manual_backward but not .*optimizer_step"):
         run(tmp_path, kind=Accumulates)
 
 
@@ -532,9 +532,9 @@ def test_steps_are_for_training_step_and_for_several_optimizers(tmp_path) -> Non
     with make(tmp_path / "one", kind=Trainer, optimizer=adam) as trainer:
         assert list(trainer.optimizers) == ["optimizer"]
         assert trainer.optimizers["optimizer"] is trainer.optimizer
-        with pytest.raises(ConfigError, match="manual_backward is for several optimizers"):
+        with pytest.raises(ConfigError, match="manual_backward requires several optimizers"):
             trainer.manual_backward(torch.ones(()))
-        with pytest.raises(ConfigError, match=r"optimizer_step\(name\) is for several"):
+        with pytest.raises(ConfigError, match=r"optimizer_step\(name\) requires several"):
             trainer.optimizer_step("maker")
 
 

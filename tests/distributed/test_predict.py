@@ -134,7 +134,7 @@ def test_lists_are_divided_as_well(tmp_path) -> None:
 def test_loaders_of_their_own_are_warned_of_and_padding_is_dropped(tmp_path) -> None:
     results = run_ranks(2, predict, tmp_path, {"kind": "own"})
     assert [found["rows"] for found in results] == [[0.0, 4.0, 1.0, 5.0, 2.0, 6.0, 3.0]] * 2
-    assert any("in the order of the processes" in line for line in results[0]["told"])
+    assert any("ordered by batch" in line for line in results[0]["told"])
 
 
 def test_a_sampler_that_divides_is_refused_by_all(tmp_path) -> None:

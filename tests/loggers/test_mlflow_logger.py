@@ -207,7 +207,7 @@ def test_a_server_that_is_not_there_is_told_once(make, batches, monkeypatch, cap
     assert trainer.global_step == 4
     told = [r.getMessage() for r in caplog.records if r.name == LOGGER]
     assert len(told) == 1
-    assert told[0].startswith("MLflowLogger could not begin, metrics are not sent: ")
+    assert told[0].startswith("MLflowLogger failed to start; metrics are not sent: ")
 
 
 def test_a_server_that_goes_away_does_not_stop_the_run(make, batches, uri, monkeypatch, caplog):

@@ -265,7 +265,7 @@ def test_a_service_that_is_not_there_is_told_once(make, batches, monkeypatch, ca
     trainer.fit(batches)
     assert trainer.global_step == 4
     told = [r.getMessage() for r in caplog.records if r.name == LOGGER]
-    assert told == ["WandbLogger could not begin, metrics are not sent: CommError: no network"]
+    assert told == ["WandbLogger failed to start; metrics are not sent: CommError: no network"]
 
 
 KILLED = """

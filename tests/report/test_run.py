@@ -32,7 +32,7 @@ def test_a_file_of_metrics_can_be_given(tmp_path, read):
 
 def test_broken_lines_are_counted_in_a_note(write_run, read):
     (found,) = read(write_run(lines=[*losses(3), "{", '{"loss": 1}', *losses(5)[3:]]))
-    (note,) = [note for note in found.notes if "cannot be read" in note]
+    (note,) = [note for note in found.notes if "Skipped" in note]
     assert "2 of 7 lines" in note
 
 
@@ -134,7 +134,9 @@ def test_broken_files_of_a_session_are_noted(write_run, read):
     )
     (found,) = read(run)
     told = " ".join(found.notes)
-    assert all(word in told for word in ("1 lines of events.jsonl", "params.yaml", "run.json"))
+    assert all(
+        word in told for word in ("1 unreadable lines of events.jsonl", "params.yaml", "run.json")
+    )
 
 
 def test_secrets_are_not_shown(write_run, read):

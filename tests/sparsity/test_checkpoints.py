@@ -119,7 +119,7 @@ def test_a_dense_run_from_a_sparse_one_says_so(make, batches, sparse, caplog):
     with caplog.at_level(logging.WARNING):
         trainer = make(None)
         trainer.fit(batches, ckpt_path=sparse)
-    assert "this run no sparsity: it trains all" in caplog.text
+    assert "this run has no sparsity" in caplog.text
     assert (trainer.model.body.weight != 0).all()
 
 
