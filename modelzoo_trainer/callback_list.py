@@ -90,7 +90,8 @@ class CallbackList(Mapping[str, Any]):
         self._loggers = [callback for callback in own if isinstance(callback, Logger)]
         for other in checked_callbacks(loggers, "loggers"):
             self._append(other)
-        self._default_console = self._take_default_console()
+        console = self._take_default_console()
+        self._default_console = console if shows_progress else None
         if self._default_console is None and shows_progress:
             self._default_console = _make_default_console()
         self._model_hooks: list[ModelHooks] = []

@@ -21,6 +21,7 @@ from modelzoo_trainer import (
 )
 from modelzoo_trainer.callbacks import LimitBatches, ScopedValidateFlags
 from modelzoo_trainer.data import PadLastBatch
+from modelzoo_trainer.data.processor import SeededSampler
 from tests.doubles import (
     History,
     Recorder,
@@ -352,7 +353,7 @@ def test_within_a_prediction_there_is_no_other(trainer_of) -> None:
         (TensorDataset(ROWS), "^dataloader got .*TensorDataset"),
         ([loader(), loader()], "^dataloader got a list of 2 dataloaders"),
     ],
-    ids=["None", "empty", "data set", "several"],
+    ids=["None", "empty", "dataset", "several"],
 )
 def test_what_is_no_dataloader_is_refused(trainer_of, method, given, message) -> None:
     trainer = trainer_of(model=Echo, optimizer=None)
@@ -369,7 +370,12 @@ def test_any_iterable_of_batches_will_do(trainer_of, given) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"), [({"shuffle": True}, "shuffles"), ({"drop_last": True}, "drop_last")]
+    ("options", "told"),
+    [
+        ({"shuffle": True}, "shuffles"),
+        ({"sampler": SeededSampler(6, seed=1)}, "shuffles"),
+        ({"drop_last": True}, "drop_last"),
+    ],
 )
 def test_a_loader_that_shuffles_or_drops_samples_is_warned_of(
     trainer_of, caplog, options, told

@@ -19,6 +19,7 @@ from modelzoo_trainer.console.bar import (
     is_terminal,
     number,
 )
+from modelzoo_trainer.console.harmless import harmless
 from modelzoo_trainer.loading.epochs import known_length
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class ProgressBar(Callback):
         stack.callback(self._close_train)
 
     @override
+    @harmless()
     def on_train_epoch_start(self, trainer: Trainer, epoch: int) -> None:
         self._close_train()
         if _is_shown(trainer):
@@ -148,6 +150,7 @@ class ProgressBar(Callback):
         if self._train is not None and isinstance(loss, Real):
             self._figures = f"loss {number(loss)}"
 
+    @harmless(logging.DEBUG)
     def _close_train(self) -> None:
         bar, self._train, self._figures = self._train, None, ""
         if bar is not None:
@@ -162,6 +165,7 @@ class ProgressBar(Callback):
         stack.callback(self._close_val)
 
     @override
+    @harmless()
     def on_validate_start(
         self, trainer: Trainer, model: Module, val_dataloader: Loader, loop: Any
     ) -> None:
@@ -182,11 +186,13 @@ class ProgressBar(Callback):
     def on_validate_end(self, trainer: Trainer, model: Module, loop: Any) -> None:
         self._close_val()
 
+    @harmless(logging.DEBUG)
     def _close_val(self) -> None:
         bar, self._val = self._val, None
         if bar is not None:
             bar.close()
 
+    @harmless(logging.DEBUG)
     def _draw(self, bar: Bar, num_done: int, figures: str) -> None:
         now = time.perf_counter()
         if now >= self._next:

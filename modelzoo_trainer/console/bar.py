@@ -67,9 +67,11 @@ class Bar:
 
     def close(self) -> None:
         """Remove the bar. Idempotent."""
-        self._bar.close()
         if id(self) in _OPEN:
             _OPEN.remove(id(self))
+        try:
+            self._bar.close()
+        finally:
             if not _OPEN:
                 _restore_messages()
 
@@ -105,8 +107,12 @@ class _AboveBars(logging.Handler):
     def handle(self, record: logging.LogRecord) -> bool:
         from tqdm import tqdm
 
-        with tqdm.external_write_mode(file=self._inner.stream):
+        is_handled: bool | None = None
+        with suppress(Exception), tqdm.external_write_mode(file=self._inner.stream):
+            is_handled = bool(self._inner.handle(record))
+        if is_handled is None:  # a bar could not be taken away
             return bool(self._inner.handle(record))
+        return is_handled
 
     @override
     def flush(self) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from modelzoo_trainer.console.bar import duration, number
 from modelzoo_trainer.console.display import rate
+from modelzoo_trainer.console.harmless import known
 from modelzoo_trainer.optim import Scheduler
 from modelzoo_trainer.optim.preview import schedule_hints
 from modelzoo_trainer.results import RunResult, count_parameters
@@ -20,23 +22,26 @@ if TYPE_CHECKING:
 _WIDTH: Final = 100
 _LABEL: Final = 13
 _MOST_ROWS: Final = 8
+_NO_HINTS: Final[tuple[str, ...]] = ()
 
 
 # ---- before
 
 
 def start_block(trainer: Trainer, val_dataloader: Any) -> str:
-    """Return the summary before a fit."""
-    rows = {
-        "data": _data(trainer),
-        "length": _length(trainer),
-        "validation": _validation(trainer, val_dataloader),
-        "checkpoints": _checkpoints(trainer),
-        "start": _origin(trainer),
-        "folder": str(trainer.model_dir),
+    """Return the summary before a fit, without rows that fail."""
+    rows: dict[str, Callable[[], str]] = {
+        "data": lambda: _data(trainer),
+        "length": lambda: _length(trainer),
+        "validation": lambda: _validation(trainer, val_dataloader),
+        "checkpoints": lambda: _checkpoints(trainer),
+        "start": lambda: _origin(trainer),
+        "folder": lambda: str(trainer.model_dir),
     }
-    lines = [_head(trainer), *(_row(label, text) for label, text in rows.items())]
-    lines += [_row("hint", hint) for hint in _hints(trainer)]
+    found = {label: known(text, "") for label, text in rows.items()}
+    lines = [known(lambda: _head(trainer), "Training")]
+    lines += [_row(label, text) for label, text in found.items() if text]
+    lines += [_row("hint", hint) for hint in known(lambda: tuple(_hints(trainer)), _NO_HINTS)]
     return "\n".join(lines)
 
 
@@ -74,7 +79,7 @@ def _precision(trainer: Trainer) -> str:
 
 def _data(trainer: Trainer) -> str:
     data, schedule = trainer.data, trainer.schedule
-    size = data.samples_per_batch()
+    size = known(data.samples_per_batch, None)
     of_size = f" of {_counted(size, 'sample')}" if size else ""
     num = data.num_batches_per_epoch()
     if num is None:
@@ -148,15 +153,14 @@ def _hints(trainer: Trainer) -> Iterator[str]:
         return
     for schedule in trainer.schedulers:
         if isinstance(schedule, Scheduler):
-            for hint in _hints_of(schedule, end, schedule.last_step - trainer.global_step):
+            first = schedule.last_step - trainer.global_step
+            # A function of the user's may be asked for a step that it never gets.
+            for hint in known(partial(_hints_of, schedule, end, first), _NO_HINTS):
                 yield f"{type(schedule).__name__}: {hint}"
 
 
-def _hints_of(schedule: Scheduler, end: int, first: int) -> list[str]:
-    try:
-        return list(schedule_hints(schedule, end, first))
-    except Exception:  # noqa: BLE001  # a user's function may not support every step
-        return []
+def _hints_of(schedule: Scheduler, end: int, first: int) -> tuple[str, ...]:
+    return tuple(schedule_hints(schedule, end, first))
 
 
 # ---- after

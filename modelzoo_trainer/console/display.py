@@ -15,6 +15,7 @@ from modelzoo_trainer.console.bar import (
     is_notebook,
     is_terminal,
 )
+from modelzoo_trainer.console.harmless import harmless
 from modelzoo_trainer.console.ticker import Ticker, drawing
 
 log = logging.getLogger("modelzoo_trainer.progress")
@@ -101,21 +102,26 @@ class Display:
 
     def start(self) -> None:
         """Start the display."""
-        view = self._look()
-        self._shown = view.step, view.doing
-        with drawing():
+        with harmless(logging.DEBUG), drawing():
+            view = self._look()
+            self._shown = view.step, view.doing
             if self.is_bar:
                 self._bar = Bar(view.step, view.total, view.name, view.unit, has_rate=False)
                 self._draw(view)
-        self._ticker.start()
+        if self.is_bar and self._bar is None:  # it cannot be drawn: lines instead
+            self.is_bar, self._interval_s = False, LINE_INTERVAL_S
+        with harmless():
+            self._ticker.start()
 
     def stop(self) -> None:
         """Remove the bar and stop the thread. Idempotent."""
         self._ticker.stop()
         if self._bar is not None:
             with drawing():
-                self._draw(self._look())
-                self._bar.close()
+                with harmless(logging.DEBUG):
+                    self._draw(self._look())
+                with harmless(logging.DEBUG):
+                    self._bar.close()
             self._bar = None
 
     # ---- called by the thread
@@ -150,7 +156,7 @@ class Display:
     def say(self, *args: int) -> None:
         """Log a line, if lines are shown and the position is new; `look` gets `args`."""
         if not self.is_bar:
-            with drawing():
+            with harmless(logging.DEBUG), drawing():
                 view = self._look(*args)
                 if (view.step, view.doing) != self._shown:
                     self._say(view)

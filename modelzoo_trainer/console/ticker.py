@@ -69,8 +69,9 @@ class Ticker:
     def start(self) -> None:
         """Start the thread."""
         _DRAWING.guard_forks()
-        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="progress", daemon=True)
+        thread.start()
+        self._thread = thread  # not if it cannot be started
 
     def stop(self) -> None:
         """Stop the thread, and wait for a pending tick. Idempotent."""

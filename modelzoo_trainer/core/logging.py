@@ -109,7 +109,7 @@ class Logging(CoreCallback):
         loop: Any,
     ) -> None:
         stack.enter_context(active(trainer))
-        self._open_handlers(trainer, stack)
+        self.open_handlers(trainer, stack)
         self._failed.clear()
         self._num_to_rehearse = _REHEARSED if trainer.backend.caps.lazy else 0
         stack.callback(self._leave, trainer)
@@ -119,7 +119,7 @@ class Logging(CoreCallback):
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
         stack.enter_context(active(trainer))
-        self._open_handlers(trainer, stack)
+        self.open_handlers(trainer, stack)
         self._open_gate(trainer)
         stack.callback(self._open_gate, trainer)
 
@@ -135,7 +135,8 @@ class Logging(CoreCallback):
         for logger in trainer.loggers:
             self._guarded(logger, logger.flush)
 
-    def _open_handlers(self, trainer: Trainer, stack: ExitStack) -> None:
+    def open_handlers(self, trainer: Trainer, stack: ExitStack) -> None:
+        """Write messages to `run.log` and the console until the stack is closed."""
         path = trainer.artifact_dir / "run.log"
         names = [getattr(handler, "baseFilename", None) for handler in _PACKAGE.handlers]
         if str(path.absolute()) in names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +26,7 @@ from modelzoo_trainer.core.prediction_store import (
     remove_earlier,
     write_index,
 )
+from modelzoo_trainer.data.processor import SeededSampler
 from modelzoo_trainer.data.static_shapes import PadLastBatch
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.sharding import drops_last, is_split_already
@@ -94,11 +95,14 @@ class Predicting(CoreCallback):
         rank = None if comm.world_size == 1 else comm.rank
         store = self._store = PredictionStore(folder, limit, rank)
         self._number, self._path, self.is_active = (0, 0), None, True
-        try:
+        with ExitStack() as stack:
+            trainer.logging.open_handlers(trainer, stack)  # also for what is said at the end
+            stack.callback(self._leave, store)
             yield partial(self._finish, trainer, store)
-        finally:
-            self.is_active, self._store = False, None
-            store.discard()
+
+    def _leave(self, store: PredictionStore) -> None:
+        self.is_active, self._store = False, None
+        store.discard()
 
     # ---- batches
 
@@ -250,10 +254,10 @@ def _check_order(loader: Loader, comm: Comm) -> None:
         )
     else:
         is_own = False
-        if isinstance(loader.sampler, RandomSampler):
+        if isinstance(loader.sampler, (RandomSampler, SeededSampler)):
             log.warning(
                 "dataloader shuffles: the predictions are in its order, not in that of the data. "
-                "Remove shuffle."
+                "Set shuffle to False (false in YAML)."
             )
         if drops_last(loader):
             log.warning("dataloader has drop_last: the last samples may have no prediction.")

@@ -17,6 +17,7 @@ from modelzoo_trainer.callback import Loader, Metrics, StateDict
 from modelzoo_trainer.console.bar import number
 from modelzoo_trainer.console.blocks import end_block, start_block
 from modelzoo_trainer.console.display import Display, View, kind_of_console
+from modelzoo_trainer.console.harmless import harmless, known
 from modelzoo_trainer.console.pace import Pace
 from modelzoo_trainer.constraints import checked
 from modelzoo_trainer.loading.epochs import known_length
@@ -115,6 +116,7 @@ class ProgressLogger(Logger):
             display.stop()
 
     @override
+    @harmless()
     def on_fit_start(
         self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
     ) -> None:
@@ -124,7 +126,7 @@ class ProgressLogger(Logger):
         self._is_fitting = True
         self._total = schedule.total_steps
         self._val_batches = _num_batches(val_dataloader, loop.eval_steps) or 0
-        samples = trainer.data.samples_per_batch()
+        samples = known(trainer.data.samples_per_batch, None)
         self._num_samples = None if samples is None else samples * loop.grad_accum_steps
         num_first = _COMPILING if trainer.backend.caps.lazy else 1
         self._pace = Pace(trainer.global_step, num_first)
@@ -176,6 +178,7 @@ class ProgressLogger(Logger):
         self._pace.end_save()
 
     @override
+    @harmless()
     def on_fit_committed(self, trainer: Trainer, loop: Any) -> None:
         if not self._is_fitting:
             return
@@ -186,6 +189,7 @@ class ProgressLogger(Logger):
             log.info("%s", end_block(result, self._pace.mean_step_s, self._num_samples))
 
     @override
+    @harmless()
     def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
         if self._display is not None:
             self._display.say()
@@ -207,6 +211,7 @@ class ProgressLogger(Logger):
             stack.callback(self._pace.validations.end)
 
     @override
+    @harmless()
     def on_enter_validate(
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
@@ -319,7 +324,8 @@ def _is_shown(trainer: Trainer) -> bool:
 
 def _num_batches(dataloader: Loader, eval_steps: int | None) -> int | None:
     """Return the number of batches of a validation; None = not known."""
-    return min(filter(None, (known_length(dataloader), eval_steps)), default=None)
+    length = known(lambda: known_length(dataloader), None)  # a user's `len` may raise
+    return min(filter(None, (length, eval_steps)), default=None)
 
 
 def _epoch(trainer: Trainer, epoch: int | None) -> str:

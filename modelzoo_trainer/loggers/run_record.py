@@ -25,6 +25,7 @@ from torch.utils.data import (
 
 from modelzoo_trainer.callback import Loader
 from modelzoo_trainer.core.optimizer_facts import is_plain, settings_of
+from modelzoo_trainer.data.processor import SeededSampler
 from modelzoo_trainer.devices import device_name
 from modelzoo_trainer.versions import git_commit, versions
 
@@ -230,8 +231,8 @@ def _order(loader: DataLoader[Any]) -> dict[str, Any]:
     sampler = batches if batches is not None else loader.sampler
     if type(batches) is BatchSampler:
         sampler = batches.sampler
-    if type(sampler) in (RandomSampler, SequentialSampler):
-        return {"shuffle": type(sampler) is RandomSampler}
+    if type(sampler) in (RandomSampler, SeededSampler, SequentialSampler):
+        return {"shuffle": type(sampler) is not SequentialSampler}
     return {"sampler": type(sampler).__name__}
 
 

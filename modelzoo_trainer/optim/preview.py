@@ -1,4 +1,4 @@
-"""What a schedule will do in a run: its values, its turns, and what is odd about its end."""
+"""What a schedule does in a run: its values, where it switches, and hints about its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from modelzoo_trainer.optim.scheduler import Scheduler
 
 
 def value_at(schedule: Scheduler, step: int, first: int) -> float:
-    """Return the value after a number of steps of a run; infinity if no float can hold it.
+    """Return the value after a number of steps of a run; infinity if it is too large for a float.
 
     `first`: the step of the schedule at which the run begins.
     """
@@ -20,7 +20,7 @@ def value_at(schedule: Scheduler, step: int, first: int) -> float:
 
 
 def turns(schedule: Scheduler, start: int = 0) -> list[int]:
-    """Return the steps at which a schedule, or a member of it, becomes another one or ends."""
+    """Return the steps at which a schedule or one of its members switches or ends."""
     milestones: list[int] = list(getattr(schedule, "milestones", ()))
     members: list[Scheduler] = getattr(schedule, "members", [])
     begins = [0, *milestones] if len(members) == len(milestones) + 1 else [0] * len(members)
@@ -33,30 +33,30 @@ def turns(schedule: Scheduler, start: int = 0) -> list[int]:
 
 
 def schedule_hints(schedule: Scheduler, end: int, first: int) -> Iterator[str]:
-    """Yield what is odd about a schedule in a run that ends at step `end`.
+    """Yield hints about a schedule in a run that ends at step `end`.
 
     `first`: the step of the schedule at which the run begins.
     """
     now = value_at(schedule, end, first)
     if math.isinf(now):
-        yield f"at step {end} the value is too large for a float: the run would fail"
+        yield f"at step {end} the value is too large for a float: the run will fail"
         return
     total = None if schedule.total_iters is None else max(0, schedule.total_iters - first)
     if total is not None and total < end and _stays(schedule, total, end, first):
-        yield f"the schedule ends at step {total}, the run at {end}: the rest stays at {now:.4g}"
+        yield f"the schedule ends at step {total}, the run at {end}: constant at {now:.4g} then"
     if total is not None and total > end and value_at(schedule, total, first) != now:
         yield (
-            f"the schedule ends at step {total}, the run at {end}: it gets to {now:.4g}, not to "
+            f"the schedule ends at step {total}, the run at {end}: it reaches {now:.4g} instead of "
             f"{value_at(schedule, total, first):.4g}"
         )
     late = [step - first for step in getattr(schedule, "milestones", ()) if step - first >= end]
     if late:
         steps = ", ".join(map(str, late[:3])) + ", ..." * (len(late) > 3)
-        yield f"milestones that the run, of {end} steps, does not get beyond: {steps}"
+        yield f"milestones after the end of the run at step {end}: {steps}"
 
 
 def _stays(schedule: Scheduler, total: int, end: int, first: int) -> bool:
-    """Return whether a schedule has come to rest, as far as some steps tell, and moved before."""
+    """Return whether a schedule changes before step `total` and not after, at sampled steps."""
     rest = {value_at(schedule, step, first) for step in (total, (total + end) // 2, end)}
     before = {value_at(schedule, step, first) for step in (0, total // 2)}
     return len(rest) == 1 and before != rest

@@ -235,7 +235,7 @@ def test_fb_35_log(trainer_of) -> None:
     for step, line in first.lines:
         assert type(line["twice"]) is float, step
         assert line["twice"] == pytest.approx(2 * line["loss"])
-    trainer = trainer_of(Logs(), loggers=())
+    trainer = trainer_of(Logs(), loggers=(), progress="none")
     trainer.fit(tiny_batches(1))
     assert trainer.loggers == []
 

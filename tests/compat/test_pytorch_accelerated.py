@@ -283,7 +283,7 @@ def test_pa_09_several_of_a_class_but_an_object_once(trainer_of) -> None:
     class Half(Rescale): ...
 
     trainer = trainer_of(Rescale(2.0), Rescale(3.0), Half(0.5), model=Scale)
-    assert [*trainer.callbacks][-4:-1] == ["Rescale", "Rescale_2", "Half"]
+    assert [*trainer.callbacks][-5:-2] == ["Rescale", "Rescale_2", "Half"]
     trainer.fit(constant_batches(1))
     assert trainer.model.weight.item() == pytest.approx(1 - 0.1 * 3)
     same = Rescale(2.0)
@@ -294,10 +294,12 @@ def test_pa_09_several_of_a_class_but_an_object_once(trainer_of) -> None:
 
 
 def test_pa_10_what_is_not_asked_for_is_not_there(trainer_of) -> None:
-    bare, given = trainer_of(check_loss=False), trainer_of(Rescale(1.0), check_loss=False)
+    off: dict[str, Any] = {"check_loss": False, "progress": "none"}
+    bare, given = trainer_of(**off), trainer_of(Rescale(1.0), **off)
     assert all(isinstance(callback, CoreCallback) for callback in bare.callbacks.values())
     assert [*given.callbacks] == [*bare.callbacks, "Rescale"]
-    assert [*trainer_of(Rescale(1.0)).callbacks] == [*given.callbacks, "CheckLoss"]
+    defaults = ["CheckLoss", "ProgressLogger"]
+    assert [*trainer_of(Rescale(1.0)).callbacks] == [*given.callbacks, *defaults]
     assert bare.loggers == []
 
 
@@ -366,7 +368,7 @@ def test_pa_14_adding_while_it_runs(trainer_of) -> None:
 
 def test_pa_15_listing_and_clearing(trainer_of) -> None:
     first, second = Recorder(), Rescale(0.0)
-    trainer = trainer_of(first, second, model=Scale, check_loss=False)
+    trainer = trainer_of(first, second, model=Scale, check_loss=False, progress="none")
     own = [one for one in trainer.all_callbacks if not isinstance(one, CoreCallback)]
     assert own == [first, second]
     assert trainer.get_callback(Rescale) is second

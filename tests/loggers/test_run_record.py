@@ -5,6 +5,7 @@ import torch
 
 from modelzoo_trainer import Callback, Checkpoint, TrainingLoop
 from modelzoo_trainer.callbacks import CheckLoss
+from modelzoo_trainer.data.processor import SeededSampler
 from modelzoo_trainer.loggers import JsonlLogger
 from modelzoo_trainer.loggers import run_record as module
 
@@ -126,6 +127,7 @@ class Whole(Backwards):
         ({"shuffle": True}, {"shuffle": True}),
         ({"batch_size": 1}, {"shuffle": False}),
         ({"batch_size": None, "shuffle": True}, {"shuffle": True}),
+        ({"sampler": SeededSampler(4, seed=1)}, {"shuffle": True}),
         ({"sampler": Backwards(4)}, {"sampler": "Backwards"}),
         ({"batch_sampler": Whole(4)}, {"sampler": "Whole"}),
     ],
