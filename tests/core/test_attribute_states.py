@@ -262,7 +262,7 @@ def test_state_of_an_attribute_that_is_made_too_late_is_reported(tmp_path, caplo
     del trainer.critic
     trainer.load_checkpoint(tmp_path / "checkpoint_5")
     trainer.close()
-    assert "state of trainer.critic, which this trainer does not have" in caplog.text
+    assert "state of trainer.critic, which this trainer lacks" in caplog.text
 
 
 @pytest.mark.parametrize(

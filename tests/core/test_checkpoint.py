@@ -540,7 +540,7 @@ def test_the_state_of_another_optimizer_is_refused(trainer_of, tmp_path) -> None
     run(trainer_of)
     trainer = trainer_of(optimizer=lambda model: torch.optim.AdamW(model.parameters()))
     with pytest.raises(
-        CheckpointMismatch, match=r"checkpoint's optimizer is SGD, and this run has AdamW"
+        CheckpointMismatch, match=r"checkpoint's optimizer is SGD, .* AdamW"
     ):
         trainer.load_checkpoint(tmp_path / "run" / "checkpoint_4")
 
