@@ -100,7 +100,7 @@ def test_a_name_is_not_taken_for_a_part_of_another(tmp_path) -> None:
         (lambda index: index.update(format="other"), "'other'"),
         (lambda index: index.update(version=2), "version 2"),
         (lambda index: index.pop("files"), "not a valid index"),
-        (lambda index: index.update(files=["../predictions_00000.safetensors"]), "not a valid index"),
+        (lambda index: index.update(files=["../predictions.safetensors"]), "not a valid index"),
         (lambda index: index.update(files=["/etc/passwd"]), "not a valid index"),
         (lambda index: index.update(files=[]), "does not match"),
         (lambda index: index.update(outputs=[]), "not a valid index"),

@@ -292,9 +292,7 @@ def test_an_output_of_three_parts_is_refused(trainer_of) -> None:
 
 
 def test_no_model_is_refused(tmp_path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^model got None\. Pass a torch.nn.Module, or a call"
-    ):
+    with pytest.raises(ConfigError, match=r"^model got None\. Pass a torch.nn.Module, or a call"):
         Trainer(device="cpu", model_dir=tmp_path)
 
 
