@@ -66,7 +66,20 @@ class _AnyBias(_Adam):
 
 @checked_dataclass
 class AdamW(_AnyBias, torch.optim.AdamW):
-    """Adam with decoupled weight decay (AdamW); the default of lr is 1e-3."""
+    """Adam with decoupled weight decay (AdamW).
+
+    Args:
+        model: The model whose parameters are updated.
+        lr: Learning rate, default 1e-3.
+        betas: Decay rates of the running averages of the gradient and of its square.
+        eps: Added to the denominator for numerical stability.
+        weight_decay: Decoupled: times the learning rate, subtracted from the parameters.
+        correct_bias: Whether to correct the bias of the averages in the first steps.
+        amsgrad: Whether to use the AMSGrad variant: the maximum of all squared averages.
+        learning_rate: Alias of `lr`.
+        params: Filters that tag parameters.
+        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
+    """
 
     correct_bias: bool = True
     amsgrad: bool = False
@@ -74,7 +87,20 @@ class AdamW(_AnyBias, torch.optim.AdamW):
 
 @checked_dataclass
 class Adam(_AnyBias, torch.optim.Adam):
-    """Adam, with weight decay as an L2 penalty; the default of lr is 1e-3."""
+    """Adam, with weight decay as an L2 penalty.
+
+    Args:
+        model: The model whose parameters are updated.
+        lr: Learning rate, default 1e-3.
+        betas: Decay rates of the running averages of the gradient and of its square.
+        eps: Added to the denominator for numerical stability.
+        weight_decay: L2 penalty, added to the gradients.
+        correct_bias: Whether to correct the bias of the averages in the first steps.
+        amsgrad: Whether to use the AMSGrad variant: the maximum of all squared averages.
+        learning_rate: Alias of `lr`.
+        params: Filters that tag parameters.
+        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
+    """
 
     correct_bias: bool = True
     amsgrad: bool = False
@@ -82,10 +108,23 @@ class Adam(_AnyBias, torch.optim.Adam):
 
 @checked_dataclass
 class AdamBase(_AnyBias, torch.optim.AdamW):
-    """Adam with both kinds of weight decay; the default of lr is 1e-3.
+    """Adam with both kinds of weight decay.
 
     `weight_decay` is decoupled, as in AdamW; `l2_regularization_rate` times the parameters is added
     to the gradients, as in Adam, for all parameters including biases and norms.
+
+    Args:
+        model: The model whose parameters are updated.
+        lr: Learning rate, default 1e-3.
+        betas: Decay rates of the running averages of the gradient and of its square.
+        eps: Added to the denominator for numerical stability.
+        weight_decay: Decoupled: times the learning rate, subtracted from the parameters.
+        l2_regularization_rate: L2 penalty, added to the gradients.
+        correct_bias: Whether to correct the bias of the averages in the first steps.
+        amsgrad: Whether to use the AMSGrad variant: the maximum of all squared averages.
+        learning_rate: Alias of `lr`.
+        params: Filters that tag parameters.
+        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
     """
 
     l2_regularization_rate: NonNegativeFloat = 0.0
@@ -109,7 +148,19 @@ class AdamBase(_AnyBias, torch.optim.AdamW):
 
 @checked_dataclass
 class Adamax(OverModel, torch.optim.Adamax):
-    """Adamax: Adam with the infinity norm; the default of lr is 1e-3."""
+    """Adamax: Adam with the infinity norm.
+
+    Args:
+        model: The model whose parameters are updated.
+        lr: Learning rate, default 1e-3.
+        betas: Decay rates of the running average of the gradient and of its infinity norm.
+        eps: Added to the denominator for numerical stability.
+        weight_decay: L2 penalty, added to the gradients.
+        maximize: Whether to maximize the loss instead of minimizing it.
+        learning_rate: Alias of `lr`.
+        params: Filters that tag parameters.
+        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
+    """
 
     betas: Betas = (0.9, 0.999)
     eps: NonNegativeFloat = 1e-6
@@ -119,7 +170,19 @@ class Adamax(OverModel, torch.optim.Adamax):
 
 @checked_dataclass
 class NAdam(OverModel, torch.optim.NAdam):
-    """NAdam: Adam with Nesterov momentum; the default of lr is 2e-3."""
+    """NAdam: Adam with Nesterov momentum.
+
+    Args:
+        model: The model whose parameters are updated.
+        lr: Learning rate, default 2e-3.
+        betas: Decay rates of the running averages of the gradient and of its square.
+        eps: Added to the denominator for numerical stability.
+        weight_decay: L2 penalty, added to the gradients.
+        momentum_decay: How fast the momentum approaches its final value.
+        learning_rate: Alias of `lr`.
+        params: Filters that tag parameters.
+        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
+    """
 
     default_lr: ClassVar = 2e-3
     betas: Betas = (0.9, 0.999)
@@ -139,7 +202,18 @@ class NAdam(OverModel, torch.optim.NAdam):
 
 @checked_dataclass
 class RAdam(OverModel, torch.optim.RAdam):
-    """RAdam: Adam with a rectified adaptive rate; the default of lr is 1e-3."""
+    """RAdam: Adam with a rectified adaptive rate.
+
+    Args:
+        model: The model whose parameters are updated.
+        lr: Learning rate, default 1e-3.
+        betas: Decay rates of the running averages of the gradient and of its square.
+        eps: Added to the denominator for numerical stability.
+        weight_decay: L2 penalty, added to the gradients.
+        learning_rate: Alias of `lr`.
+        params: Filters that tag parameters.
+        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
+    """
 
     betas: Betas = (0.9, 0.999)
     eps: NonNegativeFloat = 1e-6
@@ -152,7 +226,7 @@ LARGEST_NORM: Final = 10.0
 
 @checked_dataclass
 class Lamb(GroupOptimizer):
-    """LAMB: Adam with a trust ratio per tensor, for large batches; the default of lr is 1e-3.
+    """LAMB: Adam with a trust ratio per tensor, for large batches.
 
     With m and v the moments of Adam, without bias correction (You et al. 2020, version 3):
 
@@ -161,6 +235,17 @@ class Lamb(GroupOptimizer):
 
     where the ratio is 1 if one of the norms is 0, or if `adam` is true. (Large Batch Optimization
     for Deep Learning: Training BERT in 76 minutes, arXiv:1904.00962, Algorithm 2.)
+
+    Args:
+        model: The model whose parameters are updated.
+        lr: Learning rate, default 1e-3.
+        betas: Decay rates of the running averages of the gradient and of its square.
+        eps: Added to the denominator for numerical stability.
+        weight_decay: Decoupled; part of the update that the trust ratio scales.
+        adam: Whether the trust ratio is always 1.
+        learning_rate: Alias of `lr`.
+        params: Filters that tag parameters.
+        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
     """
 
     betas: Betas = (0.9, 0.999)
@@ -200,13 +285,22 @@ def _ratios(params: Tensors, updates: Tensors) -> Tensors:
 
 @checked_dataclass
 class Lion(GroupOptimizer):
-    """Lion: the sign of an interpolated momentum (Chen et al. 2023); the default of lr is 1e-4.
+    """Lion: the sign of an interpolated momentum (Chen et al. 2023).
 
     With m = 0 initially, in each step, after decoupled weight decay:
 
         param -= lr * sign(beta1 * m + (1 - beta1) * grad);  m = beta2 * m + (1 - beta2) * grad
 
     (Symbolic Discovery of Optimization Algorithms, arXiv:2302.06675, Algorithm 2.)
+
+    Args:
+        model: The model whose parameters are updated.
+        lr: Learning rate, default 1e-4.
+        betas: Weight of the momentum in the update, and its decay rate.
+        weight_decay: Decoupled: times the learning rate, subtracted from the parameters.
+        learning_rate: Alias of `lr`.
+        params: Filters that tag parameters.
+        adjust_learning_rate: Factors on the learning rate of the model's adjustment groups.
     """
 
     default_lr: ClassVar = 1e-4

@@ -158,6 +158,15 @@ def test_fabric_and_ours_train_the_same_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_program_on_hugging_face_runs(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("datasets")
+    run(program("hugging_face", "transformers"), tmp_path / "run")
+    assert (tmp_path / "run" / "trained" / "tokenizer.json").is_file()
+    assert (tmp_path / "run" / "model_dir" / "checkpoint_20").is_dir()
+
+
+@pytest.mark.slow
 def test_keras_and_ours_learn_alike(tmp_path: Path) -> None:
     if importlib.util.find_spec("keras") is None:  # importing it needs a backend
         pytest.skip("keras is not installed")

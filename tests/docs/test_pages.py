@@ -20,7 +20,6 @@ NOT_RUN = {
     "docs/checkpoints.md": 1,
     "docs/contribute.md": 3,
     "docs/from_cerebras.md": 1,
-    "docs/hugging_face.md": 1,
     "docs/install.md": 3,
     "docs/scaling.md": 2,
     "docs/xla.md": 1,
