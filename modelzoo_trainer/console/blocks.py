@@ -29,7 +29,7 @@ _NO_HINTS: Final[tuple[str, ...]] = ()
 
 
 def start_block(trainer: Trainer, val_dataloader: Any) -> str:
-    """Return the summary before a fit; rows that fail are left out."""
+    """Return the summary before a fit, without rows that fail."""
     rows: dict[str, Callable[[], str]] = {
         "data": lambda: _data(trainer),
         "length": lambda: _length(trainer),
@@ -154,7 +154,7 @@ def _hints(trainer: Trainer) -> Iterator[str]:
     for schedule in trainer.schedulers:
         if isinstance(schedule, Scheduler):
             first = schedule.last_step - trainer.global_step
-            # A function of the user's may be asked for a step that it never gets.
+            # A user's function may not support every step.
             for hint in known(partial(_hints_of, schedule, end, first), _NO_HINTS):
                 yield f"{type(schedule).__name__}: {hint}"
 

@@ -256,8 +256,8 @@ def _check_order(loader: Loader, comm: Comm) -> None:
         is_own = False
         if isinstance(loader.sampler, (RandomSampler, SeededSampler)):
             log.warning(
-                "dataloader shuffles: the predictions are in the order that it draws, not in that "
-                "of the data. Set shuffle to False (false in YAML)."
+                "dataloader shuffles: the predictions are in its order, not in that of the data. "
+                "Set shuffle to False (false in YAML)."
             )
         if drops_last(loader):
             log.warning("dataloader has drop_last: the last samples may have no prediction.")

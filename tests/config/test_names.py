@@ -154,12 +154,9 @@ def model(text, *, for_a_run):
 
 def test_a_published_class_that_is_not_shipped_is_refused_for_a_run_with_what_to_do():
     _, problems = model("model: {T5: {layers: 1}}", for_a_run=True)
-    assert problems.lines() == [
-        "f.yaml:1:9: model.T5: the model 'T5' is not part of this package. Available: gpt2. For "
-        "a class "
-        "of your own, write its dotted path, model: {mypkg.MyModel: {...}}, or import its module "
-        "with --import."
-    ]
+    [line] = problems.lines()
+    assert line.startswith("f.yaml:1:9: model.T5: the model 'T5' is not part of this package. ")
+    assert all(word in line for word in ("gpt2", "model: {mypkg.MyModel: {...}}", "--import"))
 
 
 def test_in_a_check_it_is_a_note_and_its_arguments_are_checked():

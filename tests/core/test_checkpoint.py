@@ -539,9 +539,7 @@ def test_a_link_to_a_checkpoint_is_not_passed_over_in_silence(trainer_of, tmp_pa
 def test_the_state_of_another_optimizer_is_refused(trainer_of, tmp_path) -> None:
     run(trainer_of)
     trainer = trainer_of(optimizer=lambda model: torch.optim.AdamW(model.parameters()))
-    with pytest.raises(
-        CheckpointMismatch, match=r"checkpoint's optimizer is SGD, and this run has AdamW"
-    ):
+    with pytest.raises(CheckpointMismatch, match=r"checkpoint's optimizer is SGD, .* AdamW"):
         trainer.load_checkpoint(tmp_path / "run" / "checkpoint_4")
 
 
