@@ -58,3 +58,12 @@ INSTEAD: Final = {
     "on_training_run_start": "on_fit_start",
 }
 """For each hook of another trainer that is not one here: the hook to use."""
+
+MEANING: Final = {
+    "args": ("args",),
+    "control": (),
+    "logs": ("metrics",),
+    "pl_module": ("model",),
+    "state": ("state_dict",),
+}
+"""For each parameter of other trainers' hooks: the parameters here that have this meaning."""

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from modelzoo_trainer.errors import HookError, StopTraining
-from modelzoo_trainer.hooks.foreign import INSTEAD
+from modelzoo_trainer.hooks.foreign import INSTEAD, MEANING
 
 HookFn = Callable[..., None]
 _F = TypeVar("_F", bound=HookFn)
@@ -165,15 +165,24 @@ def _check_parameters(owner: str, declared: HookSpec, method: HookFn) -> None:
     except TypeError:
         fits = False
     else:
-        # A declared name in another position would receive a different argument.
-        fits = all(
-            name == value or name not in declared.parameters
-            for name, value in list(bound.arguments.items())[1:]
-        )
+        named = [
+            (name, value) for name, value in bound.arguments.items() if isinstance(value, str)
+        ]  # without `self`, and what a `*args` takes
+        fits = all(_may_be_called(name, value, declared) for name, value in named)
     if not fits:
         takes = ", ".join(list(signature.parameters)[1:])
         passes = ", ".join(declared.parameters)
         raise HookError(f"{owner}.{declared.name} takes ({takes}), but the hook passes ({passes}).")
+
+
+def _may_be_called(name: str, passed: str, declared: HookSpec) -> bool:
+    """Return whether a parameter that gets the argument `passed` may have a name.
+
+    The name of another argument, here or in another trainer, would be misleading.
+    """
+    if name == passed:
+        return True
+    return name not in declared.parameters and passed in MEANING.get(name, (passed,))
 
 
 def fan_out(calls: Sequence[HookFn], on_stop: Callable[[StopTraining], None]) -> HookFn:

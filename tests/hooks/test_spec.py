@@ -211,6 +211,47 @@ def test_a_custom_loop_may_call_the_hooks_of_another_trainer() -> None:
     assert seen == [3]
 
 
+@pytest.mark.parametrize(
+    ("hook_name", "parameters"),
+    [
+        ("on_train_epoch_end", "trainer, pl_module"),
+        ("on_fit_end", "trainer, pl_module"),
+        ("on_metrics", "args, state, control"),
+        ("on_metrics", "trainer, logs, state"),
+        ("on_train_batch_start", "args, state, control, logs"),
+    ],
+)
+def test_a_parameter_with_another_meaning_in_other_trainers_is_refused(
+    hook_name: str, parameters: str
+) -> None:
+    method = eval(f"lambda self, {parameters}: None")  # of the lines above
+    passes = ", ".join(HOOKS[hook_name].parameters)
+    with pytest.raises(HookError) as caught:
+        type("Mine", (Callback,), {hook_name: method})
+    assert f"Mine.{hook_name} takes ({parameters})" in str(caught.value)
+    assert f"({passes})" in str(caught.value)
+
+
+def test_their_names_of_the_same_arguments_are_accepted() -> None:
+    class Mine(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            pass
+
+        def on_save_checkpoint(self, trainer, state):
+            pass
+
+        def on_metrics(self, trainer, logs, step):
+            pass
+
+        def on_fit_end(self, *args):
+            pass
+
+        def on_train_end(self, trainer, *args, **kwargs):
+            pass
+
+    check_callback(Mine())
+
+
 def test_a_hook_with_too_few_parameters_is_refused() -> None:
     with pytest.raises(
         HookError,
