@@ -43,6 +43,7 @@ class RunResult:
         seconds: The duration.
         model_dir: The folder of the run.
         per_checkpoint: The metrics of each checkpoint of `validate_all`.
+        best_checkpoint: The best checkpoint of the first `SaveBest`; None = none.
     """
 
     method: str
@@ -56,6 +57,7 @@ class RunResult:
     seconds: float = 0.0
     model_dir: Path = Path()
     per_checkpoint: Mapping[Path, Mapping[str, float]] = field(default_factory=dict)
+    best_checkpoint: Path | None = None
 
     def __repr__(self) -> str:
         parts = [f"{self.method} to step {self.global_step}"]

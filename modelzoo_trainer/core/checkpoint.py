@@ -32,6 +32,7 @@ from modelzoo_trainer.core.checkpoint_writer import (
     prepare,
     was_written_before,
 )
+from modelzoo_trainer.core.named_checkpoints import BEST, LAST, best_in, note_best
 from modelzoo_trainer.core.run_lock import FolderLock
 from modelzoo_trainer.core.states import like_of, load_states, part_of
 from modelzoo_trainer.errors import (
@@ -166,15 +167,16 @@ class Checkpoint(CoreCallback, Advised):
         """Return the checkpoint of a `ckpt_path` argument.
 
         None = none; Ellipsis = the newest intact one, if autoload is enabled and this trainer has
-        neither trained nor loaded anything yet.
+        neither trained nor loaded anything yet; "last" = that one in any case, if there is one, and
+        required unless a fit begins; "best" = the best one of `SaveBest`.
 
         Raises:
-            CheckpointError: If there are checkpoints but none is intact.
+            CheckpointError: If there are checkpoints but none is intact, or none of that name.
         """
         is_restart = (
             trainer.is_resuming and self._is_fresh(trainer) and trainer.autorestart.is_restart
         )
-        self.is_own = ckpt_path is ... or is_restart
+        self.is_own = ckpt_path in (..., LAST) or is_restart
         self._found = None
         backend = trainer.backend
         path = self._choose(trainer, ckpt_path, is_restart) if backend.comm.is_main else None
@@ -185,13 +187,32 @@ class Checkpoint(CoreCallback, Advised):
 
     def _choose(self, trainer: Trainer, ckpt_path: Any, is_restart: bool) -> Path | None:
         if not self.is_own:
-            return None if ckpt_path is None else self._checked_start(trainer, Path(ckpt_path))
-        if self._is_fresh(trainer) and (self.autoload_last_checkpoint or is_restart):
+            return None if ckpt_path is None else self._chosen(trainer, ckpt_path)
+        is_default = self.autoload_last_checkpoint and self._is_fresh(trainer)
+        if is_default or is_restart or ckpt_path == LAST:
             # A restarted run has already started from its ckpt_path.
             self._found = self._last_written(trainer) if ckpt_path is not ... else None
             self._found = self._found or self._newest_intact(trainer)
             self._warn_of_others(trainer)
-        return None if self._found is None else self._found[0]
+        if self._found is None:
+            self._require_last(trainer, ckpt_path)
+            return None
+        if not trainer.is_resuming and ckpt_path is ...:
+            note_best(trainer, self.root(trainer), self._found[0])
+        return self._found[0]
+
+    def _require_last(self, trainer: Trainer, ckpt_path: Any) -> None:
+        """Raise an error if a validation of the last checkpoint finds none."""
+        if ckpt_path == LAST and not trainer.is_resuming:
+            raise CheckpointMismatch(
+                f"ckpt_path: 'last': there is no checkpoint in {str(self.root(trainer))!r}."
+            )
+
+    def _chosen(self, trainer: Trainer, ckpt_path: Any) -> Path:
+        """Return the checkpoint that a user chose, by its path or as the best one."""
+        is_best = isinstance(ckpt_path, str) and ckpt_path == BEST
+        path = best_in(trainer, self.root(trainer)) if is_best else Path(ckpt_path)
+        return self._checked_start(trainer, path)
 
     def _warn_of_others(self, trainer: Trainer) -> None:
         """Warn if the checkpoint is of another run, or only other names are in the folder."""

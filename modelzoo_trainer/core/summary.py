@@ -230,6 +230,10 @@ def _result_of(trainer: Trainer, record: _Record) -> RunResult:
         seconds=time.perf_counter() - record.begin,
         model_dir=trainer.model_dir,
         per_checkpoint={path: _numbers(found) for path, found in record.per_checkpoint.items()},
+        best_checkpoint=next(
+            (one.best_path for one in trainer.all_callbacks if hasattr(type(one), "best_path")),
+            None,
+        ),
     )
 
 

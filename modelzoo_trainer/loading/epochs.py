@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from modelzoo_trainer.callback import Batch, Loader
@@ -19,13 +20,22 @@ def resolve_loader(loader: Loader, name: str) -> Iterable[Batch]:
     """Return a dataloader argument as an iterable; call it if it is a callable.
 
     Raises:
-        ConfigError: If it is neither, or yields samples.
+        ConfigError: If it is neither, is a module, or yields samples.
     """
+    _refuse_module(loader, name)
     made = loader
     if isinstance(loader, type) or (callable(loader) and not hasattr(loader, "__iter__")):
         made = loader()
     _require_batches(made, name)
     return made  # type: ignore[no-any-return]  # checked above
+
+
+def _refuse_module(loader: Any, name: str) -> None:
+    if isinstance(loader, Module):
+        raise ConfigError(
+            f"{name} got the module {type(loader).__name__}. fit, validate, test and predict take "
+            f"dataloaders; the model goes to Trainer(model=...)."
+        )
 
 
 def _require_batches(made: Any, name: str) -> None:
@@ -78,6 +88,7 @@ def as_loaders(loaders: Loader | None, name: str) -> list[Loader]:
                 f"Write lambda: batches for one, [lambda: first, lambda: second] for several."
             )
     for loader in found:
+        _refuse_module(loader, name)
         if not callable(loader):  # its result is checked when it is called
             _require_batches(loader, name)
     return found
