@@ -15,13 +15,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from typing_extensions import override
 
-from modelzoo_trainer.callback import CoreCallback, Loader, StateDict
+from modelzoo_trainer.callback import CoreCallback, StateDict
 from modelzoo_trainer.checkpointing.restoring import check_kinds, kinds
 from modelzoo_trainer.core.optimizer_facts import is_plain
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError, suggest
 from modelzoo_trainer.interceptors import Advised, event
 from modelzoo_trainer.optim import Scheduler, check_conflicts
-from modelzoo_trainer.optim.run_hints import log_hints
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -287,12 +286,6 @@ class SchedulersCallback(CoreCallback, Advised):
                 f"in a custom callback."
             )
         return made
-
-    @override
-    def on_fit_start(
-        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
-    ) -> None:
-        log_hints(trainer)
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:
