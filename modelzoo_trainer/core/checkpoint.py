@@ -42,6 +42,7 @@ from modelzoo_trainer.errors import (
     is_refusal_of_disk,
 )
 from modelzoo_trainer.interceptors import Advised, event
+from modelzoo_trainer.shown_path import shown_path
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -517,14 +518,14 @@ class Checkpoint(CoreCallback, Advised):
         """
         path = self._saved[0] if self._has_written else None
         if path is not None and self._is_saved(trainer):
-            return f"saved {path}"
+            return f"saved {shown_path(path)}"
         if not is_new:
             return "no step was taken; there is nothing new to save"
         if not trainer.backend.caps.holds_values:
             return "a dry run saves nothing"
         hint = "set checkpoint.steps or checkpoint.save_final_checkpoint to save one at the end"
         if path is not None:
-            return f"steps after {path} were not saved; {hint}"
+            return f"steps after {shown_path(path)} were not saved; {hint}"
         return f"nothing was saved because no checkpoint is configured; {hint}"
 
     def _save(self, trainer: Trainer, *, wait: bool) -> None:
@@ -556,7 +557,7 @@ class Checkpoint(CoreCallback, Advised):
         )
         self._not_fresh.add(trainer)  # also if loading fails halfway
         if path is not None:
-            log.info("Loaded checkpoint %s.", path)
+            log.info("Loaded checkpoint %s.", shown_path(path))
 
     @contextmanager
     def restoring(self, trainer: Trainer, path: Path | None = None) -> Iterator[StateDict]:

@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -18,6 +18,7 @@ from modelzoo_trainer.checkpointing.overview import Overview, find_checkpoints
 from modelzoo_trainer.config.secrets import hide_in_text
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.report.metrics_file import MetricsFile, Series, read_metrics
+from modelzoo_trainer.report.run_log import Record
 from modelzoo_trainer.report.sessions import (
     Event,
     Sample,
@@ -53,6 +54,8 @@ class Run:
     """finished, running, stopped, failed, died or unknown."""
     cause: str = ""
     notes: list[str] = field(default_factory=list)
+    warnings: list[Record] = field(default_factory=list)
+    """Hints about the schedules, then warnings and errors of `run.log`."""
 
     @property
     def start(self) -> float:
@@ -121,6 +124,7 @@ def read_run(path: Path, name: str) -> Run:
     _take_settings(run)
     run.state, run.cause = _state(run, run_dir, file)
     run.notes = _notes(run, run_dir, file)
+    run.warnings = _warnings(run.sessions)
     return run
 
 
@@ -184,8 +188,12 @@ def _state(run: Run, run_dir: Path, file: Path) -> tuple[str, str]:
     known = training_calls(run.sessions)
     marks = known[-1].of("start", "end") if known else []
     if marks and marks[-1].kind == "end":
-        cause = str(marks[-1].facts.get("cause") or "")
-        return str(marks[-1].facts.get("outcome", "unknown")), hide_in_text(cause)
+        facts = marks[-1].facts
+        outcome, cause = str(facts.get("outcome", "unknown")), facts.get("cause")
+        stopped = facts.get("stopped_by") or _stopped_by(run.sessions, known[-1])
+        if outcome == "finished" and stopped:  # such as early stopping
+            outcome = "stopped"
+        return outcome, hide_in_text(str(cause or stopped or ""))
     if _is_alive(run_dir, file):
         return "running", ""
     if known:
@@ -193,6 +201,12 @@ def _state(run: Run, run_dir: Path, file: Path) -> tuple[str, str]:
     if (run_dir / ".finished.json").is_file() and run.checkpoints:
         return "finished", ""
     return "unknown", ""
+
+
+def _stopped_by(sessions: Iterable[Session], call: Session) -> str:
+    """Return what stopped a call, according to `run.log`, for runs of earlier versions."""
+    found = [session.stopped_by for session in sessions if session.path == call.path]
+    return found[-1] if found else ""
 
 
 def _is_alive(run_dir: Path, file: Path) -> bool:
@@ -211,6 +225,15 @@ def _is_alive(run_dir: Path, file: Path) -> bool:
 
 
 # ---- notes
+
+
+def _warnings(sessions: Sequence[Session]) -> list[Record]:
+    """Return the hints of the newest session that has facts, and what was logged."""
+    hints = next((session.hints for session in reversed(sessions) if session.hints), [])
+    found = [Record("HINT", hint) for hint in hints]
+    for session in sessions:
+        found += [one for one in session.warnings if one.text not in hints]
+    return found
 
 
 def _notes(run: Run, run_dir: Path, file: Path) -> list[str]:
