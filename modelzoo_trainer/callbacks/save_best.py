@@ -316,7 +316,12 @@ class SaveBest(Callback):
         if step != trainer.global_step:
             self._warn_late(step, trainer.global_step)
         elif not math.isfinite(value):
-            log.info("%s is %s at step %d, which is not finite: ignored.", self.metric, value, step)
+            log.info(
+                "Ignored %s = %s at step %d: NaN or infinity cannot be the best.",
+                self.metric,
+                value,
+                step,
+            )
         elif self._best.has_place_for(value):
             self._save(trainer, value)
 

@@ -240,9 +240,8 @@ def _weight_of(loader: Loader) -> str | None:
         return None
     if collate.weight is None:
         raise ConfigError(
-            "dataloader pads its last batch (PadLastBatch) without marking the padding, whose "
-            "predictions must be dropped. Set its weight, such as "
-            "PadLastBatch(..., weight='weight')."
+            "PadLastBatch adds padding rows to the last batch of dataloader, and predict must "
+            "know which rows these are to drop them. Pass PadLastBatch(..., weight='weight')."
         )
     return collate.weight
 
