@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from modelzoo_trainer.checkpointing.overview import Overview, find_checkpoints
 from modelzoo_trainer.config.secrets import hide_in_text
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.report.metrics_file import MetricsFile, Series, read_metrics
-from modelzoo_trainer.report.run_log import Record
+from modelzoo_trainer.report.run_log import HINT, Record
 from modelzoo_trainer.report.sessions import (
     Event,
     Sample,
@@ -33,6 +34,7 @@ from modelzoo_trainer.report.timeline import Timeline, timeline_of
 METRICS: Final = "metrics.jsonl"
 FRESH_S: Final = 600.0
 """A run on another host counts as running if its files are newer than this."""
+_MAX_NAMED: Final = 20  # runs in a message
 _MEMORY: Final = "_bytes"
 _GIB: Final = 2.0**30
 
@@ -143,10 +145,26 @@ def _refuse_without_metrics(path: Path, sessions: list[Session]) -> None:
             f"{str(path)!r} is a run without {METRICS}: it was trained without a JsonlLogger. Add "
             f"one, in Python Trainer(loggers=[JsonlLogger()]), and train again."
         )
+    inside = _runs_inside(path)
+    if inside:
+        names = " ".join(shlex.quote(str(one)) for one in inside[:_MAX_NAMED])
+        more = f"\n(and {len(inside) - _MAX_NAMED} more)" if len(inside) > _MAX_NAMED else ""
+        raise ConfigError(
+            f"{str(path)!r} is not the folder of a run, but contains some. Pass them:\n"
+            f"  modelzoo-trainer report {names}{more}"
+        )
     raise ConfigError(
         f"{str(path)!r} is not the folder of a run: it has no {METRICS}. Pass the model_dir of a "
         f"run with a JsonlLogger, or a metrics file with one JSON object per line."
     )
+
+
+def _runs_inside(path: Path) -> list[Path]:
+    """Return the folders in a folder that are runs."""
+    try:
+        return sorted(one for one in path.iterdir() if (one / METRICS).is_file())
+    except OSError:
+        return []
 
 
 def _memory(sessions: Iterable[Session]) -> dict[str, Series]:
@@ -228,9 +246,10 @@ def _is_alive(run_dir: Path, file: Path) -> bool:
 
 
 def _warnings(sessions: Sequence[Session]) -> list[Record]:
-    """Return the hints of the newest session that has facts, and what was logged."""
-    hints = next((session.hints for session in reversed(sessions) if session.hints), [])
-    found = [Record("HINT", hint) for hint in hints]
+    """Return the hints of the newest session that trained, and what was logged."""
+    trained = [session for session in sessions if session.of("train_start")]
+    hints = trained[-1].hints if trained else []
+    found = [Record(HINT, hint) for hint in hints]
     for session in sessions:
         found += [one for one in session.warnings if one.text not in hints]
     return found

@@ -11,6 +11,8 @@ from typing import Final
 from modelzoo_trainer.config.secrets import hide_in_text
 
 RUN_LOG: Final = "run.log"
+HINT: Final = "HINT"
+"""The level of hints in `run.json`."""
 _MAX_BYTES: Final = 2_000_000  # at the start, and at the end of the file
 _LONGEST: Final = 400  # characters
 _RECORD: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ ([A-Z]+): (.*)")
