@@ -11,7 +11,13 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
-from modelzoo_trainer.optim.scheduler import LRScheduler, Scheduler, Tags, WeightDecayScheduler
+from modelzoo_trainer.optim.scheduler import (
+    LRScheduler,
+    Scheduler,
+    Tags,
+    WeightDecayScheduler,
+    without_optimizer,
+)
 
 Member = Scheduler | Callable[[None], Scheduler]
 """A schedule, or a callable that creates one without an optimizer."""
@@ -90,6 +96,7 @@ class Sequential(Composed):
         param_group_tags: Update only groups with one of these tags.
     """
 
+    @without_optimizer
     def __init__(
         self,
         optimizer: Optimizer | None,
@@ -151,6 +158,7 @@ class Chained(Composed):
         param_group_tags: Update only groups with one of these tags.
     """
 
+    @without_optimizer
     def __init__(
         self,
         optimizer: Optimizer | None,
@@ -194,6 +202,7 @@ class ScalePerParamLR(Composed, LRScheduler):
         param_group_tags: Update only groups with one of these tags.
     """
 
+    @without_optimizer
     def __init__(
         self,
         optimizer: Optimizer | None,

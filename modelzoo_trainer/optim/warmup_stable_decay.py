@@ -16,15 +16,14 @@ from modelzoo_trainer.constraints import (
     NonNegativeFloat,
     NonNegativeSteps,
     Steps,
-    checked_dataclass,
 )
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
+from modelzoo_trainer.optim.scheduler import LRScheduler, Tags, schedule_dataclass
 
 Shape = Literal["linear", "cosine", "sqrt", "inverse"]
 
 
-@checked_dataclass
+@schedule_dataclass
 class WarmupStableDecay(LRScheduler):
     """Warm up to a learning rate, keep it, and decay it in the last part of the run (WSD).
 
