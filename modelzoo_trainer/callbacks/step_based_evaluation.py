@@ -79,7 +79,7 @@ class StepBasedEvaluation(Callback):
         if not isinstance(frequency, int) or frequency % self.every_n_steps:
             raise ConfigError(
                 f"StepBasedEvaluation.every_n_steps is {self.every_n_steps}, but "
-                f"loop.eval_frequency is {frequency}. Set eval_frequency to a multiple of "
+                f"loop.eval_frequency is {frequency!r}. Set eval_frequency to a multiple of "
                 f"every_n_steps, to 1.0 (only at the end), or to None (null)."
             )
         return frequency
