@@ -48,9 +48,9 @@ class ModelCalls:
     def __init__(self, given: Call | None = None) -> None:
         if given is not None and given not in TEXTS:
             raise ConfigError(
-                f"call_model is {given!r}; it must be "
+                f"call_model must be "
                 f"{', '.join(f'{name!r} for {text}' for name, text in TEXTS.items())}, or None to "
-                f"use the signature of the model's forward."
+                f"follow the signature of the model's forward; got {given!r}."
             )
         self.given = given
         self._train: Call | None = None
@@ -114,7 +114,7 @@ class ModelCalls:
         if call != "batch" and call not in self._logged:
             self._logged.add(call)
             why = "call_model" if self.given else f"the signature of {_name(trainer.model)}.forward"
-            log.info("The model is called as %s, according to %s.", text, why)
+            log.info("Calling the model as %s, according to %s.", text, why)
         return call
 
 
@@ -242,8 +242,8 @@ def _unpacked(call: Call, batch: Batch) -> tuple[list[Any], dict[str, Any]]:
         return [], dict(batch)
     fits = "a tuple or list" if call == "args" else "a mapping with names of parameters as keys"
     raise ConfigError(
-        f"the model is called as {TEXTS[call]}, but this batch is {_described(batch)}. Make each "
-        f"batch {fits}, or choose another call_model."
+        f"The model is called as {TEXTS[call]}, but this batch is {_described(batch)}. Make each "
+        f"batch {fits}, or set another call_model."
     )
 
 

@@ -128,15 +128,15 @@ class Sequential(Composed):
             length = member.total_iters
             if length is None:
                 raise ConfigError(
-                    f"{self._name}.schedulers[{idx}]: {type(member).__name__} has no total_iters; "
-                    f"only the last schedule of a sequence may have no end."
+                    f"{self._name}.schedulers[{idx}]: {type(member).__name__} has no total_iters, "
+                    f"so it never ends. Only the last schedule of a sequence may have no end."
                 )
             lengths.append(length)
         computed = list(accumulate(lengths))
         if given is not None and list(given) != computed:
             raise ConfigError(
-                f"{self._name}.milestones is {list(given)}, but total_iters of the members add up "
-                f"to {computed}. Remove milestones."
+                f"{self._name}.milestones is {list(given)}, but the total_iters of the schedules "
+                f"add up to {computed}. Remove milestones."
             )
         return computed
 

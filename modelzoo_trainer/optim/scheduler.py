@@ -80,8 +80,8 @@ class Scheduler(ABC):
         self.param_group_tags = _as_tuple(param_group_tags)
         if self.param_group_tags == ():
             raise ConfigError(
-                f"{self._name}.param_group_tags is empty; it must have a tag, or be None "
-                f"(null) for all parameter groups."
+                f"{self._name}.param_group_tags is empty. Set a tag, or None (null) for all "
+                f"parameter groups."
             )
         if not hasattr(self, "total_iters"):  # a field, or a property of a subclass
             self.total_iters = None
@@ -114,7 +114,9 @@ class Scheduler(ABC):
             ConfigError: If the schedule already has an optimizer, or does not fit this one.
         """
         if self.optimizer is not None:
-            raise ConfigError(f"{self._name} already has an optimizer. Create a second schedule.")
+            raise ConfigError(
+                f"{self._name} already has an optimizer. Create a new schedule for each optimizer."
+            )
         self._find_targets(optimizer)
         self.optimizer = optimizer
         held = [group[self.param_group_key] for group, _ in self._targets]
@@ -188,8 +190,8 @@ class Scheduler(ABC):
             )
         if any(self.param_group_key not in group for group in groups):
             raise ConfigError(
-                f"{self._name} schedules {self.param_group_key}, which "
-                f"{type(optimizer).__name__} does not have. Remove the schedule."
+                f"{self._name} changes {self.param_group_key}, but {type(optimizer).__name__} has "
+                f"no such setting. Remove the schedule."
             )
         self._seen = optimizer.param_groups
         self._targets = [(group, self._factor_of(group)) for group in groups if self._takes(group)]

@@ -62,8 +62,8 @@ class PiecewiseConstantLR(LRScheduler):
     def __post_init__(self) -> None:
         if len(self.learning_rates) != len(self.milestones) + 1:
             raise ConfigError(
-                f"{self._name}: {len(self.milestones)} milestones need {len(self.milestones) + 1} "
-                f"learning_rates, got {len(self.learning_rates)}."
+                f"{self._name}.learning_rates has {len(self.learning_rates)} values, but "
+                f"{len(self.milestones)} milestones need {len(self.milestones) + 1}."
             )
         self.learning_rates, self.milestones = list(self.learning_rates), list(self.milestones)
         super().__post_init__()

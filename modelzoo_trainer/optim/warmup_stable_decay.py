@@ -62,8 +62,8 @@ class WarmupStableDecay(LRScheduler):
     def __post_init__(self) -> None:
         if self.decay_shape == "inverse" and self.end_learning_rate == 0:
             raise ConfigError(
-                f"{self._name}.end_learning_rate is 0, which has no inverse. Set it above "
-                f"0, or choose another decay_shape."
+                f"{self._name}.end_learning_rate is 0, but this decay_shape divides by it. Set it "
+                f"above 0, or use another decay_shape."
             )
         self._decays = self._find_decays([*(self.checkpoint_steps or ()), self.total_iters])
         super().__post_init__()

@@ -204,7 +204,9 @@ def test_a_single_tensor_is_one_positional_argument(trainer_of) -> None:
 
 
 def test_an_unknown_choice_is_refused(trainer_of) -> None:
-    with pytest.raises(ConfigError, match=r"^call_model is 'dict'.*'batch'.*'kwargs'.*'args'"):
+    with pytest.raises(
+        ConfigError, match=r"^call_model must be 'batch'.*'kwargs'.*'args'.* got 'dict'"
+    ):
         trainer_of(call_model="dict")
 
 
