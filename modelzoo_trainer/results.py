@@ -42,7 +42,8 @@ class RunResult:
         stopped_by: What stopped it early, such as "SIGINT", "max_time", the reason of
             `EarlyStopping` or the error; None = it finished.
         checkpoints: Checkpoints that it wrote and that still exist, in order.
-        seconds: The duration.
+        seconds: The duration, with validations and checkpoints; so `steps / seconds` is less than
+            the steps per second of training that the console and the report show.
         model_dir: The folder of the run.
         per_checkpoint: The metrics of each checkpoint of `validate_all`.
         best_checkpoint: The best checkpoint of the first `SaveBest`; None = none.

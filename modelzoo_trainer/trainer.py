@@ -573,8 +573,9 @@ class Trainer(AdvisedMethods):
             max_in_memory: Maximum bytes to return in memory, per process.
 
         Returns:
-            Names and tensors with a row per sample; the same on all processes. A model that returns
-            a tensor has it as `output`; one that returns (loss, logits) has `logits`.
+            Tensors with a row per sample, by name, or lists with a tensor per sample where shapes
+            differ between batches; the same on all processes. A model that returns a tensor has it
+            as `output`; one that returns (loss, logits) has `logits`.
 
         Raises:
             ConfigError: If the dataloader is invalid or empty, or the model returns only a loss.

@@ -471,7 +471,7 @@ def test_one_that_fails_leaves_the_earlier_one(trainer_of, tmp_path) -> None:
 
 @pytest.mark.parametrize("arguments", [{"max_in_memory": -1}, {"max_in_memory": 1.5}])
 def test_a_size_that_is_none_is_refused(trainer_of, arguments) -> None:
-    with pytest.raises(ConfigError, match=r"^max_in_memory is "):
+    with pytest.raises(ConfigError, match=r"^max_in_memory must be "):
         predicted(trainer_of, lambda rows: rows, **arguments)
 
 

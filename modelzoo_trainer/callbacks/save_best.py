@@ -194,6 +194,8 @@ class SaveBest(Callback):
         self._has_validated = False
         self._has_trained = False
         self._had_best = False  # in an earlier fit
+        self.loaded_step: int | None = None
+        """The step of the best weights, while the model has them."""
 
     @property
     def metric(self) -> str:
@@ -271,6 +273,7 @@ class SaveBest(Callback):
         loop_idx: int,
     ) -> None:
         self._has_trained = True
+        self.loaded_step = None
         trainer.drain()  # read the metrics of validations
         self._watch.warn_if_missing()
         self._use(trainer)
@@ -313,7 +316,12 @@ class SaveBest(Callback):
         if step != trainer.global_step:
             self._warn_late(step, trainer.global_step)
         elif not math.isfinite(value):
-            log.info("%s is %s at step %d, which is not finite: ignored.", self.metric, value, step)
+            log.info(
+                "Ignored %s = %s at step %d: NaN or infinity cannot be the best.",
+                self.metric,
+                value,
+                step,
+            )
         elif self._best.has_place_for(value):
             self._save(trainer, value)
 
@@ -345,7 +353,8 @@ class SaveBest(Callback):
             ):
                 return
         self._best.add(name, step, value)
-        log.info("%s is %.6g at step %d: saved as %s.", self.metric, value, step, name)
+        rank = "New best" if self._best.entries[0]["name"] == name else "Among the best:"
+        log.info("%s %s %.5g: saved %s.", rank, self.metric, value, name)
         self._sweep(trainer)
 
     def _sweep(self, trainer: Trainer) -> None:
@@ -364,6 +373,7 @@ class SaveBest(Callback):
         trainer.callbacks["model"].on_load_checkpoint(
             trainer, {"model": trainer.checkpoint.read(trainer, path)["model"]}
         )
+        self.loaded_step = entry["step"]
         log.info("Loaded the weights of step %d, the best by %s.", entry["step"], self.metric)
 
     def _require_metric(self, trainer: Trainer) -> None:
@@ -382,6 +392,11 @@ class SaveBest(Callback):
             return state_of(trainer, _STATES, self.states)
         finally:
             self._arrived = None
+
+    @override
+    def on_before_load_checkpoint(self, trainer: Trainer, ckpt_path: Path | None) -> None:
+        if ckpt_path is not None:
+            self.loaded_step = None
 
     # ---- state
 

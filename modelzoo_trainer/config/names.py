@@ -205,9 +205,13 @@ def import_module(name: str) -> ModuleType:
         parent, _, last = error.name.rpartition(".")
         if parent in sys.modules and hasattr(sys.modules[parent], last):
             raise ConfigError(
-                f"{error.name!r} is not a module. Name a class or function of a module itself."
+                f"{error.name!r} is not a module. Give the path of a class or function: "
+                f"package.module.Name."
             ) from None
-        raise ConfigError(f"no module named {error.name!r} on Python's path.") from None
+        raise ConfigError(
+            f"Cannot import {error.name!r}. Put it next to the YAML file or in the working "
+            f"directory, or install it."
+        ) from None
 
 
 def import_path(path: str) -> Any:

@@ -42,6 +42,7 @@ from modelzoo_trainer.errors import (
     is_refusal_of_disk,
 )
 from modelzoo_trainer.interceptors import Advised, event
+from modelzoo_trainer.shown_path import shown_path
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -222,7 +223,7 @@ class Checkpoint(CoreCallback, Advised):
             path, state = self._found
             if state.get("model_dir", self._home(trainer)) != self._home(trainer):
                 log.warning(
-                    "%s was written by a run in another model_dir, %s. Give each run its own "
+                    "%s was saved by a run in another model_dir, %s. Give each run its own "
                     "checkpoint_root.",
                     path,
                     os.path.normpath(self.root(trainer) / state["model_dir"]),
@@ -297,7 +298,7 @@ class Checkpoint(CoreCallback, Advised):
                 damaged.append(f"  {path.name}: {error}")
         if damaged:
             raise CheckpointError(
-                f"no checkpoint in {str(root)!r} is intact:\n" + "\n".join(damaged) + "\nMove them "
+                f"No checkpoint in {str(root)!r} is intact:\n" + "\n".join(damaged) + "\nMove them "
                 "away to start from scratch, or choose another one with ckpt_path."
             )
         return None
@@ -314,8 +315,8 @@ class Checkpoint(CoreCallback, Advised):
         found: list[Path] = trainer.backend.comm.broadcast_object(own)
         if not found:
             raise ConfigError(
-                f"there is no checkpoint in {str(self.root(trainer))!r} to validate. Set "
-                f"ckpt_paths, or ckpt_paths: null for the initial weights."
+                f"There is no checkpoint in {str(self.root(trainer))!r} to validate. Set "
+                f"ckpt_paths to a path or glob, or to null to validate the untrained model."
             )
         return found
 
@@ -336,8 +337,8 @@ class Checkpoint(CoreCallback, Advised):
             is_any = trainer.backend.comm.is_main and self.is_any_in(self.root(trainer))
         if not trainer.backend.comm.broadcast_object(is_any):
             raise ConfigError(
-                f"there are no weights to {method}: ckpt_path is not given, and {why}. Pass "
-                f"--checkpoint_path, or set {method}.ckpt_path in the file; null uses the "
+                f"There are no weights to {method}: ckpt_path is not set, and {why}. Pass "
+                f"--checkpoint_path, or set {method}.ckpt_path in the YAML file; null uses the "
                 f"untrained weights."
             )
 
@@ -354,7 +355,7 @@ class Checkpoint(CoreCallback, Advised):
         for path in map(Path, given):
             matches = sorted(path.parent.glob(path.name), key=_by_number)
             if not matches:
-                raise ConfigError(f"ckpt_paths: {str(path)!r} matches nothing.")
+                raise ConfigError(f"ckpt_paths: {str(path)!r} matches no checkpoint.")
             found += matches
         return found
 
@@ -467,8 +468,8 @@ class Checkpoint(CoreCallback, Advised):
         self.times.start()
         if trainer.backend.comm.is_main:  # all processes have the same error
             log.error(
-                "NO CHECKPOINT WAS WRITTEN: %s Training continues; the next one is attempted when "
-                "it is due. Free space or fix the folder before then.",
+                "NO CHECKPOINT WAS SAVED: %s Training continues, and the next checkpoint is tried "
+                "as scheduled. Free disk space or fix the folder before then.",
                 error,
             )
 
@@ -496,7 +497,7 @@ class Checkpoint(CoreCallback, Advised):
             checkpointing.note_finished(path)
         except CheckpointError as error:
             log.warning(
-                "If started again with num_steps, the run will not train further: %s", error
+                "%s A rerun of this fit with num_steps will therefore not train further.", error
             )
 
     def begins_finished(self, trainer: Trainer) -> bool:
@@ -519,14 +520,14 @@ class Checkpoint(CoreCallback, Advised):
         """
         path = self._saved[0] if self._has_written else None
         if path is not None and self._is_saved(trainer):
-            return f"saved {path}"
+            return f"saved {shown_path(path)}"
         if not is_new:
             return "no step was taken; there is nothing new to save"
         if not trainer.backend.caps.holds_values:
             return "a dry run saves nothing"
         hint = "set checkpoint.steps or checkpoint.save_final_checkpoint to save one at the end"
         if path is not None:
-            return f"steps after {path} were not saved; {hint}"
+            return f"steps after {shown_path(path)} were not saved; {hint}"
         return f"nothing was saved because no checkpoint is configured; {hint}"
 
     def _save(self, trainer: Trainer, *, wait: bool) -> None:
@@ -558,7 +559,7 @@ class Checkpoint(CoreCallback, Advised):
         )
         self._not_fresh.add(trainer)  # also if loading fails halfway
         if path is not None:
-            log.info("Loaded checkpoint %s.", path)
+            log.info("Loaded checkpoint %s.", shown_path(path))
 
     @contextmanager
     def restoring(self, trainer: Trainer, path: Path | None = None) -> Iterator[StateDict]:

@@ -250,7 +250,7 @@ def _numbers(trainer: Trainer, params: list[SparseParam], step: int) -> Tensor:
 
 
 def _finite(params: list[SparseParam]) -> Tensor | None:
-    """Return whether all gradients that are looked at are finite, (); None if there is none."""
+    """Return whether all checked gradients are finite, (); None if there are none."""
     flags = [
         one.param.grad.detach().isfinite().all()
         for one in params

@@ -162,7 +162,10 @@ class Summary(CoreCallback):
             RuntimeError: If no call is running.
         """
         if not self._open:
-            raise RuntimeError("no run is active; trainer.result is that of the last one")
+            raise RuntimeError(
+                "No fit, validate or predict is running. For the result of the last one, use "
+                "trainer.result."
+            )
         return _result_of(trainer, self._open[0])
 
     @override

@@ -41,9 +41,9 @@ def _refuse_module(loader: Any, name: str) -> None:
 def _require_batches(made: Any, name: str) -> None:
     if _holds_samples(made):
         raise ConfigError(
-            f"{name} got the dataset {type(made).__name__}, expected an iterable of batches. "
-            f"Wrap it: torch.utils.data.DataLoader(dataset, batch_size=...), with batch_size=None "
-            f"if its items are batches already."
+            f"{name} got the dataset {type(made).__name__}, but requires batches. Wrap it: "
+            f"torch.utils.data.DataLoader(dataset, batch_size=...), with batch_size=None if its "
+            f"items are batches already."
         )
     if isinstance(made, (Mapping, str)):
         raise ConfigError(
@@ -84,8 +84,9 @@ def as_loaders(loaders: Loader | None, name: str) -> list[Loader]:
         elif any(map(_may_be_loader, loaders)):
             raise ConfigError(
                 f"{name} is ambiguous: a {type(loaders).__name__} of lists of tuples, lists or "
-                f"mappings is one dataloader whose batches are lists, or several lists of batches. "
-                f"Write lambda: batches for one, [lambda: first, lambda: second] for several."
+                f"dicts may be one dataloader whose batches are lists, or several lists of "
+                f"batches. For one dataloader, pass lambda: batches; for several, [lambda: first, "
+                f"lambda: second]."
             )
     for loader in found:
         _refuse_module(loader, name)
@@ -104,8 +105,8 @@ def one_loader(loader: Loader, name: str) -> Iterable[Batch]:
         found = as_loaders(loader, name)
         if found and found[0] is not loader:
             raise ConfigError(
-                f"{name} got a {type(loader).__name__} of {len(found)} dataloaders, and takes one. "
-                f"Call the method once for each."
+                f"{name} got a {type(loader).__name__} of {len(found)} dataloaders, but takes "
+                f"only one. Call the method once for each."
             )
     return resolve_loader(loader, name)
 

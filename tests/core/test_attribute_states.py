@@ -262,7 +262,7 @@ def test_state_of_an_attribute_that_is_made_too_late_is_reported(tmp_path, caplo
     del trainer.critic
     trainer.load_checkpoint(tmp_path / "checkpoint_5")
     trainer.close()
-    assert "state of trainer.critic, which this trainer does not have" in caplog.text
+    assert "state of trainer.critic, which this trainer lacks" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def test_an_optimizer_inside_the_trainers_own_whose_state_is_lost_is_reported(
 ) -> None:
     trainer_of(optimizer=lambda model: Outer(list(model.parameters()))).fit(BATCHES)
     [warning] = warnings_in(caplog)
-    assert warning.startswith("Adam takes steps for Outer, whose state_dict does not have its")
+    assert warning.startswith("Adam steps within Outer, whose state_dict does not contain its")
 
 
 def test_steps_are_watched_in_the_beginning_alone(trainer_of) -> None:

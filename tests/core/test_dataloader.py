@@ -209,7 +209,7 @@ def test_an_iterable_data_set_that_yields_batches_is_a_dataloader(trainer_of, ca
     trainer = trainer_of(model=Scale)
     trainer.fit(Stream())
     assert trainer.global_step == 3
-    assert "IterableDataset Stream itself: each of its items is used as a batch" in caplog.text
+    assert "Stream is an IterableDataset without a DataLoader" in caplog.text
 
 
 def test_a_length_that_is_not_implemented_is_unknown(trainer_of) -> None:

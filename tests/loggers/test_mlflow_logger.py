@@ -158,7 +158,7 @@ def test_a_run_that_goes_on_keeps_its_first_settings(make, batches, uri, caplog)
     _, (run,) = runs(uri)
     assert run.data.params == {"a": "1", "b": "1", "c": "3"}
     assert [r.getMessage() for r in caplog.records if "keeps its first" in r.getMessage()] == [
-        "MLflowLogger: the run keeps its first a."
+        "MLflowLogger: the run keeps its first values of a."
     ]
     assert [step for step, _ in history(uri)] == [1, 2, 3, 4]
 

@@ -319,7 +319,7 @@ def test_a_parameter_that_was_exchanged_is_masked_or_refused(make, batches):
     sparsity.on_train_start(trainer, trainer.model, batches, None, 0)
     assert trainer.model.body.weight.sum() == 48
     trainer.model.body.weight = nn.Parameter(torch.ones(3, 8))
-    with pytest.raises(ConfigError, match=r"'body.weight' was exchanged"):
+    with pytest.raises(ConfigError, match=r"'body.weight' was replaced"):
         sparsity.on_train_start(trainer, trainer.model, batches, None, 0)
 
 
