@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import modelzoo_trainer
-from modelzoo_trainer import HOOKS, callbacks, loggers
+from modelzoo_trainer import HOOKS, callbacks, loggers, optim
 
 ROOT = Path(__file__).resolve().parents[2]
-HOMES = (modelzoo_trainer, callbacks, loggers)
+HOMES = (modelzoo_trainer, callbacks, loggers, optim)
 PAGES = ("from_lightning", "from_hf_trainer", "from_keras")
 CALL = re.compile(r"\b([A-Z]\w+)\(([^()]*)\)")
 FOREIGN = {"DataLoader", "LambdaLR", "ReduceLROnPlateau", "LoraConfig"}

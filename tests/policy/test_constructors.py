@@ -31,8 +31,13 @@ def is_constrained(annotation: Any) -> bool:
 
 
 def is_checked(cls: Any) -> bool:
-    code = getattr(cls.__init__, "__code__", None)
-    return code is not None and code.co_filename == constraints.__file__
+    init = cls.__init__
+    while init is not None:  # a schedule's is wrapped once more
+        code = getattr(init, "__code__", None)
+        if code is not None and code.co_filename == constraints.__file__:
+            return True
+        init = getattr(init, "__wrapped__", None)
+    return False
 
 
 @pytest.fixture(scope="module")
