@@ -40,9 +40,11 @@ class RunResult:
         stopped_by: What stopped it early, such as "SIGINT", "max_time", the reason of
             `EarlyStopping` or the error; None = it finished.
         checkpoints: Checkpoints that it wrote and that still exist, in order.
-        seconds: The duration.
+        seconds: The duration, with validations and checkpoints; so `steps / seconds` is less than
+            the steps per second of training that the console and the report show.
         model_dir: The folder of the run.
         per_checkpoint: The metrics of each checkpoint of `validate_all`.
+        best_checkpoint: The best checkpoint of the first `SaveBest`; None = none.
     """
 
     method: str
@@ -56,6 +58,7 @@ class RunResult:
     seconds: float = 0.0
     model_dir: Path = Path()
     per_checkpoint: Mapping[Path, Mapping[str, float]] = field(default_factory=dict)
+    best_checkpoint: Path | None = None
 
     def __repr__(self) -> str:
         parts = [f"{self.method} to step {self.global_step}"]

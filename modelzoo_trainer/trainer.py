@@ -273,7 +273,8 @@ class Trainer(AdvisedMethods):
                 DataLoaders, callables or other iterables is several. A list of lists of tuples is
                 ambiguous and refused: write `[lambda: first, lambda: second]`.
             ckpt_path: The checkpoint to start from. Default: the newest one of `model_dir`, unless
-                this trainer has trained already. None = keep the current weights.
+                this trainer has trained already. "last" = the newest, "best" = the best one of
+                `SaveBest`. None = keep the current weights.
 
         Returns:
             The last and best metrics, and what stopped the run; also `trainer.result`.

@@ -159,8 +159,8 @@ class World:
         for rank, text in enumerate(texts):
             if text != texts[0]:
                 raise BackendError(
-                    f"{what} of process {rank} differs from that of process 0: "
-                    f"{_first_difference(text, texts[0])}. {hint}"
+                    f"All processes need the same {what}, but process {rank} has "
+                    f"{_first_difference(text, texts[0])} of process 0. {hint}"
                 )
 
     def try_barrier(self, name: str) -> bool:
@@ -325,7 +325,8 @@ def _started(launch: Launch) -> World:
         )
     except (RuntimeError, ValueError) as error:
         raise BackendError(
-            f"process {launch.rank} of {launch.world_size} cannot connect to the others: {error}"
+            f"Process {launch.rank} of {launch.world_size} cannot connect to the others: {error}. "
+            f"Check MASTER_ADDR, MASTER_PORT and the firewall."
         ) from None
     return World(launch, store, is_own=True)
 

@@ -154,7 +154,7 @@ def check_batch_norms(model: Module) -> None:
         if isinstance(module, _Norm) and module.track_running_stats and module.momentum is None:
             raise BackendError(
                 f"{name or type(module).__name__} is a {type(module).__name__} with "
-                f"momentum=None, which reads its count on the host in every step. Set a momentum."
+                f"momentum=None, which reads its count on the CPU in every step. Set a momentum."
             )
 
 

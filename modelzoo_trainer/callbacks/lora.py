@@ -180,7 +180,10 @@ class Lora(Callback):
         plain = {bare.replace(_BASE, "."): bare for bare in bare_names(own)}
         renamed = {plain.get(name, name): found[name] for name in found}
         adapters = {name: own[name] for name in own if _OWN.search(name)}
-        log.info("The checkpoint has no adapters; they keep their initial values.")
+        log.info(
+            "The checkpoint has no LoRA adapters, so they start from their initial values. This "
+            "is normal when starting from a base model."
+        )
         state_dict["model"] = renamed | trainer.backend.host_state(adapters)
 
 

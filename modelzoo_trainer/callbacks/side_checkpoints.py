@@ -27,6 +27,7 @@ from modelzoo_trainer.errors import (
     is_refusal_of_disk,
     suggest,
 )
+from modelzoo_trainer.shown_path import shown_path
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -175,7 +176,7 @@ def remove(path: Path) -> None:
     except (CheckpointError, OSError) as error:
         log.warning("Cannot delete checkpoint %s: %s", path, error)
     else:
-        log.info("Deleted checkpoint %s.", path)
+        log.debug("Deleted checkpoint %s.", path)
 
 
 def check_is_directory(where: str, template: str) -> None:
@@ -252,7 +253,7 @@ class SideCheckpoints:
         with self._weights(trainer):
             if not try_to_write(partial(self._write, trainer, path), f"Failed to write {path}"):
                 return None
-        log.info("Saved %s.", path)
+        log.info("Saved %s.", shown_path(path))
         return name
 
     def delete(self, trainer: Trainer, names: Iterable[str]) -> None:

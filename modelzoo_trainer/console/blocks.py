@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from modelzoo_trainer.console.bar import duration, number
 from modelzoo_trainer.console.display import rate
 from modelzoo_trainer.console.harmless import known
-from modelzoo_trainer.optim import Scheduler
-from modelzoo_trainer.optim.preview import schedule_hints
+from modelzoo_trainer.optim.run_hints import hints_of
 from modelzoo_trainer.results import RunResult, count_parameters
+from modelzoo_trainer.shown_path import shown_path
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 _WIDTH: Final = 100
 _LABEL: Final = 13
 _MOST_ROWS: Final = 8
-_NO_HINTS: Final[tuple[str, ...]] = ()
 
 
 # ---- before
@@ -36,12 +34,12 @@ def start_block(trainer: Trainer, val_dataloader: Any) -> str:
         "validation": lambda: _validation(trainer, val_dataloader),
         "checkpoints": lambda: _checkpoints(trainer),
         "start": lambda: _origin(trainer),
-        "folder": lambda: str(trainer.model_dir),
+        "folder": lambda: shown_path(trainer.model_dir),
     }
     found = {label: known(text, "") for label, text in rows.items()}
     lines = [known(lambda: _head(trainer), "Training")]
     lines += [_row(label, text) for label, text in found.items() if text]
-    lines += [_row("hint", hint) for hint in known(lambda: tuple(_hints(trainer)), _NO_HINTS)]
+    lines += [_row("hint", hint) for hint in hints_of(trainer)]
     return "\n".join(lines)
 
 
@@ -143,24 +141,7 @@ def _origin(trainer: Trainer) -> str:
         return f"resumed from {path.name} at step {step}"
     if step:
         return f"continues at step {step}"
-    return "new run" if path is None else f"new run with the weights of {path}"
-
-
-def _hints(trainer: Trainer) -> Iterator[str]:
-    """Yield hints on the ends of the schedules, as `--check` does."""
-    end = trainer.schedule.total_steps
-    if end is None:
-        return
-    for schedule in trainer.schedulers:
-        if isinstance(schedule, Scheduler):
-            first = schedule.last_step - trainer.global_step
-            # A user's function may not support every step.
-            for hint in known(partial(_hints_of, schedule, end, first), _NO_HINTS):
-                yield f"{type(schedule).__name__}: {hint}"
-
-
-def _hints_of(schedule: Scheduler, end: int, first: int) -> tuple[str, ...]:
-    return tuple(schedule_hints(schedule, end, first))
+    return "new run" if path is None else f"new run with the weights of {shown_path(path)}"
 
 
 # ---- after
@@ -171,8 +152,10 @@ def end_block(result: RunResult, step_s: float | None, num_samples: int | None) 
 
     `step_s`: seconds per training step; None = not known. `num_samples`: per step.
     """
-    lines = [f"{_how_it_ended(result)}{_throughput(step_s, num_samples)}"]
+    lines = [_how_it_ended(result)]
     lines += _table(result)
+    if step_s is not None:
+        lines.append(_row("throughput", _throughput(step_s, num_samples)))
     if result.checkpoints:
         lines.append(_row("checkpoints", _paths(result.checkpoints)))
     return "\n".join(lines)
@@ -181,7 +164,7 @@ def end_block(result: RunResult, step_s: float | None, num_samples: int | None) 
 def _how_it_ended(result: RunResult) -> str:
     stopped = result.stopped_by
     how = "Finished" if stopped is None else f"Stopped ({stopped})"
-    epochs = f", {_counted(result.epochs, 'epoch')}" if result.epochs else ""
+    epochs = f", {_counted(result.epochs, 'epoch')} completed" if result.epochs else ""
     steps = _counted(result.steps, "step")
     return f"{how} at step {result.global_step}{epochs}: {steps} in {_time(result.seconds)}"
 
@@ -190,11 +173,9 @@ def _time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
 
 
-def _throughput(step_s: float | None, num_samples: int | None) -> str:
-    if step_s is None:
-        return ""
+def _throughput(step_s: float, num_samples: int | None) -> str:
     samples = "" if num_samples is None else f", {num_samples / step_s:,.0f} samples/s"
-    return f" ({rate(step_s, 'step')}{samples})"
+    return f"{rate(step_s, 'step')}{samples} while training (without validation and saving)"
 
 
 def _table(result: RunResult) -> list[str]:
@@ -229,5 +210,5 @@ def _paths(paths: tuple[Path, ...]) -> str:
     folder = os.path.commonpath(folders) if len(folders) > 1 else str(folders.pop())
     names = [os.path.relpath(path, folder) for path in paths]
     if len(names) > 3:
-        return f"{len(names)} in {folder}, the last is {names[-1]}"
-    return f"{', '.join(names)} in {folder}"
+        return f"{len(names)} written by this fit in {shown_path(folder)}, the last is {names[-1]}"
+    return f"{', '.join(names)} in {shown_path(folder)}"

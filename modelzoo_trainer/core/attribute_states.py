@@ -95,9 +95,9 @@ class AttributeStates(CoreCallback):
         if name not in self._left_out:
             self._left_out.add(name)
             log.warning(
-                "The state of trainer.%s is not saved because it contains more than tensors: a "
-                "resumed run uses what the constructor creates. Add it to unsaved_attributes if it "
-                "does not change.",
+                "trainer.%s contains more than tensors, so it is not saved in checkpoints; after "
+                "a resume it starts as the constructor creates it. If it never changes, add its "
+                "name to unsaved_attributes.",
                 name,
             )
 

@@ -17,6 +17,7 @@ from modelzoo_trainer.core.early_exit import SAVE
 from modelzoo_trainer.core.optimizer_facts import bytes_to_come
 from modelzoo_trainer.devices import map_tensors
 from modelzoo_trainer.errors import CheckpointError, ConfigError
+from modelzoo_trainer.shown_path import shown_path
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -127,11 +128,11 @@ class CheckpointSaver:
         if not wait:
             log.info(
                 "Writing checkpoint %s in the background; training was paused for %.3f s.",
-                path,
+                shown_path(path),
                 held_up_s,
             )
         else:
-            log.info("Saved checkpoint %s in %.3f s.", path, held_up_s)
+            log.info("Saved checkpoint %s in %.3f s.", shown_path(path), held_up_s)
 
     def _note(self, committed: list[Path]) -> None:
         self._committed += committed
@@ -139,7 +140,7 @@ class CheckpointSaver:
             if self.points_latest:
                 checkpointing.point_latest(path.parent, path.name)
             if path == self.path:
-                log.info("Saved checkpoint %s.", path)
+                log.info("Saved checkpoint %s.", shown_path(path))
                 self.path = None
 
     def collect(self) -> list[Path]:

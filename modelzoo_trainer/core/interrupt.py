@@ -167,7 +167,8 @@ class Interrupt(CoreCallback):
         if not self._speaks:
             return
         # Not by logging: the signal may have interrupted it.
-        text = f"{name}: stopping after this step; press Ctrl-C again to stop immediately.\n"
+        again = "press Ctrl-C again" if number == signal.SIGINT else "send SIGINT (Ctrl-C)"
+        text = f"{name}: stopping after this step; {again} to stop immediately.\n"
         stderr.write(text, patience_s=0)
 
     @override

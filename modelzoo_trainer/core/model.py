@@ -207,8 +207,8 @@ def set_loss(outputs: Outputs, loss: Tensor | None, owner: type) -> None:
         outputs["loss"] = loss
     elif outputs.get("loss") is not None:
         raise ValueError(
-            f"{owner.__name__}.compute_loss returned None although the model has a loss. Return "
-            f"the loss to use, modified or not."
+            f"{owner.__name__}.compute_loss returned None. It must return the loss tensor (the "
+            f"model's own loss if unchanged)."
         )
 
 
@@ -223,14 +223,15 @@ def require_loss(model: Module, outputs: Outputs) -> None:
     alone = outputs.get("output")
     if loss is None and isinstance(alone, Tensor):
         raise ConfigError(
-            f"{name} returned a tensor of shape {tuple(alone.shape)} and no 'loss' to train on. If "
-            f"these are losses, reduce them to one element, for example with .mean(); if not, "
-            f"return (loss, logits) or a mapping with 'loss', or override compute_loss."
+            f"{name} returned a tensor of shape {tuple(alone.shape)}, which is not a loss. If "
+            f"these are losses, return their mean(); otherwise return (loss, logits), a dict with "
+            f"'loss', or override compute_loss."
         )
     if loss is None:
         raise ConfigError(
-            f"{name} returned no 'loss' to train on (it has: {', '.join(outputs) or 'nothing'}). "
-            f"Return the loss, (loss, logits), or a mapping with 'loss'."
+            f"{name} returned no 'loss' to train on (it returned: "
+            f"{', '.join(outputs) or 'nothing'}). Return the loss, (loss, logits), or a dict with "
+            f"'loss'."
         )
     if isinstance(loss, Tensor):
         raise ConfigError(
@@ -248,10 +249,10 @@ def _without_gradient(model: Module, name: str) -> str:
     if not any(param.requires_grad for param in params):
         return (
             f"the model is frozen: none of the {len(params)} parameters of {name} requires a "
-            f"gradient. Set requires_grad on those to train, or call trainer.validate."
+            f"gradient. Set requires_grad=True on those to train, or call trainer.validate."
         )
     return (
-        f"the loss of {name} is detached: it does not require a gradient, although the model has "
+        f"the loss of {name} does not require a gradient (it is detached), although the model has "
         f"trainable parameters. Compute it from the model's output without detach(), item(), "
         f"torch.no_grad() or a new torch.tensor(...)."
     )

@@ -32,6 +32,7 @@ from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.loading.sharding import drops_last, is_split_already
 from modelzoo_trainer.loading.sources import split_of
 from modelzoo_trainer.predictions import Part, Predictions
+from modelzoo_trainer.shown_path import shown_path
 
 if TYPE_CHECKING:
     from modelzoo_trainer.devices import Comm
@@ -116,10 +117,18 @@ class Predicting(CoreCallback):
     ) -> None:
         if not self.is_active:
             return
-        weights = "the current weights" if self._path is None else str(self._path)
-        log.info("Predicting with %s.", weights)
+        log.info("Predicting with %s.", self._weights(trainer))
         self._weight = _weight_of(dataloader)
         _check_order(dataloader, trainer.backend.comm)
+
+    def _weights(self, trainer: Trainer) -> str:
+        if self._path is not None:
+            return shown_path(self._path)
+        steps = [getattr(callback, "loaded_step", None) for callback in trainer.all_callbacks]
+        best = next((step for step in steps if isinstance(step, int)), None)
+        if best is not None:
+            return f"the best weights (step {best})"
+        return f"the current weights (step {trainer.global_step})"
 
     @override
     def on_predict_batch_end(
@@ -231,9 +240,8 @@ def _weight_of(loader: Loader) -> str | None:
         return None
     if collate.weight is None:
         raise ConfigError(
-            "dataloader pads its last batch (PadLastBatch) without marking the padding, whose "
-            "predictions must be dropped. Set its weight, such as "
-            "PadLastBatch(..., weight='weight')."
+            "PadLastBatch adds padding rows to the last batch of dataloader, and predict must "
+            "know which rows these are to drop them. Pass PadLastBatch(..., weight='weight')."
         )
     return collate.weight
 
@@ -344,7 +352,7 @@ def _in_files(
         all_files, outputs = _index(gathered, names)
         write_index(store.folder, all_files, outputs, is_complete=is_complete)
     comm.barrier("predictions written")
-    log.info("Saved predictions to %s.", store.folder)
+    log.info("Saved predictions to %s.", shown_path(store.folder))
     return Predictions.load(store.folder)
 
 

@@ -202,7 +202,10 @@ def _acquire(folder: str, setting: str) -> bool:
                     f"has ended, or use another {setting}."
                 ) from None
             log.warning(
-                "%s cannot be locked (%s): a second run there will not be detected.", folder, error
+                "Could not lock %s (%s): a second run in this folder would not be detected. Do "
+                "not start one.",
+                folder,
+                error,
             )
             return False
         _note_holder(path)

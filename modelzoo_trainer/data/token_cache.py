@@ -223,7 +223,7 @@ def cached_tokens(
             _say_once("Using the cached tokens of split %r: %s", split, path)
             return path
         log.warning("Tokens of split %r: %s is damaged (%s); rebuilding it", split, path, damage)
-    log.info("Tokenizing split %r: %d documents, to %s", split, len(documents), path)
+    log.info("Tokenizing %d documents of split %r into %s", split, len(documents), path)
     parts = (tokenization.encode(_read(document)) for document in documents)
     if part is not None:
         parts = (_part(whole, *part) for whole in parts)

@@ -55,7 +55,8 @@ def event(*names: str, keeps_result: bool = False, passes_result: bool = True) -
         is_plain = inspect.isfunction(method) and not inspect.iscoroutinefunction(method)
         if not names or not is_plain:
             raise ConfigError(
-                f"event{names}: got {method!r}; it requires a name, and a plain method to mark."
+                f"event{names}: @event requires a name and must decorate a plain method, as in "
+                f"@event('my-event'). Got {method!r}."
             )
         method.__events__ = tuple(map(canonical, names))  # type: ignore[attr-defined]  # the mark
         method.__keeps_result__ = keeps_result  # type: ignore[attr-defined]  # part of it

@@ -333,7 +333,7 @@ class FileLogger(Logger):
         aside = put_aside(path)
         if aside is not None:
             self._log.warning(
-                "Starting at step 0: renamed the metrics of an earlier run, %s, to %s.",
+                "New run (step 0): moved the metrics of the previous run from %s to %s.",
                 path,
                 aside.name,
             )

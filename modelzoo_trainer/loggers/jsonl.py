@@ -156,6 +156,13 @@ class JsonlLogger(FileLogger):
             self._record.flush()
 
     @override
+    def on_fit_start(
+        self, trainer: Trainer, train_dataloader: Loader, val_dataloader: Loader, loop: Any
+    ) -> None:
+        if self._record is not None:
+            self._record.add_hints(trainer)
+
+    @override
     def on_train_start(
         self, trainer: Trainer, model: Module, train_dataloader: Loader, loop: Any, loop_idx: int
     ) -> None:

@@ -151,7 +151,11 @@ class MLflowLogger(ServiceLogger):
             elif (number := _number(value)) is not None:
                 self._points.append(self._mlflow.entities.Metric(own, number, now_ms, step))
             else:
-                log.debug("%s of type %s is not sent.", name, type(value).__name__)
+                log.debug(
+                    "Metric %s was not sent: type %s is not supported. Log a number or a string.",
+                    name,
+                    type(value).__name__,
+                )
         if time.monotonic() - self._sent >= SEND_INTERVAL_S:
             self.flush()
 

@@ -63,6 +63,8 @@ class ProgressLogger(Logger):
 
     draws_console: Final = True
     """Whether it replaces the default one of a trainer."""
+    shows_hints: Final = True
+    """Whether its start lists the hints about schedules."""
     is_default: bool = False
     """Whether it was added by default; another progress callback replaces it."""
 

@@ -27,6 +27,7 @@ from modelzoo_trainer.callback import Loader
 from modelzoo_trainer.core.optimizer_facts import is_plain, settings_of
 from modelzoo_trainer.data.processor import SeededSampler
 from modelzoo_trainer.devices import device_name
+from modelzoo_trainer.optim.run_hints import hints_of
 from modelzoo_trainer.versions import git_commit, versions
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ _LONGEST_CAUSE: Final = 500  # characters
 class RunRecord:
     """Write `run.json` and `events.jsonl` to `logs/<time>` of a run.
 
-    `run.json` has the environment and the settings. `events.jsonl` has a line per event:
+    `run.json` has the environment, the settings and hints about the schedules. `events.jsonl` has a
+    line per event:
     `{"time": ..., "event": "validate", "step": 200, "seconds": 1.5}`. `time` is its start, in
     seconds since 1970. Events are `start`, `train_start`, `epoch`, `train_end`, `validate`,
     `save`, `memory` and `end`. There is no work per step. Write failures are logged once.
@@ -59,6 +61,7 @@ class RunRecord:
         self._flushed = self._sampled = 0.0
         self._has_failed = False
         self._saving: tuple[int, float] | None = None
+        self._facts: dict[str, Any] | None = None
 
     def begin(self, trainer: Trainer, kind: str, loader: Loader) -> None:
         """Record the start of a fit or a validation; write `run.json` once."""
@@ -66,6 +69,21 @@ class RunRecord:
             self._write_facts(trainer, loader)
         self.note("start", trainer.global_step, kind=kind)
         self.flush()
+
+    def add_hints(self, trainer: Trainer) -> None:
+        """Add the hints about the schedules of a fit to `run.json`."""
+        hints = list(hints_of(trainer))
+        facts = self._facts or self._read_facts()
+        if facts is not None and hints != facts.get("hints", []):
+            self._store({**facts, "hints": hints})
+
+    def _read_facts(self) -> dict[str, Any] | None:
+        """Return the content of `run.json` of an earlier fit."""
+        try:
+            facts = json.loads((self._folder / FACTS).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return facts if isinstance(facts, dict) else None
 
     def begin_training(self, trainer: Trainer, grad_accum_steps: int) -> None:
         """Record the start of a train stage."""
@@ -101,8 +119,12 @@ class RunRecord:
             outcome, cause = "stopped", trainer.interrupted or type(error).__name__
         elif error is not None:
             outcome, cause = "failed", f"{type(error).__name__}: {error}"[:_LONGEST_CAUSE]
+        stopped = _known_stop(trainer)
+        stopped = stopped and _hidden(stopped[:_LONGEST_CAUSE])
+        cause = cause and _hidden(cause)
         self.sample_memory(trainer.global_step, time.time(), interval_s=0)
-        self.note("end", trainer.global_step, outcome=outcome, cause=cause and _hidden(cause))
+        step = trainer.global_step
+        self.note("end", step, outcome=outcome, cause=cause, stopped_by=stopped)
         self.flush()
 
     def note(self, event: str, step: int, began: float | None = None, **facts: Any) -> None:
@@ -140,6 +162,10 @@ class RunRecord:
         except Exception as error:  # a property of a user's class
             log.warning("The settings of the run are not recorded: %s", error, exc_info=error)
             return
+        self._store(facts)
+
+    def _store(self, facts: dict[str, Any]) -> None:
+        self._facts = facts
         text = json.dumps(facts, indent=1)
         try:
             (self._folder / FACTS).write_text(f"{text}\n", encoding="utf-8")
@@ -150,6 +176,14 @@ class RunRecord:
         if not self._has_failed:
             log.warning("%s cannot be written: %s", self._folder / name, error.strerror or error)
         self._has_failed = True
+
+
+def _known_stop(trainer: Trainer) -> str | None:
+    """Return what stopped the running call early, as in its result; None = nothing."""
+    try:
+        return trainer.summary.so_far(trainer).stopped_by
+    except RuntimeError:  # it failed before it began
+        return None
 
 
 def facts_of(trainer: Trainer, loader: Loader, *, has_params: bool) -> dict[str, Any]:

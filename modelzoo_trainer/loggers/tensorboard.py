@@ -113,7 +113,12 @@ class TensorBoardLogger(Logger):
         elif isinstance(value, Tensor) and value.numel() and value.isfinite().all():
             writer.add_histogram(name, value.float(), step)
         else:
-            log.debug("%s of type %s is not written.", name, type(value).__name__)
+            log.debug(
+                "Metric %s was not written: type %s is not supported (or not finite). Log a "
+                "number, a string or a tensor.",
+                name,
+                type(value).__name__,
+            )
 
     @override
     def flush(self) -> None:

@@ -227,21 +227,22 @@ def _check_rivals(key: str, rivals: Sequence[Scheduler]) -> None:
         tags = scheduler._tags
         if tags is None:
             raise ConfigError(
-                f"schedulers: {name} sets {key} of all parameter groups, and so "
-                f"does another of the {len(rivals)}. Set param_group_tags in each."
+                f"schedulers: {name} changes {key} of all parameter groups, and so does another "
+                f"of the {len(rivals)}. Set param_group_tags in each."
             )
         for tag in tags:
             if tag in tag_owner:
                 raise ConfigError(
-                    f"schedulers: {tag_owner[tag]} and {name} both set {key} of the groups "
-                    f"tagged {tag!r}. Use each tag in only one of them."
+                    f"schedulers: {tag_owner[tag]} and {name} both change {key} of the groups "
+                    f"with the tag {tag!r}. Remove tag {tag!r} from one of them."
                 )
         tag_owner |= dict.fromkeys(tags, name)
         for group, _ in scheduler._targets:
             if id(group) in group_owner:
                 raise ConfigError(
-                    f"schedulers: {group_owner[id(group)]} and {name} both set {key} of the group "
-                    f"with the tags {sorted(_tags_of(group))}. Narrow their param_group_tags."
+                    f"schedulers: {group_owner[id(group)]} and {name} both change {key} of the "
+                    f"group with the tags {sorted(_tags_of(group))}. Remove tags from their "
+                    f"param_group_tags until only one matches."
                 )
             group_owner[id(group)] = name
 

@@ -62,9 +62,8 @@ class PiecewiseConstantLR(LRScheduler):
     def __post_init__(self) -> None:
         if len(self.learning_rates) != len(self.milestones) + 1:
             raise ConfigError(
-                f"{self._name}.learning_rates has {len(self.learning_rates)} values for "
-                f"{len(self.milestones)} milestones; it must have one more than there are "
-                f"milestones."
+                f"{self._name}: {len(self.milestones)} milestones need {len(self.milestones) + 1} "
+                f"learning_rates, got {len(self.learning_rates)}."
             )
         self.learning_rates, self.milestones = list(self.learning_rates), list(self.milestones)
         super().__post_init__()
@@ -97,8 +96,9 @@ class OfFunction(Scheduler):
         if (function is None) is not is_overridden:
             given = "two functions" if is_overridden else "no function"
             raise ConfigError(
-                f"{self._name} has {given} of the step. Set {argument} to the dotted path of one, "
-                f"or define factor(self, step) in a subclass."
+                f"{self._name} requires exactly one function of the step, got {given}. Set "
+                f"{argument} to the dotted path of a function, or define factor(self, step) in a "
+                f"subclass."
             )
         self._function = function_at(f"{self._name}.{argument}", function)
 

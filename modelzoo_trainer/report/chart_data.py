@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from modelzoo_trainer.report.coinciding import are_equal, cover_each_other, equal_runs
 from modelzoo_trainer.report.metric_names import (
     SECTIONS,
     chart_of,
@@ -45,6 +46,10 @@ class Chart:
     """Index of the run, metric, name of the curve, member."""
     also: list[str] = field(default_factory=list)
     """Metrics with the same values."""
+    identical: str = ""
+    """What has the same values, in words."""
+    equal: list[str] = field(default_factory=list)
+    """Runs with the same values, such as "a = b"."""
 
 
 def charts_of(runs: Sequence[Run]) -> list[Chart]:
@@ -71,6 +76,11 @@ def charts_of(runs: Sequence[Run]) -> list[Chart]:
             if name in run.metrics.series
         ]
         chart.also += [other for other, kept in same.items() if kept == name]
+    for chart in found.values():
+        if chart.also:
+            _name_identical(chart, names)
+        if len(runs) > 1:
+            _note_equal(chart, runs)
     order = list(SECTIONS)
     return sorted(found.values(), key=lambda one: (order.index(one.section), _rank(one)))
 
@@ -88,7 +98,10 @@ def _same(runs: Sequence[Run], names: Iterable[str]) -> dict[str, str]:
         if section_of(name) != "lr" or not prefix:
             continue
         for other in kept.setdefault(prefix, []):
-            if all(_are_equal(run, name, other) for run in runs):
+            if all(
+                are_equal(run.metrics.series.get(name), run.metrics.series.get(other))
+                for run in runs
+            ):
                 found[name] = other
                 break
         else:
@@ -96,13 +109,32 @@ def _same(runs: Sequence[Run], names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _are_equal(run: Run, name: str, other: str) -> bool:
-    first, second = run.metrics.series.get(name), run.metrics.series.get(other)
-    if first is None or second is None:
-        return first is second
-    return np.array_equal(first.values, second.values, equal_nan=True) and np.array_equal(
-        first.steps, second.steps
-    )
+def _name_identical(chart: Chart, names: Sequence[str]) -> None:
+    """Say which learning rates a chart stands for; `names`: all that are drawn."""
+    every = sorted([chart.title, *chart.also], key=natural)
+    prefix = chart.title.rpartition("/")[0]
+    groups = [name.rpartition("/")[2] for name in every]
+    kind = "parameter groups " if all(map(str.isdecimal, groups)) else ""
+    listed = f"{', '.join(groups[:-1])} and {groups[-1]}"
+    if len(groups) > _MAX_LINES:
+        listed = f"{groups[0]} to {groups[-1]}"
+    chart.identical = f"{kind}{listed} are identical"
+    if not any(name != chart.title and name.startswith(f"{prefix}/") for name in names):
+        chart.title = prefix
+
+
+def _note_equal(chart: Chart, runs: Sequence[Run]) -> None:
+    own: list[dict[str, Series]] = [{} for _ in runs]
+    for idx, name, _, _ in chart.curves:
+        own[idx][name] = runs[idx].metrics.series[name]
+    chart.equal = equal_runs([run.name for run in runs], own)
+
+
+def _num_covered(runs: Sequence[Run], idx: int, name: str) -> int:
+    """Return how many curves of earlier runs a curve covers."""
+    series = runs[idx].metrics.series[name]
+    earlier = (run.metrics.series.get(name) for run in runs[:idx])
+    return sum(other is not None and cover_each_other(series, other) for other in earlier)
 
 
 def payload(runs: Sequence[Run], charts: Sequence[Chart]) -> tuple[dict[str, Any], list[str]]:
@@ -123,6 +155,7 @@ def payload(runs: Sequence[Run], charts: Sequence[Chart]) -> tuple[dict[str, Any
             is_thinned = is_thinned or "mean" in curve
             curve |= {"run": idx, "variant": variant, "member": member}
             curve["smooth"] = not is_validation(name)
+            curve["over"] = _num_covered(runs, idx, name)
             curves.append(curve)
         left -= len(curves)
         drawn.append(

@@ -29,8 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="RUN_DIR",
-        help=f"the model_dir of a run, or a JSON Lines file of metrics; up to {MAX_RUNS} are "
-        f"shown side by side",
+        help=f"the model_dir of a run that had a JsonlLogger (the default with a YAML file), or a "
+        f"file of metrics with one JSON object per line; the curves of up to {MAX_RUNS} runs are "
+        f"overlaid, and their settings compared",
     )
     parser.add_argument(
         "-o",

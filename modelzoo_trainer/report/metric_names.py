@@ -17,7 +17,7 @@ _SECTIONS: Final = (
         "throughput",
         re.compile(
             r".*(?:per_sec|per_s\b|_per_second|/s\b|throughput|mfu|flops|"
-            r"time_remaining|step_time|time_per|samples_streamed).*",
+            r"step_time|time_per|samples_streamed).*",
             re.IGNORECASE,
         ),
     ),
@@ -52,6 +52,11 @@ def section_of(name: str) -> str:
         if pattern.fullmatch(name):
             return section
     return "other"
+
+
+def is_time_left(name: str) -> bool:
+    """Return whether a metric is an estimate of the time left."""
+    return name.rpartition("/")[2] in ("time_remaining", "loop_time_remaining")
 
 
 def is_validation(name: str) -> bool:

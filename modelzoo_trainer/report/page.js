@@ -9,6 +9,7 @@
     "#e39bc8", "#c2a27a", "#dccf6d", "#aab6c1",
   ];
   const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
+  const OVER = ["3px,7px", "1px,9px", "7px,11px", "1px,15px"]; // of curves that cover others
   const KIND_COLORS = {
     train: "#3f9e57", data: "#b3a22a", validate: "#3b78c3", save: "#8a63c9", startup: "#9aa5b1",
     lost: "#d1495b", down: "#4a4f57", other: "#cfd5db",
@@ -195,7 +196,7 @@
       const place = variants.indexOf(curve.variant);
       const look = {
         color: COLORS[(byMember ? place : curve.run) % COLORS.length],
-        dash: several && !byMember ? DASHES[place % DASHES.length] : "solid",
+        dash: dashOf(curve, several && !byMember ? DASHES[place % DASHES.length] : "solid"),
         name: nameOf(curve, several),
         group: curve.variant,
         visible: off.includes(curve.variant) ? "legendonly" : true,
@@ -205,6 +206,12 @@
     }
     if (several && data.runs.length > 1) traces.push(...variants.map((one, idx) => key(one, idx, off)));
     return traces;
+  }
+
+  /** A curve over those of earlier runs has gaps in which they are seen. */
+  function dashOf(curve, dash) {
+    const numUnder = data.runs.filter((_, run) => run < curve.run && !state.hidden.includes(run)).length;
+    return curve.over && numUnder ? OVER[(curve.over - 1) % OVER.length] : dash;
   }
 
   /** A line of the legend that stands for the curves of all runs. */
@@ -346,7 +353,7 @@
     }
   }, { rootMargin: "800px" });
 
-  // ---- time line
+  // ---- timeline
 
   function drawTimeline() {
     const div = document.getElementById("timeline");
@@ -464,6 +471,7 @@
 
   function find() {
     const words = state.find.toLowerCase().split(/\s+/).filter(Boolean);
+    if (words.length) for (const more of document.querySelectorAll("details.more")) more.open = true;
     for (const { card, chart } of cards) {
       const names = [chart.title, ...chart.members].join(" ").toLowerCase();
       card.hidden = !words.every((word) => names.includes(word));

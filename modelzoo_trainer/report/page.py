@@ -17,7 +17,7 @@ from modelzoo_trainer.config.secrets import hide_in_text
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.report import tables
 from modelzoo_trainer.report.chart_data import Chart, charts_of, payload
-from modelzoo_trainer.report.metric_names import SECTIONS
+from modelzoo_trainer.report.metric_names import SECTIONS, is_time_left
 from modelzoo_trainer.report.run import Run
 from modelzoo_trainer.report.sessions import IMAGE_KINDS
 
@@ -70,7 +70,7 @@ def page(runs: Sequence[Run], *, version: str | None = None) -> str:
 <main>
 {body}</main>
 <footer>Written {tables.when(time.time())} by modelzoo-trainer {escape(__version__)}.
-Zoom: drag in a chart; double-click to reset.</footer>
+</footer>
 <script type="application/json" id="data">{_in_script(facts)}</script>
 <script>
 {plotly_js()}
@@ -102,7 +102,8 @@ def plotly_js() -> str:
         from plotly.offline import get_plotlyjs
     except ImportError:
         raise ConfigError(
-            "a report requires plotly, not installed: pip install 'modelzoo-trainer[report]'"
+            "a report requires plotly, which is not installed: pip install plotly (it is in "
+            "the extra modelzoo-trainer[report])"
         ) from None
     return str(get_plotlyjs()).replace("</script", "<\\/script")
 
@@ -114,8 +115,9 @@ def _in_script(facts: dict[str, Any]) -> str:
 
 
 def _controls(runs: Sequence[Run]) -> str:
-    chips = ""
+    chips, names = "", ", click a name in a legend to hide its curve"
     if len(runs) > 1:
+        names = ", click a name to hide it, double-click to show only it"
         buttons = "".join(
             f'<button class="chip" data-run="{idx}" aria-pressed="true" '
             f'title="{escape(str(run.path))}"><i></i>{escape(run.name)}</button>'
@@ -134,6 +136,7 @@ def _controls(runs: Sequence[Run]) -> str:
 <option value="page">all charts together</option>
 <option value="none">each chart alone</option></select></label>
 <label>find <input id="find" type="search" placeholder="metric" size="12"></label>
+<span class="help">drag in a chart to zoom, double-click to reset{names}</span>
 </div>{chips}</div>"""
 
 
@@ -141,14 +144,16 @@ def _sections(
     runs: Sequence[Run], charts: Sequence[Chart], notes: Sequence[str]
 ) -> list[tuple[str, str, str]]:
     """Return key, heading and content of each non-empty section."""
-    found = [("overview", "Overview", tables.overview(runs) + tables.notes(runs, notes))]
+    found = [
+        ("warnings", "Hints and warnings", tables.warnings(runs)),
+        ("overview", "Overview", tables.overview(runs) + tables.notes(runs, notes)),
+    ]
     if len(runs) > 1:
         found.append(("configuration", "Configuration", _configuration(runs)))
     for key, heading in SECTIONS.items():
         own = [(idx, chart) for idx, chart in enumerate(charts) if chart.section == key]
-        cards = "".join(_card(idx, chart) for idx, chart in own)
-        found.append((key, heading, cards and f'<div class="charts">{cards}</div>'))
-    found.append(("time", "Time line", _time(runs)))
+        found.append((key, heading, _charts(runs, key, own)))
+    found.append(("time", "Timeline", _time(runs)))
     if len(runs) == 1:
         found.append(("configuration", "Configuration", _configuration(runs)))
     found.append(("environment", "Environment", tables.environment(runs)))
@@ -157,11 +162,26 @@ def _sections(
     return [(key, heading, content) for key, heading, content in found if content]
 
 
+def _charts(runs: Sequence[Run], key: str, own: Sequence[tuple[int, Chart]]) -> str:
+    """Return the cards of a section; estimates of the time left are collapsed."""
+    cards = [_card(idx, chart) for idx, chart in own if not is_time_left(chart.title)]
+    rest = [_card(idx, chart) for idx, chart in own if is_time_left(chart.title)]
+    found = f'<div class="charts">{"".join(cards)}</div>' if cards else ""
+    if rest:
+        found += (
+            f'<details class="more"><summary>Estimated time left ({len(rest)})</summary>'
+            f'<div class="charts">{"".join(rest)}</div></details>'
+        )
+    return tables.hints(runs) + found if key == "lr" and found else found
+
+
 def _card(idx: int, chart: Chart) -> str:
     also = ""
     if chart.also:
         names = ", ".join(chart.also)
-        also = f'<small title="{escape(names)}">and {len(chart.also)} with the same values</small>'
+        also = f'<small title="{escape(names)}">({escape(chart.identical)})</small>'
+    if chart.equal:
+        also += f'<small class="equal">{escape(", ".join(chart.equal))}</small>'
     choice = ""
     if chart.members:
         options = "".join(f"<option>{escape(member)}</option>" for member in chart.members)

@@ -6,8 +6,9 @@ import json
 import math
 import os
 import platform
+import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from modelzoo_trainer.checkpointing.overview import Overview, find_checkpoints
 from modelzoo_trainer.config.secrets import hide_in_text
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.report.metrics_file import MetricsFile, Series, read_metrics
+from modelzoo_trainer.report.run_log import HINT, Record
 from modelzoo_trainer.report.sessions import (
     Event,
     Sample,
@@ -32,6 +34,7 @@ from modelzoo_trainer.report.timeline import Timeline, timeline_of
 METRICS: Final = "metrics.jsonl"
 FRESH_S: Final = 600.0
 """A run on another host counts as running if its files are newer than this."""
+_MAX_NAMED: Final = 20  # runs in a message
 _MEMORY: Final = "_bytes"
 _GIB: Final = 2.0**30
 
@@ -53,6 +56,8 @@ class Run:
     """finished, running, stopped, failed, died or unknown."""
     cause: str = ""
     notes: list[str] = field(default_factory=list)
+    warnings: list[Record] = field(default_factory=list)
+    """Hints about the schedules, then warnings and errors of `run.log`."""
 
     @property
     def start(self) -> float:
@@ -121,6 +126,7 @@ def read_run(path: Path, name: str) -> Run:
     _take_settings(run)
     run.state, run.cause = _state(run, run_dir, file)
     run.notes = _notes(run, run_dir, file)
+    run.warnings = _warnings(run.sessions)
     return run
 
 
@@ -139,10 +145,26 @@ def _refuse_without_metrics(path: Path, sessions: list[Session]) -> None:
             f"{str(path)!r} is a run without {METRICS}: it was trained without a JsonlLogger. Add "
             f"one, in Python Trainer(loggers=[JsonlLogger()]), and train again."
         )
+    inside = _runs_inside(path)
+    if inside:
+        names = " ".join(shlex.quote(str(one)) for one in inside[:_MAX_NAMED])
+        more = f"\n(and {len(inside) - _MAX_NAMED} more)" if len(inside) > _MAX_NAMED else ""
+        raise ConfigError(
+            f"{str(path)!r} is not the folder of a run, but contains some. Pass them:\n"
+            f"  modelzoo-trainer report {names}{more}"
+        )
     raise ConfigError(
         f"{str(path)!r} is not the folder of a run: it has no {METRICS}. Pass the model_dir of a "
         f"run with a JsonlLogger, or a metrics file with one JSON object per line."
     )
+
+
+def _runs_inside(path: Path) -> list[Path]:
+    """Return the folders in a folder that are runs."""
+    try:
+        return sorted(one for one in path.iterdir() if (one / METRICS).is_file())
+    except OSError:
+        return []
 
 
 def _memory(sessions: Iterable[Session]) -> dict[str, Series]:
@@ -184,8 +206,12 @@ def _state(run: Run, run_dir: Path, file: Path) -> tuple[str, str]:
     known = training_calls(run.sessions)
     marks = known[-1].of("start", "end") if known else []
     if marks and marks[-1].kind == "end":
-        cause = str(marks[-1].facts.get("cause") or "")
-        return str(marks[-1].facts.get("outcome", "unknown")), hide_in_text(cause)
+        facts = marks[-1].facts
+        outcome, cause = str(facts.get("outcome", "unknown")), facts.get("cause")
+        stopped = facts.get("stopped_by") or _stopped_by(run.sessions, known[-1])
+        if outcome == "finished" and stopped:  # such as early stopping
+            outcome = "stopped"
+        return outcome, hide_in_text(str(cause or stopped or ""))
     if _is_alive(run_dir, file):
         return "running", ""
     if known:
@@ -193,6 +219,12 @@ def _state(run: Run, run_dir: Path, file: Path) -> tuple[str, str]:
     if (run_dir / ".finished.json").is_file() and run.checkpoints:
         return "finished", ""
     return "unknown", ""
+
+
+def _stopped_by(sessions: Iterable[Session], call: Session) -> str:
+    """Return what stopped a call, according to `run.log`, for runs of earlier versions."""
+    found = [session.stopped_by for session in sessions if session.path == call.path]
+    return found[-1] if found else ""
 
 
 def _is_alive(run_dir: Path, file: Path) -> bool:
@@ -211,6 +243,16 @@ def _is_alive(run_dir: Path, file: Path) -> bool:
 
 
 # ---- notes
+
+
+def _warnings(sessions: Sequence[Session]) -> list[Record]:
+    """Return the hints of the newest session that trained, and what was logged."""
+    trained = [session for session in sessions if session.of("train_start")]
+    hints = trained[-1].hints if trained else []
+    found = [Record(HINT, hint) for hint in hints]
+    for session in sessions:
+        found += [one for one in session.warnings if one.text not in hints]
+    return found
 
 
 def _notes(run: Run, run_dir: Path, file: Path) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from modelzoo_trainer.config.secrets import hide_in_text, without_secrets
+from modelzoo_trainer.report.run_log import Record, read_log
 
 EVENTS: Final = "events.jsonl"
 FACTS: Final = "run.json"
@@ -67,6 +68,10 @@ class Session:
     settings: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+    warnings: list[Record] = field(default_factory=list)
+    stopped_by: str = ""
+    """According to `run.log`."""
 
     def of(self, *kinds: str) -> list[Event]:
         """Return the events of some kinds, in order."""
@@ -132,6 +137,7 @@ def _read(folder: Path) -> Session:
     _read_events(session)
     _read_facts(session)
     _read_params(session)
+    session.warnings, session.stopped_by = read_log(folder)
     return session
 
 
@@ -173,6 +179,8 @@ def _read_facts(session: Session) -> None:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         session.problems.append(f"{FACTS} cannot be read")
         return
+    hints = facts.get("hints")
+    session.hints = [hide_in_text(str(one)) for one in hints] if isinstance(hints, list) else []
     if isinstance(settings, dict):
         session.settings = flattened(without_secrets(settings))
 

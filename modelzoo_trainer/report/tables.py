@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
@@ -15,20 +15,28 @@ from modelzoo_trainer.checkpointing.overview import Overview, readable
 from modelzoo_trainer.report.metric_names import best_of, is_validation, natural
 from modelzoo_trainer.report.metrics_file import Series
 from modelzoo_trainer.report.run import Run
+from modelzoo_trainer.report.run_log import HINT
+from modelzoo_trainer.report.settings import Row, compared
 from modelzoo_trainer.report.timeline import KINDS
 
 _MAX_METRICS: Final = 6  # in the overview
+_MAX_WARNINGS: Final = 20  # of one run
 _MAX_TILE_METRICS: Final = 30
 _MAX_CHECKPOINTS: Final = 100  # of one run
 _FEW_CHECKPOINTS: Final = 12
-_LONGEST_CELL: Final = 300
 _RATES: Final = (
     ("avg_samples_per_sec", "samples/s"),
     ("global_samples_per_sec", "samples/s"),
     ("samples_per_sec", "samples/s"),
     ("tokens_per_sec", "tokens/s"),
 )
-_RUN_DIR: Final = ("model_dir",)  # always differs
+_LONGEST_CAUSE: Final = 80  # in a table; all of it appears on hovering
+EXPLAINED: Final = {
+    "Wall time": "From the first start to the last event, with restarts and the time between them",
+    "Goodput": "Share of the wall time spent training, without steps lost to restarts",
+    "Throughput": "While training: without validation, saving checkpoints and down time",
+}
+"""Texts that appear on hovering."""
 _MISSING: Final = '<span class="missing">&ndash;</span>'
 
 
@@ -82,6 +90,11 @@ def _state(run: Run) -> str:
     return f'<span class="state {escape(run.state)}"{title}>{escape(run.state)}</span>'
 
 
+def _state_and_cause(run: Run) -> str:
+    cause = run.cause if len(run.cause) <= _LONGEST_CAUSE else f"{run.cause[:_LONGEST_CAUSE]} ..."
+    return f"{_state(run)}<small class='why'>{escape(cause)}</small>" if cause else _state(run)
+
+
 def _steps(run: Run) -> str:
     total = run.total_steps
     of = f" of {number(total)}" if total and total != run.last_step else ""
@@ -90,7 +103,7 @@ def _steps(run: Run) -> str:
 
 def _epochs(run: Run) -> str:
     pairs = run.epochs()
-    return f"{pairs[-1][1]:.3g}" if pairs else _MISSING
+    return number(math.floor(pairs[-1][1] + 1e-6)) if pairs else _MISSING
 
 
 def _wall(run: Run) -> str:
@@ -112,7 +125,13 @@ def _rate(run: Run) -> str:
     steps = run.metrics.series.get("loss")
     if steps is None or len(steps.steps) < 2:
         return _MISSING
-    seconds = float(steps.times[-1] - steps.times[0])
+    begin, end = float(steps.times[0]), float(steps.times[-1])
+    apart = sum(
+        max(0.0, min(span.end, end) - max(span.start, begin))
+        for span in run.timeline.spans
+        if span.kind not in ("train", "lost", "data")
+    )
+    seconds = end - begin - apart
     if not seconds > 0:
         return _MISSING
     return f"{number(_rounded(float(steps.steps[-1] - steps.steps[0]) / seconds))} steps/s"
@@ -122,17 +141,27 @@ def _rounded(value: float) -> float:
     return round(value, 2 - math.floor(math.log10(value))) if 0 < value < math.inf else value
 
 
+_FACTS: Final[dict[str, Callable[[Run], str]]] = {
+    "Steps": _steps,
+    "Epochs completed": _epochs,
+    "Wall time": _wall,
+    "Goodput": _goodput,
+    "Throughput": _rate,
+}
+
+
+def _explained(title: str) -> str:
+    """Return the attribute with the text that appears on hovering."""
+    return f' title="{EXPLAINED[title]}"' if title in EXPLAINED else ""
+
+
 def _tiles(run: Run) -> str:
     facts = [
         ("State", _state(run)),
-        ("Steps", _steps(run)),
-        ("Epochs", _epochs(run)),
-        ("Wall time", _wall(run)),
-        ("Goodput", _goodput(run)),
-        ("Throughput", _rate(run)),
+        *[(title, cell(run)) for title, cell in _FACTS.items()],
     ]
     tiles = "".join(
-        f'<div class="tile"><span>{title}</span><b>{value}</b></div>'
+        f'<div class="tile"{_explained(title)}><span>{title}</span><b>{value}</b></div>'
         for title, value in facts
         if value != _MISSING
     )
@@ -156,14 +185,14 @@ def _tiles(run: Run) -> str:
 
 
 def _chosen(runs: Sequence[Run], most: int) -> list[str]:
-    """Return the metrics of the overview: losses, then validation metrics."""
+    """Return the metrics of the overview: those of validations, then the training loss."""
     names = {name for run in runs for name in run.metrics.series}
     chosen = [name for name in names if name == "loss" or is_validation(name)]
     if "loss" not in names:
         chosen += [name for name in names if name not in chosen and best_of(name) == "min"]
 
     def order(name: str) -> tuple[bool, bool, list[tuple[int, str]]]:
-        return name != "loss", not name.endswith("loss"), natural(name)
+        return not is_validation(name), not name.endswith("loss"), natural(name)
 
     return sorted(chosen, key=order)[:most]
 
@@ -185,24 +214,33 @@ def _direction(name: str) -> str | None:
 
 def _comparison(runs: Sequence[Run]) -> str:
     names = _chosen(runs, _MAX_METRICS)
-    head = ["Run", "State", "Steps", "Epochs", "Wall time", "Goodput", "Throughput"]
+    titles = [f"<span{_explained(title)}>{title}</span>" for title in _FACTS]
+    head = ["Run", "State", *titles]
     columns = [
         [run_label(runs, idx) for idx in range(len(runs))],
-        *[
-            [cell(run) for run in runs]
-            for cell in (_state, _steps, _epochs, _wall, _goodput, _rate)
-        ],
+        [_state_and_cause(run) for run in runs],
+        *[[cell(run) for run in runs] for cell in _FACTS.values()],
     ]
     for name in names:
-        direction = _direction(name)
+        label = f"<code>{escape(name)}</code>"
         columns.append(_metric_column(runs, name))
-        head.append(
-            f"<code>{escape(name)}</code><small>last"
-            f"{'' if direction is None else ' / best'}</small>"
-        )
+        if _direction(name) is None:
+            head.append(f"{label}<small>last</small>")
+            continue
+        head += [f"{label}<small>last / best</small>", "at step<small>of the best</small>"]
+        columns.append(_step_column(runs, name))
     keep = [idx for idx, column in enumerate(columns) if any(cell != _MISSING for cell in column)]
     rows = zip(*(columns[idx] for idx in keep), strict=True)
-    return table([head[idx] for idx in keep], rows, "numbers")
+    bold = any("<b>" in cell for column in columns for cell in column)
+    hint = '<p class="hint">Bold: the best of these runs.</p>' if bold else ""
+    return table([head[idx] for idx in keep], rows, "numbers") + hint
+
+
+def _step_column(runs: Sequence[Run], name: str) -> list[str]:
+    """Return the step of the best value of each run."""
+    found = [run.metrics.series.get(name) for run in runs]
+    best = [None if one is None else _best(one, name) for one in found]
+    return [_MISSING if pair is None else number(pair[1]) for pair in best]
 
 
 def _metric_column(runs: Sequence[Run], name: str) -> list[str]:
@@ -230,10 +268,42 @@ def notes(runs: Sequence[Run], of_page: Iterable[str]) -> str:
     for idx, run in enumerate(runs):
         label = f"{run_label(runs, idx)}: " if len(runs) > 1 else ""
         lines += [f"{label}{escape(note)}" for note in run.notes]
-        if run.cause and len(runs) > 1:
+        if len(run.cause) > _LONGEST_CAUSE and len(runs) > 1:
             lines.append(f"{label}{escape(run.state)}: {escape(run.cause)}")
     items = "".join(f"<li>{line}</li>" for line in lines)
     return f'<ul class="notes">{items}</ul>' if items else ""
+
+
+def warnings(runs: Sequence[Run]) -> str:
+    """Return the hints about schedules, and the warnings and errors of the runs."""
+    found = []
+    for idx, run in enumerate(runs):
+        label = f"{run_label(runs, idx)} " if len(runs) > 1 else ""
+        shown = run.warnings[:_MAX_WARNINGS]
+        for one in shown:
+            often = f" <small>{one.num} times</small>" if one.num > 1 else ""
+            time_of = f" <small>{escape(one.when)}</small>" if one.when else ""
+            found.append(
+                f'<li class="{one.level.lower()}">{label}<b>{one.level.capitalize()}</b> '
+                f"{escape(one.text)}{often}{time_of}</li>"
+            )
+        if len(run.warnings) > len(shown):
+            found.append(f"<li>{label}and {len(run.warnings) - len(shown)} more in run.log</li>")
+    return f'<ul class="notes warnings">{"".join(found)}</ul>' if found else ""
+
+
+def hints(runs: Sequence[Run]) -> str:
+    """Return the hints about schedules, each with the runs that it is for."""
+    found: dict[str, list[int]] = {}
+    for idx, run in enumerate(runs):
+        for one in run.warnings:
+            if one.level == HINT:
+                found.setdefault(one.text, []).append(idx)
+    lines = []
+    for text, which in found.items():
+        labels = " ".join(run_label(runs, idx) for idx in which) if len(runs) > 1 else ""
+        lines.append(f'<p class="hint warn">{labels} {escape(text)}</p>')
+    return "".join(lines)
 
 
 # ---- time
@@ -257,14 +327,15 @@ def goodput(runs: Sequence[Run]) -> str:
     if not rows:
         return ""
     head = ("Run", "Total", "Restarts", *(KINDS[kind] for kind in kinds))
-    return table(head, rows, "numbers")
+    hint = '<p class="hint">Goodput is the share of the time spent training (first percentage).</p>'
+    return table(head, rows, "numbers") + (hint if "train" in kinds else "")
 
 
 # ---- settings and environment
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Tables:
     """Facts of several runs: different, only in some, or the same."""
 
     differing: str
@@ -272,7 +343,7 @@ class Comparison:
     same: str
 
 
-def settings(runs: Sequence[Run]) -> Comparison:
+def settings(runs: Sequence[Run]) -> Tables:
     """Return the settings of the runs as tables."""
     return _compared(runs, [run.settings for run in runs], "Setting")
 
@@ -283,36 +354,25 @@ def environment(runs: Sequence[Run]) -> str:
     return found.differing + found.partial + found.same
 
 
-def _compared(runs: Sequence[Run], found: Sequence[Mapping[str, str]], title: str) -> Comparison:
-    keys = list(dict.fromkeys(key for one in found for key in one))
+def _compared(runs: Sequence[Run], found: Sequence[Mapping[str, str]], title: str) -> Tables:
     known = [idx for idx, one in enumerate(found) if one]
-    groups: dict[str, list[str]] = {"differing": [], "partial": [], "same": []}
-    for key in keys:
-        values = [found[idx].get(key) for idx in known]
-        is_same = len(set(values)) == 1 or key.endswith(_RUN_DIR)
-        groups["same" if is_same else "partial" if None in values else "differing"].append(key)
+    facts = compared([found[idx] for idx in known])
 
-    def made(group: str, chosen: Sequence[int], head: Sequence[str]) -> str:
-        rows = [
-            [f"<code>{escape(key)}</code>", *(_cell(found[idx].get(key)) for idx in chosen)]
-            for key in groups[group]
+    def made(rows: Sequence[Row], head: Sequence[str]) -> str:
+        lines = [
+            [
+                f'<code title="{escape(row.path)}">{escape(row.name)}</code>',
+                *(_MISSING if cell is None else cell for cell in row.cells),
+            ]
+            for row in rows
         ]
-        return table((title, *head), rows, "settings") if rows else ""
+        return table((title, *head), lines, "settings") if lines else ""
 
     labels = [run_label(runs, idx) for idx in known]
     several = "In all runs" if len(runs) > 1 else ""
-    return Comparison(
-        made("differing", known, labels),
-        made("partial", known, labels),
-        made("same", known[:1], (several,)),
+    return Tables(
+        made(facts.differing, labels), made(facts.partial, labels), made(facts.same, (several,))
     )
-
-
-def _cell(text: str | None) -> str:
-    if text is None:
-        return _MISSING
-    shown = text if len(text) <= _LONGEST_CELL else f"{text[:_LONGEST_CELL]} ..."
-    return escape(shown)
 
 
 def checkpoints(runs: Sequence[Run]) -> str:
@@ -335,12 +395,12 @@ def _checkpoint_row(label: str, item: Overview) -> tuple[str, ...]:
         label,
         _MISSING if item.step is None else number(item.step),
         readable(item.num_bytes),
-        f"{item.written:%Y-%m-%d %H:%M:%S}" if item.written else _MISSING,
+        when(item.written.timestamp()) if item.written else _MISSING,
         escape(item.verdict()),
         f"<code>{escape(str(item.path))}</code>",
     )
 
 
 def when(seconds: float) -> str:
-    """Format a time, in local time."""
-    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
+    """Format a time, in local time, with the time zone."""
+    return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S %Z}"

@@ -174,9 +174,7 @@ def test_a_disk_error_does_not_end_the_run(make, batches, caplog, monkeypatch):
 def test_a_folder_that_cannot_be_written_is_refused_at_once(make, batches):
     trainer = make(ExtraCheckpoint(steps=2))
     (trainer.model_dir / "extra").write_text("")
-    with pytest.raises(
-        ConfigError, match=r"ExtraCheckpoint\.folder: the folder .* is not writable"
-    ):
+    with pytest.raises(ConfigError, match=r"ExtraCheckpoint\.folder: .* is not writable"):
         trainer.fit(batches)
 
 
@@ -203,7 +201,7 @@ def test_averages_need_who_makes_them(make):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"steps": None}, "would never write anything: set steps, epochs or at_end"),
+        ({"steps": None}, "Set steps, epochs or at_end"),
         ({"steps": 0}, r"steps: expected .*> 0.*, got 0"),
         ({"epochs": True}, r"epochs: expected .*, got true"),
         ({"keep": 0}, r"keep: expected .*, got 0"),
@@ -212,9 +210,12 @@ def test_averages_need_who_makes_them(make):
         ({"checkpoint_states": ""}, r"name parts of a checkpoint"),
         (
             {"file_format": "safetensors", "checkpoint_states": "all"},
-            r"file_format safetensors is for weights only. Use 'model'",
+            r"'all' cannot be combined with file_format: safetensors.* 'model'",
         ),
-        ({"averaged": True, "checkpoint_states": "all"}, r"averaged is for weights only"),
+        (
+            {"averaged": True, "checkpoint_states": "all"},
+            r"'all' cannot be combined with averaged: true",
+        ),
         ({"folder": "/tmp"}, r"folder: expected a path within model_dir, .*, got '/tmp'"),
         ({"folder": "../x"}, r"folder: expected .*, got '../x'"),
         ({"folder": ""}, r"folder: expected .*, got ''"),

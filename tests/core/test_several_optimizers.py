@@ -282,7 +282,7 @@ def test_a_checkpoint_has_the_states_by_name_once(tmp_path) -> None:
             {**BOTH, "third": lambda model: adam(model)},
             "critic, maker, .* critic, maker, third",
         ),
-        ({"a": BOTH["maker"], "critic": BOTH["critic"]}, "are critic, maker, .* has a, critic"),
+        ({"a": BOTH["maker"], "critic": BOTH["critic"]}, "critic, maker, .* has a, critic"),
         ({**BOTH, "critic": lambda m: torch.optim.SGD(m.critic.parameters())}, "Adam.*SGD"),
         (
             {"maker": BOTH["critic"], "critic": BOTH["maker"]},
@@ -454,8 +454,8 @@ def test_callbacks_that_need_one_optimizer_are_refused(tmp_path, callback, words
         ({"schedulers": lambda optimizer: StepLR(optimizer, 2)}, "mapping of their names"),
         ({"schedulers": {"makr": None}}, "'makr'.*Did you mean 'maker'"),
         ({"schedulers": {"maker": StepLR}}, r"schedulers\['maker'\]\[0\] is the class StepLR"),
-        ({"optimizer": {"maker": BOTH["maker"]}}, "mapping with 1 entries"),
-        ({"optimizer": {}}, "mapping with 0 entries"),
+        ({"optimizer": {"maker": BOTH["maker"]}}, "A dict of optimizers .* has 1"),
+        ({"optimizer": {}}, "A dict of optimizers .* has 0"),
         ({"optimizer": {**BOTH, "the third": adam}}, "'the third'"),
         ({"optimizer": {**BOTH, 3: adam}}, "name 3"),
         ({"optimizer": {**BOTH, "third": None}}, "optimizer got None"),
@@ -467,7 +467,7 @@ def test_callbacks_that_need_one_optimizer_are_refused(tmp_path, callback, words
         ),
         (
             {"optimizer": {**BOTH, "third": adam(Pair())}, "model": Pair},
-            "optimizer is an instance, but model is a callable",
+            "optimizer is an instance, but model is a function",
         ),
     ],
 )

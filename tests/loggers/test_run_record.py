@@ -3,11 +3,12 @@ import json
 import pytest
 import torch
 
-from modelzoo_trainer import Callback, Checkpoint, TrainingLoop
+from modelzoo_trainer import Callback, Checkpoint, StopTraining, TrainingLoop
 from modelzoo_trainer.callbacks import CheckLoss
 from modelzoo_trainer.data.processor import SeededSampler
-from modelzoo_trainer.loggers import JsonlLogger
+from modelzoo_trainer.loggers import JsonlLogger, ProgressLogger
 from modelzoo_trainer.loggers import run_record as module
+from modelzoo_trainer.optim.decay import LinearLR
 
 
 def events(trainer):
@@ -227,3 +228,43 @@ def test_several_optimizers_are_noted_by_name(make, batches):
     found = facts(trainer)["settings"]["optimizers"]
     assert found["first"]["SGD"]["lr"] == 0.5
     assert found["second"]["Adam"]["lr"] == 0.25
+
+
+def too_short(num):
+    def linear(optimizer):
+        return LinearLR(optimizer, 0.1, 0.0, num)
+
+    return {"schedulers": linear, "loop": TrainingLoop(max_steps=6)}
+
+
+@pytest.mark.parametrize(("num", "steps"), [(2, ("step 2", "run at 6")), (6, None)])
+def test_hints_about_schedules_are_noted(num, steps, make, batches):
+    trainer = make(JsonlLogger(), **too_short(num))
+    trainer.fit(batches)
+    hints = facts(trainer).get("hints", [])
+    assert len(hints) == (0 if steps is None else 1)
+    assert all(word in hint for hint in hints for word in ("LinearLR", *(steps or ())))
+
+
+@pytest.mark.parametrize(("progress", "loggers"), [("none", 0), ("none", 1), ("lines", 1)])
+def test_hints_are_in_run_log_whatever_shows_the_progress(progress, loggers, make, batches):
+    own = [ProgressLogger()] * loggers
+    trainer = make(*own, JsonlLogger(), progress=progress, **too_short(2))
+    trainer.fit(batches)
+    text = (trainer.artifact_dir / "run.log").read_text()
+    assert text.count("the schedule ends at step 2") == 1
+    assert ("WARNING: LinearLR" in text) == (progress == "none")
+
+
+def test_the_end_of_a_fit_names_who_stopped_it(make, batches):
+    class Enough(Callback):
+        def on_step_boundary(self, trainer):
+            if trainer.global_step == 2:
+                raise StopTraining("good enough")
+
+    trainer = make(Enough(), JsonlLogger())
+    result = trainer.fit(batches)
+    last = events(trainer)[-1]
+    assert last["step"] == 2
+    assert last["stopped_by"] == result.stopped_by
+    assert "good enough" in last["stopped_by"]

@@ -91,6 +91,14 @@ def test_nothing_is_written_if_a_folder_is_no_run(run, tmp_path, capsys):
     assert not (tmp_path / "out.html").exists()
 
 
+def test_the_runs_in_a_folder_are_named_as_a_command(write_run, tmp_path, capsys):
+    for name in ("b b", "a"):
+        write_run(f"runs/{name}", losses(1))
+    assert main([str(tmp_path / "runs"), "-o", str(tmp_path / "report.html")]) == 2
+    command = capsys.readouterr().err.splitlines()[-1].strip()
+    assert command == f"modelzoo-trainer report {tmp_path}/runs/a '{tmp_path}/runs/b b'"
+
+
 @pytest.mark.parametrize("port", ["x", "-1", "70000", "8.5"])
 def test_a_port_must_be_a_number(port, run, capsys):
     with pytest.raises(SystemExit, match="2"):

@@ -70,12 +70,12 @@ def test_what_differs_between_runs_comes_first(write_run, page_of):
     )
     section = re.search(r'<section id="configuration">(.*?)</section>', html, re.DOTALL)[1]
     first, rest = section.split("<details>", 1)
-    assert re.findall(r"<code>(.*?)</code>", first) == ["trainer.init.lr"]
-    assert re.findall(r"<td>(0[.\d]+)</td>", first) == ["0.1", "0.01"]
-    assert re.findall(r"<code>(.*?)</code>", rest) == [
-        "trainer.init.seed",
-        "trainer.init.model_dir",
+    assert re.findall(r'<code title="(.*?)">(.*?)</code>', first) == [
+        ("trainer.init.lr", "init.lr")
     ]
+    assert re.findall(r"<td>(0[.\d]+)", first) == ["0.1", "0.01"]
+    assert "(&times; 0.1)" in first
+    assert re.findall(r"<code[^>]*>(.*?)</code>", rest) == ["trainer.init.seed"]
 
 
 @pytest.mark.parametrize(("num", "shown"), [(3, " open"), (100, "")])
@@ -141,6 +141,89 @@ def test_the_page_may_load_nothing(write_run, page_of):
     assert MARKER in html[:300]
 
 
+def test_if_all_learning_rates_are_equal_the_chart_says_so(write_run, page_of):
+    lines = [{"step": s, "lr/0": 0.1 / s, "lr/1": 0.1 / s} for s in range(1, 5)]
+    html = page_of(write_run(lines=lines))
+    assert [chart["title"] for chart in data_of(html)["charts"]] == ["lr"]
+    assert "(parameter groups 0 and 1 are identical)" in html
+
+
+def test_runs_with_identical_curves_are_named_and_drawn_with_gaps(write_run, page_of):
+    runs = [
+        write_run(name, losses(20, scale=scale)) for name, scale in (("a", 1), ("b", 1), ("c", 5))
+    ]
+    html = page_of(*runs)
+    charts = {chart["title"]: chart for chart in data_of(html)["charts"]}
+    assert [curve["over"] for curve in charts["loss"]["curves"]] == [0, 1, 0]
+    assert html.count('<small class="equal">a = b</small>') == 2  # loss, accuracy
+    assert '<small class="equal">a = b = c</small>' in html  # the learning rate
+
+
+def session_files(**files):
+    return {f"logs/20260101_000000/{name}": text for name, text in files.items()}
+
+
+def test_hints_and_warnings_come_first(write_run, page_of):
+    facts = '{"environment": {}, "hints": ["LinearLR: ends at step 87"]}'
+    log = "2026-01-01 00:00:00,001 {}: {}\n"
+    lines = [("INFO", "fine"), ("WARNING", "LinearLR: ends at step 87"), ("ERROR", "disk <full>")]
+    lines += [("WARNING", f"number {idx}") for idx in range(30)] + [("ERROR", "disk <full>")]
+    files = {"run.json": facts, "run.log": "".join(log.format(*line) for line in lines)}
+    html = page_of(
+        write_run(
+            lines=[{"step": 1, "loss": 1.0, "lr/0": 0.1}],
+            files=session_files(**files),
+            events=[{"time": 1.0, "event": "train_start", "step": 0}],
+        )
+    )
+    assert next(iter(sections(html))) == "warnings"
+    section = re.search(r'<section id="warnings">(.*?)</section>', html, re.DOTALL)[1]
+    assert section.count("ends at step 87") == 1
+    assert "disk &lt;full&gt; <small>2 times</small>" in section
+    assert "fine" not in section
+    assert section.count("<li") == 21
+    assert "12 more" in section
+    assert "ends at step 87" in re.search(r'<section id="lr">(.*?)<figure', html, re.DOTALL)[1]
+
+
+def test_the_reason_for_an_early_end_is_shown(write_run, page_of):
+    end = {"time": 9.0, "event": "end", "step": 7, "outcome": "finished"}
+    start = {"time": 1.0, "event": "train_start", "step": 0, "total_steps": 90}
+    old = write_run(
+        "old",
+        losses(7),
+        events=[start, end],
+        files=session_files(
+            **{"run.log": "2026-01-01 00:00:00,001 INFO: Stopped (lazy) at step 7\n"}
+        ),
+    )
+    new = write_run("new", losses(7), events=[start, end | {"stopped_by": "EarlyStopping: x"}])
+    html = page_of(old, new)
+    assert re.findall(r'class="state (\w+)" title="(.*?)"', html) == [
+        ("stopped", "lazy"),
+        ("stopped", "EarlyStopping: x"),
+    ]
+    assert html.count("<td>7 of 90</td>") == 2
+
+
+def test_the_table_of_runs_explains_its_numbers(write_run, page_of):
+    html = page_of(*(write_run(name, losses(20, scale=n)) for n, name in enumerate("ab", 1)))
+    overview = re.search(r'<section id="overview">(.*?)</section>', html, re.DOTALL)[1]
+    assert overview.index("validate_0/accuracy") < overview.index("<code>loss</code>")
+    assert "Bold: the best" in overview
+    assert "<td><b>" not in overview
+    assert re.search(r"<b>0.95</b></td><td>20</td>", overview)
+    assert re.search(r'title="[^"]*without validation[^"]*">Throughput', overview)
+
+
+def test_the_time_left_is_put_away(write_run, page_of):
+    lines = [{"step": s, "loss": 1.0, "time_remaining": 9.0 - s} for s in range(1, 5)]
+    html = page_of(write_run(lines=lines))
+    rest = re.search(r'<details class="more">(.*?)</details>', html, re.DOTALL)[1]
+    assert "<code>time_remaining</code>" in rest
+    assert list(sections(html)).index("other") > list(sections(html)).index("loss")
+
+
 def test_equal_learning_rates_are_drawn_once(write_run, page_of):
     lines = [{"step": s, "lr/0": 0.1 / s, "lr/1": 0.1 / s, "lr/2": 0.2 / s} for s in range(1, 5)]
     html = page_of(write_run(lines=lines))
@@ -192,5 +275,5 @@ def test_without_plotly_the_remedy_is_named(monkeypatch):
     monkeypatch.undo()
     page_module.plotly_js.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
-    with pytest.raises(ConfigError, match=r"pip install 'modelzoo-trainer\[report\]'"):
+    with pytest.raises(ConfigError, match=r"pip install plotly .*modelzoo-trainer\[report\]"):
         page_module.plotly_js()

@@ -1,0 +1,124 @@
+"""The tables of settings and environments: what differs between runs, and what is the same."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+_LONGEST_CELL: Final = 300
+_RUN_DIR: Final = ("model_dir",)  # always differs
+_SEED: Final = ("seed",)
+_KEPT_PARTS: Final = 2  # of a short path
+_THIN_SPACE: Final = "\u2009"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One setting: its path, a short name, and the cell of each run as HTML."""
+
+    path: str
+    name: str
+    cells: tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Facts of several runs: different, only in some, or the same."""
+
+    differing: list[Row]
+    """The numbers that changed most first, seeds last."""
+    partial: list[Row]
+    same: list[Row]
+
+
+def compared(found: Sequence[Mapping[str, str]]) -> Comparison:
+    """Compare facts of runs; of one run, all are "the same"."""
+    keys = list(dict.fromkeys(key for one in found for key in one))
+    if len(found) > 1:
+        keys = [key for key in keys if not _ends(key, _RUN_DIR)]
+    values = {key: [one.get(key) for one in found] for key in keys}
+    same = [key for key in keys if len(set(values[key])) == 1]
+    partial = [key for key in keys if key not in same and None in values[key]]
+    rest = [key for key in keys if key not in same and key not in partial]
+    rest.sort(key=lambda key: _order(key, values[key]))
+    short = short_paths(rest)
+    return Comparison(
+        [
+            Row(key, short[key], _changed(values[key], has_ratio=not _ends(key, _SEED)))
+            for key in rest
+        ],
+        [Row(key, key, tuple(map(_cell, values[key]))) for key in partial],
+        [Row(key, key, (_cell(values[key][0]),)) for key in same],
+    )
+
+
+def _ends(key: str, names: Iterable[str]) -> bool:
+    return key.rpartition(".")[2] in names
+
+
+def _order(key: str, values: Sequence[str | None]) -> tuple[bool, float]:
+    """Return the key for sorting: large ratios first, then other values, then seeds."""
+    return _ends(key, _SEED), -effect(values)
+
+
+def effect(values: Sequence[str | None]) -> float:
+    """Return by how much numbers differ, as the logarithm of the largest ratio.
+
+    Infinite for a change from or to zero or of sign; -1 for what is not a number.
+    """
+    numbers = [_number(value) for value in values]
+    known = [number for number in numbers if number is not None]
+    if len(known) < len(values):
+        return -1.0
+    low, high = min(known), max(known)
+    if low <= 0 <= high:
+        return math.inf
+    return abs(math.log(abs(high)) - math.log(abs(low)))
+
+
+def _number(value: str | None) -> float | None:
+    try:
+        number = float((value or "").replace(_THIN_SPACE, ""))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _changed(values: Sequence[str | None], *, has_ratio: bool) -> tuple[str | None, ...]:
+    """Return cells with the ratio to the first run's number."""
+    cells = [_cell(value) for value in values]
+    first = _number(values[0])
+    for idx, value in enumerate(values):
+        number = _number(value)
+        if has_ratio and idx and first and number and number != first and number / first > 0:
+            cells[idx] = f"{cells[idx]} <small>(&times; {number / first:.3g})</small>"
+    return tuple(cells)
+
+
+def _cell(text: str | None) -> str | None:
+    if text is None:
+        return None
+    return escape(text if len(text) <= _LONGEST_CELL else f"{text[:_LONGEST_CELL]} ...")
+
+
+def short_paths(keys: Sequence[str]) -> dict[str, str]:
+    """Return the last parts of paths, as many as tell them apart, without list positions."""
+    found = {}
+    for key in keys:
+        for num in range(_KEPT_PARTS, key.count(".") + 2):
+            name = _last(key, num)
+            if all(other == key or _last(other, num) != name for other in keys):
+                break
+        else:
+            name = key
+        found[key] = name
+    return found
+
+
+def _last(key: str, num: int) -> str:
+    parts = re.sub(r"\[\d+\]", "", key).split(".")
+    return ".".join(parts[-num:])

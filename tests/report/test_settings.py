@@ -1,0 +1,46 @@
+"""The order, names and ratios of settings that differ."""
+
+import pytest
+
+from modelzoo_trainer.report.settings import compared, short_paths
+
+
+def differing(first, second):
+    return [(row.name, row.cells) for row in compared([first, second]).differing]
+
+
+def test_the_largest_ratio_comes_first_and_seeds_last():
+    first = {"a.seed": "1", "a.name": "x", "a.small": "100", "a.large": "570", "a.zero": "0.1"}
+    second = {"a.seed": "9999", "a.name": "y", "a.small": "101", "a.large": "57", "a.zero": "0"}
+    assert differing(first, second) == [
+        ("a.zero", ("0.1", "0")),
+        ("a.large", ("570", "57 <small>(&times; 0.1)</small>")),
+        ("a.small", ("100", "101 <small>(&times; 1.01)</small>")),
+        ("a.name", ("x", "y")),
+        ("a.seed", ("1", "9999")),
+    ]
+
+
+def test_large_numbers_with_spaces_have_a_ratio():
+    assert differing({"n": "100\u2009000"}, {"n": "200\u2009000"})[0][1][1].endswith("2)</small>")
+
+
+def test_the_folder_of_a_run_is_in_no_table_of_several():
+    runs = [{"t.model_dir": name, "t.same": "1"} for name in "ab"]
+    found = compared(runs)
+    assert found.differing == []
+    assert [row.path for row in found.same] == ["t.same"]
+    assert [row.path for row in compared(runs[:1]).same] == ["t.model_dir", "t.same"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "names"),
+    [
+        (["t.s[0].Seq.s[1].Cosine.n"], ["Cosine.n"]),
+        (["t.a.Linear.n", "t.b.Linear.n"], ["a.Linear.n", "b.Linear.n"]),
+        (["t.s[0].Linear.n", "t.s[1].Linear.n"], ["t.s[0].Linear.n", "t.s[1].Linear.n"]),
+        (["lr"], ["lr"]),
+    ],
+)
+def test_names_are_short_but_different(keys, names):
+    assert list(short_paths(keys).values()) == names
