@@ -287,7 +287,7 @@ def test_a_loss_without_a_graph_is_refused_as_detached(trainer_of, accumulated) 
 def test_an_output_of_three_parts_is_refused(trainer_of) -> None:
     trainer = trainer_of(model=Returning(lambda weight: (weight.sum(), weight, weight)))
     with pytest.raises(
-        ConfigError, match=r"^the model returned a tuple of length 3\. Return the los"
+        ConfigError, match=r"^The model returned a tuple of length 3\. Return the los"
     ):
         trainer.fit(tiny_batches(1))
 

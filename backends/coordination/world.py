@@ -160,7 +160,7 @@ class World:
             if text != texts[0]:
                 raise BackendError(
                     f"All processes need the same {what}, but process {rank} has "
-                    f"{_first_difference(text, texts[0])} of process 0. {hint}"
+                    f"{_first_difference(text, texts[0])}. {hint}"
                 )
 
     def try_barrier(self, name: str) -> bool:
@@ -343,5 +343,5 @@ def _as_tensor(content: bytes, length: int) -> torch.Tensor:
 def _first_difference(text: str, other: str) -> str:
     for line, expected in zip(text.splitlines(), other.splitlines(), strict=False):
         if line != expected:
-            return f"{line.strip()!r} instead of {expected.strip()!r}"
-    return "one of them is longer"
+            return f"{line.strip()!r} where process 0 has {expected.strip()!r}"
+    return "more or fewer lines than process 0"

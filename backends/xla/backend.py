@@ -365,7 +365,7 @@ class XlaBackend(Backend):
     def _fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if tensors and self.in_step:
             raise HostReadError(
-                "Values were requested within the step (flush, host_state, a checkpoint). Request "
+                "Values were requested inside a step (flush, host_state, a checkpoint). Request "
                 "them after it, in on_train_batch_end or on_step_boundary."
             )
         return self._runtime.fetch(tensors)

@@ -328,8 +328,9 @@ class SaveBest(Callback):
     def _warn_late(self, step: int, now: int) -> None:
         if not self._has_warned:
             log.warning(
-                "SaveBest: %s of step %d was available at step %d only, after its weights had "
-                "changed. It is ignored, and so are later ones. Use a validation metric.",
+                "SaveBest: %s of step %d was available only at step %d, when the weights had "
+                "already changed, so it cannot be used (nor can later ones). Use a validation "
+                "metric.",
                 self.metric,
                 step,
                 now,

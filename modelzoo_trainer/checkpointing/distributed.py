@@ -193,7 +193,7 @@ def save_sharded(
     """
     writer = CheckpointWriter(path, step=step, facts=facts)
     try:
-        with _plain_errors(f"checkpoint {str(path)!r} could not be written"):
+        with _plain_errors(f"Checkpoint {str(path)!r} could not be saved"):
             save_planned(
                 dict(state),
                 storage_writer=writer,

@@ -333,5 +333,5 @@ def _check_state(given: Mapping[str, Tensor], index: ShardIndex) -> None:
     if rows:
         more = f"\n  and {len(rows) - _MAX_ROWS} more" if len(rows) > _MAX_ROWS else ""
         raise CheckpointMismatch(
-            "the checkpoint does not match:\n  " + "\n  ".join(rows[:_MAX_ROWS]) + more
+            "The checkpoint does not match the model:\n  " + "\n  ".join(rows[:_MAX_ROWS]) + more
         )

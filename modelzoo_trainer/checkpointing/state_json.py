@@ -132,7 +132,7 @@ class Encoder:
         keys = list(value)
         for key in keys:
             if type(key) not in (str, int):
-                what = f" with the key {key!r}, which is neither str nor int"
+                what = f" with the key {key!r} (neither str nor int)"
                 raise self._refusal(value, path, what)
         items = [(key, self._encode(item, (*path, key))) for key, item in value.items()]
         if all(type(key) is str for key in keys) and _TAG not in keys:

@@ -77,8 +77,8 @@ class AttributeStates(CoreCallback):
         states, found = state_dict.get("attributes", {}), parts_beside(trainer)
         for name in states.keys() - found.keys():
             log.warning(
-                "The checkpoint has state of trainer.%s, which this trainer lacks. Create it "
-                "in the constructor, before the checkpoint is loaded, or its state is lost.",
+                "The checkpoint has state of trainer.%s, but this trainer has no such attribute. "
+                "Create it in the constructor, or its state is lost.",
                 name,
             )
         for name, part in _saved_of(found, trainer).items():
@@ -117,7 +117,9 @@ class AttributeStates(CoreCallback):
             )
         for name in names:
             if name not in vars(trainer):
-                log.warning("unsaved_attributes names %r, which the trainer does not have.", name)
+                log.warning(
+                    "unsaved_attributes has %r, which is not an attribute of the trainer.", name
+                )
 
     # ---- optimizers that are not saved
 

@@ -173,10 +173,12 @@ class Checkpoint(CoreCallback, Advised):
 
         Raises:
             CheckpointError: If there are checkpoints but none is intact, or none of that name.
+            ConfigError: If it is none of these.
         """
         is_restart = (
             trainer.is_resuming and self._is_fresh(trainer) and trainer.autorestart.is_restart
         )
+        _check_kind(ckpt_path)
         self.is_own = ckpt_path in (..., LAST) or is_restart
         self._found = None
         backend = trainer.backend
@@ -624,6 +626,17 @@ class Checkpoint(CoreCallback, Advised):
             state = checkpointing.load(path)
         self._begun = path.resolve(), state.get("global_step")
         return state
+
+
+def _check_kind(ckpt_path: Any) -> None:
+    """Raise a `ConfigError` for a `ckpt_path` of another type, such as True."""
+    if ckpt_path is None or ckpt_path is ... or isinstance(ckpt_path, (str, os.PathLike)):
+        return
+    given = repr(ckpt_path) if isinstance(ckpt_path, bool) else f"a {type(ckpt_path).__name__}"
+    raise ConfigError(
+        f"ckpt_path got {given}. Pass a path, 'last', 'best', or None for the current weights; "
+        f"omit it to use the newest checkpoint of the folder, if there is one."
+    )
 
 
 def _content(path: Path, trainer: Trainer) -> StateDict:

@@ -144,9 +144,9 @@ def _fitting(own: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]
     }
     if found and not fitting:
         raise CheckpointMismatch(
-            f"no entry of the checkpoint's model fits this one: it has {_some(found)}, this run "
-            f"{_some(own)}. Use the original model, or rename the entries in "
-            f"preprocess_checkpoint."
+            f"No entry of the checkpoint's model fits this one: the checkpoint has "
+            f"{_some(found)}, this run has {_some(own)}. Use the original model, or rename the "
+            f"entries in preprocess_checkpoint."
         )
     for what, names in (
         ("the checkpoint only", set(found) - set(own)),
@@ -154,7 +154,7 @@ def _fitting(own: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]
         ("both, with different shapes", (set(found) & set(own)) - set(fitting)),
     ):
         if names:
-            log.warning("Not loaded, since in %s: %s.", what, ", ".join(sorted(names)))
+            log.warning("Not loaded, because in %s: %s.", what, ", ".join(sorted(names)))
     return fitting
 
 
@@ -192,8 +192,8 @@ def to_outputs(raw: Any) -> Outputs:
         return {"loss": raw[0], "logits": raw[1]}
     size = f" of length {len(raw)}" if isinstance(raw, (tuple, list)) else ""
     raise ConfigError(
-        f"the model returned a {type(raw).__name__}{size}. Return the loss, (loss, logits), or a "
-        f"mapping with 'loss'."
+        f"The model returned a {type(raw).__name__}{size}. Return the loss, (loss, logits), or a "
+        f"dict with 'loss'."
     )
 
 
@@ -277,7 +277,7 @@ def _check_names(
         ]
     if rows:
         raise CheckpointMismatch(
-            "the checkpoint's model does not fit this one:\n"
+            "The checkpoint's model does not fit this one:\n"
             + "\n".join(rows)
             + "\nUse the original configuration, or "
             "checkpoint.disable_strict_checkpoint_loading: true."

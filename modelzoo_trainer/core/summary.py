@@ -225,6 +225,7 @@ def _result_of(trainer: Trainer, record: _Record) -> RunResult:
             for name, best in bests.items()
             if name.startswith(record.scope)
         },
+        first_step=record.first_step or 0,
         steps=0 if record.first_step is None else step - record.first_step,
         global_step=step,
         epochs=trainer.data.epoch,

@@ -86,8 +86,9 @@ def split_documents(
     ]
     if not chosen:
         raise ConfigError(
-            f"split {split!r} has no document: all {len(documents)} are on the other side of "
-            f"val_fraction {val_fraction}. Change val_fraction, or add files to data_dir."
+            f"split {split!r} has no document: with val_fraction {val_fraction}, all "
+            f"{len(documents)} documents are in the other split. Change val_fraction, or add "
+            f"files to data_dir."
         )
     return chosen
 

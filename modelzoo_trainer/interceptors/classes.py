@@ -81,8 +81,8 @@ def events_of(cls: type) -> dict[str, str]:
                 if found.get(name, attribute) != attribute or (before and name not in before):
                     raise ConfigError(
                         f"{base.__name__}.{attribute} is marked as event {name!r}, but "
-                        f"{next(iter(before), name)!r} already exists. An event has one "
-                        f"method, and an override keeps its event unmarked."
+                        f"{next(iter(before), name)!r} already exists. Each event has one method, "
+                        f"and a method that overrides it must not be marked again."
                     )
             found |= dict.fromkeys(marked, attribute)
     return found

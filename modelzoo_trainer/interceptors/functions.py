@@ -42,16 +42,21 @@ def split_pair(pair: Any, where: str) -> tuple[str, str, AnyFunction]:
         ConfigError: If it is not such a pair.
     """
     if not is_pair(pair):
-        raise ConfigError(f"{where}: got {pair!r}. Give pairs such as ('post-step', function).")
+        raise ConfigError(
+            f"{where}: got {pair!r}. Pass pairs of an event and a function, such as ('post-step', "
+            f"function)."
+        )
     spelled, function = pair
     side, _, name = canonical(spelled).partition("-")
     if side not in ("pre", "post") or not name:
         raise ConfigError(
-            f"{where}: {spelled!r} is neither a pre- nor a post-event. Write 'pre-{spelled}' or "
+            f"{where}: {spelled!r} must start with 'pre-' or 'post-': write 'pre-{spelled}' or "
             f"'post-{spelled}'."
         )
     if not callable(function):
-        raise ConfigError(f"{where}: {spelled!r} got {function!r}, which is not callable.")
+        raise ConfigError(
+            f"{where}: {spelled!r} needs a function, got {function!r}, which is not callable."
+        )
     return side, name, function
 
 

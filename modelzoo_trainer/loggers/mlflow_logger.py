@@ -132,7 +132,11 @@ class MLflowLogger(ServiceLogger):
         known = self._client.get_run(self._id).data.params
         others = [name for name, text in wanted.items() if known.get(name, text) != text]
         if others:
-            log.info("MLflowLogger: the run keeps its first values of %s.", ", ".join(others))
+            log.info(
+                "MLflowLogger: MLflow cannot change the parameters of a run; keeping the first "
+                "values of %s.",
+                ", ".join(others),
+            )
         new = [
             self._mlflow.entities.Param(name, text)
             for name, text in wanted.items()

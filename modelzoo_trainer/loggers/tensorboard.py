@@ -41,8 +41,8 @@ class TensorBoardLogger(Logger):
     def __init__(self, summary_dir: Path | None = None, legacy_event_dirs: bool = False) -> None:
         if summary_dir is not None and legacy_event_dirs:
             raise ConfigError(
-                f"summary_dir ({str(summary_dir)!r}) and legacy_event_dirs are both given; they "
-                f"exclude each other."
+                f"Set either summary_dir or legacy_event_dirs, not both; got "
+                f"summary_dir={str(summary_dir)!r}."
             )
         self._given = None if summary_dir is None else Path(summary_dir)
         self._is_legacy = legacy_event_dirs
@@ -138,7 +138,7 @@ class TensorBoardLogger(Logger):
 
     def _fail(self, error: OSError) -> None:
         if not self._has_failed:
-            log.warning("%s cannot be written; metrics are lost: %s", self._root, error)
+            log.warning("Cannot write %s, so metrics are lost: %s", self._root, error)
         self._has_failed = True
 
     # ---- resuming
@@ -186,7 +186,7 @@ class TensorBoardLogger(Logger):
             path.rename(folder / path.name)
         if others:
             log.warning(
-                "Starting at step 0: moved %d event files of earlier runs to %s.",
+                "New run (step 0): moved %d event files of earlier runs to %s.",
                 len(others),
                 others[0].parent / name,
             )

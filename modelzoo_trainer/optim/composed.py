@@ -11,7 +11,13 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
-from modelzoo_trainer.optim.scheduler import LRScheduler, Scheduler, Tags, WeightDecayScheduler
+from modelzoo_trainer.optim.scheduler import (
+    LRScheduler,
+    Scheduler,
+    Tags,
+    WeightDecayScheduler,
+    without_optimizer,
+)
 
 Member = Scheduler | Callable[[None], Scheduler]
 """A schedule, or a callable that creates one without an optimizer."""
@@ -90,6 +96,7 @@ class Sequential(Composed):
         param_group_tags: Update only groups with one of these tags.
     """
 
+    @without_optimizer
     def __init__(
         self,
         optimizer: Optimizer | None,
@@ -121,15 +128,15 @@ class Sequential(Composed):
             length = member.total_iters
             if length is None:
                 raise ConfigError(
-                    f"{self._name}.schedulers[{idx}]: {type(member).__name__} has no total_iters; "
-                    f"only the last schedule of a sequence may have no end."
+                    f"{self._name}.schedulers[{idx}]: {type(member).__name__} has no total_iters, "
+                    f"so it never ends. Only the last schedule of a sequence may have no end."
                 )
             lengths.append(length)
         computed = list(accumulate(lengths))
         if given is not None and list(given) != computed:
             raise ConfigError(
-                f"{self._name}.milestones is {list(given)}, but total_iters of the members add up "
-                f"to {computed}. Remove milestones."
+                f"{self._name}.milestones is {list(given)}, but the total_iters of the schedules "
+                f"add up to {computed}. Remove milestones."
             )
         return computed
 
@@ -151,6 +158,7 @@ class Chained(Composed):
         param_group_tags: Update only groups with one of these tags.
     """
 
+    @without_optimizer
     def __init__(
         self,
         optimizer: Optimizer | None,
@@ -194,6 +202,7 @@ class ScalePerParamLR(Composed, LRScheduler):
         param_group_tags: Update only groups with one of these tags.
     """
 
+    @without_optimizer
     def __init__(
         self,
         optimizer: Optimizer | None,

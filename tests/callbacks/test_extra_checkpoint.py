@@ -179,17 +179,17 @@ def test_a_folder_that_cannot_be_written_is_refused_at_once(make, batches):
 
 
 def test_a_part_that_is_not_there_is_refused_with_the_nearest_name(make, batches):
-    with pytest.raises(ConfigError, match=r"has no part 'optimiser'\. Did you mean 'optimizer'"):
+    with pytest.raises(ConfigError, match=r"has no state 'optimiser'\. Did you mean 'optimizer'"):
         make(ExtraCheckpoint(steps=2, checkpoint_states="optimiser")).fit(batches)
 
 
 def test_the_name_of_the_runs_own_checkpoints_is_refused(make):
-    with pytest.raises(ConfigError, match="is a name of the checkpoints that the run itself"):
+    with pytest.raises(ConfigError, match="is also a name of the run's own checkpoints"):
         make(ExtraCheckpoint(steps=1, folder=".", checkpoint_name="checkpoint_{step}"))
 
 
 def test_two_under_the_same_names_are_refused(make):
-    with pytest.raises(ConfigError, match="two ExtraCheckpoint use the name"):
+    with pytest.raises(ConfigError, match="Two ExtraCheckpoint use the name"):
         make(ExtraCheckpoint(steps=1), ExtraCheckpoint(steps=2))
 
 
@@ -207,7 +207,7 @@ def test_averages_need_who_makes_them(make):
         ({"keep": 0}, r"keep: expected .*, got 0"),
         ({"file_format": "pt"}, r"file_format: expected 'checkpoint' or 'safetensors', got 'pt'"),
         ({"checkpoint_name": "extra"}, r"expected a file name with {step}, once, got 'extra'"),
-        ({"checkpoint_states": ""}, r"name parts of a checkpoint"),
+        ({"checkpoint_states": ""}, r"states of a checkpoint"),
         (
             {"file_format": "safetensors", "checkpoint_states": "all"},
             r"'all' cannot be combined with file_format: safetensors.* 'model'",

@@ -276,7 +276,7 @@ def test_delete_refuses_what_is_being_written(run, capsys):
     (run / ".tmp-checkpoint_101-1-abcdef01").mkdir()
     code, _, err = called(capsys, "delete", run / ".tmp-checkpoint_101-1-abcdef01")
     assert code == 2
-    assert "is not deleted: uncommitted" in err[0]
+    assert "was not deleted: uncommitted" in err[0]
 
 
 def test_delete_refuses_what_is_no_checkpoint(run, tmp_path, capsys):
@@ -284,7 +284,7 @@ def test_delete_refuses_what_is_no_checkpoint(run, tmp_path, capsys):
     (tmp_path / "data" / "mine").write_bytes(b"")
     code, _, err = called(capsys, "delete", run / "checkpoint_9", tmp_path / "data")
     assert code == 2
-    assert "is not deleted" in err[0]
+    assert "was not deleted" in err[0]
     assert (tmp_path / "data" / "mine").exists()
     assert (run / "checkpoint_9").exists()
 
@@ -293,7 +293,7 @@ def test_delete_refuses_a_link(run, tmp_path, capsys):
     (tmp_path / "link").symlink_to(run / "checkpoint_9")
     code, _, err = called(capsys, "delete", "--yes", tmp_path / "link")
     assert code == 2
-    assert "is a symbolic link. Name the checkpoint itself: " in err[0]
+    assert "is a symbolic link. Pass the checkpoint itself: " in err[0]
     assert (run / "checkpoint_9" / "manifest.json").exists()
 
 

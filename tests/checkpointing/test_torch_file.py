@@ -109,15 +109,15 @@ def test_code_is_named_and_never_run(monkeypatch, variable, zipped) -> None:
 
 
 def test_a_whole_module_is_refused() -> None:
-    with pytest.raises(CheckpointError, match=r"holds torch\.nn\.modules\.linear\.Linear"):
+    with pytest.raises(CheckpointError, match=r"contains torch\.nn\.modules\.linear\.Linear"):
         read_weights(saved(nn.Linear(2, 2)))
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ([torch.ones(1)], "holds a list"),
-        ({"epoch": 3, "lr": 0.1}, "holds a dict with 'epoch', 'lr'"),
+        ([torch.ones(1)], "contains a list"),
+        ({"epoch": 3, "lr": 0.1}, "contains a dict with 'epoch', 'lr'"),
         ({"model": STATE, "state_dict": STATE}, "not the weights of one model"),
         ({"w": torch.ones(1), "n": 3}, "'n' is int"),
         ({"w": torch.ones(2).to_sparse()}, r"'w' is torch\.sparse_coo"),

@@ -290,7 +290,7 @@ def test_a_fit_returns_after_a_signal_where_that_is_asked_for(trainer_of, number
         ({}, "nothing was saved .*checkpoint.steps"),
         (
             {"checkpoint": Checkpoint(save_initial_checkpoint=True)},
-            "after {folder}/checkpoint_0 .*not saved",
+            "steps after {folder}/checkpoint_0 were not saved",
         ),
     ],
     ids=["saved", "not configured", "before"],
@@ -332,7 +332,7 @@ def test_a_stop_file_that_comes_too_late_stops_no_later_run(trainer_of, caplog, 
     trainer.fit(tiny_batches(5), tiny_batches(1))
     assert (trainer.interrupted, trainer.global_step) == (None, 2)
     assert not (trainer.model_dir / "stop").exists()
-    assert f"Removed {trainer.model_dir / 'stop'}, which came too late" in caplog.text
+    assert f"Removed {trainer.model_dir / 'stop'}: it was created too late" in caplog.text
 
 
 def test_a_stop_file_beside_a_run_that_fails_stops_the_next_attempt(trainer_of) -> None:

@@ -127,3 +127,13 @@ def test_the_names_are_no_paths(trainer_of, tmp_path, monkeypatch) -> None:
     assert not torch.equal(weights(trainer), expected)
     trainer.validate(BATCHES, ckpt_path=f"./{path}")
     assert torch.equal(weights(trainer), expected)
+
+
+@pytest.mark.parametrize("given", [True, False, 7, BATCHES])
+def test_another_type_is_refused(trainer_of, given) -> None:
+    trainer = trainer_of()
+    kind = repr(given) if isinstance(given, bool) else type(given).__name__
+    for use in (trainer.fit, trainer.validate, trainer.test, trainer.predict):
+        with pytest.raises(ConfigError, match=rf"ckpt_path got .*{kind}.*'last', 'best', or None"):
+            use(BATCHES, ckpt_path=given)
+    assert trainer.global_step == 0

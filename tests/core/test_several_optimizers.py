@@ -451,7 +451,7 @@ def test_callbacks_that_need_one_optimizer_are_refused(tmp_path, callback, words
         ({"kind": Trainer}, r"critic.*Subclass Trainer and override training_step"),
         ({"grad_accum_steps": 2}, "grad_accum_steps is 2"),
         ({"sparsity": 0.5}, "sparsity"),
-        ({"schedulers": lambda optimizer: StepLR(optimizer, 2)}, "mapping of their names"),
+        ({"schedulers": lambda optimizer: StepLR(optimizer, 2)}, "dict of their names"),
         ({"schedulers": {"makr": None}}, "'makr'.*Did you mean 'maker'"),
         ({"schedulers": {"maker": StepLR}}, r"schedulers\['maker'\]\[0\] is the class StepLR"),
         ({"optimizer": {"maker": BOTH["maker"]}}, "A dict of optimizers .* has 1"),
@@ -477,7 +477,7 @@ def test_what_does_not_work_with_several_is_refused(tmp_path, settings, words) -
 
 
 def test_a_mapping_of_schedulers_needs_several_optimizers(tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"mapping \('optimizer'\).*has one"):
+    with pytest.raises(ConfigError, match=r"dict \('optimizer'\).*has one"):
         run_trainer(tmp_path, schedulers={"optimizer": lambda optimizer: StepLR(optimizer, 2)})
 
 

@@ -407,11 +407,11 @@ async def later(self: Oven, result: str) -> str:
 @pytest.mark.parametrize(
     ("pair", "said"),
     [
-        (("bake", more), "Write 'pre-bake' or 'post-bake'"),
+        (("bake", more), "write 'pre-bake' or 'post-bake'"),
         (("pre-bake", 3), "is not callable"),
         (("pre-bkae", more), "Did you mean 'pre-bake'"),
         (("pre-nosuch", more), "Events: bake, clean-up, init, pack"),
-        ("pre-bake", "Give pairs such as"),
+        ("pre-bake", "Pass pairs of an event and a function"),
         (("post-bake", max), "signature"),
         (("post-bake", later), "async functions are not supported"),
     ],
@@ -634,7 +634,7 @@ def test_a_global_pair_that_does_not_fit_the_trainers_is_taken_back(trainer_of) 
     trainer = trainer_of(("post-backward", lambda self: None))
     with pytest.raises(ConfigError, match="no event 'nosuch'"):
         register_global_callback(("post-nosuch", lambda self: None))
-    with pytest.raises(ConfigError, match="neither a pre- nor a post-event"):
+    with pytest.raises(ConfigError, match="must start with 'pre-' or 'post-'"):
         register_global_callback(("backward", lambda self: None))
     trainer.fit(tiny_batches(1))
     assert trainer.global_step == 1

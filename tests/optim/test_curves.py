@@ -321,7 +321,7 @@ def test_a_lambda_schedule_has_one_function(name):
             CYCLE | {"mode": "triangle"},
             r"CyclicLR\.mode: expected .*, got 'triangle'\. Did you mean",
         ),
-        ("OneCycleLR", START | {"max_lr": 1.0, "pct_start": 1.5}, r"OneCycleLR\.pct_start is 1.5"),
+        ("OneCycleLR", START | {"max_lr": 1.0, "pct_start": 1.5}, r"OneCycleLR\.pct_start=1\.5 of"),
         (
             "MultiStepLR",
             START | {"gamma": 0.5, "milestones": [5, 5]},
@@ -382,7 +382,7 @@ def test_a_lambda_schedule_has_one_function(name):
         (
             "PiecewiseConstantLR",
             {"learning_rates": [1.0, 2.0], "milestones": [1, 2]},
-            r"PiecewiseConstantLR: 2 milestones need 3 learning_rates, got 2",
+            r"PiecewiseConstantLR\.learning_rates has 2 values, but 2 milestones need 3",
         ),
     ],
 )

@@ -24,7 +24,7 @@ LATER = "init.checkpoint.asynchronous=true"
 SHARDED = "init.backend.parallel={shard: -1}"
 MAX_STARTS = 200
 PLANS = {"plain": [], "asynchronous": [LATER], "sharded": [SHARDED, LATER]}
-FULL = "could not be written in process 1: No space left on device"
+FULL = "could not be saved in process 1: No space left on device"
 
 
 @pytest.fixture(scope="module")

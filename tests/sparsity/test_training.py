@@ -267,7 +267,7 @@ def test_each_of_several_algorithms_has_its_parameters(make, batches):
             Static(0.5, param_filter="bdy.weight"),
             r"matches no parameter. Did you mean 'body.weight'",
         ),
-        ([0.5, 0.5], "'body.weight' is matched by algorithms 0 and 1"),
+        ([0.5, 0.5], "'body.weight' is matched by both entry 0 and entry 1"),
         (RigL(0.5, update={"freq": 1}, balance_in_groups=5), "cannot be divided into 5 groups"),
         (
             Static(0.5, param_filter="*.x"),
