@@ -150,8 +150,8 @@ class AcceleratorBackend(AsynchronousBackend):
         kind, index = self._device.type, self._device.index
         if not self.is_available(kind):
             raise BackendUnavailable(
-                f"device: {kind!r} is not available: torch {torch.__version__} finds none. Use "
-                f"device: cpu or auto, or install a torch build for it."
+                f"device: {kind!r} is not available: torch {torch.__version__} finds no such "
+                f"device. Use device: cpu or auto, or install a torch build for it."
             )
         count = torch.accelerator.device_count()
         if not 0 <= index < count:

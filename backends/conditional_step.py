@@ -70,7 +70,8 @@ class ConditionalSteps:
             return
         self._hosted.add(optimizer)
         log.info(
-            "%s counts steps on the host: conditional steps wait for the device.",
+            "%s counts its steps on the CPU, so conditional steps (such as skipping a non-finite "
+            "loss) wait for the device.",
             type(optimizer).__name__,
         )
 

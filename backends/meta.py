@@ -17,12 +17,12 @@ from .reads import DeferredReads, HostCopies, Wait, no_wait
 
 _DEVICE: Final = torch.device("meta")
 _READ: Final = (
-    "Tensors on the meta device have no values, but this line needs one: reading it on the host "
-    "inside the step would block an accelerator. Defer it (backend.read, a step closure), or "
-    "keep it on the device (torch.where instead of a boolean mask or an if)."
+    "This line reads the value of a tensor (.item(), print, if) inside a step, which would block "
+    "an accelerator; here it is on the meta device and has no value. Use trainer.log_metrics, "
+    "trainer.read, @step_closure or torch.where (instead of an if or a boolean mask)."
 )
 _MIXED: Final = (
-    "A tensor created on the host is combined with one of the model. Create it on the same device: "
+    "A tensor created on the CPU is combined with one of the model. Create it on the same device: "
     "torch.arange(n, device=x.device), or as a buffer of the module."
 )
 _MENTIONS_META: Final = re.compile(r"(?<![a-z])meta(?![a-z])", re.IGNORECASE)

@@ -56,9 +56,9 @@ class SyncGuard(TorchFunctionMode):
         if reads and self._is_meant(func, args, kwargs):
             self.num_refused += 1
             raise HostReadError(
-                f"{_name(func)} reads a value on the host inside the step, at {_caller()}, which "
-                f"blocks until the device is done. Defer it (backend.read, a step closure), do it "
-                f"after the step, or keep it on the device (torch.where instead of an if)."
+                f"{_name(func)} reads the value of a tensor inside the step, at {_caller()}, "
+                f"which blocks until the device is done. Use trainer.log_metrics, trainer.read, "
+                f"@step_closure or torch.where (instead of an if), or read it after the step."
             )
         return func(*args, **kwargs)
 

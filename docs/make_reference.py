@@ -44,6 +44,8 @@ from modelzoo_trainer.data import (
 from modelzoo_trainer.hooks.spec import HOOKS
 from modelzoo_trainer.models.registry import MODELS, model_class
 from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS
+from modelzoo_trainer.predictions import Predictions
+from modelzoo_trainer.results import RunResult
 from modelzoo_trainer.trainer import Trainer
 
 SECTION: Final = re.compile(r"^(Args|Metrics|State|Cost|Raises|Returns|Shapes|Yields): ?(.*)$")
@@ -295,13 +297,45 @@ def trainer_page() -> str:
     """Return the page of the trainer and of the core callbacks that take arguments."""
     classes: list[type] = [Trainer, TrainingLoop, ValidationLoop, Checkpoint, Logging]
     classes += [MixedPrecision, AutoRestart]
-    lines = [HEAD, "# The trainer and its core callbacks", "", *contents(classes)]
+    lines = [HEAD, "# The trainer and its core callbacks", ""]
+    lines += contents([*classes, RunResult, Predictions])
     for cls in classes:
         if cls is Trainer:
             lines += list(class_lines_of_trainer())
         else:
             lines += class_lines(cls)
+    lines += [*result_lines(RunResult), *result_lines(Predictions)]
     return "\n".join(lines)
+
+
+def result_lines(cls: type) -> Iterator[str]:
+    """Yield what a page says of a class that a method of the trainer returns."""
+    page = parse(cls)
+    yield f"## {cls.__name__}"
+    yield ""
+    yield page.text
+    described = page.entries("Args")
+    rows = [
+        (f"`{name}`", f"`{kind}`", described[name])
+        for name, kind in inspect.get_annotations(cls).items()
+        if name in described
+    ]
+    yield from table(("attribute", "type", "meaning"), rows)
+    yield from table(("member", "meaning"), list(members_of(cls)))
+    yield ""
+
+
+def members_of(cls: type) -> Iterator[tuple[str, ...]]:
+    """Yield the public properties and methods of a class, each with the start of its docstring."""
+    for name, member in vars(cls).items():
+        if name.startswith("_") or not getattr(member, "__doc__", None):
+            continue
+        if isinstance(member, property):
+            yield f"`{name}`", parse(member).text
+        elif isinstance(member, classmethod):
+            yield f"`{cls.__name__}.{name}{call_of(member.__func__)}`", parse(member).text
+        elif inspect.isfunction(member):
+            yield f"`{name}{call_of(member)}`", parse(member).text
 
 
 def class_lines_of_trainer() -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import chain, pairwise
 from numbers import Integral, Number
@@ -29,7 +29,8 @@ from typing import (
 from annotated_types import Ge, Gt, Le, Lt, MinLen, Predicate
 from typing_extensions import dataclass_transform
 
-from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.foreign_names import ARGUMENTS, advice_for
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _T = TypeVar("_T")
@@ -80,7 +81,7 @@ def checked(owner: str = "") -> Callable[[_F], _F]:
     """Return a decorator of a method or a dataclass that checks constrained arguments.
 
     Not checked are defaults and types without a constraint: a program may pass any object that
-    works.
+    works. An unknown argument is refused with a suggestion.
 
     Args:
         owner: Prefix of the argument name in messages; "" = name of the class.
@@ -91,10 +92,13 @@ def checked(owner: str = "") -> Callable[[_F], _F]:
             init.__init__ = decorate(init.__init__)  # type: ignore[misc]  # same signature
             return init
         parameters = inspect.signature(init).parameters.values()
+        is_open = any(one.kind is one.VAR_KEYWORD for one in parameters)
         defaults = {one.name: one.default for one in list(parameters)[1:]}
 
         @functools.wraps(init)
         def checking(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not is_open:
+                _refuse_unknown(type(self), kwargs, defaults)
             given = dict(zip(defaults, args, strict=False)) | kwargs
             given = {key: one for key, one in given.items() if one is not defaults.get(key, init)}
             rules = _rules_of(init) if given else {}
@@ -106,6 +110,15 @@ def checked(owner: str = "") -> Callable[[_F], _F]:
         return checking  # type: ignore[return-value]  # signature of `wraps`
 
     return decorate
+
+
+def _refuse_unknown(cls: type, given: Iterable[str], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            tables = [ARGUMENTS.get(base.__name__, {}) for base in cls.__mro__]
+            hints = filter(None, (advice_for(table, name) for table in tables))
+            advice = next(hints, None) or suggest(name, known)
+            raise ConfigError(f"{cls.__name__} has no argument {name!r}. {advice}")
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))

@@ -105,7 +105,7 @@ class Predictions(Mapping[str, Tensor | list[Tensor]]):
 
     def _of(self, name: str) -> Sequence[Part]:
         if name not in self._parts:
-            raise KeyError(f"no output {name!r}; there are: {', '.join(self._parts) or 'none'}")
+            raise KeyError(f"no output {name!r}; available: {', '.join(self._parts) or 'none'}")
         return self._parts[name]
 
     @override
@@ -148,8 +148,8 @@ class _Index:
         except OSError as error:
             raise PredictionError(
                 f"{str(folder)!r} has no predictions: {INDEX} cannot be read "
-                f"({error.strerror or error}). Pass the output_dir of a finished prediction; "
-                f"with several hosts it must be on a shared disk."
+                f"({error.strerror or error}). Pass the output_dir of a finished predict; with "
+                f"several hosts it must be on a shared file system."
             ) from None
         try:
             raw = json.loads(text)
@@ -215,8 +215,8 @@ class _Index:
             raise PredictionError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
         if not is_same or num != tensor.nbytes:
             raise PredictionError(
-                f"the predictions in {str(self._folder)!r} have been replaced since they were "
-                f"opened. Use a separate output_dir for each prediction."
+                f"The predictions in {str(self._folder)!r} have been replaced since they were "
+                f"opened. Use a separate output_dir for each predict."
             )
         return tensor
 

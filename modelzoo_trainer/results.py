@@ -32,8 +32,10 @@ class RunResult:
         metrics: The last value of each metric that is a number; for `validate` only its own,
             without the prefix of the dataloader.
         best: The best values of validation metrics with a direction: by name, such as `loss` and
-            `accuracy`, or because a callback watches them with a `mode`. Only of this call, not
-            from before the run was resumed.
+            `accuracy`, or because a callback watches them with a `mode`. Only of this call, that
+            is since `first_step`, not from before the run was resumed; `best_checkpoint` is of the
+            whole run.
+        first_step: The `global_step` at which the call began to train; 0 = a new run.
         steps: Optimizer steps of this call.
         global_step: The step at its end.
         epochs: Completed epochs, including those before a restart.
@@ -44,11 +46,13 @@ class RunResult:
             the steps per second of training that the console and the report show.
         model_dir: The folder of the run.
         per_checkpoint: The metrics of each checkpoint of `validate_all`.
+        best_checkpoint: The best checkpoint of the first `SaveBest`; None = none.
     """
 
     method: str
     metrics: Mapping[str, float] = field(default_factory=dict)
     best: Mapping[str, Best] = field(default_factory=dict)
+    first_step: int = 0
     steps: int = 0
     global_step: int = 0
     epochs: int = 0
@@ -57,6 +61,7 @@ class RunResult:
     seconds: float = 0.0
     model_dir: Path = Path()
     per_checkpoint: Mapping[Path, Mapping[str, float]] = field(default_factory=dict)
+    best_checkpoint: Path | None = None
 
     def __repr__(self) -> str:
         parts = [f"{self.method} to step {self.global_step}"]
@@ -64,7 +69,10 @@ class RunResult:
             parts[0] = f"fit, {self.steps} steps to step {self.global_step}"
         parts.append(f"{self.seconds:.1f} s")
         parts += [f"{name} {value:.5g}" for name, value in self._shown().items()]
-        parts += [f"best {name} {value:.5g} at {step}" for name, (value, step) in self._bests()]
+        since = f" since step {self.first_step}" if self.first_step else ""
+        parts += [
+            f"best {name}{since} {value:.5g} at {step}" for name, (value, step) in self._bests()
+        ]
         if self.checkpoints:
             parts.append(f"last checkpoint {self.checkpoints[-1]}")
         if self.stopped_by is not None:

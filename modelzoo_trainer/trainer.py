@@ -273,7 +273,8 @@ class Trainer(AdvisedMethods):
                 DataLoaders, callables or other iterables is several. A list of lists of tuples is
                 ambiguous and refused: write `[lambda: first, lambda: second]`.
             ckpt_path: The checkpoint to start from. Default: the newest one of `model_dir`, unless
-                this trainer has trained already. None = keep the current weights.
+                this trainer has trained already. "last" = the newest, "best" = the best one of
+                `SaveBest`. None = keep the current weights.
 
         Returns:
             The last and best metrics, and what stopped the run; also `trainer.result`.
@@ -572,8 +573,9 @@ class Trainer(AdvisedMethods):
             max_in_memory: Maximum bytes to return in memory, per process.
 
         Returns:
-            Names and tensors with a row per sample; the same on all processes. A model that returns
-            a tensor has it as `output`; one that returns (loss, logits) has `logits`.
+            Tensors with a row per sample, by name, or lists with a tensor per sample where shapes
+            differ between batches; the same on all processes. A model that returns a tensor has it
+            as `output`; one that returns (loss, logits) has `logits`.
 
         Raises:
             ConfigError: If the dataloader is invalid or empty, or the model returns only a loss.

@@ -145,12 +145,12 @@ def test_no_loss_is_needed_and_none_is_computed(tmp_path) -> None:
 
 
 def test_outputs_that_are_losses_alone_are_refused(trainer_of) -> None:
-    with pytest.raises(ConfigError, match=r"Echo returned nothing to predict .it has: loss, n\b"):
+    with pytest.raises(ConfigError, match=r"Echo returned nothing to predict: .*: loss, n\)"):
         predicted(trainer_of, lambda rows: {"loss": rows.mean(), "n": 3})
 
 
 def test_an_output_of_another_kind_is_refused(trainer_of) -> None:
-    with pytest.raises(ConfigError, match="returned a str to predict"):
+    with pytest.raises(ConfigError, match="returned a str"):
         predicted(trainer_of, lambda rows: "text")
 
 
@@ -337,7 +337,7 @@ def test_within_a_prediction_there_is_no_other(trainer_of) -> None:
         def on_predict_batch_end(self, trainer, model, outputs, batch, batch_idx):
             trainer.predict(loader())
 
-    with pytest.raises(ConfigError, match="predict was called within predict"):
+    with pytest.raises(ConfigError, match="predict is already running"):
         predicted(trainer_of, lambda rows: rows, Again())
 
 
@@ -471,7 +471,7 @@ def test_one_that_fails_leaves_the_earlier_one(trainer_of, tmp_path) -> None:
 
 @pytest.mark.parametrize("arguments", [{"max_in_memory": -1}, {"max_in_memory": 1.5}])
 def test_a_size_that_is_none_is_refused(trainer_of, arguments) -> None:
-    with pytest.raises(ConfigError, match=r"^max_in_memory is "):
+    with pytest.raises(ConfigError, match=r"^max_in_memory must be "):
         predicted(trainer_of, lambda rows: rows, **arguments)
 
 

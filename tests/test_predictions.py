@@ -99,18 +99,18 @@ def test_a_name_is_not_taken_for_a_part_of_another(tmp_path) -> None:
     [
         (lambda index: index.update(format="other"), "'other'"),
         (lambda index: index.update(version=2), "version 2"),
-        (lambda index: index.pop("files"), "not an index"),
-        (lambda index: index.update(files=["../predictions_00000.safetensors"]), "not an index"),
-        (lambda index: index.update(files=["/etc/passwd"]), "not an index"),
-        (lambda index: index.update(files=[]), "does not fit"),
-        (lambda index: index.update(outputs=[]), "not an index"),
-        (lambda index: index["outputs"]["a"].append([1, "a", 0, 1]), "does not fit"),
-        (lambda index: index["outputs"]["a"].append([-1, "a", 0, 1]), "does not fit"),
-        (lambda index: index["outputs"]["a"].append([0, "z", 0, 1]), "does not fit"),
-        (lambda index: index["outputs"]["a"].append([0, "a", 0, 7]), "does not fit"),
-        (lambda index: index["outputs"]["a"].append([0, "a", 3, 2]), "does not fit"),
-        (lambda index: index["outputs"]["a"].append([0, "a", "0", 1]), "does not fit"),
-        (lambda index: index["outputs"]["a"].append([0]), "does not fit"),
+        (lambda index: index.pop("files"), "valid index"),
+        (lambda index: index.update(files=["../predictions_00000.safetensors"]), "valid index"),
+        (lambda index: index.update(files=["/etc/passwd"]), "valid index"),
+        (lambda index: index.update(files=[]), "does not match"),
+        (lambda index: index.update(outputs=[]), "valid index"),
+        (lambda index: index["outputs"]["a"].append([1, "a", 0, 1]), "does not match"),
+        (lambda index: index["outputs"]["a"].append([-1, "a", 0, 1]), "does not match"),
+        (lambda index: index["outputs"]["a"].append([0, "z", 0, 1]), "does not match"),
+        (lambda index: index["outputs"]["a"].append([0, "a", 0, 7]), "does not match"),
+        (lambda index: index["outputs"]["a"].append([0, "a", 3, 2]), "does not match"),
+        (lambda index: index["outputs"]["a"].append([0, "a", "0", 1]), "does not match"),
+        (lambda index: index["outputs"]["a"].append([0]), "does not match"),
     ],
 )
 def test_an_index_that_does_not_fit_is_refused(tmp_path, change, message) -> None:
@@ -126,7 +126,7 @@ def test_an_index_that_does_not_fit_is_refused(tmp_path, change, message) -> Non
 def test_an_index_that_is_none_is_refused(tmp_path, text) -> None:
     written(tmp_path, {"a": ROWS})
     (tmp_path / INDEX).write_text(text)
-    with pytest.raises(PredictionError, match="not an index"):
+    with pytest.raises(PredictionError, match="valid index"):
         Predictions.load(tmp_path)
 
 

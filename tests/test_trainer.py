@@ -246,14 +246,15 @@ def test_an_output_becomes_a_mapping(trainer_of, function, names) -> None:
 def test_an_output_without_a_loss_cannot_be_trained_on(trainer_of) -> None:
     trainer = trainer_of(model=Returning(lambda weight: {"scores": weight}))
     with pytest.raises(
-        ConfigError, match=r"^Returning returned no 'loss' to train on \(it has: scores\)\. Return"
+        ConfigError,
+        match=r"^Returning returned no 'loss' to train on \(it returned: scores\)\. Return",
     ):
         trainer.fit(tiny_batches(1))
 
 
 def test_a_tensor_of_several_elements_is_no_loss(trainer_of) -> None:
     trainer = trainer_of(model=Returning(lambda weight: weight))
-    with pytest.raises(ConfigError, match=r"shape \(2,\) and no 'loss' to train on"):
+    with pytest.raises(ConfigError, match=r"shape \(2,\), which is not a loss"):
         trainer.fit(tiny_batches(1))
 
 
@@ -279,22 +280,20 @@ def test_a_loss_without_a_graph_is_refused_as_detached(trainer_of, accumulated) 
     trainer = trainer_of(
         model=Returning(lambda weight: weight.detach().sum()), grad_accum_steps=accumulated
     )
-    with pytest.raises(ConfigError, match=r"loss of Returning is detached: it does not require"):
+    with pytest.raises(ConfigError, match=r"loss of Returning does not require a gradient"):
         trainer.fit(tiny_batches(2))
 
 
 def test_an_output_of_three_parts_is_refused(trainer_of) -> None:
     trainer = trainer_of(model=Returning(lambda weight: (weight.sum(), weight, weight)))
     with pytest.raises(
-        ConfigError, match=r"^the model returned a tuple of length 3\. Return the los"
+        ConfigError, match=r"^The model returned a tuple of length 3\. Return the los"
     ):
         trainer.fit(tiny_batches(1))
 
 
 def test_no_model_is_refused(tmp_path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^model got nothing\. Pass a torch.nn.Module, or a call"
-    ):
+    with pytest.raises(ConfigError, match=r"^model got None\. Pass a torch.nn.Module, or a call"):
         Trainer(device="cpu", model_dir=tmp_path)
 
 
@@ -320,7 +319,7 @@ def test_fit_without_an_optimizer_is_refused(trainer_of) -> None:
 
 
 def test_an_optimizer_that_cannot_know_the_model_is_refused(trainer_of) -> None:
-    with pytest.raises(ConfigError, match=r"^optimizer is an instance, but model is a callable"):
+    with pytest.raises(ConfigError, match=r"^optimizer is an instance, but model is a function"):
         trainer_of(optimizer=sgd(Scale()))
 
 
@@ -474,9 +473,12 @@ def frozen_model() -> torch.nn.Module:
 @pytest.mark.parametrize(
     ("model", "told"),
     [
-        (Unreduced, r"Unreduced returned a tensor of shape \(4, 1\) and no 'loss'.*\.mean\(\)"),
+        (
+            Unreduced,
+            r"Unreduced returned a tensor of shape \(4, 1\), which is not a loss.*mean\(\)",
+        ),
         (frozen_model, r"model is frozen: none of the 4 parameters of TinyModel"),
-        (Detached, r"loss of Detached is detached.*without detach\(\)"),
+        (Detached, r"loss of Detached does not require.* detached.*without detach\(\)"),
     ],
 )
 def test_an_unreduced_a_frozen_and_a_detached_loss_are_told_apart(trainer_of, model, told) -> None:
@@ -571,7 +573,7 @@ def test_fit_needs_a_training_loop(trainer_of) -> None:
 
 def test_a_file_in_the_place_of_model_dir_is_refused(trainer_of, tmp_path) -> None:
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(ConfigError, match=r"^model_dir .*taken' cannot be used: .*Choose a folder"):
+    with pytest.raises(ConfigError, match=r"^model_dir .*taken' cannot be used: .*Choose a "):
         trainer_of(model_dir=tmp_path / "taken")
 
 
@@ -689,9 +691,7 @@ def test_a_callback_may_change_how_the_model_is_called(trainer_of) -> None:
 
 
 def test_options_that_exclude_each_other_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^loop: num_steps \(10\) and num_epochs \(3\) are both given; they exc"
-    ):
+    with pytest.raises(ConfigError, match=r"^loop: set either .*num_steps=10 and num_epochs=3"):
         TrainingLoop(num_steps=10, num_epochs=3)
 
 

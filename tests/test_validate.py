@@ -188,7 +188,7 @@ def test_a_list_of_lists_of_batches_is_refused_as_it_may_be_one_dataloader(
 ) -> None:
     recorder = Recorder()
     trainer = trainer_of(recorder)
-    both = r"lambda: batches .*, \[lambda: first, lambda: second\]"
+    both = r"lambda: batches; .*, \[lambda: first, lambda: second\]"
     with pytest.raises(ConfigError, match=rf"^val_dataloader .* a (list|tuple) .*{both}"):
         trainer.fit(tiny_batches(1), outer([inner, inner]))
     assert recorder.count("on_train_start") == 0
@@ -221,7 +221,7 @@ def test_validate_all_over_two_dataloaders(trainer_of) -> None:
 
 
 def test_a_glob_that_matches_nothing_is_refused(trainer_of) -> None:
-    with pytest.raises(ConfigError, match=r"^ckpt_paths: 'none_.*' matches nothing"):
+    with pytest.raises(ConfigError, match=r"^ckpt_paths: 'none_.*' matches no checkpoint"):
         trainer_of().validate_all(tiny_batches(1), ckpt_paths="none_*")
 
 

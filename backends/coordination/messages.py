@@ -73,9 +73,9 @@ def _packed(value: Any, blobs: list[bytes]) -> dict[str, Any]:
         name = str(whole.dtype).removeprefix("torch.")
         return {"tensor": [name, list(value.shape), value.device.type]}
     raise BackendError(
-        f"an object of type {type(value).__name__} cannot be sent to other processes (without "
-        f"pickle). Send None, bool, int, float, str, bytes, Path, tensors or NumPy "
-        f"arrays, and lists, tuples and dicts of them."
+        f"An object of type {type(value).__name__} cannot be sent to other processes (without "
+        f"pickle). Send None, bool, int, float, str, bytes, Path, tensors or NumPy arrays, and "
+        f"lists, tuples and dicts of them."
     )
 
 
@@ -93,7 +93,10 @@ class _Reader:
             return plain
         [(kind, header)] = plain.items()
         if kind not in _KINDS:
-            raise BackendError(f"received a value of unknown kind {kind!r} from another process.")
+            raise BackendError(
+                f"Received a value of unknown kind {kind!r} from another process. All processes "
+                f"must run the same version of modelzoo_trainer."
+            )
         return getattr(self, f"_{kind}")(header)
 
     def _take(self, num_bytes: int) -> bytes:

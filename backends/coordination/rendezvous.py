@@ -54,7 +54,7 @@ def open_store(launch: Launch, *, timeout_s: float) -> Store:
             return found
         time.sleep(_PAUSE_S)
     raise BackendError(
-        f"process {launch.rank} has waited {timeout_s:g} s for process 0 at "
+        f"Process {launch.rank} has waited {timeout_s:g} s for process 0 at "
         f"{launch.host}:{launch.port}. Check the output of process 0: it may have failed, or a "
         f"firewall may block the connection."
     )
@@ -78,8 +78,8 @@ def agent_store(launch: Launch | Agent, deadline: float) -> Store:
     store = _connect(launch.host, launch.port, deadline, deadline)
     if store is None:
         raise BackendError(
-            f"process {launch.rank} cannot reach the launcher's store at "
-            f"{launch.host}:{launch.port} (MASTER_ADDR, MASTER_PORT)."
+            f"Process {launch.rank} cannot reach the launcher's store at "
+            f"{launch.host}:{launch.port}. Check MASTER_ADDR, MASTER_PORT and the firewall."
         )
     return store
 
@@ -99,7 +99,7 @@ def _host(launch: Launch, notice: Store | None) -> TCPStore:
         if not (is_taken or "EADDRINUSE" in str(error) or "in use" in str(error)):
             raise
         raise BackendError(
-            f"port {port} (MASTER_PORT) is in use on this host, perhaps by another run. Use "
+            f"Port {port} (MASTER_PORT) is in use on this host, perhaps by another run. Use "
             f"another one: `torchrun --master-port=P`, or let `torchrun --standalone` choose one."
         ) from None
     if notice is not None:
@@ -214,18 +214,17 @@ def _connect(address: str, port: int, listening_by: float, deadline: float) -> T
     thread.join(_SHAKE_HANDS_S)
     if not found and (asked_s := _name_lookup_s(address, port)) > _SLOW_S:
         log.warning(
-            "No name server answers within %.0f s for %s, and torch asks for each connection: "
-            "startup "
-            "will be slow. Add a line '::ffff:ADDRESS NAME' to /etc/hosts for each host, or "
-            "'options timeout:1 attempts:1' to /etc/resolv.conf.",
+            "No DNS server answers within %.0f s for %s, and torch asks for each connection, so "
+            "startup will be slow. Add a line '::ffff:ADDRESS NAME' to /etc/hosts for each host, "
+            "or 'options timeout:1 attempts:1' to /etc/resolv.conf.",
             asked_s,
             address,
         )
         thread.join(max(deadline - time.monotonic(), 0.0))
     if not found:
         raise BackendError(
-            f"port {port} of {address} is in use by another program (not a TCPStore). "
-            f"Use another one: `torchrun --master-port=P`, or `torchrun --standalone`."
+            f"Port {port} of {address} is in use by another program (not a TCPStore). Use another "
+            f"one: `torchrun --master-port=P`, or `torchrun --standalone`."
         )
     return found[0] if isinstance(found[0], TCPStore) else None
 
@@ -279,6 +278,6 @@ def _who_is_missing(store: TCPStore, launch: Launch, timeout_s: float) -> str:
 
 def _refuse(launch: Launch, owner: str) -> None:
     raise BackendError(
-        f"the store at {launch.host}:{launch.port} (MASTER_ADDR, MASTER_PORT) belongs to {owner}, "
+        f"The store at {launch.host}:{launch.port} (MASTER_ADDR, MASTER_PORT) belongs to {owner}, "
         f"which already has a process {launch.rank}. Use another port."
     )

@@ -75,8 +75,8 @@ class StopRecord:
                 self._store.check([self._key])  # an answer confirms the record
         elif self._is_first and self._agent is not None and self._agent.max_restarts > self._count:
             log.warning(
-                "torchrun will treat this stop as a failure and restart the run, because its store "
-                "cannot be used. Send SIGTERM to torchrun."
+                "torchrun will treat this stop as a failure and restart the run, because "
+                "torchrun's store cannot be reached. To stop the run, send SIGTERM to torchrun."
             )
 
     @property

@@ -159,7 +159,7 @@ class World:
         for rank, text in enumerate(texts):
             if text != texts[0]:
                 raise BackendError(
-                    f"{what} of process {rank} differs from that of process 0: "
+                    f"All processes need the same {what}, but process {rank} has "
                     f"{_first_difference(text, texts[0])}. {hint}"
                 )
 
@@ -325,7 +325,8 @@ def _started(launch: Launch) -> World:
         )
     except (RuntimeError, ValueError) as error:
         raise BackendError(
-            f"process {launch.rank} of {launch.world_size} cannot connect to the others: {error}"
+            f"Process {launch.rank} of {launch.world_size} cannot connect to the others: {error}. "
+            f"Check MASTER_ADDR, MASTER_PORT and the firewall."
         ) from None
     return World(launch, store, is_own=True)
 
@@ -342,5 +343,5 @@ def _as_tensor(content: bytes, length: int) -> torch.Tensor:
 def _first_difference(text: str, other: str) -> str:
     for line, expected in zip(text.splitlines(), other.splitlines(), strict=False):
         if line != expected:
-            return f"{line.strip()!r} instead of {expected.strip()!r}"
-    return "one of them is longer"
+            return f"{line.strip()!r} where process 0 has {expected.strip()!r}"
+    return "more or fewer lines than process 0"

@@ -95,7 +95,7 @@ class ParallelBackend(Backend):
     def open(self) -> None:
         world = join()
         if world is None:
-            raise BackendError("this is a single process: it was not started by torchrun.")
+            raise BackendError("Not a distributed run: this process was not started by torchrun.")
         super().open()
         world.timeout_s = self.timeout_s
         self.comm.connect(world)
@@ -146,8 +146,8 @@ class ParallelBackend(Backend):
         kind = type(optimizer)
         if self.has_shards and (kind.__name__ in _WHOLE or kind is Adafactor):
             raise BackendError(
-                f"optimizer: {kind.__name__} requires full parameters, but backend.parallel shards "
-                f"them. Use another, such as AdamW, or only replicate."
+                f"optimizer: {kind.__name__} requires whole parameters, but backend.parallel "
+                f"shards them. Use another optimizer, such as AdamW, or only replicate."
             )
         return super().prepare_optimizer(optimizer)
 

@@ -37,7 +37,9 @@ class DistributedComm(Comm):
             BackendError: Before `connect`.
         """
         if self._world is None:
-            raise BackendError("the backend is not open: other processes are unknown.")
+            raise BackendError(
+                "The backend is not open yet, so there is no connection to other processes."
+            )
         return self._world
 
     @property

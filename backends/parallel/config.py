@@ -169,8 +169,8 @@ class ParallelSettings:
             )
         if self.tensor_plan is not None and self.tensor == 1:
             raise BackendError(
-                "backend.tensor_plan is set, but backend.parallel.tensor is 1. Set it, or remove "
-                "the plan."
+                "backend.tensor_plan is set, but backend.parallel.tensor is 1. Set "
+                "backend.parallel.tensor, or remove the plan."
             )
         if self.find_unused_parameters and (self.shard != 1 or self.tensor != 1):
             raise BackendError(
@@ -197,7 +197,7 @@ def _mapping(place: str, value: Any) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise BackendError(f"{place}: expected a mapping, got {value!r}.")
+        raise BackendError(f"{place}: expected a dict, got {value!r}.")
     return value
 
 

@@ -45,7 +45,7 @@ def split_layers(model: Module, plan: Mapping[str, str] | None, mesh: DeviceMesh
     if not isinstance(plan, Mapping) or not plan:
         raise BackendError(
             f"backend.parallel.tensor is {mesh.size()}, but {type(model).__name__} has no "
-            f"attribute 'tensor_plan'. Set backend.tensor_plan: patterns of module names to "
+            f"attribute 'tensor_plan'. Set backend.tensor_plan: a dict of module name patterns to "
             f"{', '.join(STYLES)}."
         )
     styles = _resolve(model, plan)

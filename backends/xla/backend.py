@@ -47,7 +47,7 @@ _OWN: Final = (  # folders that contain no user code
     str(Path(__file__).parents[1]),
 )
 _NO_FLOAT16: Final = (
-    "a loss scaler checks gradients for overflow on the host in every step, which would split the "
+    "a loss scaler checks gradients for overflow on the CPU in every step, which would split the "
     "step's graph. bfloat16 needs no scaler"
 )
 _CUT: Final = "Unexpected execution happens inside the compiled function"
@@ -64,9 +64,10 @@ class _Region(Region):
         self.backend._exit_step(ok=kind is None)
         if isinstance(error, RuntimeError) and _CUT in str(error):
             raise HostReadError(
-                f"{_caller(trace)}: this line reads a value on the host inside the step, which "
-                f"would split its graph. Defer it (backend.read, a step closure), do it "
-                f"after the step, or keep it on the device (torch.where instead of an if)."
+                f"{_caller(trace)}: this line reads the value of a tensor (.item(), print, if) "
+                f"inside a training step, which would split the step's graph. Use "
+                f"trainer.log_metrics, trainer.read, @step_closure or torch.where, or read it "
+                f"after the step."
             ) from error
 
 
@@ -288,8 +289,8 @@ class XlaBackend(Backend):
         elif self._runtime.num_fetched() != self._num_fetched:
             self._num_guarded[self._stream] = _NUM_GUARDED - 1
             log.warning(
-                "A step has read a value on the host, which waits for the device. The next such "
-                "read raises an error with its line."
+                "A step has read the value of a tensor on the CPU, which waits for the device. "
+                "The next such read raises an error with its line."
             )
 
     def _launch(self) -> None:
@@ -364,7 +365,7 @@ class XlaBackend(Backend):
     def _fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if tensors and self.in_step:
             raise HostReadError(
-                "Values were requested within the step (flush, host_state, a checkpoint). Request "
+                "Values were requested inside a step (flush, host_state, a checkpoint). Request "
                 "them after it, in on_train_batch_end or on_step_boundary."
             )
         return self._runtime.fetch(tensors)

@@ -397,9 +397,9 @@ def _check_copies(
         for state, key, value in _entries(optimizer, params)
     ):
         raise BackendError(
-            f"{type(optimizer).__name__} keeps a part of its state on the host, or initializes it "
-            f"with a step: its steps cannot be skipped on a device that traces them. Use AdamW, or "
-            f"SGD without dampening; or no loss scaler and no mask."
+            f"{type(optimizer).__name__} keeps a part of its state on the CPU, or initializes it "
+            f"in the first step, so its steps cannot be skipped on XLA devices. Use AdamW, or SGD "
+            f"without dampening; or remove the loss scaler and masks."
         )
 
 
@@ -417,12 +417,11 @@ def _refuse(optimizer: Optimizer) -> None:
     base = _implementation(optimizer)
     reason = None if base is None else _REFUSED.get(base.__name__)
     if reason is not None:
-        raise BackendError(f"{name} does not work on a device that traces its steps: {reason}.")
+        raise BackendError(f"{name} does not work on XLA devices: {reason}.")
     for key in ("fused", "differentiable"):
         if any(group.get(key) for group in optimizer.param_groups):
             raise BackendError(
-                f"{name} with {key}=True does not work on a device that traces its steps. "
-                f"Remove {key}."
+                f"{name} with {key}=True does not work on XLA devices. Remove {key}."
             )
 
 

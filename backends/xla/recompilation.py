@@ -110,7 +110,7 @@ class RecompilationWatch:
         if self.policy != "ignore" and key not in self._reported:
             self._reported.add(key)
             log.warning(
-                "The device does not support %s: it runs on the host, which waits for the device "
+                "The device does not support %s: it runs on the CPU, which waits for the device "
                 "and splits the step's graph. Use other operations instead.",
                 ", ".join(found),
             )

@@ -79,8 +79,8 @@ class XlaRuntime:
         found = self._pjrt.device_type()
         if kind is not None and found != kind.upper():
             raise BackendUnavailable(
-                f"device: {kind!r} is not available: torch_xla finds devices of kind "
-                f"{found}. Use device: xla for these, or unset PJRT_DEVICE."
+                f"device: {kind!r} is not available: torch_xla only finds {found}. Set device: "
+                f"xla to use that, or unset PJRT_DEVICE."
             )
         num = self._pjrt.global_runtime_device_count()
         if num > 1 and self.spmd is None:
@@ -97,9 +97,9 @@ class XlaRuntime:
             (probe * 2).backward()  # type: ignore[no-untyped-call]  # untyped in torch
         except RuntimeError as error:
             raise BackendUnavailable(
-                "device: this process computed gradients before it had an XLA device, after which "
-                "torch cannot compute gradients there. Call torch_xla.device() at the start of the "
-                "program, train on the XLA device first, or start another process."
+                "device: this process ran backward() before it created an XLA device, so torch "
+                "cannot compute gradients there. Call torch_xla.device() at the top of the "
+                "program, or use a new process."
             ) from error
 
     # ---- the step

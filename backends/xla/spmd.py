@@ -112,8 +112,8 @@ def start_spmd() -> int:
         if torch_xla._XLAC._xla_get_spmd_config_is_locked():
             # torch_xla only warns, and the next sharded tensor is a segmentation fault.
             raise BackendError(
-                "backend.parallel is set, but this process has used XLA without it before, "
-                "which cannot be changed. Start a new process."
+                "backend.parallel is set, but this process has already used XLA without it, and "
+                "that cannot be changed. Start a new process."
             )
         xr.use_spmd()
         if os.environ.get(_LOG_LEVEL) == "1":  # torch_xla's default; read at the first message
@@ -122,8 +122,8 @@ def start_spmd() -> int:
     own = int(xr.addressable_runtime_device_count())
     if own != num_devices:
         raise BackendError(
-            f"backend.parallel: this process has {own} of {num_devices} XLA devices, but "
-            f"requires all of them: several hosts are not supported on XLA."
+            f"backend.parallel: this process has {own} of {num_devices} XLA devices, but needs "
+            f"all of them: several hosts are not supported on XLA."
         )
     return num_devices
 

@@ -49,8 +49,8 @@ class Snapshot:
         if _num_changes(self._tensor):
             if torch._from_functional_tensor(self._tensor) is self.kept:
                 log.warning(
-                    "A tensor was overwritten (copy_) before its pending read: the new value is "
-                    "read. Read a clone of it."
+                    "A tensor was overwritten (copy_) before its value was read, so the new value "
+                    "is read. Read a clone of it."
                 )
             self.kept = self.kept.clone()
             self._tensor = None
@@ -154,7 +154,7 @@ def check_batch_norms(model: Module) -> None:
         if isinstance(module, _Norm) and module.track_running_stats and module.momentum is None:
             raise BackendError(
                 f"{name or type(module).__name__} is a {type(module).__name__} with "
-                f"momentum=None, which reads its count on the host in every step. Set a momentum."
+                f"momentum=None, which reads its count on the CPU in every step. Set a momentum."
             )
 
 

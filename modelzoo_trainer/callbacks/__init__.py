@@ -3,6 +3,8 @@
 `__all__` is the registry: a YAML file may name its classes under `callbacks`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from modelzoo_trainer.callback import Callback as Callback
 from modelzoo_trainer.callback import CoreCallback as CoreCallback
 from modelzoo_trainer.callback import ValidationCallback as ValidationCallback
@@ -64,6 +66,8 @@ from modelzoo_trainer.core import Logging as Logging
 from modelzoo_trainer.core import MixedPrecision as MixedPrecision
 from modelzoo_trainer.core import TrainingLoop as TrainingLoop
 from modelzoo_trainer.core import ValidationLoop as ValidationLoop
+from modelzoo_trainer.foreign_names import CALLBACKS as _FOREIGN
+from modelzoo_trainer.foreign_names import advice_for as _advice_for
 
 __all__ = [
     "CheckLoss",
@@ -138,3 +142,12 @@ def default_callbacks() -> list[Callback]:
         SavePerformanceData(),
         ModelZooParamsMetadata(),
     ]
+
+
+if not TYPE_CHECKING:  # else a checker would accept any name
+
+    def __getattr__(name: str) -> Any:
+        missing = f"module {__name__!r} has no attribute {name!r}"
+        if name in _FOREIGN:  # an AttributeError would lose the text in `from ... import`
+            raise ImportError(f"{missing}. {_advice_for(_FOREIGN, name)}")
+        raise AttributeError(missing)

@@ -142,7 +142,7 @@ class CheckLoss(Callback):
                 )
             if trainer.get_callback(StepGuard) is not None:
                 raise ConfigError(
-                    "callbacks has two CheckLoss that set policy, check_gradients or spike_window. "
+                    "callbacks has two CheckLoss with policy, check_gradients or spike_window. "
                     "Merge them into one."
                 )
             self._guard = guard = StepGuard(
@@ -230,8 +230,9 @@ class CheckLoss(Callback):
         self._num_skips += 1
         if self._num_skips > self.max_skips:
             error.add_note(
-                f"The previous {self.max_skips} steps were skipped (CheckLoss.max_skips); the "
-                f"data is hardly the cause. Check the learning rate, the precision and the model."
+                f"The previous {self.max_skips} steps were all skipped (CheckLoss.max_skips), so "
+                f"bad batches are probably not the cause. Check the learning rate, the precision "
+                f"and the model."
             )
             raise error
         log.warning("Skipped a step: %s.", found.complaint)

@@ -54,15 +54,15 @@ class WeightCompression(Callback):
         given = [compressions] if isinstance(compressions, dict) else compressions
         if not isinstance(given, list):
             raise ConfigError(
-                f"WeightCompression.compressions is {compressions!r}; it must be a mapping or a "
-                f"list of mappings."
+                f"WeightCompression.compressions must be a dict or a list of dicts, got "
+                f"{compressions!r}."
             )
         for one in given:
             missing = {"format", "param_filter"} - set(one if isinstance(one, dict) else ())
             if missing:
                 raise ConfigError(
-                    f"WeightCompression.compressions: {one!r} lacks {min(missing)}; each requires "
-                    f"format and param_filter."
+                    f"WeightCompression.compressions: each entry requires format and "
+                    f"param_filter; {one!r} has no {min(missing)}."
                 )
         self.compressions = given
 

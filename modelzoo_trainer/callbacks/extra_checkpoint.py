@@ -75,14 +75,15 @@ class ExtraCheckpoint(Callback):
     ) -> None:
         if steps is epochs is None and not at_end:
             raise ConfigError(
-                "ExtraCheckpoint would never write anything: set steps, epochs or at_end."
+                "ExtraCheckpoint would never save a checkpoint. Set steps, epochs or at_end."
             )
         self.states = part_names(_STATES, checkpoint_states)
         is_file = file_format == "safetensors"
         if self.states != ("model",) and (is_file or averaged):
-            what = "file_format safetensors" if is_file else "averaged"
+            what = "file_format: safetensors" if is_file else "averaged: true"
             raise ConfigError(
-                f"{_STATES} is {checkpoint_states!r}, but {what} is for weights only. Use 'model'."
+                f"{_STATES}={checkpoint_states!r} cannot be combined with {what}, which holds "
+                f"weights only. Set it to 'model'."
             )
         if not is_file:
             check_is_directory(_NAME, checkpoint_name)
@@ -105,7 +106,7 @@ class ExtraCheckpoint(Callback):
         for other in trainer.get_callbacks(ExtraCheckpoint):
             if other is not self and other._place(trainer) == self._place(trainer):
                 raise ConfigError(
-                    f"two ExtraCheckpoint use the name {self._template!r} in "
+                    f"Two ExtraCheckpoint use the name {self._template!r} in "
                     f"{str(self._side.root(trainer))!r}. Give one of them another folder or "
                     f"checkpoint_name."
                 )

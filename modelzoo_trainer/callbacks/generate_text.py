@@ -86,8 +86,8 @@ class GenerateText(Callback):
         except TypeError as error:
             raise ConfigError(
                 f"GenerateText: {kind}.generate cannot be called with (input_ids, max_new_tokens, "
-                f"temperature=, top_k=, generator=): {error}. Let it accept these, or remove the "
-                f"callback out."
+                f"temperature=, top_k=, generator=): {error}. Add these parameters, or remove the "
+                f"callback."
             ) from None
         size = getattr(model, "vocab_size", None)
         largest = max(self._encode())

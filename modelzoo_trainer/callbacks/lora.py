@@ -104,8 +104,9 @@ class Lora(Callback):
         """Return the model with adapters; the optimizer is created after this."""
         if any(_OWN.search(name) for name, _ in model.named_parameters()):
             raise ConfigError(
-                f"Lora: {type(model).__name__} already has adapters. Pass a model without, and "
-                f"the settings of all layers to one Lora as a list."
+                f"Lora: {type(model).__name__} already has LoRA adapters. Pass a model without "
+                f"adapters; for different settings per layer, pass a list of lora_params to one "
+                f"Lora."
             )
         inject, peft_config = _library()
         chosen = self._choose(model)
@@ -180,7 +181,10 @@ class Lora(Callback):
         plain = {bare.replace(_BASE, "."): bare for bare in bare_names(own)}
         renamed = {plain.get(name, name): found[name] for name in found}
         adapters = {name: own[name] for name in own if _OWN.search(name)}
-        log.info("The checkpoint has no adapters; they keep their initial values.")
+        log.info(
+            "The checkpoint has no LoRA adapters, so they start from their initial values. This "
+            "is normal when starting from a base model."
+        )
         state_dict["model"] = renamed | trainer.backend.host_state(adapters)
 
 
@@ -189,8 +193,8 @@ def _config_of(given: Any) -> LoraConfig:
         return given
     if not isinstance(given, Mapping):
         raise ConfigError(
-            f"Lora.lora_params got {given!r}; it must be a mapping such as {{r: 8, alpha: 16}}, or "
-            f"a list of such mappings."
+            f"Lora.lora_params must be a dict such as {{r: 8, alpha: 16}}, or a list of such "
+            f"dicts; got {given!r}."
         )
     known = [field.name for field in fields(LoraConfig)]
     for name in given:
@@ -259,4 +263,6 @@ def _log_size(model: Module, num_layers: int) -> None:
     params = list(model.parameters())
     num = sum(param.numel() for param in params if param.requires_grad)
     total = sum(param.numel() for param in params)
-    log.info("Adapters in %d layers: %d of %d parameters are trainable.", num_layers, num, total)
+    log.info(
+        "LoRA: adapters in %d layers; %d of %d parameters are trainable.", num_layers, num, total
+    )

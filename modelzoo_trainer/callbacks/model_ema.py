@@ -131,7 +131,10 @@ class WeightAverage:
             RuntimeError: Within `swap`, where the model has the average.
         """
         if self.is_swapped:
-            raise RuntimeError("update was called within swap, where the weights are the average.")
+            raise RuntimeError(
+                "ModelEma.update() was called inside 'with ema.swap()', where the model has the "
+                "averaged weights. Call it outside."
+            )
         if self._steady is not None and keep is None and not self._warms_up:
             torch._foreach_lerp_(self._own, self._steady, 1.0 - self._decay)
             self.num_updates = self.num_updates + 1
@@ -201,7 +204,7 @@ class WeightAverage:
             RuntimeError: If it is nested.
         """
         if self.is_swapped:
-            raise RuntimeError("swap was called within swap.")
+            raise RuntimeError("ModelEma.swap() is already active; do not nest 'with ema.swap()'.")
         targets = [get() for get in self._sources]
         with torch.no_grad():
             before = [target.clone() for target in targets]
@@ -334,8 +337,8 @@ class ModelEma(ValidationCallback):
         same = [one for one in trainer.get_callbacks(ModelEma) if one.name_scope == self.name_scope]
         if len([one for one in same if one.validates]) > 1:
             raise ConfigError(
-                f"two ModelEma have the name_scope {self.name_scope!r}, so their metrics have the "
-                f"same names. Change the name_scope of one of them, or set its validate: false."
+                f"Two ModelEma have name_scope {self.name_scope!r}, so their metrics would have "
+                f"the same names. Change one of the name_scopes, or set validate: false in one."
             )
 
     # ---- the average
@@ -370,7 +373,10 @@ class ModelEma(ValidationCallback):
                 RuntimeError: If there is no average yet.
         """
         if self._average is None:
-            raise RuntimeError("ModelEma has no average before a fit, unless a checkpoint has one.")
+            raise RuntimeError(
+                "ModelEma has no average yet. Call it after a fit has started, or after loading a "
+                "checkpoint that has one."
+            )
         return self._average
 
     def update(self) -> None:

@@ -182,7 +182,7 @@ class Report(Callback):
 
     def _fail(self, why: str) -> None:
         if not self._has_failed:
-            log.warning("The report is no longer updated; training continues: %s", why)
+            log.warning("Stopped updating the report (%s); training continues.", why)
         self._has_failed = True
 
 

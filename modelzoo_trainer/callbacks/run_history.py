@@ -261,7 +261,7 @@ class RunHistory(EpochLoss):
         """
         chosen = [names] if isinstance(names, str) else list(names or sorted(self._series))
         if not chosen:
-            raise ValueError("there is nothing to plot: no metric was logged.")
+            raise ValueError("There is nothing to plot: no metric was logged.")
         for name in chosen:
             self.get_latest_metric(name)
         return _figure({name: self._series[name] for name in chosen}, log_y)

@@ -30,14 +30,13 @@ from modelzoo_trainer.callbacks.side_checkpoints import (
     try_to_write,
 )
 from modelzoo_trainer.constraints import PositiveInt, checked
+from modelzoo_trainer.core.named_checkpoints import FACT
 from modelzoo_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.checkpoint")
-
-_FACT = "save_best"
 
 
 class BestCheckpoints:
@@ -52,6 +51,7 @@ class BestCheckpoints:
 
     def __init__(self, k: int, mode: str, template: str) -> None:
         self._k = k
+        self.mode = mode
         self._sign = 1.0 if mode == "min" else -1.0
         self._template = template
         self._mark = secrets.token_hex(8)
@@ -85,14 +85,14 @@ class BestCheckpoints:
     def find_or_name(self, root: Path, step: int, facts: dict[str, Any]) -> tuple[str, bool]:
         """Return the name of a step's checkpoint, and whether it was written before a restart."""
         for path, manifest in self._own(root).items():
-            is_same = manifest.step == step and manifest.facts == facts
+            is_same = manifest.step == step and {"mode": self.mode, **manifest.facts} == facts
             if is_same and not checkpointing.verify(path):
                 return path.name, True
         return free_path(root / self.name_of(step)).name, False
 
     def facts(self, metric: str, value: float) -> dict[str, Any]:
         """Return the entries of the manifest of a checkpoint that this object writes."""
-        return {_FACT: self._mark, "metric": metric, "value": value}
+        return {FACT: self._mark, "metric": metric, "mode": self.mode, "value": value}
 
     def sweep(self, root: Path, step: int) -> None:
         """Delete own checkpoints up to a step that are not listed."""
@@ -108,7 +108,7 @@ class BestCheckpoints:
         for info in checkpointing.list_checkpoints(root):
             if pattern.fullmatch(info.path.name):
                 manifest = checkpointing.read_manifest(info.path)
-                if manifest.facts.get(_FACT) == self._mark:
+                if manifest.facts.get(FACT) == self._mark:
                     found[info.path] = manifest
         return found
 
@@ -150,7 +150,7 @@ class SaveBest(Callback):
         load_best: Whether to load the best weights into the model at the end of a fit, unless it
             was interrupted. A fit in which the metric was never logged ends with an error. The
             run's final checkpoint, from which it resumes, has the last weights; callbacks after
-            this one see the best ones.
+            this one see the best ones. A new process gets them with `ckpt_path="best"`.
         reset_on_fit: Whether to reset the state in each fit and keep earlier checkpoints; False =
             continue from the previous fit. A fit that resumes from a checkpoint of the run never
             resets it.
@@ -188,6 +188,7 @@ class SaveBest(Callback):
         self.load_best = load_best
         self.reset_on_fit = reset_on_fit
         self._best = BestCheckpoints(k, mode, checkpoint_name)
+        self._root: Path | None = None
         self._arrived: tuple[float, int] | None = None
         self._has_warned = False
         self._has_validated = False
@@ -206,11 +207,24 @@ class SaveBest(Callback):
         """The kept checkpoints, best first: `name`, `step` and `value` of each."""
         return [dict(entry) for entry in self._best.entries]
 
+    @property
+    def mode(self) -> str:
+        """Whether a smaller ("min") or a larger ("max") value is better."""
+        return self._best.mode
+
+    @property
+    def best_path(self) -> Path | None:
+        """The best checkpoint; None = none yet. `ckpt_path="best"` finds it in a new process."""
+        if self._root is None or not self._best.entries:
+            return None
+        return self._root / str(self._best.entries[0]["name"])
+
     # ---- values
 
     @override
     def setup(self, trainer: Trainer) -> None:
         check_is_apart(_NAME, trainer, self._best.name_of(0))
+        self._root = trainer.checkpoint.root(trainer)
 
     @override
     def on_enter_fit(
@@ -302,15 +316,21 @@ class SaveBest(Callback):
         if step != trainer.global_step:
             self._warn_late(step, trainer.global_step)
         elif not math.isfinite(value):
-            log.info("%s is %s at step %d, which is not finite: ignored.", self.metric, value, step)
+            log.info(
+                "Ignored %s = %s at step %d: NaN or infinity cannot be the best.",
+                self.metric,
+                value,
+                step,
+            )
         elif self._best.has_place_for(value):
             self._save(trainer, value)
 
     def _warn_late(self, step: int, now: int) -> None:
         if not self._has_warned:
             log.warning(
-                "SaveBest: %s of step %d was available at step %d only, after its weights had "
-                "changed. It is ignored, and so are later ones. Use a validation metric.",
+                "SaveBest: %s of step %d was available only at step %d, when the weights had "
+                "already changed, so it cannot be used (nor can later ones). Use a validation "
+                "metric.",
                 self.metric,
                 step,
                 now,

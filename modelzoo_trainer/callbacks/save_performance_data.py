@@ -36,8 +36,8 @@ class SavePerformanceData(Callback):
     def post_setup(self, trainer: Trainer) -> None:
         if not _profilers(trainer):
             log.warning(
-                "SavePerformanceData: there is no profiler such as RateProfiler, so %s will be "
-                "empty.",
+                "SavePerformanceData: %s stays empty without a profiler. Add the callback "
+                "RateProfiler.",
                 _NAME,
             )
 

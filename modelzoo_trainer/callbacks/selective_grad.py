@@ -71,8 +71,8 @@ class SelectiveGrad(Callback):
         entries = [selective_grads] if isinstance(selective_grads, Mapping) else selective_grads
         if not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
             raise ConfigError(
-                f"SelectiveGrad.selective_grads is {selective_grads!r}; it must be a mapping with "
-                f"{' and '.join(_KEYS)}, or a list of such mappings."
+                f"SelectiveGrad.selective_grads must be a dict with {' and '.join(_KEYS)}, or a "
+                f"list of such dicts; got {selective_grads!r}."
             )
         self._entries = [_entry(entry) for entry in entries]
         self._masks: dict[str, Tensor] = {}
@@ -85,8 +85,8 @@ class SelectiveGrad(Callback):
     def setup(self, trainer: Trainer) -> None:
         if trainer.backend.caps.sharded_state:
             raise ConfigError(
-                "SelectiveGrad requires whole parameters, but each process "
-                "has only a part of them. Run without sharding."
+                "SelectiveGrad requires whole parameters, but they are sharded over processes. "
+                "Run without sharding."
             )
         names = list(named_params(trainer.model))
         for filters, _ in self._entries:
@@ -116,7 +116,7 @@ class SelectiveGrad(Callback):
                 )
             self._masks[name] = mask.to(params[name].device)
             self._params.append((params[name], self._masks[name]))
-        log.info("%d parameters are trained partially.", len(self._params))
+        log.info("SelectiveGrad: %d parameters are trained partially.", len(self._params))
 
     def _method_for(self, name: str) -> str | None:
         for filters, method in self._entries:
@@ -169,8 +169,8 @@ def _entry(entry: Any) -> tuple[list[str], str]:
     """Return the filters and the method of an entry, validated."""
     if not isinstance(entry, Mapping):
         raise ConfigError(
-            f"SelectiveGrad.selective_grads has {entry!r}; it must be a mapping with "
-            f"{' and '.join(_KEYS)}."
+            f"SelectiveGrad.selective_grads: each entry must be a dict with "
+            f"{' and '.join(_KEYS)}, got {entry!r}."
         )
     for key in entry:
         if key not in _KEYS:

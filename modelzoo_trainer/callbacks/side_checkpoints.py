@@ -46,8 +46,8 @@ def part_names(where: str, given: str | Iterable[str]) -> tuple[str, ...]:
     found = tuple(name.strip() for name in names) if is_list else ()
     if not found or not all(found):
         raise ConfigError(
-            f"{where} is {given!r}; name parts of a checkpoint, such as 'model' or "
-            f"'model,optimizer'."
+            f"{where} must have states of a checkpoint, such as 'model' or 'model,optimizer'; got "
+            f"{given!r}."
         )
     return found
 
@@ -69,7 +69,7 @@ def require_parts(
     """Raise an error of the given type unless a state has all parts."""
     for name in names:
         if name not in state:
-            raise error(f"{what} has no part {name!r}. {suggest(name, state, cutoff=0.75)}")
+            raise error(f"{what} has no state {name!r}. {suggest(name, state, cutoff=0.75)}")
 
 
 def holds_once(template: str, *fields: str) -> bool:
@@ -102,8 +102,9 @@ def check_is_apart(where: str, trainer: Trainer, example: str) -> None:
     """Raise a `ConfigError` if a run would resume from a checkpoint of this name."""
     if is_of_run(trainer, example):
         raise ConfigError(
-            f"{where}: {example!r} is a name of the checkpoints that the run itself resumes from "
-            f"(checkpoint.checkpoint_name: {trainer.checkpoint.checkpoint_name!r}). Use another."
+            f"{where}: {example!r} is also a name of the run's own checkpoints "
+            f"(checkpoint.checkpoint_name: {trainer.checkpoint.checkpoint_name!r}). Use another "
+            f"name."
         )
 
 

@@ -204,7 +204,10 @@ class SpikeDetection(StepLosses):
             try:
                 self._write(trainer, path, batches)
             except (OSError, ConfigError) as error:
-                spike.add_note(f"the next run will not skip them: {error}")
+                spike.add_note(
+                    f"The batches to skip could not be saved, so the next run will not skip them: "
+                    f"{error}"
+                )
             else:
                 spike.add_note(f"the next run skips the batches in {str(path)!r}")
         raise spike

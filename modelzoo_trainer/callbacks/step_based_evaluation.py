@@ -78,9 +78,9 @@ class StepBasedEvaluation(Callback):
             return None
         if not isinstance(frequency, int) or frequency % self.every_n_steps:
             raise ConfigError(
-                f"StepBasedEvaluation.every_n_steps is {self.every_n_steps}, and "
-                f"loop.eval_frequency is {frequency!r}: it must be a multiple of that, or 1.0 (at "
-                f"the end only), or None (null)."
+                f"StepBasedEvaluation.every_n_steps is {self.every_n_steps}, but "
+                f"loop.eval_frequency is {frequency!r}. Set eval_frequency to a multiple of "
+                f"every_n_steps, to 1.0 (only at the end), or to None (null)."
             )
         return frequency
 

@@ -135,8 +135,8 @@ class TensorListener(NamedTensorWatcher):
         self._has_warned = True
         for pattern in sorted(self._unmatched):
             log.warning(
-                "%s.tensor_names: %r matches no tensor of a step. %s "
-                "DumpAvailableTensorNames lists all.",
+                "%s.tensor_names: %r matches no tensor of a step. %s Add the callback "
+                "DumpAvailableTensorNames to list the names.",
                 type(self).__name__,
                 pattern,
                 _near(pattern, list(self._fits)),

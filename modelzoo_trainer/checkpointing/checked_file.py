@@ -94,7 +94,9 @@ class CheckedFile:
 
     def __init__(self, fd: int, size: int, record: FileRecord | None) -> None:
         if record is not None and size != record.size_bytes:
-            raise ValueError(f"it has {size} bytes, expected {record.size_bytes}")
+            raise ValueError(
+                f"{size} bytes, expected {record.size_bytes}; the file is truncated or damaged"
+            )
         self.size = size
         self._fd = fd
         self._record = record
@@ -123,9 +125,9 @@ class CheckedFile:
     def finish(self) -> None:
         """Raise ValueError unless the whole file was read and matches its record."""
         if self.read(1):
-            raise ValueError("it is longer than expected")
+            raise ValueError("the file is longer than expected")
         if self._record is not None and self._digest.hexdigest() != self._record.xxh3_128:
-            raise ValueError("it is damaged: its digest does not match")
+            raise ValueError("the file is damaged (checksum mismatch)")
 
 
 @contextmanager
@@ -140,18 +142,19 @@ def open_checked(path: Path, record: FileRecord | None) -> Iterator[CheckedFile]
     """
     try:
         if path.is_symlink():
-            raise ValueError("it is a symbolic link, not a file")
+            raise ValueError("a symbolic link, not a regular file")
         fd = disk.open_old(path)
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
-                raise ValueError("it is not a regular file")
+                raise ValueError("not a regular file")
             yield CheckedFile(fd, status.st_size, record)
         finally:
             disk.close(fd)
     except OSError as error:
         raise CheckpointError(
-            f"{str(path)!r} cannot be read: {error.strerror or error}."
+            f"{str(path)!r} cannot be read: {error.strerror or error}. Check that it exists and "
+            f"is readable."
         ) from error
     except CheckpointError:
         raise
@@ -175,5 +178,8 @@ def checked_json(path: Path, record: FileRecord) -> Any:
 def record_of_name(files: Mapping[str, FileRecord], name: str) -> FileRecord:
     """Return the record of a file that another file refers to."""
     if name not in files:
-        raise CheckpointError(f"the checkpoint refers to {name!r}, which is not one of its files.")
+        raise CheckpointError(
+            f"The checkpoint refers to {name!r}, which is not one of its files; it is damaged. "
+            f"Use another checkpoint."
+        )
     return files[name]

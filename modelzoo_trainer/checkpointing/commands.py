@@ -265,12 +265,12 @@ def _check_is_folder(path: Path) -> None:
 def _check_is_checkpoint(path: Path) -> None:
     if path.is_symlink():
         raise _WrongUse(
-            f"{str(path)!r} is a symbolic link. Name the checkpoint itself: {path.resolve()}"
+            f"{str(path)!r} is a symbolic link. Pass the checkpoint itself: {path.resolve()}"
         )
     _check_is_folder(path)
     item = overview(path)
     if item.is_leftover or not is_meant_as_one(path):
-        raise _WrongUse(f"{str(path)!r} is not deleted: {item.problems[0]}.")
+        raise _WrongUse(f"{str(path)!r} was not deleted: {item.problems[0]}.")
 
 
 def _check_others_stay(paths: Sequence[Path]) -> None:
@@ -279,8 +279,8 @@ def _check_others_stay(paths: Sequence[Path]) -> None:
         if intact and not intact - set(paths):
             names = ", ".join(repr(path.name) for path in sorted(intact))
             raise _WrongUse(
-                f"deleting {names} would leave no intact checkpoint in {str(folder)!r}: nothing "
-                f"was deleted. Use --yes to delete anyway."
+                f"Nothing was deleted: deleting {names} would leave no intact checkpoint in "
+                f"{str(folder)!r}. Use --yes to delete anyway."
             )
 
 

@@ -93,15 +93,17 @@ class CheckpointWriter(StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("use_collectives", True):
             raise CheckpointError(
-                "saving a checkpoint requires use_collectives=True: all ranks commit it together."
+                "Saving a checkpoint requires use_collectives=True, because all ranks commit it "
+                "together."
             )
 
     @override
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         if not plan.usable:
             raise CheckpointError(
-                "the planner has enable_plan_caching=True, with which a rank would write into the "
-                "directory of an earlier checkpoint. Turn it off."
+                "The planner has enable_plan_caching=True: with cached plans, ranks would write "
+                "into the directory of an earlier checkpoint. Pass a planner with "
+                "enable_plan_caching=False."
             )
         return plan
 
@@ -126,7 +128,9 @@ class CheckpointWriter(StorageWriter):
             results = write_share(share, plan.items, planner)
         except BaseException as error:
             if isinstance(error, FileNotFoundError) and not Path(share.folder).exists():
-                raise _AbandonedError(f"{share.folder!r}: another process abandoned it.") from error
+                raise _AbandonedError(
+                    f"{share.folder!r} was not saved: another process failed."
+                ) from error
             abandon(Path(share.folder))
             if not isinstance(error, OSError):
                 raise
@@ -189,7 +193,7 @@ def save_sharded(
     """
     writer = CheckpointWriter(path, step=step, facts=facts)
     try:
-        with _plain_errors(f"checkpoint {str(path)!r} could not be written"):
+        with _plain_errors(f"Checkpoint {str(path)!r} could not be saved"):
             save_planned(
                 dict(state),
                 storage_writer=writer,

@@ -131,7 +131,7 @@ class CheckpointReader(StorageReader):
 
     def _stage(self, plan: LoadPlan) -> None:
         if self._source is None:
-            raise CheckpointError("call read_metadata before planning.")
+            raise CheckpointError("Call read_metadata before planning.")
         self._staged = self._source.stage(plan.items)
 
 
@@ -167,7 +167,9 @@ class _ShardedSource:
         for chunk in chunks:
             if index.offset is None or chunk.offsets == tuple(index.offset):
                 return tensor, chunk
-        raise CheckpointError(f"the checkpoint has no block of {index.fqn!r} at {index.offset}.")
+        raise CheckpointError(
+            f"The checkpoint has no block of {index.fqn!r} at offset {index.offset}."
+        )
 
 
 def _staging(
@@ -331,5 +333,5 @@ def _check_state(given: Mapping[str, Tensor], index: ShardIndex) -> None:
     if rows:
         more = f"\n  and {len(rows) - _MAX_ROWS} more" if len(rows) > _MAX_ROWS else ""
         raise CheckpointMismatch(
-            "the checkpoint does not match:\n  " + "\n  ".join(rows[:_MAX_ROWS]) + more
+            "The checkpoint does not match the model:\n  " + "\n  ".join(rows[:_MAX_ROWS]) + more
         )

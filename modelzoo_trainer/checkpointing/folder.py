@@ -179,7 +179,8 @@ def probe(folder: Path) -> None:
                 disk.unlink(renamed)
     except OSError as error:
         raise CheckpointError(
-            f"the folder {str(folder)!r} is not writable: {error.strerror or error}."
+            f"The folder {str(folder)!r} is not writable: {error.strerror or error}. Check "
+            f"permissions and free disk space."
         ) from error
 
 

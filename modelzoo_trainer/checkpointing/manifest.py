@@ -86,18 +86,25 @@ def read_manifest(path: Path) -> Manifest:
     try:
         if path.is_symlink():
             raise CheckpointError(
-                f"{str(path)!r} is a symbolic link to {os.readlink(path)!r}; give the checkpoint "
-                f"itself."
+                f"{str(path)!r} is a symbolic link to {os.readlink(path)!r}. Pass the path of the "
+                f"checkpoint itself."
             )
         if file.is_symlink():
-            raise CheckpointError(f"{str(file)!r} is a symbolic link, not a file.")
+            raise CheckpointError(
+                f"{str(file)!r} is a symbolic link; it must be a regular file. Copy the "
+                f"checkpoint with its files, not with links."
+            )
         if not file.is_file():
             raise CheckpointError(
-                f"{str(path)!r} has no {MANIFEST}: it was never committed, or is not a checkpoint."
+                f"{str(path)!r} has no {MANIFEST}: saving it was interrupted, or it is not a "
+                f"checkpoint. Use another one."
             )
         return parse_manifest(text_of(file), path)
     except _PROBLEMS as error:
-        raise CheckpointError(f"{str(file)!r} cannot be read: {error!r}.") from None
+        raise CheckpointError(
+            f"{str(file)!r} cannot be read: {error!r}. Check permissions, or use another "
+            f"checkpoint."
+        ) from None
 
 
 def text_of(file: Path) -> str:
@@ -111,7 +118,7 @@ def text_of(file: Path) -> str:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
-            raise ValueError(f"it is not a regular file, or has more than {_MAX_BYTES} bytes")
+            raise ValueError(f"not a regular file, or larger than {_MAX_BYTES} bytes")
         content = memoryview(bytearray(status.st_size))
         found = disk.read_into(fd, content)
     finally:
@@ -128,24 +135,28 @@ def parse_manifest(text: str, path: Path) -> Manifest:
             or RecursionError.
     """
     if len(text) > _MAX_BYTES:
-        raise ValueError(f"it has more than {_MAX_BYTES} bytes")
+        raise ValueError(f"larger than {_MAX_BYTES} bytes")
     raw = json.loads(text)
     version = raw["format_version"]
     migrate = _MIGRATIONS.get(version) if type(version) is int else None
     if migrate is None:  # first: other versions may compute the digest differently
         raise CheckpointError(
-            f"{str(path)!r} has format version {version!r}; versions up to {FORMAT_VERSION} "
-            f"are supported. Read it with the version of modelzoo_trainer that wrote it."
+            f"{str(path)!r} has format version {version!r}; this version of modelzoo_trainer "
+            f"reads versions up to {FORMAT_VERSION}. Install the version that saved the "
+            f"checkpoint."
         )
     raw.pop(_DIGEST, None)
     if text != _sealed(raw):
-        raise CheckpointError(f"{str(path / MANIFEST)!r} is damaged: its digest does not match.")
+        raise CheckpointError(
+            f"{str(path / MANIFEST)!r} is damaged (checksum mismatch). Use an earlier checkpoint, "
+            f"or restore this one from a copy."
+        )
     manifest = _manifest_of(migrate(raw), path)
     name, given = manifest.name, Path(os.path.abspath(path)).name  # no link followed
     if name and name != given:
         raise CheckpointError(
-            f"{str(path)!r} was renamed: it was written as {name!r}. Restore that name; it may be "
-            f"copied into any folder."
+            f"{str(path)!r} was renamed: it was saved as {name!r}. Rename it back to {name!r}. "
+            f"(The folder may be moved or copied, but not renamed.)"
         )
     return manifest
 
@@ -160,12 +171,16 @@ def _manifest_of(raw: dict[str, Any], path: Path) -> Manifest:
     outside = sorted(name for name in raw["files"] if not is_file_name(name) or name == MANIFEST)
     if outside:
         raise CheckpointError(
-            f"{str(path / MANIFEST)!r} refers to {outside[0]!r} outside of the checkpoint."
+            f"{str(path / MANIFEST)!r} refers to {outside[0]!r} outside of the checkpoint. Do not "
+            f"load it: it was damaged or tampered with."
         )
     if type(raw["step"]) is not int or raw["step"] < 0:
-        raise ValueError(f"its step is {raw['step']!r}")
+        raise ValueError(f"the step must be an integer >= 0, got {raw['step']!r}")
     if not isinstance(raw["name"], str) or not isinstance(raw["facts"], dict):
-        raise ValueError(f"its name is {raw['name']!r}, and its facts are {raw['facts']!r}")
+        raise ValueError(
+            f"the name must be a string and the facts an object; got the name {raw['name']!r} and "
+            f"the facts {raw['facts']!r}"
+        )
     return Manifest(
         format_version=raw["format_version"],
         name=raw["name"],
@@ -179,7 +194,10 @@ def _manifest_of(raw: dict[str, Any], path: Path) -> Manifest:
 def _record_of(raw: dict[str, Any]) -> FileRecord:
     size, digest = raw["size_bytes"], raw["xxh3_128"]
     if type(size) is not int or size < 0 or not _HEX.fullmatch(digest):
-        raise ValueError(f"it has a file of {size!r} bytes with the digest {digest!r}")
+        raise ValueError(
+            f"a file's size must be an integer >= 0 and its digest 32 hex digits, got size "
+            f"{size!r} and digest {digest!r}"
+        )
     return FileRecord(size_bytes=size, xxh3_128=digest)
 
 
@@ -214,5 +232,6 @@ def check_listing(path: Path, manifest: Manifest) -> None:
     problems = listing_problems(path, manifest)
     if problems:
         raise CheckpointError(
-            f"checkpoint {str(path)!r} cannot be used: {'; '.join(problems)}. Choose another one."
+            f"Checkpoint {str(path)!r} cannot be used: {'; '.join(problems)}. Use another "
+            f"checkpoint."
         )

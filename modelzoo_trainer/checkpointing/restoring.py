@@ -37,9 +37,9 @@ def restoring(path: Path | None, parts: Mapping[str, Any]) -> Iterator[None]:
             raise
         part = _part_of(error, parts)
         raise CheckpointError(
-            f"checkpoint {str(path)!r} cannot be restored: its data for {part} is invalid "
-            f"({type(error).__name__}: {error}). Choose another checkpoint and create a new "
-            f"Trainer: this one is partly restored."
+            f"Checkpoint {str(path)!r} cannot be restored: its data for {part} is invalid "
+            f"({type(error).__name__}: {error}). This Trainer is now partly restored: create a "
+            f"new one and use another checkpoint."
         ) from error
 
 
@@ -79,7 +79,7 @@ def whole_number(state: Mapping[str, Any], key: str, *default: Any) -> Any:
     if value is None and default == (None,):
         return None
     if type(value) is not int or value < 0:
-        raise ValueError(f"{key} is {value!r}, expected an integer >= 0")
+        raise ValueError(f"{key} must be an integer >= 0, got {value!r}")
     return value
 
 
@@ -158,7 +158,7 @@ def check_steps(state: Mapping[str, Any]) -> None:
     for entries in state["state"].values():
         step = entries.get("step", 0)
         if isinstance(step, (int, float)) and step < 0:
-            raise ValueError(f"step is {step}, expected >= 0")
+            raise ValueError(f"step must be >= 0, got {step}")
 
 
 def parts_of(core: Mapping[str, Any], stateful: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -81,9 +81,15 @@ def parse_index(raw: Any) -> ShardIndex:
         values = {name: _text(file) for name, file in raw["values"].items()}
         world_size = _count(raw["world_size"])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{SHARDS!r} cannot be read: {error!r}.") from None
+        raise CheckpointError(
+            f"The index of the checkpoint ({SHARDS}) cannot be read: {error!r}. It is damaged; "
+            f"use another checkpoint."
+        ) from None
     if paths.keys() != tensors.keys() | values.keys() or tensors.keys() & values.keys():
-        raise CheckpointError(f"{SHARDS!r} lacks the paths of its entries in the state.")
+        raise CheckpointError(
+            f"The index of the checkpoint ({SHARDS}) has no paths of the state's entries. It is "
+            f"damaged; use another checkpoint."
+        )
     return ShardIndex(world_size=world_size, tensors=tensors, values=values, paths=paths)
 
 
@@ -93,9 +99,9 @@ def _tensor(name: str, raw: Any) -> ShardedTensor:
     for chunk in chunks:
         begins_and_ends = zip(chunk.offsets, chunk.lengths, shape, strict=True)
         if any(offset + length > whole for offset, length, whole in begins_and_ends):
-            raise ValueError(f"a block of {name!r} exceeds its shape")
+            raise ValueError(f"a shard of {name!r} is outside of the tensor's shape")
     if sum(prod(chunk.lengths) for chunk in chunks) != prod(shape):
-        raise ValueError(f"the blocks of {name!r} do not fill it")
+        raise ValueError(f"the shards of {name!r} do not cover the whole tensor")
     return ShardedTensor(dtype=_text(raw["dtype"]), shape=shape, chunks=chunks)
 
 
@@ -111,7 +117,7 @@ def _path(raw: Any) -> StatePath:
     for kind, key in path:
         fits = type(key) in (str, int) if kind == DICT else type(key) is int and key >= 0
         if kind not in (DICT, LIST, TUPLE) or not fits:
-            raise ValueError(f"{key!r} in a container {kind!r}")
+            raise ValueError(f"key {key!r} in a container of kind {kind!r}")
     if not path or path[0][0] != DICT:
         raise ValueError(f"the path {path!r} does not start in a dict")
     return path

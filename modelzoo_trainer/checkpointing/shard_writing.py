@@ -78,13 +78,15 @@ class _Content:
         stored = as_stored(tensor)
         if data is None or not can_hold(stored):
             raise CheckpointError(
-                f"{item.index.fqn} is a tensor of {tensor.dtype} and {tensor.layout} on "
-                f"{tensor.device.type}, which cannot be saved."
+                f"{item.index.fqn} cannot be saved: only dense tensors of usual dtypes can be, "
+                f"but this is a tensor of {tensor.dtype} and {tensor.layout} on "
+                f"{tensor.device.type}. Convert it in state_dict (to_dense(), or another dtype)."
             )
         if tensor.dtype is not data.properties.dtype or tensor.shape != data.chunk.sizes:
             raise CheckpointError(
-                f"{item.index.fqn} is {tensor.dtype} of {list(tensor.shape)}, but the plan has "
-                f"{data.properties.dtype} of {list(data.chunk.sizes)}."
+                f"The planner returned {item.index.fqn} as {tensor.dtype} of shape "
+                f"{list(tensor.shape)}, but planned it as {data.properties.dtype} of shape "
+                f"{list(data.chunk.sizes)}."
             )
         name = item.index.fqn
         if data.chunk.sizes != data.size:
@@ -127,8 +129,8 @@ def _refuse_distributed(name: str, value: Any) -> None:
         item = waiting.pop()
         if isinstance(item, DTensor):
             raise CheckpointError(
-                f"{name} has a DTensor inside a tuple, where it cannot be saved in shards. Use "
-                f"CheckpointSavePlanner, or a list."
+                f"{name} has a DTensor inside a tuple, which cannot be saved as shards. Use a "
+                f"list, or CheckpointSavePlanner."
             )
         if isinstance(item, list | tuple):
             waiting += item
@@ -155,7 +157,7 @@ def write_share(
         if item.type is not WriteItemType.BYTE_IO:
             tensor = planner.resolve_data(item)
             if not isinstance(tensor, Tensor):
-                raise CheckpointError(f"the planner returned no tensor for {item.index.fqn}.")
+                raise CheckpointError(f"The planner returned no tensor for {item.index.fqn}.")
             content.add_tensor(item, tensor)
     records = _write(Path(share.folder), content)
     return [
@@ -172,8 +174,8 @@ def _value_of(planner: SavePlanner, item: WriteItem) -> Any:
     look_up = getattr(planner, "lookup_object", None)
     if look_up is None:  # its resolve_data would pickle
         raise CheckpointError(
-            f"the planner is a {type(planner).__name__}; saving {item.index.fqn}, which is not a "
-            f"tensor, without pickle requires a DefaultSavePlanner."
+            f"The planner is a {type(planner).__name__}, but {item.index.fqn} is not a tensor and "
+            f"can be saved (without pickle) only with a DefaultSavePlanner. Pass one."
         )
     return look_up(item.index)
 
@@ -259,7 +261,9 @@ def _tensor_of(name: str, entry: TensorStorageMetadata, written: _Results) -> Sh
 def _place(name: str, offsets: Any, written: _Results) -> Written:
     result = written.get((name, offsets))
     if result is None:
-        raise CheckpointError(f"{name} was planned, but no process wrote it (offsets {offsets}).")
+        raise CheckpointError(
+            f"Process results are incomplete: no process saved {name} at offsets {offsets}."
+        )
     place: Written = result.storage_data
     return place
 

@@ -176,7 +176,10 @@ def dtype_of(tensor: ShardedTensor) -> torch.dtype:
     """Return the dtype in the index."""
     dtype = getattr(torch, tensor.dtype, None)
     if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(f"{SHARDS!r} has the unknown dtype {tensor.dtype!r}.")
+        raise CheckpointError(
+            f"{SHARDS!r} has the unknown dtype {tensor.dtype!r}. Load the checkpoint with the "
+            f"version of PyTorch that saved it."
+        )
     return dtype
 
 
@@ -220,7 +223,10 @@ def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, StatePa
     try:
         _visit(state, (), leaves, paths)
     except RecursionError:
-        raise CheckpointError("the state is nested too deeply, or contains itself.") from None
+        raise CheckpointError(
+            "state_dict: the state is nested too deeply, or contains itself. Return a plain dict "
+            "of tensors, numbers, strings and lists."
+        ) from None
     return leaves, paths
 
 
@@ -232,7 +238,7 @@ def _visit(
         name = ".".join(str(key) for _, key in path)
         if name in leaves:
             raise CheckpointError(
-                f"the state has two entries with the name {name!r}. Rename one of them."
+                f"state_dict: two entries have the name {name!r}. Rename one of them."
             )
         leaves[name] = value
         paths[name] = path
@@ -273,7 +279,10 @@ def unflatten(leaves: Mapping[str, Any], paths: Mapping[str, StatePath]) -> dict
     try:
         state: dict[str, Any] = root.built()
     except (LookupError, RecursionError):
-        raise CheckpointError("the paths of the state's entries are inconsistent.") from None
+        raise CheckpointError(
+            f"The index of the checkpoint ({SHARDS}) contradicts itself; it is damaged. Use "
+            f"another checkpoint."
+        ) from None
     return state
 
 

@@ -79,13 +79,17 @@ class Encoder:
         self._stems: set[str] = set()
         for key, value in state.items():
             if type(key) is not str:
-                raise CheckpointError(f"the keys of a state must be str, got {key!r}.")
+                raise CheckpointError(
+                    f"state_dict: keys must be strings, got {key!r}. Convert them with str()."
+                )
             self._key, self._stem = key, self._new_stem(key)
             self._wrapper = WRAPPED if _is_wrapped(value) else ""
             try:
                 self.state_json[key] = self._encode(value, ())
             except RecursionError:
-                raise CheckpointError(f"{key} is nested too deeply, or contains itself.") from None
+                raise CheckpointError(
+                    f"state_dict: {key} is nested too deeply, or contains itself."
+                ) from None
 
     def _new_stem(self, key: str) -> str:
         """Return a file name for the key, unique also on case-insensitive disks."""
@@ -128,7 +132,7 @@ class Encoder:
         keys = list(value)
         for key in keys:
             if type(key) not in (str, int):
-                what = f" with the key {key!r}, neither str nor int"
+                what = f" with the key {key!r} (neither str nor int)"
                 raise self._refusal(value, path, what)
         items = [(key, self._encode(item, (*path, key))) for key, item in value.items()]
         if all(type(key) is str for key in keys) and _TAG not in keys:
@@ -223,7 +227,9 @@ def decode(state_json: Mapping[str, Json], tensors: Tensors) -> dict[str, Any]:
         RuntimeError,
         struct.error,
     ) as error:
-        raise CheckpointError(f"the checkpoint's state cannot be read: {error!r}.") from None
+        raise CheckpointError(
+            f"The state in the checkpoint cannot be read: {error!r}. Use another checkpoint."
+        ) from None
 
 
 def _decode(value: Json, tensors: Tensors) -> Any:
@@ -231,7 +237,7 @@ def _decode(value: Json, tensors: Tensors) -> Any:
         return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):
         if isinstance(value, int) and abs(value) >= _MAX_INT:
-            raise ValueError("it has a number in an unexpected format")
+            raise ValueError("a number has an unexpected format")
         return value
     if _TAG in value:
         return _DECODERS[value[_TAG]](value, tensors)

@@ -77,10 +77,10 @@ def read_header(file: Readable, size: int) -> Header:
     """
     length = int.from_bytes(file.read(LENGTH_BYTES), "little")
     if size < LENGTH_BYTES or not 0 < length <= min(size - LENGTH_BYTES, _MAX_HEADER_BYTES):
-        raise ValueError("it does not start with a safetensors header")
+        raise ValueError("not a safetensors file, or truncated (no valid header)")
     text = file.read(length)
     if len(text) != length:
-        raise ValueError("it ends in the middle of its header")
+        raise ValueError("the file is truncated (ends inside its header)")
     return parse_header(text, size)
 
 
@@ -93,12 +93,12 @@ def parse_header(text: bytes, size: int) -> Header:
     try:
         raw = json.loads(text, object_pairs_hook=_no_duplicates)
     except RecursionError:
-        raise ValueError("its header is nested too deeply") from None
+        raise ValueError("the header is nested too deeply") from None
     if not isinstance(raw, dict):
-        raise ValueError("its header is not a JSON object")
+        raise ValueError("the header is not a JSON object")
     metadata = raw.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise ValueError(f"the {METADATA} of its header is not a mapping of strings")
+        raise ValueError(f"{METADATA} in the header is not an object of strings")
     tensors = {name: _entry(name, value) for name, value in raw.items()}
     ordered = sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end))
     start = LENGTH_BYTES + len(text)
@@ -109,24 +109,32 @@ def parse_header(text: bytes, size: int) -> Header:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("its header has a duplicate name")
+        raise ValueError("the header has a duplicate name")
     return found
 
 
 def _entry(name: str, value: Any) -> TensorEntry:
     is_entry = isinstance(value, dict) and {"dtype", "shape", "data_offsets"} <= value.keys()
     if not is_entry or not isinstance(value["dtype"], str):
-        raise ValueError(f"its header has an invalid entry for {name!r}")
+        raise ValueError(
+            f"the header has an invalid entry for tensor {name!r}; the file is damaged"
+        )
     known = DTYPES.get(value["dtype"])
     if known is None:
         known_names = ", ".join(DTYPES)
-        raise ValueError(f"{name!r} has dtype {value['dtype']!r}; supported: {known_names}")
+        raise ValueError(f"tensor {name!r} has dtype {value['dtype']!r}; supported: {known_names}")
     shape, offsets = value["shape"], value["data_offsets"]
     if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
-        raise ValueError(f"{name!r} has an invalid shape {shape!r} or offsets {offsets!r}")
+        raise ValueError(
+            f"tensor {name!r} has an invalid shape {shape!r} or offsets {offsets!r}; the file is "
+            f"damaged"
+        )
     dtype, itemsize = known
     if offsets[1] - offsets[0] != prod(shape) * itemsize:
-        raise ValueError(f"{name!r} of shape {shape} and {dtype} does not match offsets {offsets}")
+        raise ValueError(
+            f"tensor {name!r} of shape {shape} and {dtype} does not match its offsets {offsets}; "
+            f"the file is damaged"
+        )
     return TensorEntry(dtype=dtype, shape=tuple(shape), begin=offsets[0], end=offsets[1])
 
 

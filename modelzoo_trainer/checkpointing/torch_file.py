@@ -63,8 +63,9 @@ def _refused(path: Path, error: Exception) -> CheckpointError:
     found = _OBJECT.search(str(error))
     if found is not None:
         return CheckpointError(
-            f"{str(path)!r} holds {found[1]}, which weights_only=True does not load: it may run "
-            f"code. It must hold a state_dict, tensors by name. {CONVERT}"
+            f"{str(path)!r} contains {found[1]}, which torch.load does not load with "
+            f"weights_only=True because it may run code. The file must contain a state_dict "
+            f"(tensors by name). {CONVERT}"
         )
     return CheckpointError(
         f"{str(path)!r} is damaged, or was not written by torch.save ({type(error).__name__})."
@@ -74,8 +75,8 @@ def _refused(path: Path, error: Exception) -> CheckpointError:
 def _require_fixed(path: Path) -> None:
     if torch.__version__ < FIXED_IN:
         raise CheckpointError(
-            f"{str(path)!r} is a pickle, which may run code when torch {torch.__version__} reads "
-            f"it, also with weights_only=True (CVE-2026-24747). Use torch {FIXED_IN} or newer, or "
+            f"{str(path)!r} is a pickle, which may run code when torch {torch.__version__} loads "
+            f"it, even with weights_only=True (CVE-2026-24747). Use torch {FIXED_IN} or newer, or "
             f"a safetensors file. {CONVERT}"
         )
 
@@ -92,13 +93,14 @@ def _check_archive(path: Path) -> bool:
         raise CheckpointError(f"{str(path)!r} cannot be read: {error}.") from None
     if is_packed:
         raise CheckpointError(
-            f"{str(path)!r} is a compressed archive; torch.save compresses nothing. Was it "
-            f"written by torch.save?"
+            f"{str(path)!r} is a compressed archive, so it was not written by torch.save (which "
+            f"does not compress). Unpack it first."
         )
     if damaged is not None:
         raise CheckpointError(
-            f"{str(path)!r} is damaged: the CRC-32 of {damaged!r} is wrong. Fetch it again; or, if "
-            f"it was written with torch.serialization.set_crc32_options(False), save it again."
+            f"{str(path)!r} is damaged: the CRC-32 of {damaged!r} does not match. Download it "
+            f"again. (If it was saved with torch.serialization.set_crc32_options(False), save it "
+            f"again without that.)"
         )
     return True
 
@@ -111,13 +113,13 @@ def _weights_in(content: Any, path: Path) -> dict[str, Tensor]:
     found = [key for key in _WRAPPED if key in keys and _holds_tensors(content[key])]
     if len(found) == 1:
         others = ", ".join(map(str, [key for key in keys if key != found[0]][:_MOST]))
-        log.info("%s: loading %r; not loaded: %s.", path, found[0], others or "nothing")
+        log.info("%s: loading the entry %r; not loading: %s.", path, found[0], others or "nothing")
         return _checked(content[found[0]], path)
     kind = type(content).__name__
     what = f"{kind} with {', '.join(map(repr, keys[:_MOST]))}" if keys else kind
     raise CheckpointError(
-        f"{str(path)!r} holds a {what}, and not the weights of one model. Save model.state_dict(), "
-        f"alone or as one of {', '.join(map(repr, _WRAPPED))}."
+        f"{str(path)!r} contains a {what}, not the weights of one model. Save model.state_dict(), "
+        f"alone or in a dict under one of the keys {', '.join(map(repr, _WRAPPED))}."
     )
 
 
@@ -132,7 +134,7 @@ def _checked(state: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
         if not isinstance(name, str) or not is_plain or value.is_meta or value.is_quantized:
             kind = str(value.layout) if isinstance(value, Tensor) else type(value).__name__
             raise CheckpointError(
-                f"{str(path)!r}: {name!r} is {kind}; only dense tensors by name can be loaded."
+                f"{str(path)!r}: the entry {name!r} is {kind}; only dense tensors can be loaded."
             )
     return dict(state)
 

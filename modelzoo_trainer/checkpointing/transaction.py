@@ -75,7 +75,7 @@ class CheckpointTransaction:
         """
         with self._whole():
             if not is_file_name(name) or name in self.records or name == MANIFEST:
-                raise CheckpointError(f"{name!r} is not a valid name for a file of a checkpoint.")
+                raise CheckpointError(f"{name!r} is not a valid name for a file in a checkpoint.")
             self.records[name] = write_file(self.folder / name, chunks)
         return self.records[name]
 
@@ -106,7 +106,10 @@ class CheckpointTransaction:
 
     def _check_free(self) -> None:
         if os.path.lexists(self.path):
-            raise CheckpointError(f"{str(self.path)!r} exists; checkpoints are never overwritten.")
+            raise CheckpointError(
+                f"{str(self.path)!r} already exists; checkpoints are never overwritten. Use "
+                f"another name."
+            )
 
     def _check_there(self, name: str, record: FileRecord) -> None:
         """Check that a file reported by another rank is on this disk."""
@@ -115,8 +118,8 @@ class CheckpointTransaction:
         if size != record.size_bytes:
             found = "is not there" if size is None else f"has {size} bytes"
             raise CheckpointError(
-                f"checkpoint {str(self.path)!r} cannot be committed: {name!r} {found}, expected "
-                f"{record.size_bytes} bytes. All processes must write to the same disk."
+                f"Checkpoint {str(self.path)!r} cannot be committed: {name!r} {found}, expected "
+                f"{record.size_bytes} bytes. All processes must write to the same file system."
             )
 
     def _sync_name(self) -> None:
@@ -137,8 +140,8 @@ class CheckpointTransaction:
             if not isinstance(error, OSError):
                 raise
             raise CheckpointError(
-                f"checkpoint {str(self.path)!r} could not be written: {_reason(error)}. "
-                f"Earlier checkpoints are not affected."
+                f"Checkpoint {str(self.path)!r} could not be saved: {_reason(error)}. Earlier "
+                f"checkpoints are not affected."
             ) from error
 
 
@@ -217,7 +220,8 @@ def plain_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
         found = json.loads(json.dumps(_finite(facts), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"facts cannot be saved: {error}. Use text, numbers, lists and dicts with str keys."
+            f"facts cannot be saved: {error}. Use strings, numbers, lists and dicts with string "
+            f"keys."
         ) from None
     return dict(found)
 
@@ -227,7 +231,7 @@ def _finite(value: Any) -> Any:
         return str(float(value))
     if isinstance(value, Mapping):
         if not all(type(key) is str for key in value):
-            raise TypeError(f"keys must be str, got {list(value)!r}")
+            raise TypeError(f"keys must be strings, got {list(value)!r}")
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]

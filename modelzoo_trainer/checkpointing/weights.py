@@ -122,7 +122,7 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
 def _what_is_there(folder: Path) -> str:
     names = sorted(path.name for path in folder.iterdir())
     files = [name for name in names if name.lower().endswith((SUFFIX, *SUFFIXES))]
-    hint = f" Give one of its files: {', '.join(files[:5])}." if files else ""
+    hint = f" Pass the path of one of its files: {', '.join(files[:5])}." if files else ""
     pickles = [name for name in names if name.lower().endswith(_PICKLES)]
     if pickles and not files:
         return (
@@ -172,23 +172,23 @@ def _places(index: Path) -> dict[str, str]:
     """Return the file of each tensor."""
     with open_checked(_file_of(index), None) as file:
         if file.size > _MAX_INDEX_BYTES:
-            raise ValueError(f"it has {file.size} bytes, too many for an index")
+            raise ValueError(f"{file.size} bytes are too many for an index")
         places = json.loads(file.read(file.size))["weight_map"]
         outside = [shard for shard in _values(places) if not _SHARD.fullmatch(shard)]
         if outside:
             raise CheckpointError(
-                f"{str(index)!r} lists the file {outside[0]!r}; expected .safetensors or .bin "
-                f"files beside it."
+                f"{str(index)!r} lists the file {outside[0]!r}; expected names of .safetensors or "
+                f".bin files in the same folder."
             )
         return dict(places)
 
 
 def _values(places: Any) -> Iterator[str]:
     if not isinstance(places, dict) or not places:
-        raise ValueError("its weight_map is not a mapping of tensors to files")
+        raise ValueError("weight_map must be an object of tensor names and file names")
     for shard in places.values():
         if not isinstance(shard, str):
-            raise ValueError(f"its weight_map has the invalid file {shard!r}")
+            raise ValueError(f"weight_map must have file names, got {shard!r}")
         yield shard
 
 
@@ -258,7 +258,7 @@ def write_weights(state: Mapping[str, Any], file: Path, *, force: bool = False) 
 def _write(state: Any, file: Path, name: str, *, force: bool) -> list[str]:
     tensors, rest = _tensors_of(state)
     if not tensors:
-        raise CheckpointError(f"{name} has no tensors.")
+        raise CheckpointError(f"{name} has no tensors, so there is nothing to export.")
     kept, aliases = _untied(tensors)
     part = file.with_name(hidden_name("tmp", file.name))
     try:
@@ -267,7 +267,8 @@ def _write(state: Any, file: Path, name: str, *, force: bool) -> list[str]:
         _give_name(part, file)
     except OSError as error:
         raise CheckpointError(
-            f"{str(file)!r} could not be written: {error.strerror or error}."
+            f"{str(file)!r} could not be written: {error.strerror or error}. Check permissions "
+            f"and free disk space."
         ) from error
     finally:
         with suppress(OSError):
@@ -279,7 +280,10 @@ def _check_target(file: Path, force: bool) -> None:
     if file.suffix != SUFFIX:
         raise TargetError(f"{str(file)!r} must end in {SUFFIX}.")
     if file.is_dir() or not file.parent.is_dir():
-        raise TargetError(f"{str(file)!r} must be a file in an existing folder.")
+        raise TargetError(
+            f"{str(file)!r} must be a file in an existing folder. Create the folder, or pass "
+            f"another path."
+        )
     if os.path.lexists(file) and not force:
         raise TargetError(f"{str(file)!r} already exists. Use another name, or --force.")
 
@@ -299,7 +303,11 @@ def read_part(path: Path, key: str) -> Any:
     else:
         state = _read_whole(path, manifest, key)
     if key not in state:
-        raise CheckpointError(f"{str(path)!r} has no {key!r}; it was not saved by a Trainer.")
+        raise CheckpointError(
+            f"Checkpoint {str(path)!r} has no state {key!r}. Checkpoints saved by a Trainer have "
+            f"the state 'model'; python -m modelzoo_trainer.checkpointing info shows the states "
+            f"of a checkpoint."
+        )
     return state[key]
 
 

@@ -87,8 +87,8 @@ class Runner:
         stopped = self._stops.find()
         if stopped is not None and (self.processes is None or self.processes.rank == 0):
             say(
-                f"The run was stopped ({stopped}) and then restarted by torchrun: exiting. "
-                f"To resume, start torchrun again."
+                f"torchrun restarted a run that was stopped on purpose ({stopped}); exiting. To "
+                f"resume, start torchrun again."
             )
         return stopped
 
@@ -107,7 +107,7 @@ class Runner:
         texts = [f"mode: {plan.mode}\n{to_yaml(without_secrets(plan.resolved))}" for plan in plans]
         try:
             self.processes.require_same(
-                "the configuration",
+                "configuration",
                 "".join(texts),
                 hint="Start all processes with the same file and options.",
             )

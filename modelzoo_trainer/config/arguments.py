@@ -32,6 +32,7 @@ from modelzoo_trainer.config.positions import (
     to_plain,
 )
 from modelzoo_trainer.errors import suggest
+from modelzoo_trainer.foreign_names import ARGUMENTS, advice_for
 
 _BOOLEANS_BEFORE: Final = {"on", "off", "yes", "no", "y", "n"}  # YAML 1.1 took them as booleans
 
@@ -138,7 +139,9 @@ def _check_required(place: Place, schema: Schema, problems: Problems) -> None:
 def _unknown(key: str, schema: Schema, others: Collection[str]) -> str:
     if not schema.parameters:
         return f"no such argument of {schema.owner}, which has no arguments."
-    return f"no such argument of {schema.owner}. {suggest(key, [*schema.parameters, *others])}"
+    hint = advice_for(ARGUMENTS.get(schema.owner, {}), key)
+    hint = hint or suggest(key, [*schema.parameters, *others])
+    return f"no such argument of {schema.owner}. {hint}"
 
 
 def check_value(place: Place, parameter: Parameter, problems: Problems) -> Any:

@@ -96,7 +96,8 @@ def fitting(kind: str, target: Any) -> Any:
         )
     if not any(_may_be(result, fits) for result in _results(function)):
         raise ConfigError(
-            f"{function.__name__} does not return {_one(kind)} according to its annotation: {lack}."
+            f"{function.__name__} is annotated to return something else, but {_one(kind)} is "
+            f"required here: {lack}. Fix the annotation or the function."
         )
     return target
 
@@ -153,7 +154,8 @@ def with_groups(cls: Any) -> Any:
         return cls
     if issubclass(cls, torch.optim.LBFGS):
         raise ConfigError(
-            f"{cls.__name__} requires a closure in each step, which the loop does not support."
+            f"{cls.__name__} is not supported: it requires a closure in each step. Use another "
+            f"optimizer, such as AdamW."
         )
 
     def make(model: nn.Module, **arguments: Any) -> Optimizer:

@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 from modelzoo_trainer.config.arguments import Schema
 from modelzoo_trainer.config.positions import Place, Problems
 from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.foreign_names import CALLBACKS, advice_for
 
 
 def _as_it_is(target: Any) -> Any:
@@ -133,8 +134,9 @@ class NameTable:
         if schema is not None:
             return Unshipped(self.kind, name, schema, self.names)
         own = [*self.names, *self._imported_names()]
-        advice = suggest(name, own)
-        if not advice.startswith("Did"):
+        foreign = advice_for(CALLBACKS, name) if self.kind == "callback" else ""
+        advice = foreign or suggest(name, own)
+        if not foreign and not advice.startswith("Did"):
             wider = suggest(name, (*own, *self.published_names(self.kind)))
             advice = wider if wider.startswith("Did") else advice
         raise ConfigError(f"{name!r} is not {self.one}. {advice}")
@@ -203,9 +205,13 @@ def import_module(name: str) -> ModuleType:
         parent, _, last = error.name.rpartition(".")
         if parent in sys.modules and hasattr(sys.modules[parent], last):
             raise ConfigError(
-                f"{error.name!r} is not a module. Name a class or function of a module itself."
+                f"{error.name!r} is not a module. Give the path of a class or function: "
+                f"package.module.Name."
             ) from None
-        raise ConfigError(f"no module named {error.name!r} on Python's path.") from None
+        raise ConfigError(
+            f"Cannot import {error.name!r}. Put it next to the YAML file or in the working "
+            f"directory, or install it."
+        ) from None
 
 
 def import_path(path: str) -> Any:
@@ -219,7 +225,10 @@ def import_path(path: str) -> Any:
     """
     module_name, _, name = path.rpartition(".")
     module = import_module(module_name)
-    value = getattr(module, name, None)
+    try:
+        value = getattr(module, name, None)
+    except ImportError as error:  # with a hint
+        raise ConfigError(str(error)) from None
     if value is None:
         public = [known for known, item in vars(module).items() if isinstance(item, type)]
         raise ConfigError(f"{module_name} has no {name!r}. {suggest(name, public)}")

@@ -110,7 +110,7 @@ class _AboveBars(logging.Handler):
         is_handled: bool | None = None
         with suppress(Exception), tqdm.external_write_mode(file=self._inner.stream):
             is_handled = bool(self._inner.handle(record))
-        if is_handled is None:  # a bar could not be taken away
+        if is_handled is None:  # removing a bar failed
             return bool(self._inner.handle(record))
         return is_handled
 

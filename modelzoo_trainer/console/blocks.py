@@ -27,7 +27,7 @@ _MOST_ROWS: Final = 8
 
 
 def start_block(trainer: Trainer, val_dataloader: Any) -> str:
-    """Return the summary before a fit; rows that fail are left out."""
+    """Return the summary before a fit, without rows that fail."""
     rows: dict[str, Callable[[], str]] = {
         "data": lambda: _data(trainer),
         "length": lambda: _length(trainer),
@@ -182,7 +182,8 @@ def _table(result: RunResult) -> list[str]:
     """Return the table of loss and validation metrics: last, best and its step."""
     names = [name for name in result.metrics if name == "loss" or _is_telling(name, result)]
     names.sort(key=lambda name: name != "loss")
-    rows = [("metric", "last", "best", "at step")] if names else []
+    title = f"best since {result.first_step}" if result.first_step else "best"
+    rows = [("metric", "last", title, "at step")] if names else []
     for name in names[:_MOST_ROWS]:
         best = result.best.get(name)
         shown = ("", "") if best is None else (number(best.value), str(best.step))

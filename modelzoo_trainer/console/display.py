@@ -108,7 +108,7 @@ class Display:
             if self.is_bar:
                 self._bar = Bar(view.step, view.total, view.name, view.unit, has_rate=False)
                 self._draw(view)
-        if self.is_bar and self._bar is None:  # it cannot be drawn: lines instead
+        if self.is_bar and self._bar is None:  # drawing failed: use lines
             self.is_bar, self._interval_s = False, LINE_INTERVAL_S
         with harmless():
             self._ticker.start()

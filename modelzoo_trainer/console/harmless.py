@@ -1,4 +1,4 @@
-"""Errors in showing a run do not end it."""
+"""Keep errors of the console output from ending a run."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ T = TypeVar("T")
 def harmless(level: int = logging.WARNING) -> Iterator[None]:
     """Log an error instead of raising it. Also a decorator.
 
-    `level`: DEBUG where one is to be expected: users' objects, a console that is gone.
+    `level`: DEBUG for expected errors: of users' objects, or a closed console.
     """
     try:
         yield
-    except Exception as error:  # whatever it is, the run must not suffer
+    except Exception as error:  # any error: the run must continue
         kind = type(error).__name__
         text = "failed to show the progress: %s: %s. Training continues."
         log.log(level, text, kind, error, exc_info=error if level == logging.DEBUG else None)
 
 
 def known(value: Callable[[], T], otherwise: T) -> T:
-    """Return what a function returns, or something else if it raises."""
+    """Return the result of a function, or a default if it raises."""
     with harmless(logging.DEBUG):
         return value()
     return otherwise

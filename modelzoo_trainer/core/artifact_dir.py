@@ -28,7 +28,7 @@ def folder_of(argument: str, folder: Any) -> Path:
     """
     if not isinstance(folder, (str, os.PathLike)) or "\0" in str(folder):
         shown = str(folder) if isinstance(folder, Path) else folder
-        raise ConfigError(f"{argument} is {shown!r}; it must be a path without NUL characters.")
+        raise ConfigError(f"{argument} must be a path without null bytes (\\0), got {shown!r}.")
     return Path(folder)
 
 
@@ -79,8 +79,8 @@ def _check_seen(trainer: Trainer) -> None:
     seen = trainer.backend.comm.gather_object(is_seen)
     if not all(seen):
         raise ConfigError(
-            f"model_dir {str(trainer.model_dir)!r} is not shared: process {seen.index(False)} "
-            f"does not see the files of process 0. Choose a folder that all hosts share."
+            f"Process {seen.index(False)} cannot see files that process 0 wrote to "
+            f"model_dir={str(trainer.model_dir)!r}. Use a shared file system."
         )
 
 

@@ -77,8 +77,8 @@ class AttributeStates(CoreCallback):
         states, found = state_dict.get("attributes", {}), parts_beside(trainer)
         for name in states.keys() - found.keys():
             log.warning(
-                "The checkpoint has state of trainer.%s, which this trainer lacks. Create it "
-                "in the constructor, before the checkpoint is loaded, or its state is lost.",
+                "The checkpoint has state of trainer.%s, but this trainer has no such attribute. "
+                "Create it in the constructor, or its state is lost.",
                 name,
             )
         for name, part in _saved_of(found, trainer).items():
@@ -95,9 +95,9 @@ class AttributeStates(CoreCallback):
         if name not in self._left_out:
             self._left_out.add(name)
             log.warning(
-                "The state of trainer.%s is not saved because it contains more than tensors: a "
-                "resumed run uses what the constructor creates. Add it to unsaved_attributes if it "
-                "does not change.",
+                "trainer.%s contains more than tensors, so it is not saved in checkpoints; after "
+                "a resume it starts as the constructor creates it. If it never changes, add its "
+                "name to unsaved_attributes.",
                 name,
             )
 
@@ -117,7 +117,9 @@ class AttributeStates(CoreCallback):
             )
         for name in names:
             if name not in vars(trainer):
-                log.warning("unsaved_attributes names %r, which the trainer does not have.", name)
+                log.warning(
+                    "unsaved_attributes has %r, which is not an attribute of the trainer.", name
+                )
 
     # ---- optimizers that are not saved
 

@@ -32,6 +32,7 @@ from modelzoo_trainer.core.checkpoint_writer import (
     prepare,
     was_written_before,
 )
+from modelzoo_trainer.core.named_checkpoints import BEST, LAST, best_in, note_best
 from modelzoo_trainer.core.run_lock import FolderLock
 from modelzoo_trainer.core.states import like_of, load_states, part_of
 from modelzoo_trainer.errors import (
@@ -167,15 +168,18 @@ class Checkpoint(CoreCallback, Advised):
         """Return the checkpoint of a `ckpt_path` argument.
 
         None = none; Ellipsis = the newest intact one, if autoload is enabled and this trainer has
-        neither trained nor loaded anything yet.
+        neither trained nor loaded anything yet; "last" = that one in any case, if there is one, and
+        required unless a fit begins; "best" = the best one of `SaveBest`.
 
         Raises:
-            CheckpointError: If there are checkpoints but none is intact.
+            CheckpointError: If there are checkpoints but none is intact, or none of that name.
+            ConfigError: If it is none of these.
         """
         is_restart = (
             trainer.is_resuming and self._is_fresh(trainer) and trainer.autorestart.is_restart
         )
-        self.is_own = ckpt_path is ... or is_restart
+        _check_kind(ckpt_path)
+        self.is_own = ckpt_path in (..., LAST) or is_restart
         self._found = None
         backend = trainer.backend
         path = self._choose(trainer, ckpt_path, is_restart) if backend.comm.is_main else None
@@ -186,13 +190,32 @@ class Checkpoint(CoreCallback, Advised):
 
     def _choose(self, trainer: Trainer, ckpt_path: Any, is_restart: bool) -> Path | None:
         if not self.is_own:
-            return None if ckpt_path is None else self._checked_start(trainer, Path(ckpt_path))
-        if self._is_fresh(trainer) and (self.autoload_last_checkpoint or is_restart):
+            return None if ckpt_path is None else self._chosen(trainer, ckpt_path)
+        is_default = self.autoload_last_checkpoint and self._is_fresh(trainer)
+        if is_default or is_restart or ckpt_path == LAST:
             # A restarted run has already started from its ckpt_path.
             self._found = self._last_written(trainer) if ckpt_path is not ... else None
             self._found = self._found or self._newest_intact(trainer)
             self._warn_of_others(trainer)
-        return None if self._found is None else self._found[0]
+        if self._found is None:
+            self._require_last(trainer, ckpt_path)
+            return None
+        if not trainer.is_resuming and ckpt_path is ...:
+            note_best(trainer, self.root(trainer), self._found[0])
+        return self._found[0]
+
+    def _require_last(self, trainer: Trainer, ckpt_path: Any) -> None:
+        """Raise an error if a validation of the last checkpoint finds none."""
+        if ckpt_path == LAST and not trainer.is_resuming:
+            raise CheckpointMismatch(
+                f"ckpt_path: 'last': there is no checkpoint in {str(self.root(trainer))!r}."
+            )
+
+    def _chosen(self, trainer: Trainer, ckpt_path: Any) -> Path:
+        """Return the checkpoint that a user chose, by its path or as the best one."""
+        is_best = isinstance(ckpt_path, str) and ckpt_path == BEST
+        path = best_in(trainer, self.root(trainer)) if is_best else Path(ckpt_path)
+        return self._checked_start(trainer, path)
 
     def _warn_of_others(self, trainer: Trainer) -> None:
         """Warn if the checkpoint is of another run, or only other names are in the folder."""
@@ -200,7 +223,7 @@ class Checkpoint(CoreCallback, Advised):
             path, state = self._found
             if state.get("model_dir", self._home(trainer)) != self._home(trainer):
                 log.warning(
-                    "%s was written by a run in another model_dir, %s. Give each run its own "
+                    "%s was saved by a run in another model_dir, %s. Give each run its own "
                     "checkpoint_root.",
                     path,
                     os.path.normpath(self.root(trainer) / state["model_dir"]),
@@ -275,7 +298,7 @@ class Checkpoint(CoreCallback, Advised):
                 damaged.append(f"  {path.name}: {error}")
         if damaged:
             raise CheckpointError(
-                f"no checkpoint in {str(root)!r} is intact:\n" + "\n".join(damaged) + "\nMove them "
+                f"No checkpoint in {str(root)!r} is intact:\n" + "\n".join(damaged) + "\nMove them "
                 "away to start from scratch, or choose another one with ckpt_path."
             )
         return None
@@ -292,8 +315,8 @@ class Checkpoint(CoreCallback, Advised):
         found: list[Path] = trainer.backend.comm.broadcast_object(own)
         if not found:
             raise ConfigError(
-                f"there is no checkpoint in {str(self.root(trainer))!r} to validate. Set "
-                f"ckpt_paths, or ckpt_paths: null for the initial weights."
+                f"There is no checkpoint in {str(self.root(trainer))!r} to validate. Set "
+                f"ckpt_paths to a path or glob, or to null to validate the untrained model."
             )
         return found
 
@@ -314,8 +337,8 @@ class Checkpoint(CoreCallback, Advised):
             is_any = trainer.backend.comm.is_main and self.is_any_in(self.root(trainer))
         if not trainer.backend.comm.broadcast_object(is_any):
             raise ConfigError(
-                f"there are no weights to {method}: ckpt_path is not given, and {why}. Pass "
-                f"--checkpoint_path, or set {method}.ckpt_path in the file; null uses the "
+                f"There are no weights to {method}: ckpt_path is not set, and {why}. Pass "
+                f"--checkpoint_path, or set {method}.ckpt_path in the YAML file; null uses the "
                 f"untrained weights."
             )
 
@@ -332,7 +355,7 @@ class Checkpoint(CoreCallback, Advised):
         for path in map(Path, given):
             matches = sorted(path.parent.glob(path.name), key=_by_number)
             if not matches:
-                raise ConfigError(f"ckpt_paths: {str(path)!r} matches nothing.")
+                raise ConfigError(f"ckpt_paths: {str(path)!r} matches no checkpoint.")
             found += matches
         return found
 
@@ -445,8 +468,8 @@ class Checkpoint(CoreCallback, Advised):
         self.times.start()
         if trainer.backend.comm.is_main:  # all processes have the same error
             log.error(
-                "NO CHECKPOINT WAS WRITTEN: %s Training continues; the next one is attempted when "
-                "it is due. Free space or fix the folder before then.",
+                "NO CHECKPOINT WAS SAVED: %s Training continues, and the next checkpoint is tried "
+                "as scheduled. Free disk space or fix the folder before then.",
                 error,
             )
 
@@ -474,7 +497,7 @@ class Checkpoint(CoreCallback, Advised):
             checkpointing.note_finished(path)
         except CheckpointError as error:
             log.warning(
-                "If started again with num_steps, the run will not train further: %s", error
+                "%s A rerun of this fit with num_steps will therefore not train further.", error
             )
 
     def begins_finished(self, trainer: Trainer) -> bool:
@@ -603,6 +626,17 @@ class Checkpoint(CoreCallback, Advised):
             state = checkpointing.load(path)
         self._begun = path.resolve(), state.get("global_step")
         return state
+
+
+def _check_kind(ckpt_path: Any) -> None:
+    """Raise a `ConfigError` for a `ckpt_path` of another type, such as True."""
+    if ckpt_path is None or ckpt_path is ... or isinstance(ckpt_path, (str, os.PathLike)):
+        return
+    given = repr(ckpt_path) if isinstance(ckpt_path, bool) else f"a {type(ckpt_path).__name__}"
+    raise ConfigError(
+        f"ckpt_path got {given}. Pass a path, 'last', 'best', or None for the current weights; "
+        f"omit it to use the newest checkpoint of the folder, if there is one."
+    )
 
 
 def _content(path: Path, trainer: Trainer) -> StateDict:

@@ -285,13 +285,14 @@ class GradientAccumulation(CoreCallback):
             return
         if self._backend is not None:
             raise CheckpointMismatch(
-                "the checkpoint was written by one process, within a step. Resume with one "
-                "process, or load only the model with LoadCheckpointStates('model')."
+                "This checkpoint was saved by one process during gradient accumulation and cannot "
+                "be resumed with several. Resume with one process, or load only the model with "
+                "LoadCheckpointStates('model')."
             )
         if not self.is_active:
             log.warning(
-                "The checkpoint was written after %d of %d batches of a step, but this run does "
-                "not accumulate gradients: they are dropped.",
+                "The checkpoint was saved after %d of %d batches of a gradient accumulation, but "
+                "this run does not accumulate gradients: those gradients are dropped.",
                 window["count"],
                 window["expected"],
             )

@@ -88,8 +88,8 @@ class Interrupt(CoreCallback):
         self._next_look = math.inf
         if trainer.interrupted == _TIME_IS_UP and trainer.global_step == self._first_step:
             log.warning(
-                "loop.max_time ended before the first step: if the run is started again, it will "
-                "stop here again. Set it to more than a validation takes."
+                "loop.max_time ended before the first step, so a rerun would stop here again. Set "
+                "it to more than the time of a validation."
             )
 
     def _conclude(self, trainer: Trainer) -> None:
@@ -102,7 +102,8 @@ class Interrupt(CoreCallback):
         if trainer.backend.comm.is_main and os.path.lexists(self._stop_file):
             _remove(self._stop_file)
             log.warning(
-                "Removed %s, which came too late to stop this run; it does not stop the next one.",
+                "Removed %s: it was created too late to stop this run, and must not stop the next "
+                "one.",
                 self._stop_file,
             )
         trainer.late_signal = self._late_signal(trainer)

@@ -280,9 +280,9 @@ class Logging(CoreCallback):
             if not self.collected:
                 return
         raise RuntimeError(
-            f"each delivery of metrics logs others, {_MOST_ROUNDS} times in a row: "
-            f"{', '.join(self.collected)}. In on_metrics, log only in response to metrics that do "
-            f"not depend on it."
+            f"Infinite loop: on_metrics logged new metrics {_MOST_ROUNDS} times in a row "
+            f"({', '.join(self.collected)}). Do not call log_metrics unconditionally in "
+            f"on_metrics."
         )
 
     def send(self, trainer: Trainer, metrics: Metrics, step: int, dest: Sequence[str]) -> None:

@@ -156,8 +156,8 @@ class TrainingLoop(LoopCallback):
     ) -> None:
         if num_steps is not None and num_epochs is not None:
             raise ConfigError(
-                f"loop: num_steps ({num_steps}) and num_epochs ({num_epochs}) are both given; "
-                f"they exclude each other."
+                f"loop: set either num_steps or num_epochs, not both; got num_steps={num_steps} "
+                f"and num_epochs={num_epochs}."
             )
         if num_steps is None and max_steps is None and num_epochs is None:
             num_epochs = 1
@@ -342,8 +342,8 @@ class RunSchedule(CoreCallback):
         assert self._origin is not None  # set when a fit starts
         if self._num_steps is not None and self._num_steps != num_steps:
             log.warning(
-                "loop.num_steps is %d, but was %d when the fit that started at step %d was "
-                "interrupted at step %d: it now ends at step %d.",
+                "loop.num_steps is %d, but was %d in the fit that started at step %d and was "
+                "interrupted at step %d: the fit now ends at step %d.",
                 num_steps,
                 self._num_steps,
                 self._origin[0],
@@ -370,8 +370,9 @@ class RunSchedule(CoreCallback):
             return None
         if math.isinf(self.end_step):
             raise ConfigError(
-                f"loop.eval_frequency is {frequency}, a fraction of a run of unknown length: "
-                f"train_dataloader has no len(). Set a number of steps, or max_steps."
+                f"loop.eval_frequency is {frequency}, a fraction, but the length of the run is "
+                f"unknown (train_dataloader has no len()). Set loop.max_steps, or make "
+                f"eval_frequency an integer number of steps."
             )
         begin = 0 if loop.max_steps is not None and loop.num_steps is None else origin_step
         return max(1, math.ceil(frequency * (self.end_step - begin)))

@@ -119,8 +119,8 @@ class ManualSteps:
         if self._num_backward and not any(self._num_steps.values()):
             raise ConfigError(
                 f"{type(trainer).__name__}.training_step called manual_backward but not "
-                f"self.optimizer_step(name). Gradients are cleared after each "
-                f"batch: use larger batches instead of accumulating them."
+                f"self.optimizer_step(name). Gradients are cleared after each batch, so they "
+                f"cannot be accumulated this way: use larger batches."
             )
         trainer.precision.update_scale()
         for optimizer in self.optimizers.values():
@@ -196,8 +196,7 @@ def _checked(trainer: Trainer, returned: Any) -> Outputs:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise ConfigError(
             f"{type(trainer).__name__}.training_step returned {type(returned).__name__}. Return "
-            f"the loss to log and check, a tensor with one element, or a mapping with it as "
-            f"'loss'."
+            f"the loss (a tensor with one element), or a dict with it as 'loss'."
         )
     return outputs
 
@@ -227,10 +226,10 @@ def check_manual(trainer: Trainer, loop: Any) -> None:
     names, size = ", ".join(trainer.optimizers), trainer.data.micro_batch_size
     if not overrides_training_step(trainer):
         raise ConfigError(
-            f"several optimizers ({names}) require a custom training_step, and "
+            f"A Trainer with several optimizers ({names}) needs a custom training_step, but "
             f"{type(trainer).__name__} has none. Subclass Trainer and override "
-            f"training_step(self, batch): compute a loss, self.manual_backward(loss), "
-            f"self.optimizer_step(name)."
+            f"training_step(self, batch): compute a loss, then call self.manual_backward(loss) "
+            f"and self.optimizer_step(name)."
         )
     for why, fails in (
         (f"grad_accum_steps is {loop.grad_accum_steps}; use 1", loop.grad_accum_steps > 1),
@@ -242,7 +241,7 @@ def check_manual(trainer: Trainer, loop: Any) -> None:
         ),
     ):
         if fails:
-            raise ConfigError(f"this does not work with several optimizers ({names}): {why}.")
+            raise ConfigError(f"Not supported with several optimizers ({names}): {why}.")
     for callback in trainer.all_callbacks:
         if getattr(callback, "needs_one_optimizer", False):
             raise ConfigError(

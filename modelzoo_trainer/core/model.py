@@ -144,9 +144,9 @@ def _fitting(own: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]
     }
     if found and not fitting:
         raise CheckpointMismatch(
-            f"no entry of the checkpoint's model fits this one: it has {_some(found)}, this run "
-            f"{_some(own)}. Use the original model, or rename the entries in "
-            f"preprocess_checkpoint."
+            f"No entry of the checkpoint's model fits this one: the checkpoint has "
+            f"{_some(found)}, this run has {_some(own)}. Use the original model, or rename the "
+            f"entries in preprocess_checkpoint."
         )
     for what, names in (
         ("the checkpoint only", set(found) - set(own)),
@@ -154,7 +154,7 @@ def _fitting(own: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]
         ("both, with different shapes", (set(found) & set(own)) - set(fitting)),
     ):
         if names:
-            log.warning("Not loaded, since in %s: %s.", what, ", ".join(sorted(names)))
+            log.warning("Not loaded, because in %s: %s.", what, ", ".join(sorted(names)))
     return fitting
 
 
@@ -192,8 +192,8 @@ def to_outputs(raw: Any) -> Outputs:
         return {"loss": raw[0], "logits": raw[1]}
     size = f" of length {len(raw)}" if isinstance(raw, (tuple, list)) else ""
     raise ConfigError(
-        f"the model returned a {type(raw).__name__}{size}. Return the loss, (loss, logits), or a "
-        f"mapping with 'loss'."
+        f"The model returned a {type(raw).__name__}{size}. Return the loss, (loss, logits), or a "
+        f"dict with 'loss'."
     )
 
 
@@ -207,8 +207,8 @@ def set_loss(outputs: Outputs, loss: Tensor | None, owner: type) -> None:
         outputs["loss"] = loss
     elif outputs.get("loss") is not None:
         raise ValueError(
-            f"{owner.__name__}.compute_loss returned None although the model has a loss. Return "
-            f"the loss to use, modified or not."
+            f"{owner.__name__}.compute_loss returned None. It must return the loss tensor (the "
+            f"model's own loss if unchanged)."
         )
 
 
@@ -223,14 +223,15 @@ def require_loss(model: Module, outputs: Outputs) -> None:
     alone = outputs.get("output")
     if loss is None and isinstance(alone, Tensor):
         raise ConfigError(
-            f"{name} returned a tensor of shape {tuple(alone.shape)} and no 'loss' to train on. If "
-            f"these are losses, reduce them to one element, for example with .mean(); if not, "
-            f"return (loss, logits) or a mapping with 'loss', or override compute_loss."
+            f"{name} returned a tensor of shape {tuple(alone.shape)}, which is not a loss. If "
+            f"these are losses, return their mean(); otherwise return (loss, logits), a dict with "
+            f"'loss', or override compute_loss."
         )
     if loss is None:
         raise ConfigError(
-            f"{name} returned no 'loss' to train on (it has: {', '.join(outputs) or 'nothing'}). "
-            f"Return the loss, (loss, logits), or a mapping with 'loss'."
+            f"{name} returned no 'loss' to train on (it returned: "
+            f"{', '.join(outputs) or 'nothing'}). Return the loss, (loss, logits), or a dict with "
+            f"'loss'."
         )
     if isinstance(loss, Tensor):
         raise ConfigError(
@@ -248,10 +249,10 @@ def _without_gradient(model: Module, name: str) -> str:
     if not any(param.requires_grad for param in params):
         return (
             f"the model is frozen: none of the {len(params)} parameters of {name} requires a "
-            f"gradient. Set requires_grad on those to train, or call trainer.validate."
+            f"gradient. Set requires_grad=True on those to train, or call trainer.validate."
         )
     return (
-        f"the loss of {name} is detached: it does not require a gradient, although the model has "
+        f"the loss of {name} does not require a gradient (it is detached), although the model has "
         f"trainable parameters. Compute it from the model's output without detach(), item(), "
         f"torch.no_grad() or a new torch.tensor(...)."
     )
@@ -276,7 +277,7 @@ def _check_names(
         ]
     if rows:
         raise CheckpointMismatch(
-            "the checkpoint's model does not fit this one:\n"
+            "The checkpoint's model does not fit this one:\n"
             + "\n".join(rows)
             + "\nUse the original configuration, or "
             "checkpoint.disable_strict_checkpoint_loading: true."

@@ -35,7 +35,8 @@ class ModelCalls:
     """Decide at the first batch of a dataloader how the model is called.
 
     If `model(batch)` works it is used, unless the parameters of `forward` are named like the keys
-    of the batch; see `call_for`.
+    of the batch; see `call_for`. A model that was trained with keywords gets those of another batch
+    as well, such as one without labels.
 
     Args:
         given: The user's choice; None = by the signature of the model's forward.
@@ -47,9 +48,9 @@ class ModelCalls:
     def __init__(self, given: Call | None = None) -> None:
         if given is not None and given not in TEXTS:
             raise ConfigError(
-                f"call_model is {given!r}; it must be "
+                f"call_model must be "
                 f"{', '.join(f'{name!r} for {text}' for name, text in TEXTS.items())}, or None to "
-                f"use the signature of the model's forward."
+                f"follow the signature of the model's forward; got {given!r}."
             )
         self.given = given
         self._train: Call | None = None
@@ -97,8 +98,13 @@ class ModelCalls:
             raise
 
     def _decide(self, trainer: Trainer, batch: Batch) -> Call:
-        call = self.given or call_for(signature_of(trainer.model), batch)
-        text, is_training = TEXTS[call], trainer.val_iterator is None
+        is_training = trainer.val_iterator is None
+        call = self.given or call_for(
+            signature_of(trainer.model),
+            batch,
+            prefers_keywords=not is_training and self._train == "kwargs",
+        )
+        text = TEXTS[call]
         if is_training:
             self._train = call
         else:
@@ -108,7 +114,7 @@ class ModelCalls:
         if call != "batch" and call not in self._logged:
             self._logged.add(call)
             why = "call_model" if self.given else f"the signature of {_name(trainer.model)}.forward"
-            log.info("The model is called as %s, according to %s.", text, why)
+            log.info("Calling the model as %s, according to %s.", text, why)
         return call
 
 
@@ -121,20 +127,23 @@ def signature_of(model: Module) -> inspect.Signature | None:
         return None
 
 
-def call_for(signature: inspect.Signature | None, batch: Batch) -> Call:
+def call_for(
+    signature: inspect.Signature | None, batch: Batch, *, prefers_keywords: bool = False
+) -> Call:
     """Return how a forward of this signature is called with a batch.
 
     * `kwargs`, if the batch is a mapping whose keys are arguments of forward, and forward cannot
       be called with one argument; or if it can, but all keys (at least two) are names of its
       parameters, including the first one. A single key suffices if its parameter is annotated as
-      a tensor and there are others.
+      a tensor and there are others. With `prefers_keywords`, if forward accepts its keys.
     * `args`, if the batch is a tuple or list with as many items (at least two) as forward requires.
     * `batch` otherwise.
     """
     if signature is None:
         return "batch"
     if isinstance(batch, Mapping):
-        return "kwargs" if _asks_for_keywords(signature, batch) else "batch"
+        has_names = prefers_keywords and _names_parameters(signature, batch)
+        return "kwargs" if has_names or _asks_for_keywords(signature, batch) else "batch"
     if isinstance(batch, (tuple, list)) and _asks_for_positions(signature, batch):
         return "args"
     return "batch"
@@ -147,14 +156,50 @@ def _asks_for_keywords(signature: inspect.Signature, batch: Mapping[Any, Any]) -
         return False
     if not _binds(signature, None):
         return True
-    params = list(signature.parameters.values())
-    named = {p.name for p in params if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    first = params[0]
+    named = _named(signature)
+    first = next(iter(signature.parameters.values()))
     if first.name not in batch or not batch.keys() <= named:
         return False
     if len(batch) == 1:
         return len(named) > 1 and _is_tensor(first.annotation)
     return not _MAPPINGS.search(_text(first.annotation))
+
+
+def _named(signature: inspect.Signature) -> set[str]:
+    """Return the names of the parameters that may be given by keyword."""
+    params = signature.parameters.values()
+    return {p.name for p in params if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+def _names_parameters(signature: inspect.Signature, batch: Mapping[Any, Any]) -> bool:
+    """Return whether the keys of a batch are parameters with which forward can be called."""
+    is_text = all(isinstance(key, str) for key in batch)
+    return (
+        is_text
+        and bool(batch)
+        and batch.keys() <= _named(signature)
+        and _binds(signature, **dict.fromkeys(batch))
+    )
+
+
+def _surplus_of(model: Module, batch: Batch) -> list[str]:
+    """Return the keys that forward does not take, of a batch with others that it does."""
+    signature = signature_of(model)
+    if signature is None or not isinstance(batch, Mapping):
+        return []
+    is_open = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    named = _named(signature)
+    if is_open or len(named) < 2 or not batch.keys() & named:
+        return []
+    return [str(key) for key in batch if key not in named]
+
+
+def _how_to_drop(model: Module, surplus: list[str]) -> str:
+    keys, are = ("key", "is") if len(surplus) == 1 else ("keys", "are")
+    return (
+        f"The {keys} {_first(map(repr, surplus))} {are} not a parameter of {_name(model)}.forward: "
+        f"drop the {keys} in the dataset or the collate function, or give forward **kwargs."
+    )
 
 
 def _asks_for_positions(signature: inspect.Signature, batch: Sequence[Any]) -> bool:
@@ -197,8 +242,8 @@ def _unpacked(call: Call, batch: Batch) -> tuple[list[Any], dict[str, Any]]:
         return [], dict(batch)
     fits = "a tuple or list" if call == "args" else "a mapping with names of parameters as keys"
     raise ConfigError(
-        f"the model is called as {TEXTS[call]}, but this batch is {_described(batch)}. Make each "
-        f"batch {fits}, or choose another call_model."
+        f"The model is called as {TEXTS[call]}, but this batch is {_described(batch)}. Make each "
+        f"batch {fits}, or set another call_model."
     )
 
 
@@ -207,10 +252,13 @@ def _check(call: Call, model: Module, batch: Batch) -> None:
     args, kwargs = ([batch], {}) if call == "batch" else _unpacked(call, batch)
     signature = signature_of(model)
     if signature is not None and not _binds(signature, *args, **kwargs):
+        surplus = _surplus_of(model, batch) if call == "kwargs" else []
+        advice = (
+            _how_to_drop(model, surplus) if surplus else "Choose another call_model, or omit it."
+        )
         raise ConfigError(
             f"call_model is {call!r} for {TEXTS[call]}, but {_name(model)}.forward takes "
-            f"{signature}, and this batch is {_described(batch)}. Choose another call_model, or "
-            f"omit it."
+            f"{signature}, and this batch is {_described(batch)}. {advice}"
         )
 
 
@@ -227,9 +275,9 @@ def _note_call(trainer: Trainer, error: Exception, call: Call, batch: Batch) -> 
         how = (
             f"as {TEXTS[call]}" if call != "batch" else "with the whole batch as its only argument"
         )
-        error.add_note(
-            f"the model is called {how}; this batch is {_described(batch)}. {_advice(batch, call)}"
-        )
+        surplus = _surplus_of(trainer.model, batch)
+        advice = _how_to_drop(trainer.model, surplus) if surplus else _advice(batch, call)
+        error.add_note(f"the model is called {how}; this batch is {_described(batch)}. {advice}")
 
 
 def _advice(batch: Batch, call: Call) -> str:

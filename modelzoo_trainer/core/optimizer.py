@@ -44,9 +44,9 @@ def check_parameters(trainer: Trainer) -> None:
             continue
         kind = type(optimizer).__name__
         raise ConfigError(
-            f"{label}: none of its {len(params)} parameters is among the {len(known)} of the "
-            f"trainer's model, so nothing would be trained. Pass optimizer=lambda model: "
-            f"{kind}(model.parameters(), ...)."
+            f"{label}: none of its {len(params)} parameters belongs to the model of the trainer "
+            f"({len(known)} parameters), so nothing would be trained. Pass optimizer=lambda "
+            f"model: {kind}(model.parameters(), ...)."
         )
 
 
@@ -64,8 +64,8 @@ def check_trainable(trainer: Trainer) -> None:
     if left and not others:  # the backward pass reports a frozen model
         raise ConfigError(
             f"optimizer: none of its {len(params)} parameters requires a gradient, so nothing "
-            f"would be trained; {len(left)} others of the model do: {_some(left)}. Pass it these, "
-            f"or set requires_grad to True."
+            f"would be trained. {len(left)} other parameters of the model do ({_some(left)}): "
+            f"pass these, or set requires_grad to True."
         )
 
 
@@ -76,8 +76,8 @@ def warn_of_parameters(trainer: Trainer) -> None:
     known = {id(param) for param in (*trainer.model.parameters(), *of_modules)}
     if own - known:
         log.warning(
-            "optimizer: %d of its %d parameters do not belong to the model. Checkpoints exclude "
-            "them; make their module a part of the model, or an attribute of the trainer.",
+            "optimizer: %d of its %d parameters do not belong to the model, so checkpoints do not "
+            "contain them. Make their module a part of the model, or an attribute of the trainer.",
             len(own - known),
             len(own),
         )
@@ -87,8 +87,8 @@ def warn_of_parameters(trainer: Trainer) -> None:
     missing = [name for name, param in named.items() if id(param) not in trained]
     if missing:
         log.warning(
-            "optimizer: %d of the model's %d trainable parameters are not in an optimizer and stay "
-            "unchanged: %s. Pass them to it, or set requires_grad to False.",
+            "optimizer: %d of the model's %d trainable parameters are in no optimizer, so they "
+            "are not trained: %s. Pass them to it, or set requires_grad to False.",
             len(missing),
             len(named),
             _some(missing),
@@ -160,9 +160,9 @@ class OptimizerCallback(CoreCallback, Advised):
             if isinstance(one, Optimizer):
                 if not model_is_built:
                     raise ConfigError(
-                        "optimizer is an instance, but model is a callable, so the optimizer "
-                        "cannot have its parameters. Pass optimizer=lambda model: ..., or the "
-                        "model itself."
+                        "optimizer is an instance, but model is a function that creates the "
+                        "model, so the optimizer cannot have its parameters. Pass "
+                        "optimizer=lambda model: ..., or pass the model itself."
                     )
             elif one is not None or isinstance(optimizer, Mapping):
                 _check_callable(one)
@@ -304,8 +304,9 @@ def _check_names(optimizers: Mapping[str, Any]) -> None:
             )
     if len(optimizers) < 2:
         raise ConfigError(
-            f"optimizer is a mapping with {len(optimizers)} entries; a mapping is for several "
-            f"optimizers and a custom training_step. Pass one optimizer without a mapping."
+            f"A dict of optimizers is for several optimizers, but this one has {len(optimizers)}. "
+            f"Pass one optimizer without a dict. (Several need a custom training_step that steps "
+            f"each of them by name.)"
         )
 
 
@@ -316,14 +317,14 @@ def _check_number(
     advice = "Load only the model with LoadCheckpointStates, or use the original configuration."
     if several and _KEY in state_dict:
         raise CheckpointMismatch(
-            f"the checkpoint has one optimizer, this run has several ({', '.join(own)}). {advice}"
+            f"The checkpoint has one optimizer, this run has several ({', '.join(own)}). {advice}"
         )
     if _KEY_OF_SEVERAL not in state_dict:
         return
     before = state_dict[_KEY_OF_SEVERAL]
     if not several or before.keys() != own.keys():
         raise CheckpointMismatch(
-            f"the checkpoint's optimizers are {', '.join(sorted(before))}, this run has "
+            f"The checkpoint has the optimizers {', '.join(sorted(before))}, but this run has "
             f"{', '.join(sorted(own)) if several else 'one'}. {advice}"
         )
 
@@ -351,6 +352,6 @@ def _check_step(optimizer: Optimizer) -> None:
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigError(
-            f"optimizer: the step of {type(optimizer).__name__} requires a closure, "
-            f"but optimizers are stepped without one. Use another, such as AdamW."
+            f"optimizer: {type(optimizer).__name__} is not supported, because its step() requires "
+            f"a closure. Use another optimizer, such as AdamW."
         )

@@ -77,8 +77,8 @@ class OptimizerState:
         kind = state.pop(_KIND, own)  # the first format does not say
         if kind != own:
             raise CheckpointMismatch(
-                f"the checkpoint's {self.label} is {kind}, but this run has {own}. "
-                f"Load only the model with LoadCheckpointStates, or use {kind}."
+                f"The checkpoint has {kind} as {self.label}, but this run has {own}. Load only "
+                f"the model with LoadCheckpointStates, or use {kind}."
             )
         names, before = self._names(trainer), state.pop(_NAMES, None)
         if names and before and state["state"]:

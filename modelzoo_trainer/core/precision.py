@@ -131,8 +131,8 @@ class MixedPrecision(Precision):
     ) -> None:
         if max_gradient_norm is not None and max_gradient_value is not None:
             raise ConfigError(
-                f"precision: max_gradient_norm ({max_gradient_norm}) and max_gradient_value "
-                f"({max_gradient_value}) are both given; they exclude each other."
+                f"precision: set either max_gradient_norm or max_gradient_value, not both; got "
+                f"{max_gradient_norm} and {max_gradient_value}."
             )
         self.enabled = enabled
         self.fp16_type = fp16_type

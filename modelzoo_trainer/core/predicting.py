@@ -76,14 +76,12 @@ class Predicting(CoreCallback):
             ConfigError: If a setting is invalid. Collective.
         """
         if self.is_active:
-            raise ConfigError(
-                "predict was called within predict. Call it after the first one has returned."
-            )
+            raise ConfigError("predict is already running; do not call it from within itself.")
         if type(max_in_memory) is not int or max_in_memory < 0:
             raise ConfigError(f"max_in_memory must be a number of bytes, got {max_in_memory!r}.")
         if not trainer.backend.caps.holds_values:
             raise ConfigError(
-                f"predict requires a device with values, got {trainer.backend.name!r}."
+                f"predict needs a device that computes values, got {trainer.backend.name!r}."
             )
         comm = trainer.backend.comm
         given = None if output_dir is None else folder_of("output_dir", output_dir).absolute()
@@ -144,9 +142,9 @@ class Predicting(CoreCallback):
         found = dict(flat(outputs))
         if not found:
             raise ConfigError(
-                f"{type(model).__name__} returned nothing to predict (it has: "
-                f"{', '.join(outputs) or 'nothing'}): no tensor with a row per sample. Return "
-                f"the logits in addition to the loss, or override compute_predictions."
+                f"{type(model).__name__} returned nothing to predict: no tensor with one row per "
+                f"sample (it returned: {', '.join(outputs) or 'nothing'}). Return the logits in "
+                f"addition to the loss, or override compute_predictions."
             )
         marks = [] if self._weight is None else [batch[self._weight]]
         add = partial(_add, store, number, list(found))
@@ -164,7 +162,9 @@ class Predicting(CoreCallback):
         comm = trainer.backend.comm
         is_complete = trainer.val_is_complete
         if not is_complete:
-            log.warning("The prediction was stopped: it has only %d batches.", self._number[0])
+            log.warning(
+                "predict was stopped: there are predictions for only %d batches.", self._number[0]
+            )
         facts = comm.gather_object((store.is_written, store.names))
         names = _same_names([found for _, found in facts])
         if any(is_written for is_written, _ in facts):
@@ -192,8 +192,8 @@ def named_outputs(raw: Any) -> Outputs:
             return {"loss": raw[0], "logits": raw[1]}
         return {f"output_{number}": value for number, value in enumerate(raw)}
     raise ConfigError(
-        f"the model returned a {type(raw).__name__} to predict. Return a tensor, several, or a "
-        f"mapping of them."
+        f"The model returned a {type(raw).__name__}. To predict, return a tensor, a tuple of "
+        f"tensors or a dict of tensors."
     )
 
 
@@ -240,9 +240,8 @@ def _weight_of(loader: Loader) -> str | None:
         return None
     if collate.weight is None:
         raise ConfigError(
-            "dataloader pads its last batch (PadLastBatch) without marking the padding, whose "
-            "predictions must be dropped. Set its weight, such as "
-            "PadLastBatch(..., weight='weight')."
+            "PadLastBatch adds padding rows to the last batch of dataloader, and predict must "
+            "know which rows these are to drop them. Pass PadLastBatch(..., weight='weight')."
         )
     return collate.weight
 
@@ -257,23 +256,23 @@ def _check_order(loader: Loader, comm: Comm) -> None:
         is_own = comm.data_shard[1] > 1 and split_of(loader, comm.data_shard, "dataloader") is None
     elif comm.data_shard[1] > 1 and is_split_already(loader):
         raise ConfigError(
-            "dataloader has a sampler that divides the data among the processes, and may repeat "
-            "samples. Remove it: the trainer divides the data, and returns the predictions in "
+            "dataloader has a sampler that shards the data over processes, which may repeat "
+            "samples. Remove it: the trainer shards the data, and returns the predictions in "
             "order."
         )
     else:
         is_own = False
         if isinstance(loader.sampler, (RandomSampler, SeededSampler)):
             log.warning(
-                "dataloader shuffles: the predictions are in the order that it draws, not in that "
-                "of the data. Set shuffle to False (false in YAML)."
+                "dataloader shuffles, so the predictions are in shuffled order, not in the order "
+                "of the dataset. Set shuffle=False (shuffle: false in YAML)."
             )
         if drops_last(loader):
-            log.warning("dataloader has drop_last: the last samples may have no prediction.")
+            log.warning("dataloader has drop_last=True, so the last samples get no prediction.")
     if is_own:
         log.warning(
-            "dataloader (%s) yields different batches on each process: the predictions are ordered "
-            "by batch, then by process.",
+            "dataloader (%s) yields different batches on each process, so the predictions are "
+            "ordered by batch, then by process.",
             type(loader).__name__,
         )
 
@@ -283,8 +282,9 @@ def _same_names(found: list[Any]) -> list[str]:
     names = [tuple(one) for one in found if one is not None]
     if any(set(one) != set(names[0]) for one in names):
         raise ConfigError(
-            f"the model's outputs differ between processes: "
-            f"{'; '.join(sorted({', '.join(one) for one in names}))}. Return the same on all."
+            f"The model's outputs differ between processes: "
+            f"{'; '.join(sorted({', '.join(one) for one in names}))}. Return the same outputs on "
+            f"all of them."
         )
     return list(names[0]) if names else []
 

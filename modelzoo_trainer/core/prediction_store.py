@@ -79,9 +79,9 @@ class PredictionStore:
         self.names = self.names or tuple(rows)
         if rows.keys() != set(self.names):
             raise ConfigError(
-                f"the model's outputs have changed: batch {number[0]} has {', '.join(rows)}, an "
-                f"earlier one had {', '.join(self.names)}. Return the same outputs for each batch, "
-                f"or select some in compute_predictions."
+                f"The model's outputs have changed: batch {number[0]} has {', '.join(rows)}, an "
+                f"earlier one had {', '.join(self.names)}. Return the same outputs for each "
+                f"batch, or select some in compute_predictions."
             )
         self._num_held += _size(rows)
         self.held.append((number, rows))
@@ -124,8 +124,8 @@ class PredictionStore:
         for name, tensor in tensors.items():
             if not can_hold(tensor):
                 raise PredictionError(
-                    f"the output {name!r} has the type {tensor.dtype}, which a file cannot hold. "
-                    f"Convert it in compute_predictions."
+                    f"The output {name!r} has dtype {tensor.dtype}, which cannot be saved in a "
+                    f"safetensors file. Convert it in compute_predictions."
                 )
         try:
             disk.make_folder(self.folder)
@@ -199,8 +199,8 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
 def refusal(path: Path, error: OSError) -> PredictionError:
     """Return the error for a failed write."""
     return PredictionError(
-        f"the predictions cannot be written to {str(path)!r}: {error.strerror or error}. Free "
-        f"space, or choose another output_dir."
+        f"Cannot write predictions to {str(path)!r}: {error.strerror or error}. Free disk space, "
+        f"or use another output_dir."
     )
 
 

@@ -94,8 +94,8 @@ class Reproducibility(CoreCallback):
             trainer.backend.seed = whole_number(state, "seed")
         elif self.seed != whole_number(state, "seed"):
             log.warning(
-                "The checkpoint was written with seed %d and this run has %d: the "
-                "resumed run will not reproduce the original one.",
+                "The resumed run may differ: the checkpoint was saved with seed %d, but this run "
+                "has %d.",
                 state["seed"],
                 self.seed,
             )
@@ -105,9 +105,8 @@ class Reproducibility(CoreCallback):
             trainer.backend.set_rng_state(state[_key_of(trainer.backend)])
             return
         log.warning(
-            "The checkpoint was written by %d processes and this run has %d: weights and data "
-            "continue, but random numbers drawn on the host differ. "
-            "Exactness is not guaranteed.",
+            "The resumed run may differ: the checkpoint was saved by %d processes, but this run "
+            "has %d. Weights and data continue, but random numbers drawn on the CPU differ.",
             num,
             own,
         )

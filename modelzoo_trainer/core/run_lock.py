@@ -130,9 +130,9 @@ class FolderLock:
             return
         if is_renewed:
             log.warning(
-                "The lock file of %s %r was removed or replaced during the run; it is locked "
-                "again. Other files of this run may be missing, including open metrics and logs, "
-                "or another run may have written there.",
+                "The lock file of %s %r was removed or replaced during the run; it has been "
+                "locked again. If other files were removed too, metrics and logs may be missing; "
+                "another run may also have written there.",
                 self._setting,
                 self._folder,
             )
@@ -150,7 +150,7 @@ class FolderLock:
         if folder in _FITTING:
             raise ConfigError(
                 f"{self._setting} {folder!r} is in use by the fit of another trainer in this "
-                f"process. Use a separate folder for each."
+                f"process. Use a different folder for each trainer."
             )
         _FITTING.add(folder)
         stack.callback(_FITTING.discard, folder)
@@ -202,7 +202,10 @@ def _acquire(folder: str, setting: str) -> bool:
                     f"has ended, or use another {setting}."
                 ) from None
             log.warning(
-                "%s cannot be locked (%s): a second run there will not be detected.", folder, error
+                "Could not lock %s (%s): a second run in this folder would not be detected. Do "
+                "not start one.",
+                folder,
+                error,
             )
             return False
         _note_holder(path)

@@ -160,7 +160,7 @@ def _step(scheduler: Any, num: int) -> None:
     except ValueError as error:
         raise CheckpointMismatch(
             f"schedulers: {kind_of(scheduler)} with its new settings ends before step {num} of "
-            f"the checkpoint: {error}. Make it longer, or use the settings of the checkpoint."
+            f"the checkpoint: {error}. Make it longer, or use the settings of the original run."
         ) from None
 
 
@@ -257,15 +257,15 @@ class SchedulersCallback(CoreCallback, Advised):
         if trainer.manual_steps is None:
             if self._by_name:
                 raise ConfigError(
-                    f"schedulers is a mapping ({', '.join(map(repr, self._schedulers))}), which "
-                    f"requires several optimizers; the trainer has one. Pass one or several "
-                    f"schedulers."
+                    f"schedulers is a dict ({', '.join(map(repr, self._schedulers))}), which "
+                    f"requires a dict of optimizers, but the trainer has one optimizer. Pass a "
+                    f"scheduler, or a list of schedulers."
                 )
             return [(None, trainer.optimizer)]
         if not self._by_name and self._schedulers[None]:
             raise ConfigError(
-                f"there are several optimizers ({', '.join(known)}): schedulers must be a mapping "
-                f"of their names to one or several schedulers."
+                f"The trainer has several optimizers ({', '.join(known)}), so schedulers must be "
+                f"a dict of their names to a scheduler or a list of schedulers."
             )
         for name in self._schedulers.keys() - {None}:
             if name not in known:
@@ -281,9 +281,9 @@ class SchedulersCallback(CoreCallback, Advised):
         _check_made(label, made, optimizer)
         if isinstance(made, ReduceLROnPlateau):
             raise ConfigError(
-                f"{label}: {type(made).__name__} requires a metric at each step, but "
-                f"schedulers are stepped without one. Use another scheduler, or step it "
-                f"in a custom callback."
+                f"{label}: {type(made).__name__} requires a metric at each step, but the trainer "
+                f"calls step() without one. Use another scheduler, or call its step(metric) in a "
+                f"custom callback."
             )
         return made
 
@@ -341,14 +341,14 @@ class SchedulersCallback(CoreCallback, Advised):
         self._reported = rows
         if replays:
             log.warning(
-                "%s. Using the new settings, as if they had applied from step 0. Pass those of the "
-                "checkpoint to continue as before.",
+                "%s. Using the new settings, as if they had been set from step 0. To continue as "
+                "before, pass the settings of the checkpoint.",
                 rows,
             )
         else:
             log.warning(
-                "%s. Using the checkpoint's settings, which are in its state. To use the "
-                "new ones, define a load_state_dict of its class that keeps them.",
+                "%s. Using the checkpoint's settings. To use the new ones, override "
+                "load_state_dict of the scheduler so that it keeps them.",
                 rows,
             )
 
@@ -402,8 +402,7 @@ def _check_made(label: str, made: Any, optimizer: Optimizer) -> None:
     if groups.isdisjoint(id(group) for group in own.param_groups):
         raise ConfigError(
             f"{label}: {type(made).__name__} was created for another optimizer than the "
-            f"trainer's. Pass schedulers=lambda optimizer: "
-            f"{type(made).__name__}(optimizer, ...)."
+            f"trainer's. Pass schedulers=lambda optimizer: {type(made).__name__}(optimizer, ...)."
         )
 
 
@@ -412,14 +411,14 @@ def _check_kinds(schedulers: list[Any], kinds: list[str | None]) -> None:
     advice = "Use the original ones, or load parts of the checkpoint with LoadCheckpointStates."
     if len(kinds) != len(schedulers):
         raise CheckpointMismatch(
-            f"schedulers: the checkpoint has {len(kinds)}, this run {len(schedulers)}. {advice}"
+            f"schedulers: the checkpoint has {len(kinds)}, but this run has {len(schedulers)}. "
+            f"{advice}"
         )
     for idx, (scheduler, kind) in enumerate(zip(schedulers, kinds, strict=True)):
         own = kind_of(scheduler)
         if kind not in (None, own):
             raise CheckpointMismatch(
-                f"schedulers[{idx}] is {own}, and the checkpoint's is {kind}, whose state is "
-                f"another. {advice}"
+                f"schedulers[{idx}] is {own}, but the checkpoint has the state of {kind}. {advice}"
             )
 
 

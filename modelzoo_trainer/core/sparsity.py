@@ -75,8 +75,8 @@ class Sparsity(CoreCallback):
     def setup(self, trainer: Trainer) -> None:
         if trainer.backend.caps.sharded_state:
             raise ConfigError(
-                "sparsity does not work with sharded weights (shard, tensor). Use replicas, or "
-                "remove sparsity."
+                "sparsity does not work with sharded weights (backend.parallel.shard or tensor). "
+                "Use only replicate, or remove sparsity."
             )
         named = _named(trainer.model)
         owners: dict[str, int] = {}
@@ -85,8 +85,8 @@ class Sparsity(CoreCallback):
             for name, param in select(trainer.model, named, algorithm.param_filter, where).items():
                 if name in owners:
                     raise ConfigError(
-                        f"{where}: {name!r} is matched by algorithms {owners[name]} and {idx} of "
-                        f"the list. Give each a separate param_filter."
+                        f"{where}: {name!r} is matched by both entry {owners[name]} and entry "
+                        f"{idx} of the list. Change a param_filter so that only one matches."
                     )
                 owners[name] = idx
                 self.params.append(SparseParam.of(name, param, algorithm))
@@ -106,8 +106,8 @@ class Sparsity(CoreCallback):
             param = named.get(one.name)
             if param is None or param.shape != one.pruned.shape:
                 raise ConfigError(
-                    f"sparsity: {one.name!r} was replaced by a parameter of another name or "
-                    f"shape after set-up."
+                    f"sparsity: {one.name!r} was replaced after setup by a parameter of another "
+                    f"name or shape. Replace parameters before creating the Trainer."
                 )
             one.param = param
         prune_weights(self.params)
@@ -197,7 +197,8 @@ class Sparsity(CoreCallback):
         if not self.params:
             if masks and trainer.is_resuming:
                 log.warning(
-                    "The checkpoint has masks, but this run has no sparsity: training all weights."
+                    "The checkpoint has sparsity masks, but this run has no sparsity: training "
+                    "all weights."
                 )
             return
         if not isinstance(found, Mapping) or not isinstance(masks, Mapping):
@@ -228,11 +229,11 @@ class Sparsity(CoreCallback):
         is_strict = not trainer.checkpoint.disable_strict_checkpoint_loading
         if is_strict and "global_step" in state_dict:
             raise CheckpointMismatch(
-                "the checkpoint has no masks, but this run has sparsity. Load its weights with "
+                "The checkpoint has no masks, but this run has sparsity. Load its weights with "
                 "LoadCheckpointStates('model'), or set "
                 "checkpoint.disable_strict_checkpoint_loading: true."
             )
-        log.warning("The checkpoint has no masks: creating them from its weights.")
+        log.warning("The checkpoint has no sparsity masks: creating them from its weights.")
         self._begin(trainer, state_dict.get("global_step", 0))
 
 
@@ -250,7 +251,7 @@ def _numbers(trainer: Trainer, params: list[SparseParam], step: int) -> Tensor:
 
 
 def _finite(params: list[SparseParam]) -> Tensor | None:
-    """Return whether all gradients that are looked at are finite, (); None if there is none."""
+    """Return whether all checked gradients are finite, (); None if there are none."""
     flags = [
         one.param.grad.detach().isfinite().all()
         for one in params
@@ -290,7 +291,7 @@ def _check(params: list[SparseParam], masks: Any) -> None:
     ]
     if rows:
         raise CheckpointMismatch(
-            "the checkpoint's masks do not fit this run's sparsity:\n"
+            "The masks in the checkpoint do not fit this run's sparsity:\n"
             + "\n".join(rows)
             + "\nUse the original param_filter, or "
             "checkpoint.disable_strict_checkpoint_loading: true."

@@ -55,8 +55,8 @@ def _warn_of_numbers(states: Mapping[str, Any], known: Mapping[str, Any]) -> Non
         )
         if own != before and min(own, before) > 0:
             log.warning(
-                "The checkpoint has state of %d callbacks of class %s, and this run has %d: the "
-                "first of them gets the state of the first, and so on.",
+                "The checkpoint has state of %d callbacks of class %s, but this run has %d: "
+                "states are assigned in order, the first to the first.",
                 before,
                 kind,
                 own,

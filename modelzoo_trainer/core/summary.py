@@ -162,7 +162,10 @@ class Summary(CoreCallback):
             RuntimeError: If no call is running.
         """
         if not self._open:
-            raise RuntimeError("no run is active; trainer.result is that of the last one")
+            raise RuntimeError(
+                "No fit, validate or predict is running. For the result of the last one, use "
+                "trainer.result."
+            )
         return _result_of(trainer, self._open[0])
 
     @override
@@ -222,6 +225,7 @@ def _result_of(trainer: Trainer, record: _Record) -> RunResult:
             for name, best in bests.items()
             if name.startswith(record.scope)
         },
+        first_step=record.first_step or 0,
         steps=0 if record.first_step is None else step - record.first_step,
         global_step=step,
         epochs=trainer.data.epoch,
@@ -230,6 +234,10 @@ def _result_of(trainer: Trainer, record: _Record) -> RunResult:
         seconds=time.perf_counter() - record.begin,
         model_dir=trainer.model_dir,
         per_checkpoint={path: _numbers(found) for path, found in record.per_checkpoint.items()},
+        best_checkpoint=next(
+            (one.best_path for one in trainer.all_callbacks if hasattr(type(one), "best_path")),
+            None,
+        ),
     )
 
 

@@ -18,6 +18,7 @@ from modelzoo_trainer.core.logging import Logging
 from modelzoo_trainer.core.loop import TrainingLoop
 from modelzoo_trainer.core.precision import MixedPrecision
 from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.foreign_names import ATTRIBUTES, TRAINER_ARGUMENTS, advice_for
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -46,7 +47,9 @@ _ELSEWHERE: Final = {  # names in other trainers
     "epochs": "num_epochs",
     "gradient_clip_val": "max_gradient_norm",
     "log_every_n_steps": "log_steps",
+    "logging_steps": "log_steps",
     "max_epochs": "num_epochs",
+    "max_grad_norm": "max_gradient_norm",
     "n_epochs": "num_epochs",
     "num_train_epochs": "num_epochs",
     "steps": "num_steps",
@@ -104,7 +107,7 @@ def _advice(name: str, value: Any, known: set[str]) -> str:
         if meant in inspect.signature(kind).parameters:
             alone = "enabled=False, " if meant in _WITHOUT_HALF_TYPE else ""
             return f"Write {part}={kind.__name__}({alone}{meant}={reprlib.repr(value)})."
-    return suggest(name, known)
+    return advice_for(TRAINER_ARGUMENTS, name) or suggest(name, known)
 
 
 def explain_missing(trainer: Trainer, name: str) -> str:
@@ -116,4 +119,4 @@ def explain_missing(trainer: Trainer, name: str) -> str:
         )
     if name in SET_BY:
         return f"trainer.{name} is not set yet: {SET_BY[name]} sets it."
-    return f"Trainer has no attribute {name!r}."
+    return f"Trainer has no attribute {name!r}. {advice_for(ATTRIBUTES, name)}".rstrip()

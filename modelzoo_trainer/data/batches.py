@@ -27,8 +27,8 @@ def batch_size_of(batch: Any) -> int:
         if tensor.dim():
             return tensor.shape[0]
     raise ConfigError(
-        f"the size of a batch of type {type(batch).__name__} is unknown: it has no tensor with "
-        "a dimension. A batch is a tensor, or tensors in tuples, lists and mappings."
+        f"Cannot find the size of a batch of type {type(batch).__name__}: it has no tensor with a "
+        f"dimension. A batch must be a tensor, or tensors in tuples, lists and dicts."
     )
 
 
@@ -55,7 +55,7 @@ def _slice(batch: Any, num: int, part: slice) -> Any:
             return batch
         if batch.shape[0] != num:
             raise ConfigError(
-                f"a batch of {num} samples has a tensor of shape {tuple(batch.shape)}, so it "
+                f"A batch of {num} samples has a tensor of shape {tuple(batch.shape)}, so it "
                 f"cannot be split into micro-batches. Remove micro_batch_size."
             )
         return batch[part]

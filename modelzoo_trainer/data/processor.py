@@ -100,10 +100,10 @@ class LoadingOptions:
 
     def __post_init__(self) -> None:
         if (self.batch_size is None) == (self.global_batch_size is None):
-            given = "neither is" if self.batch_size is None else "both are"
+            given = "neither is set" if self.batch_size is None else "both are set"
             raise ConfigError(
-                f"batch_size and global_batch_size: {given} given. Give one of them: batch_size "
-                f"is the number of samples per process, global_batch_size that over all processes."
+                f"batch_size and global_batch_size: {given}. Set one of them: batch_size is per "
+                f"process, global_batch_size over all processes."
             )
 
     @property
@@ -166,8 +166,8 @@ def make_dataloader(dataset: BatchDataset, options: LoadingOptions) -> DataLoade
     if options.drop_last and num_samples < options.num_drawn:
         name = options.size_name
         raise ConfigError(
-            f"{name} is {options.num_drawn}, but there are only {num_samples} samples, and "
-            f"drop_last drops the smaller batch. Decrease {name}, or set drop_last: false."
+            f"{name} is {options.num_drawn}, but there are only {num_samples} samples, and with "
+            f"drop_last the incomplete batch is dropped. Decrease {name}, or set drop_last: false."
         )
     has_workers = options.num_workers > 0
     loader: DataLoader[Any] = DataLoader(

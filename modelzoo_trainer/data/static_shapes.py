@@ -106,8 +106,8 @@ class PadToBuckets:
         self.mask = mask
         if mask is not None and (mask in self.pad or not all(isinstance(n, str) for n in self.pad)):
             raise ConfigError(
-                f"PadToBuckets: mask is {mask!r} and pad names {_listed(self.pad)}. A mask is a "
-                "separate entry of samples that are mappings. Remove it, or use another name."
+                f"PadToBuckets: mask={mask!r} must be a new entry of samples that are dicts, but "
+                f"pad has {_listed(self.pad)}. Remove mask, or use another name."
             )
 
     def __call__(self, samples: list[Any]) -> Any:
@@ -237,8 +237,8 @@ class PadLastBatch:
     ) -> None:
         if not fill and weight is None:
             raise ConfigError(
-                "PadLastBatch: neither fill nor weight is given, so added rows would count as "
-                'samples. Give fill, such as {"labels": -100}, or the key of a weight to add.'
+                "PadLastBatch: set fill or weight; otherwise added rows would count as samples. "
+                'Pass fill, such as {"labels": -100}, or the key of a weight to add.'
             )
         self.batch_size = _at_least_one("PadLastBatch: batch_size", batch_size)
         self.fill = _checked_values("PadLastBatch: fill", fill) if fill else {}
@@ -271,16 +271,15 @@ class PadLastBatch:
             if not isinstance(entry, Tensor) or entry.shape[:1] != (num,):
                 shape = f" {tuple(entry.shape)}" if isinstance(entry, Tensor) else ""
                 raise ConfigError(
-                    f"PadLastBatch: fill names {name!r}, which is a {type(entry).__name__}{shape} "
-                    f"in a batch of {num} samples. Only a tensor of {num} rows can be filled."
+                    f"PadLastBatch: fill has {name!r}, which is a {type(entry).__name__}{shape} "
+                    f"in a batch of {num} samples. Only a tensor with {num} rows can be filled."
                 )
             _check_fits(value, entry.dtype, f"PadLastBatch: {name!r} is filled with")
         if self.weight is not None and (not isinstance(batch, Mapping) or self.weight in batch):
-            has = "already has that entry" if isinstance(batch, Mapping) else "is not a mapping"
+            has = "already has that entry" if isinstance(batch, Mapping) else "is not a dict"
             raise ConfigError(
-                f"PadLastBatch: weight is {self.weight!r}, but the batch (a "
-                f"{type(batch).__name__}) {has}. It can only be added to mappings without that "
-                f"key; otherwise use fill."
+                f"PadLastBatch: weight={self.weight!r} can only be added to dicts without that "
+                f"key, but this batch (a {type(batch).__name__}) {has}. Use fill instead."
             )
 
 

@@ -119,7 +119,8 @@ class TextFileProcessor(DataProcessor):
         if not len(windows):
             raise ConfigError(
                 f"max_sequence_length is {length}, but split {split!r} has only "
-                f"{windows.num_tokens} tokens. Decrease it, or add text to data_dir."
+                f"{windows.num_tokens} tokens. Decrease max_sequence_length, or add text to "
+                f"data_dir."
             )
         return windows
 

@@ -86,8 +86,9 @@ def split_documents(
     ]
     if not chosen:
         raise ConfigError(
-            f"split {split!r} has no document: all {len(documents)} are on the other side of "
-            f"val_fraction {val_fraction}. Change val_fraction, or add files to data_dir."
+            f"split {split!r} has no document: with val_fraction {val_fraction}, all "
+            f"{len(documents)} documents are in the other split. Change val_fraction, or add "
+            f"files to data_dir."
         )
     return chosen
 
@@ -223,7 +224,7 @@ def cached_tokens(
             _say_once("Using the cached tokens of split %r: %s", split, path)
             return path
         log.warning("Tokens of split %r: %s is damaged (%s); rebuilding it", split, path, damage)
-    log.info("Tokenizing split %r: %d documents, to %s", split, len(documents), path)
+    log.info("Tokenizing %d documents of split %r into %s", split, len(documents), path)
     parts = (tokenization.encode(_read(document)) for document in documents)
     if part is not None:
         parts = (_part(whole, *part) for whole in parts)

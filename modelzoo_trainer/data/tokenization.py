@@ -84,8 +84,8 @@ def make_tokenization(tokenizer_file_path: str | None, eos_token: str | None) ->
         return FileTokenization(tokenizer_file_path, eos_token)
     if eos_token is not None:
         raise ConfigError(
-            f"eos_token ({eos_token!r}) requires tokenizer_file_path; without it, tokens are "
-            f"bytes and a document ends with byte {END_OF_TEXT}."
+            f"eos_token ({eos_token!r}) requires tokenizer_file_path. Without a tokenizer, tokens "
+            f"are bytes, and documents end with byte {END_OF_TEXT}."
         )
     return ByteTokenization()
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from modelzoo_trainer.errors import HookError, StopTraining
+from modelzoo_trainer.hooks.foreign import INSTEAD, MEANING
 
 HookFn = Callable[..., None]
 _F = TypeVar("_F", bound=HookFn)
@@ -130,19 +131,31 @@ def check_listener(owner: str, methods: Mapping[str, Any]) -> None:
     """Check the names and parameters of methods, with `self` first, that may be hooks.
 
     Raises:
-        HookError: If a name is a near miss of a hook, or a hook has other parameters than it is
-            called with.
+        HookError: If a name is a near miss of a hook or a hook of another trainer, or a hook has
+            other parameters than it is called with.
     """
     for name, method in methods.items():
         if not callable(method):
             continue
         declared = HOOKS.get(name)
         if declared is None:
-            meant = near_miss(name)
-            if meant is not None:
-                raise HookError(f"{owner}.{name} is not a hook. Did you mean {meant!r}?")
+            _check_name(owner, name)
         elif method is not declared.default:
             _check_parameters(owner, declared, method)
+
+
+def _check_name(owner: str, name: str) -> None:
+    foreign = INSTEAD.get(name)
+    if foreign is not None:
+        takes = ", ".join(("self", *HOOKS[foreign].parameters))
+        raise HookError(
+            f"{owner}.{name} is not a hook: it is one of another trainer, and is never called. "
+            f"Define {foreign!r} instead: def {foreign}({takes}). A custom event requires another "
+            f"name."
+        )
+    meant = near_miss(name)
+    if meant is not None:
+        raise HookError(f"{owner}.{name} is not a hook. Did you mean {meant!r}?")
 
 
 def _check_parameters(owner: str, declared: HookSpec, method: HookFn) -> None:
@@ -152,15 +165,24 @@ def _check_parameters(owner: str, declared: HookSpec, method: HookFn) -> None:
     except TypeError:
         fits = False
     else:
-        # A declared name in another position would receive a different argument.
-        fits = all(
-            name == value or name not in declared.parameters
-            for name, value in list(bound.arguments.items())[1:]
-        )
+        named = [
+            (name, value) for name, value in bound.arguments.items() if isinstance(value, str)
+        ]  # without `self`, and what a `*args` takes
+        fits = all(_may_be_called(name, value, declared) for name, value in named)
     if not fits:
         takes = ", ".join(list(signature.parameters)[1:])
         passes = ", ".join(declared.parameters)
         raise HookError(f"{owner}.{declared.name} takes ({takes}), but the hook passes ({passes}).")
+
+
+def _may_be_called(name: str, passed: str, declared: HookSpec) -> bool:
+    """Return whether a parameter that gets the argument `passed` may have a name.
+
+    The name of another argument, here or in another trainer, would be misleading.
+    """
+    if name == passed:
+        return True
+    return name not in declared.parameters and passed in MEANING.get(name, (passed,))
 
 
 def fan_out(calls: Sequence[HookFn], on_stop: Callable[[StopTraining], None]) -> HookFn:

@@ -193,15 +193,18 @@ class Hooks:
                 )
             if isinstance(callback, (str, tuple, list, Mapping)):
                 raise HookError(
-                    f"Hooks got {callback!r}, a {kind}. Pass objects with methods; pairs of "
-                    f"an event and a function are for a Trainer only."
+                    f"Hooks requires objects with methods, got {callback!r}, a {kind}. Pairs of "
+                    f"an event and a function work only with a Trainer."
                 )
             if isinstance(callback, CoreCallback):
-                raise HookError(f"Hooks got a {kind}, which works only in a Trainer.")
+                raise HookError(
+                    f"{kind} works only with a Trainer. Pass it to Trainer(callbacks=[...]), not "
+                    f"to Hooks."
+                )
             if isinstance(callback, Callback) and callback.needs_trainer:
                 raise HookError(
-                    f"Hooks got a {kind}, which has no effect in a custom loop: it requires "
-                    f"the steps of a Trainer. Pass it to Trainer(callbacks=...)."
+                    f"{kind} works only with a Trainer, because it requires the trainer's steps. "
+                    f"Pass it to Trainer(callbacks=[...]), not to Hooks."
                 )
             self._check_names(callback, kind)
         return callbacks

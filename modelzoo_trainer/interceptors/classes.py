@@ -55,7 +55,8 @@ def event(*names: str, keeps_result: bool = False, passes_result: bool = True) -
         is_plain = inspect.isfunction(method) and not inspect.iscoroutinefunction(method)
         if not names or not is_plain:
             raise ConfigError(
-                f"event{names}: got {method!r}; it requires a name, and a plain method to mark."
+                f"event{names}: @event requires a name and must decorate a plain method, as in "
+                f"@event('my-event'). Got {method!r}."
             )
         method.__events__ = tuple(map(canonical, names))  # type: ignore[attr-defined]  # the mark
         method.__keeps_result__ = keeps_result  # type: ignore[attr-defined]  # part of it
@@ -80,8 +81,8 @@ def events_of(cls: type) -> dict[str, str]:
                 if found.get(name, attribute) != attribute or (before and name not in before):
                     raise ConfigError(
                         f"{base.__name__}.{attribute} is marked as event {name!r}, but "
-                        f"{next(iter(before), name)!r} already exists. An event has one "
-                        f"method, and an override keeps its event unmarked."
+                        f"{next(iter(before), name)!r} already exists. Each event has one method, "
+                        f"and a method that overrides it must not be marked again."
                     )
             found |= dict.fromkeys(marked, attribute)
     return found

@@ -42,16 +42,21 @@ def split_pair(pair: Any, where: str) -> tuple[str, str, AnyFunction]:
         ConfigError: If it is not such a pair.
     """
     if not is_pair(pair):
-        raise ConfigError(f"{where}: got {pair!r}. Give pairs such as ('post-step', function).")
+        raise ConfigError(
+            f"{where}: got {pair!r}. Pass pairs of an event and a function, such as ('post-step', "
+            f"function)."
+        )
     spelled, function = pair
     side, _, name = canonical(spelled).partition("-")
     if side not in ("pre", "post") or not name:
         raise ConfigError(
-            f"{where}: {spelled!r} is neither a pre- nor a post-event. Write 'pre-{spelled}' or "
+            f"{where}: {spelled!r} must start with 'pre-' or 'post-': write 'pre-{spelled}' or "
             f"'post-{spelled}'."
         )
     if not callable(function):
-        raise ConfigError(f"{where}: {spelled!r} got {function!r}, which is not callable.")
+        raise ConfigError(
+            f"{where}: {spelled!r} needs a function, got {function!r}, which is not callable."
+        )
     return side, name, function
 
 
@@ -131,26 +136,28 @@ class Function:
         try:
             parameters = list(inspect.signature(self._function).parameters.values())
         except (TypeError, ValueError):
-            raise self.misfit("its signature cannot be inspected; wrap it in a lambda") from None
+            raise self.misfit(
+                "cannot inspect its signature. Wrap it: lambda self, ...: f(...)"
+            ) from None
         if inspect.iscoroutinefunction(self._function):
-            raise self.misfit("it is async; make it a plain function")
+            raise self.misfit("async functions are not supported. Make it a plain function")
         bound = self._function.keywords if isinstance(self._function, partial) else {}
         parameters = [p for p in parameters if p.name not in bound]
         if not parameters:
-            raise self.misfit("it takes no parameters; the first one must be the object")
+            raise self.misfit("it takes no parameters, but the first one must be the object (self)")
         for p in parameters:
             if p.kind in _VARIADIC:
-                raise self.misfit(f"it takes {p}; name its parameters, without * and **")
+                raise self.misfit(f"it takes {p}. Name its parameters, without * and **")
             if p.default is not p.empty:
                 raise self.misfit(
-                    f"its parameter {p.name!r} has a default; remove it, as a value is always "
-                    f"passed"
+                    f"remove the default of parameter {p.name!r}: the trainer always passes it"
                 )
         return parameters[1:]
 
     def misfit(self, why: str) -> ConfigError:
         """Return the error for a function that does not fit its event."""
-        return ConfigError(f"{self.label}: {why}.")
+        end = "" if why.endswith(("?", ".")) else "."
+        return ConfigError(f"{self.label}: {why}{end}")
 
     def note(self, owner: object) -> None:
         """Record that the active call has run this function, if it is a method of the object."""
@@ -172,15 +179,14 @@ class PreFunction(Function):
         first = next(iter(inspect.signature(self._function).parameters))
         if first in known:
             raise self.misfit(
-                f"its first parameter, {first!r}, receives the object; call it 'self'"
+                f"the first parameter receives the object, but is named {first!r} like an "
+                f"argument. Rename it to 'self'"
             )
         for p in self._parameters:
             if p.name not in known:
-                advice = suggest(p.name, known) if known else "It takes none by name."
+                advice = suggest(p.name, known) if known else "It has no named arguments."
                 raise self.misfit(
-                    f"it takes {p.name!r}, which {method.attribute} does not take. {advice}".rstrip(
-                        "."
-                    )
+                    f"it takes {p.name!r}, which is not an argument of {method.attribute}. {advice}"
                 )
         self._names = [p.name for p in self._parameters]
         self._keywords = [p.name for p in self._parameters if p.kind is p.KEYWORD_ONLY]
@@ -213,7 +219,8 @@ class PreFunction(Function):
             return ()
         if num == 0:
             raise ValueError(
-                f"{self.label}, takes no argument, so it must not return {returned!r}."
+                f"{self.label}, takes no argument of the method, so it must return None; got "
+                f"{returned!r}."
             )
         is_sequence = isinstance(returned, (tuple, list))
         if is_sequence and len(returned) == num:
@@ -234,15 +241,17 @@ class PostFunction(Function):
         if method.has_result and num != 1:
             taken = ", ".join(inspect.signature(self._function).parameters)
             raise self.misfit(
-                f"it takes ({taken}), but must take (self, result), as {method.attribute} "
-                f"returns a value; annotate a method that returns none with '-> None'"
+                f"it takes ({taken}), but must take (self, result), because {method.attribute} "
+                f"returns a value (if it does not, annotate it with '-> None')"
             )
         if not method.has_result and num != 0:
-            raise self.misfit(f"it must take (self) only, as {method.attribute} returns None")
+            raise self.misfit(
+                f"it must take only (self): {method.attribute} returns nothing to pass on"
+            )
         if method.has_result and method.returns is inspect.Parameter.empty:
             log.warning(
-                "%s: %s has no return annotation, so its result, whatever it is, is passed to the "
-                "function.",
+                "%s: %s has no return annotation, so the function is passed its result even if "
+                "that is None. Annotate the method.",
                 self.label,
                 method.attribute,
             )

@@ -212,7 +212,9 @@ class AdvisedMethods:
         """Create the object, with the functions of its classes in place before `__init__`."""
         cls.check_call(args, kwargs)
         if (args or kwargs) and cls.__init__ is object.__init__:
-            raise TypeError(f"{cls.__name__}() takes no arguments")
+            raise TypeError(
+                f"{cls.__name__}() takes no constructor arguments; got {[*args, *kwargs]}."
+            )
         made: Callable[..., Self] = super().__new__
         self = made(cls) if made is object.__new__ else made(cls, *args, **kwargs)
         pairs = self.own_pairs()
@@ -268,8 +270,8 @@ class AdvisedMethods:
         added = self.checked((event, function))
         if added.method.event == INIT:
             raise ConfigError(
-                f"{added.label}: the object already exists. Add it to the list of the class, or "
-                f"use {type(self).__name__}.with_functions(...)."
+                f"{added.label}: added too late, the object already exists. Add it to the list of "
+                f"the class, or use {type(self).__name__}.with_functions(...)."
             )
         install(self, [*functions_of(self), added])
         return FunctionHandle(self, added)

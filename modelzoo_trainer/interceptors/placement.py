@@ -82,9 +82,9 @@ class Interceptors:
         _, name, _ = split_pair(pair, "callbacks")
         if name == INIT:
             raise ConfigError(
-                f"callbacks: {pair[0]!r} is too late, as the trainer is being created. Add "
-                f"it to the list `callbacks` of a subclass, or use a callback's pre_setup or "
-                f"post_setup."
+                f"callbacks: {pair[0]!r} is too late, because the trainer is already being "
+                f"created. Add it to the list `callbacks` of a subclass, or use pre_setup or "
+                f"post_setup of a callback."
             )
         owners = self._owners()
         found = [owner for owner in owners if name in owner.events()]

@@ -235,7 +235,7 @@ class PositionedLoader:
         if length is None or (is_over and (num >= length or num == start.limit)):
             return
         log.warning(
-            "%s yields %s batches in epoch %d, but its length is %d, from which the number of "
+            "%s yielded %s batches in epoch %d, but its length is %d, from which the number of "
             "steps of the run was computed. Correct __len__ of its sampler or batch sampler.",
             self._name,
             num if is_over else f"more than {length}",
@@ -336,8 +336,8 @@ def with_options_of(
 def warn_of_num_workers(name: str, before: int, now: int) -> None:
     """Warn that the states of datasets in workers cannot be restored."""
     log.warning(
-        "Exactness is not guaranteed: the checkpoint has the state of %s's dataset in %d "
-        "workers, and this run has %d. The dataset starts without a state. Use the same "
+        "The resumed run may differ: the checkpoint has the state of %s's dataset in %d workers, "
+        "but this run has %d workers. The dataset starts without a state. Use the same "
         "num_workers.",
         name,
         before,
@@ -348,9 +348,8 @@ def warn_of_num_workers(name: str, before: int, now: int) -> None:
 def warn_of_earlier_state(name: str) -> None:
     """Warn that the checkpoint has a state of torchdata's loader, which is no longer used."""
     log.warning(
-        "Exactness is not guaranteed: the checkpoint was written by an earlier version, which left "
-        "the order of the epoch to %s's own state. The epoch continues at its position, in another "
-        "order.",
+        "The resumed run may differ: the checkpoint was saved by an earlier version, in which %s "
+        "stored the order itself. The epoch continues at its position, in another order.",
         name,
     )
 
@@ -420,7 +419,7 @@ class PositionedSource(Source):
     def _warn_of_order(self, num: int) -> None:
         if num:
             log.warning(
-                "Exactness is not guaranteed: %s has in_order=False, so it is unknown which "
+                "The resumed run may differ: %s has in_order=False, so it is unknown which "
                 "batches were trained on; the first %d of the epoch are skipped. Use "
                 "in_order=True.",
                 self.name,
@@ -428,8 +427,8 @@ class PositionedSource(Source):
             )
         elif not self._is_begun:
             log.warning(
-                "Exactness is not guaranteed: %s has in_order=False, so the order of batches "
-                "depends on the speed of the workers. Use in_order=True.",
+                "A resumed run may differ: %s has in_order=False, so the order of batches depends "
+                "on the speed of the workers. Use in_order=True.",
                 self.name,
             )
         self._is_begun = True

@@ -48,7 +48,7 @@ def warn_of_changes(before: Mapping[str, Any], now: Mapping[str, int]) -> None:
     changed = [name for name in changed if before[name] != now[name]]
     if changed:
         log.warning(
-            "Exactness is not guaranteed: the training data has changed. train_dataloader has %s; "
+            "The resumed run may differ: the training data has changed. train_dataloader has %s; "
             "at the checkpoint it had %s.",
             ", ".join(_WORDS[name].format(now[name]) for name in changed),
             ", ".join(_WORDS[name].format(before[name]) for name in changed),
@@ -63,9 +63,10 @@ def warn_of_other_workers(before: Mapping[str, Any], now: Mapping[str, int]) -> 
     was, num = before.get("num_workers"), now.get("num_workers")
     if was is not None and num is not None and (was == 0) != (num == 0):
         log.warning(
-            "Exactness is not guaranteed: num_workers was %d at the checkpoint and is now %d. The "
-            "samples are the same, but random numbers drawn by callbacks or the model from random, "
-            "numpy.random or torch in this process will differ.",
+            "The resumed run may differ: num_workers was %d at the checkpoint and is now %d. The "
+            "samples are the same, but random numbers that callbacks or the model draw in this "
+            "process (random, numpy.random, torch) are not. Use the same num_workers to avoid "
+            "this.",
             was,
             num,
         )
@@ -96,31 +97,32 @@ def warn_of_new_layout(
     num_again = (before.num_samples or 0) - (now.num_samples or 0)
     if before.num_samples and now.num_samples is not None and num_again:
         log.warning(
-            "Exactness is not guaranteed: the batch size has changed; %d samples of epoch %d are "
-            "trained on again.",
+            "The resumed run may differ: the batch size has changed, so %d samples of epoch %d "
+            "are trained on again. Use the old batch size to avoid this.",
             num_again,
             now.epoch,
         )
     if skipped:
         log.warning(
-            "The checkpoint was saved with %d data shards, this run has %d: the %d batches to skip "
-            "are trained on, because batch numbers have changed.",
+            "The checkpoint was saved with %d data shards, this run has %d: batch numbers have "
+            "changed, so the %d batches that were to be skipped are trained on.",
             was,
             num,
             len(skipped),
         )
     if loses_state:
         log.warning(
-            "Exactness is not guaranteed: the checkpoint has a train_dataloader state for each of "
-            "%d data shards, this run has %d. The loader starts without a state.",
+            "The resumed run may differ: the checkpoint has a train_dataloader state for each of "
+            "%d data shards, but this run has %d. The loader starts without a state. Use the same "
+            "number of processes to avoid this.",
             was,
             num,
         )
     elif divides_itself and now.batch_idx:
         log.warning(
-            "Exactness is not guaranteed: train_dataloader shards the data itself, into %d shards "
-            "at the checkpoint and now into %d. Some samples of epoch %d are trained on again and "
-            "others skipped. Wrap a stream in ShardedStream, which the trainer shards.",
+            "The resumed run may differ: train_dataloader shards the data itself, into %d shards "
+            "at the checkpoint and %d now. Some samples of epoch %d are trained on again and "
+            "others skipped. Wrap the stream in ShardedStream, which the trainer shards.",
             was,
             num,
             now.epoch,
@@ -137,11 +139,12 @@ def check_position(num: int, length: int | None, limit: int | None, limited_by: 
     """
     if limit is not None and limit <= num:
         raise ConfigError(
-            f"the checkpoint was saved after batch {num} of an epoch, but {limited_by} ends an "
-            f"epoch after {limit}. Use the same value as for the checkpoint, or a larger one."
+            f"The checkpoint was saved after batch {num} of an epoch, but {limited_by} ends an "
+            f"epoch after {limit} batches. Set {limited_by} to the value of the original run, or "
+            f"a larger one."
         )
     if length is not None and 0 < length <= num:
         raise ConfigError(
-            f"the checkpoint was saved after batch {num} of an epoch, but train_dataloader has "
-            f"{length}. Use the same data and batch size as for the checkpoint."
+            f"The checkpoint was saved after batch {num} of an epoch, but train_dataloader has "
+            f"only {length} batches. Use the same data and batch size as in the original run."
         )

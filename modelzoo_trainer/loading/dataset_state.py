@@ -196,10 +196,9 @@ class Notes:
 def warn_of_change(dataset: Any, names: str, loader_name: str) -> None:
     """Warn that loading has changed a dataset or its collate function."""
     log.warning(
-        "Exactness is not guaranteed: loading a batch changed attributes of the dataset of %s "
-        "(%s): %s. If samples depend on them, a resumed run will not reproduce the original one. "
-        "Draw from the generators of random, numpy.random or torch, which are seeded for each "
-        "batch, or give the dataset state_dict() and load_state_dict().",
+        "A resumed run may differ: loading a batch changed attributes of the dataset of %s (%s): "
+        "%s. If samples depend on them, draw random numbers from random, numpy.random or torch, "
+        "which are seeded for each batch; or give the dataset state_dict() and load_state_dict().",
         loader_name,
         type(dataset).__name__,
         names,

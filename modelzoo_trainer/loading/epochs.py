@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from modelzoo_trainer.callback import Batch, Loader
@@ -19,8 +20,9 @@ def resolve_loader(loader: Loader, name: str) -> Iterable[Batch]:
     """Return a dataloader argument as an iterable; call it if it is a callable.
 
     Raises:
-        ConfigError: If it is neither, or yields samples.
+        ConfigError: If it is neither, is a module, or yields samples.
     """
+    _refuse_module(loader, name)
     made = loader
     if isinstance(loader, type) or (callable(loader) and not hasattr(loader, "__iter__")):
         made = loader()
@@ -28,12 +30,20 @@ def resolve_loader(loader: Loader, name: str) -> Iterable[Batch]:
     return made  # type: ignore[no-any-return]  # checked above
 
 
+def _refuse_module(loader: Any, name: str) -> None:
+    if isinstance(loader, Module):
+        raise ConfigError(
+            f"{name} got the module {type(loader).__name__}. fit, validate, test and predict take "
+            f"dataloaders; the model goes to Trainer(model=...)."
+        )
+
+
 def _require_batches(made: Any, name: str) -> None:
     if _holds_samples(made):
         raise ConfigError(
-            f"{name} got the dataset {type(made).__name__}, expected an iterable of batches. "
-            f"Wrap it: torch.utils.data.DataLoader(dataset, batch_size=...), with batch_size=None "
-            f"if its items are batches already."
+            f"{name} got the dataset {type(made).__name__}, but requires batches. Wrap it: "
+            f"torch.utils.data.DataLoader(dataset, batch_size=...), with batch_size=None if its "
+            f"items are batches already."
         )
     if isinstance(made, (Mapping, str)):
         raise ConfigError(
@@ -74,10 +84,12 @@ def as_loaders(loaders: Loader | None, name: str) -> list[Loader]:
         elif any(map(_may_be_loader, loaders)):
             raise ConfigError(
                 f"{name} is ambiguous: a {type(loaders).__name__} of lists of tuples, lists or "
-                f"mappings is one dataloader whose batches are lists, or several lists of batches. "
-                f"Write lambda: batches for one, [lambda: first, lambda: second] for several."
+                f"dicts may be one dataloader whose batches are lists, or several lists of "
+                f"batches. For one dataloader, pass lambda: batches; for several, [lambda: first, "
+                f"lambda: second]."
             )
     for loader in found:
+        _refuse_module(loader, name)
         if not callable(loader):  # its result is checked when it is called
             _require_batches(loader, name)
     return found
@@ -93,8 +105,8 @@ def one_loader(loader: Loader, name: str) -> Iterable[Batch]:
         found = as_loaders(loader, name)
         if found and found[0] is not loader:
             raise ConfigError(
-                f"{name} got a {type(loader).__name__} of {len(found)} dataloaders, and takes one. "
-                f"Call the method once for each."
+                f"{name} got a {type(loader).__name__} of {len(found)} dataloaders, but takes "
+                f"only one. Call the method once for each."
             )
     return resolve_loader(loader, name)
 

@@ -80,7 +80,12 @@ class SamplerState:
         try:
             copied = self._hidden.copied(self._sampler)
         except Exception as error:  # noqa: BLE001  # copying may raise anything
-            log.debug("The sampler %s cannot be copied: %r", type(self._sampler).__name__, error)
+            log.debug(
+                "The sampler %s cannot be deep-copied (%r), so its order is not compared after a "
+                "resume.",
+                type(self._sampler).__name__,
+                error,
+            )
             return
         copied_draws = replayed(copied, order_seed, is_batch=loader.batch_sampler is not None)
         checksum = 0
@@ -103,10 +108,10 @@ class SamplerState:
 
     def _warn(self, what: str) -> None:
         log.warning(
-            "Exactness is not guaranteed: the sampler of %s (%s) %s. A run resumed in the middle "
-            "of an epoch will train on some samples again and skip others. Draw from a generator "
-            "with a seed that is an attribute of the sampler, or implement set_epoch(epoch), or "
-            "state_dict() and load_state_dict().",
+            "A resumed run may differ: the sampler of %s (%s) %s. Resumed in the middle of an "
+            "epoch, it would repeat some samples and skip others. Draw from a generator whose "
+            "seed is an attribute of the sampler; or implement set_epoch(epoch), or state_dict() "
+            "and load_state_dict().",
             self._name,
             type(self._users).__name__,
             what,
@@ -115,8 +120,8 @@ class SamplerState:
     def _warn_of_missing(self, names: list[str]) -> None:
         if names:
             log.warning(
-                "Exactness is not guaranteed: the checkpoint has a state of %s, which the sampler "
-                "of %s (%s) does not have.",
+                "The resumed run may differ: the checkpoint has a state of %s, but the sampler of "
+                "%s (%s) has no such attribute.",
                 ", ".join(names),
                 self._name,
                 type(self._sampler).__name__,

@@ -92,9 +92,9 @@ class Source:
         """Warn that batches are loaded and dropped, if any are."""
         if num:
             log.warning(
-                "%s (%s) cannot start in the middle of an epoch: %d batches are loaded and "
-                "dropped. To resume at once, pass a torch DataLoader over a map-style dataset, or "
-                "implement state_dict() and load_state_dict() in the loader.",
+                "%s (%s) cannot start in the middle of an epoch, so the first %d batches are "
+                "loaded and dropped. To resume without this delay, pass a torch DataLoader over a "
+                "map-style dataset, or implement state_dict() and load_state_dict() in the loader.",
                 self.name,
                 type(self.loader).__name__,
                 num,
@@ -111,9 +111,9 @@ class Source:
         self._attributes = hidden.save()
         if names := hidden.newly_unsaved():
             log.warning(
-                "Exactness is not guaranteed: %s (%s) changes attributes that cannot be saved "
-                "(%s). If batches depend on them, a resumed run will not reproduce the original "
-                "one.",
+                "A resumed run may differ: %s (%s) changes attributes that cannot be saved in "
+                "checkpoints (%s), and batches may depend on them. Implement state_dict() and "
+                "load_state_dict() in the loader.",
                 self.name,
                 type(self.loader).__name__,
                 ", ".join(names),
@@ -125,8 +125,8 @@ class Source:
         found = [] if self._hidden is None else self._hidden.iterators()
         if found:
             log.warning(
-                "Exactness is not guaranteed: %s (%s) keeps an iterator (%s), whose position "
-                "cannot be saved. Create it in __iter__, or implement state_dict() and "
+                "A resumed run may differ: %s (%s) keeps an iterator (%s), whose position cannot "
+                "be saved. Create the iterator in __iter__, or implement state_dict() and "
                 "load_state_dict().",
                 self.name,
                 type(loader).__name__,
@@ -139,10 +139,9 @@ class Source:
             getattr(loader, "dataset", None)
         ):
             log.warning(
-                "Exactness is not guaranteed: %s (%s) is not a torch DataLoader and has persistent "
-                "workers, whose random generators are seeded in the first epoch only. A run "
-                "resumed in a later epoch will not reproduce the original one. Use "
-                "torch.utils.data.DataLoader, or persistent_workers=False.",
+                "A resumed run may differ: %s (%s) uses persistent workers, which are seeded only "
+                "in the first epoch. Set persistent_workers=False or use "
+                "torch.utils.data.DataLoader.",
                 self.name,
                 type(loader).__name__,
             )
@@ -174,11 +173,10 @@ class Source:
     def warn_of_other_batches(self) -> None:
         """Warn that reloaded batches differ from those before the checkpoint."""
         log.warning(
-            "Exactness is not guaranteed: %s (%s) does not yield the same batches as before the "
-            "checkpoint; some samples will be trained on again and others skipped. Its order must "
-            "depend only on random, numpy.random and torch, which are seeded for each epoch, or on "
-            "set_epoch(epoch); or implement state_dict() and "
-            "load_state_dict().",
+            "The resumed run may differ: %s (%s) does not yield the same batches as before the "
+            "checkpoint; some samples will be trained on again and others skipped. Shuffle only "
+            "with random, numpy.random or torch (the trainer seeds them for each epoch) or with "
+            "set_epoch(epoch); or implement state_dict() and load_state_dict().",
             self.name,
             type(self.loader).__name__,
         )
@@ -352,8 +350,8 @@ class StatefulSource(Source):
             self._iterator = start_iterator(self.loader)
         except Exception as error:
             error.add_note(
-                f"raised while restoring the state of {self.name}; it may have been saved with "
-                f"other options of the loader, such as another num_workers"
+                f"Raised while restoring the state of {self.name}. It may have been saved with "
+                f"other options of the loader, such as another num_workers."
             )
             raise
         if saved["is_cut"]:  # the epoch was cut: the loader has batches left

@@ -250,8 +250,8 @@ class StreamSource(Source):
             self.close()
         if not self._is_begun and any(map(has_no_seed, self._shuffles)):
             log.warning(
-                "Exactness is not guaranteed: the stream of %s is shuffled without a seed, in a "
-                "different order in each run. Pass shuffle(seed=...).",
+                "A resumed run may differ: the stream of %s is shuffled without a seed, so its "
+                "order differs in each run. Pass shuffle(seed=...).",
                 self.name,
             )
         if not self._is_begun:

@@ -82,8 +82,9 @@ class TrainData:
         self._source: Source | None = None
         if isinstance(self.loader, IterableDataset):
             log.warning(
-                "%s got the IterableDataset %s itself: each of its items is used as a batch. If "
-                "they are samples, wrap it: torch.utils.data.DataLoader(dataset, batch_size=...).",
+                "%s: %s is an IterableDataset without a DataLoader, so each item is used as a "
+                "batch. If the items are samples, wrap it: torch.utils.data.DataLoader(dataset, "
+                "batch_size=...).",
                 name,
                 type(self.loader).__name__,
             )
@@ -100,8 +101,8 @@ class TrainData:
     def _warn_of_own_sampler(self, loader: DataLoader[Any]) -> None:
         if is_split_already(loader):
             log.warning(
-                "%s has a sampler that shards the data over ranks. A run resumed in the middle of "
-                "an epoch with another number of processes will train on some samples again and "
+                "%s has a sampler that shards the data over ranks. Resumed in the middle of an "
+                "epoch with another number of processes, the run would repeat some samples and "
                 "skip others. Remove the sampler: the trainer shards the data.",
                 self._name,
             )
@@ -226,8 +227,8 @@ class TrainData:
             elif restores and type(self._source) is Source:
                 raise ConfigError(
                     f"train_dataloader is an iterator that has already yielded batch "
-                    f"{position.batch_idx} of epoch {position.epoch}, where the run starts. "
-                    f"Pass a callable that creates it."
+                    f"{position.batch_idx} of epoch {position.epoch}, which is the first one this "
+                    f"run needs. Pass a function that creates the iterator."
                 )
         if self._source is None:
             self._source = make_source(self.loader, self._split, self._exchange, self._name)

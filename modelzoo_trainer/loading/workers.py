@@ -209,7 +209,9 @@ def shut_down(iterator: Any) -> None:
     except RuntimeError as error:
         said = str(error)
     if said is not None:
-        log.warning("%s (its data was no longer needed)", said)
+        log.warning(
+            "Ignored an error in a data loader worker whose batches were no longer needed: %s", said
+        )
 
 
 def _skip_waits_of_dead_workers(iterator: Any) -> None:

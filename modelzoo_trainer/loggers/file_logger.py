@@ -219,8 +219,8 @@ class FileLogger(Logger):
         for other in trainer.loggers:
             if other is not self and isinstance(other, FileLogger) and other.is_at(path):
                 raise ConfigError(
-                    f"loggers: {other.name} and {self.name} both write {str(path)!r}. Give "
-                    f"one of them another path."
+                    f"loggers: {other.name} and {self.name} both write to {str(path)!r}. Give one "
+                    f"of them another path."
                 )
 
     def is_at(self, path: Path) -> bool:
@@ -283,7 +283,7 @@ class FileLogger(Logger):
 
     def _fail(self, error: OSError | UnicodeError) -> None:
         if not self._has_failed:
-            self._log.warning("%s cannot be written; metrics are lost: %s", self._path, error)
+            self._log.warning("Cannot write %s, so metrics are lost: %s", self._path, error)
         self._has_failed = True
         with suppress(OSError):  # reported already
             self._close()
@@ -333,7 +333,7 @@ class FileLogger(Logger):
         aside = put_aside(path)
         if aside is not None:
             self._log.warning(
-                "Starting at step 0: renamed the metrics of an earlier run, %s, to %s.",
+                "New run (step 0): moved the metrics of the previous run from %s to %s.",
                 path,
                 aside.name,
             )

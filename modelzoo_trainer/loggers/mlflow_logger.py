@@ -25,9 +25,9 @@ log = logging.getLogger("modelzoo_trainer.mlflow")
 
 SEND_INTERVAL_S: Final = 1.0
 _MOST_AT_ONCE: Final = 1000  # metrics in a request, a limit of MLflow
-_LONGEST_TEXT: Final = 5000  # characters of a tag, likewise
+_LONGEST_TEXT: Final = 5000  # characters of a tag, a limit of MLflow
 _UNFIT: Final = re.compile(r"[^\w\-. :/]")
-_MOST_SETTINGS: Final = 100  # in a request, likewise
+_MOST_SETTINGS: Final = 100  # in a request, a limit of MLflow
 _LONGEST_SETTING: Final = 500  # characters that every kind of store takes
 _LONGEST_NAME: Final = 250
 
@@ -132,7 +132,11 @@ class MLflowLogger(ServiceLogger):
         known = self._client.get_run(self._id).data.params
         others = [name for name, text in wanted.items() if known.get(name, text) != text]
         if others:
-            log.info("MLflowLogger: the run keeps its first values of %s.", ", ".join(others))
+            log.info(
+                "MLflowLogger: MLflow cannot change the parameters of a run; keeping the first "
+                "values of %s.",
+                ", ".join(others),
+            )
         new = [
             self._mlflow.entities.Param(name, text)
             for name, text in wanted.items()
@@ -151,7 +155,11 @@ class MLflowLogger(ServiceLogger):
             elif (number := _number(value)) is not None:
                 self._points.append(self._mlflow.entities.Metric(own, number, now_ms, step))
             else:
-                log.debug("%s of type %s is not sent.", name, type(value).__name__)
+                log.debug(
+                    "Metric %s was not sent: type %s is not supported. Log a number or a string.",
+                    name,
+                    type(value).__name__,
+                )
         if time.monotonic() - self._sent >= SEND_INTERVAL_S:
             self.flush()
 

@@ -326,7 +326,7 @@ def _is_shown(trainer: Trainer) -> bool:
 
 def _num_batches(dataloader: Loader, eval_steps: int | None) -> int | None:
     """Return the number of batches of a validation; None = not known."""
-    length = known(lambda: known_length(dataloader), None)  # a user's `len` may raise anything
+    length = known(lambda: known_length(dataloader), None)  # a user's `len` may raise
     return min(filter(None, (length, eval_steps)), default=None)
 
 

@@ -160,7 +160,7 @@ class RunRecord:
         try:
             facts = facts_of(trainer, loader, has_params=has_params)
         except Exception as error:  # a property of a user's class
-            log.warning("The settings of the run are not recorded: %s", error, exc_info=error)
+            log.warning("The settings of the run are not saved: %s", error, exc_info=error)
             return
         self._store(facts)
 

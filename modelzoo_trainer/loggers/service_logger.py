@@ -133,7 +133,7 @@ class ServiceLogger(Logger):
             self._show(self._config)
         except Exception as error:  # noqa: BLE001  # any error of the library
             self._log.warning(
-                "%s cannot show the settings: %s: %s", self.name, type(error).__name__, error
+                "%s could not log the settings: %s: %s", self.name, type(error).__name__, error
             )
 
     # ---- metrics
@@ -182,7 +182,7 @@ class ServiceLogger(Logger):
         self._has_failed = False  # the service may be available again
         if self._is_open and trainer.global_step + 1 < self._floor:
             self._log.info(
-                "%s already has the steps up to %d; they are not sent again.",
+                "%s already has metrics up to step %d; these are not sent again.",
                 self.name,
                 self._floor - 1,
             )

@@ -42,9 +42,7 @@ class TelemetryLogger(Logger):
     def setup(self, trainer: Trainer) -> None:
         trainer.remove_logger_destination(self.name)
         if trainer.backend.comm.is_main:
-            log.info(
-                "TelemetryLogger: dropping telemetry, since there is no cluster to send it to."
-            )
+            log.info("TelemetryLogger: telemetry is not sent, because there is no cluster.")
 
     @override
     def log_metrics(self, metrics: Metrics, step: int) -> None:

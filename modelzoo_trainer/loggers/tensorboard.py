@@ -41,8 +41,8 @@ class TensorBoardLogger(Logger):
     def __init__(self, summary_dir: Path | None = None, legacy_event_dirs: bool = False) -> None:
         if summary_dir is not None and legacy_event_dirs:
             raise ConfigError(
-                f"summary_dir ({str(summary_dir)!r}) and legacy_event_dirs are both given; they "
-                f"exclude each other."
+                f"Set either summary_dir or legacy_event_dirs, not both; got "
+                f"summary_dir={str(summary_dir)!r}."
             )
         self._given = None if summary_dir is None else Path(summary_dir)
         self._is_legacy = legacy_event_dirs
@@ -113,7 +113,12 @@ class TensorBoardLogger(Logger):
         elif isinstance(value, Tensor) and value.numel() and value.isfinite().all():
             writer.add_histogram(name, value.float(), step)
         else:
-            log.debug("%s of type %s is not written.", name, type(value).__name__)
+            log.debug(
+                "Metric %s was not written: type %s is not supported (or not finite). Log a "
+                "number, a string or a tensor.",
+                name,
+                type(value).__name__,
+            )
 
     @override
     def flush(self) -> None:
@@ -133,7 +138,7 @@ class TensorBoardLogger(Logger):
 
     def _fail(self, error: OSError) -> None:
         if not self._has_failed:
-            log.warning("%s cannot be written; metrics are lost: %s", self._root, error)
+            log.warning("Cannot write %s, so metrics are lost: %s", self._root, error)
         self._has_failed = True
 
     # ---- resuming
@@ -181,7 +186,7 @@ class TensorBoardLogger(Logger):
             path.rename(folder / path.name)
         if others:
             log.warning(
-                "Starting at step 0: moved %d event files of earlier runs to %s.",
+                "New run (step 0): moved %d event files of earlier runs to %s.",
                 len(others),
                 others[0].parent / name,
             )

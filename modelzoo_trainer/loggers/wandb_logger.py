@@ -166,7 +166,11 @@ class WandbLogger(ServiceLogger):
             elif (point := self._point(value)) is not None:
                 points[name] = point
             else:
-                log.debug("%s of type %s is not sent.", name, type(value).__name__)
+                log.debug(
+                    "Metric %s was not sent: type %s is not supported. Log a number or a string.",
+                    name,
+                    type(value).__name__,
+                )
         if points:
             self._run.log(points, step=step)
 

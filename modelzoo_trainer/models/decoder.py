@@ -194,7 +194,7 @@ class Decoder(DecoderSettings, nn.Module):
         """
         if "input_ids" not in batch or "labels" not in batch:
             raise ConfigError(
-                f"the model got a batch with {sorted(batch)}; it requires 'input_ids' and "
+                f"The model got a batch with {sorted(batch)}; it requires 'input_ids' and "
                 f"'labels'. Use another data processor or model."
             )
         labels, attention_mask = batch["labels"], batch.get("attention_mask")

@@ -79,8 +79,8 @@ class FcMnist(nn.Module):
         """
         if to_float16:
             raise ConfigError(
-                "to_float16 is true, but weights are always in 32 bits. Set to_float16: false, "
-                "and in the section precision enabled: true."
+                "to_float16 is true, but weights are always kept in 32 bits. Set to_float16: "
+                "false, and enabled: true in the section precision."
             )
         return _hidden_widths(hidden_sizes, depth, hidden_size)
 
@@ -109,8 +109,8 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "t
 def _hidden_widths(sizes: list[int] | None, depth: int | None, width: int | None) -> list[int]:
     if sizes is not None and (depth is not None or width is not None):
         raise ConfigError(
-            f"hidden_sizes ({sizes}) excludes depth ({depth}) and hidden_size ({width}): "
-            "give the list, or the two numbers."
+            f"Set either hidden_sizes, or depth and hidden_size; got hidden_sizes={sizes}, "
+            f"depth={depth} and hidden_size={width}."
         )
     if sizes is None:
         if depth is None or width is None:
@@ -131,6 +131,6 @@ def _unpack(batch: Any) -> tuple[Tensor, Tensor]:
             return inputs, labels
     what = sorted(map(str, batch)) if isinstance(batch, dict) else type(batch).__name__
     raise ConfigError(
-        f"fc_mnist got a batch of {what}; it requires the pair (inputs, labels) or a mapping with "
-        "'inputs' and 'labels'. Use another data processor or model."
+        f"fc_mnist requires batches (inputs, labels) or a dict with 'inputs' and 'labels', got "
+        f"{what}. Use another data processor or model."
     )

@@ -1,6 +1,31 @@
-"""Optimizers and schedules by the names of a configuration file."""
+"""Optimizers and schedules: the classes, and those of a configuration file by name."""
 
+from modelzoo_trainer.optim.adafactor import Adafactor
+from modelzoo_trainer.optim.adam import Adam, Adamax, AdamBase, AdamW, Lamb, Lion, NAdam, RAdam
+from modelzoo_trainer.optim.composed import (
+    ChainedScheduler,
+    ChainedWD,
+    ScalePerParamLR,
+    SequentialLR,
+    SequentialWD,
+)
+from modelzoo_trainer.optim.cycles import (
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    CyclicLR,
+    OneCycleLR,
+)
+from modelzoo_trainer.optim.decay import (
+    ConstantLR,
+    CosineDecayLR,
+    ExponentialLR,
+    InverseExponentialTimeDecayLR,
+    InverseSquareRootDecayLR,
+    LinearLR,
+    PolynomialLR,
+)
 from modelzoo_trainer.optim.factory import OptimizerFactory
+from modelzoo_trainer.optim.muon import Muon
 from modelzoo_trainer.optim.param_groups import ParamFilter, make_param_groups
 from modelzoo_trainer.optim.registry import (
     OPTIMIZERS,
@@ -14,14 +39,95 @@ from modelzoo_trainer.optim.scheduler import (
     WeightDecayScheduler,
     check_conflicts,
 )
+from modelzoo_trainer.optim.sgd import ASGD, SGD, Adadelta, Adagrad, RMSprop, Rprop
+from modelzoo_trainer.optim.stepwise import (
+    LambdaLR,
+    MultiplicativeLR,
+    MultiStepLR,
+    PiecewiseConstantLR,
+    StepLR,
+)
+from modelzoo_trainer.optim.warmup_stable_decay import WarmupStableDecay
+from modelzoo_trainer.optim.weight_decay import (
+    ConstantWD,
+    CosineAnnealingWarmRestartsWD,
+    CosineAnnealingWD,
+    CosineDecayWD,
+    CyclicWD,
+    ExponentialWD,
+    InverseExponentialTimeDecayWD,
+    InverseSquareRootDecayWD,
+    LambdaWD,
+    LinearWD,
+    MultiplicativeWD,
+    MultiStepWD,
+    OneCycleWD,
+    PiecewiseConstantWD,
+    PolynomialWD,
+    StepWD,
+)
 
 __all__ = [
+    "ASGD",
     "OPTIMIZERS",
     "SCHEDULERS",
+    "SGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamBase",
+    "AdamW",
+    "Adamax",
+    "ChainedScheduler",
+    "ChainedWD",
+    "ConstantLR",
+    "ConstantWD",
+    "CosineAnnealingLR",
+    "CosineAnnealingWD",
+    "CosineAnnealingWarmRestarts",
+    "CosineAnnealingWarmRestartsWD",
+    "CosineDecayLR",
+    "CosineDecayWD",
+    "CyclicLR",
+    "CyclicWD",
+    "ExponentialLR",
+    "ExponentialWD",
+    "InverseExponentialTimeDecayLR",
+    "InverseExponentialTimeDecayWD",
+    "InverseSquareRootDecayLR",
+    "InverseSquareRootDecayWD",
     "LRScheduler",
+    "Lamb",
+    "LambdaLR",
+    "LambdaWD",
+    "LinearLR",
+    "LinearWD",
+    "Lion",
+    "MultiStepLR",
+    "MultiStepWD",
+    "MultiplicativeLR",
+    "MultiplicativeWD",
+    "Muon",
+    "NAdam",
+    "OneCycleLR",
+    "OneCycleWD",
     "OptimizerFactory",
     "ParamFilter",
+    "PiecewiseConstantLR",
+    "PiecewiseConstantWD",
+    "PolynomialLR",
+    "PolynomialWD",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "ScalePerParamLR",
     "Scheduler",
+    "SequentialLR",
+    "SequentialWD",
+    "StepLR",
+    "StepWD",
+    "WarmupStableDecay",
     "WeightDecayScheduler",
     "check_conflicts",
     "make_param_groups",

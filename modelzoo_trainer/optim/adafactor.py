@@ -61,11 +61,11 @@ class Adafactor(GroupOptimizer):
         lr, learning_rate = own["lr"], own["learning_rate"]
         if own["relative_step"] and (lr is not None or learning_rate is not None):
             raise ConfigError(
-                f"Adafactor.relative_step is true and lr is "
-                f"{learning_rate if lr is None else lr}; they exclude each other. Keep one."
+                f"Adafactor: set either lr or relative_step=True, not both; got "
+                f"lr={learning_rate if lr is None else lr}."
             )
         if own["warmup_init"] and not own["relative_step"]:
-            raise ConfigError("Adafactor.warmup_init is true; it requires relative_step: true.")
+            raise ConfigError("Adafactor: warmup_init=True requires relative_step=True.")
         if own["relative_step"]:
             own["lr"] = 1.0
         super()._build(**own)

@@ -11,7 +11,13 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
-from modelzoo_trainer.optim.scheduler import LRScheduler, Scheduler, Tags, WeightDecayScheduler
+from modelzoo_trainer.optim.scheduler import (
+    LRScheduler,
+    Scheduler,
+    Tags,
+    WeightDecayScheduler,
+    without_optimizer,
+)
 
 Member = Scheduler | Callable[[None], Scheduler]
 """A schedule, or a callable that creates one without an optimizer."""
@@ -35,7 +41,7 @@ class Composed(Scheduler):
         """
         self.members = [one if isinstance(one, Scheduler) else _make(one) for one in members]
         if not self.members:
-            raise ConfigError(f"{self._name}.{argument} is empty; give at least one schedule.")
+            raise ConfigError(f"{self._name}.{argument} is empty. Pass at least one schedule.")
         for member in self.members:
             self._check_member(member, argument)
         for member in reversed(self.members):  # the first one restores the original values
@@ -49,11 +55,12 @@ class Composed(Scheduler):
         name = type(member).__name__
         if member.param_group_key != self.param_group_key:
             raise ConfigError(
-                f"{where}: {name} schedules {member.param_group_key}, not {self.param_group_key}."
+                f"{where}: all schedules here must change {self.param_group_key}, but {name} "
+                f"changes {member.param_group_key}."
             )
         if member.param_group_tags is not None:
             raise ConfigError(
-                f"{where}: {name} has param_group_tags; set them in {self._name} instead."
+                f"{where}: {name} sets param_group_tags. Set them in {self._name} instead."
             )
 
     @override
@@ -65,8 +72,8 @@ class Composed(Scheduler):
         states = state_dict["members"]
         if len(states) != len(self.members):
             raise CheckpointMismatch(
-                f"the checkpoint's {self._name} has {len(states)} members, this one "
-                f"{len(self.members)}. Use the schedules that it was written with."
+                f"The checkpoint's {self._name} has {len(states)} schedules, this one has "
+                f"{len(self.members)}. Use the same schedules as in the original run."
             )
         for member, state in zip(self.members, states, strict=True):
             member.load_state_dict(state)
@@ -89,6 +96,7 @@ class Sequential(Composed):
         param_group_tags: Update only groups with one of these tags.
     """
 
+    @without_optimizer
     def __init__(
         self,
         optimizer: Optimizer | None,
@@ -120,15 +128,15 @@ class Sequential(Composed):
             length = member.total_iters
             if length is None:
                 raise ConfigError(
-                    f"{self._name}.schedulers[{idx}]: {type(member).__name__} has no total_iters; "
-                    f"only the last schedule of a sequence may have no end."
+                    f"{self._name}.schedulers[{idx}]: {type(member).__name__} has no total_iters, "
+                    f"so it never ends. Only the last schedule of a sequence may have no end."
                 )
             lengths.append(length)
         computed = list(accumulate(lengths))
         if given is not None and list(given) != computed:
             raise ConfigError(
-                f"{self._name}.milestones is {list(given)}, but total_iters of the members add up "
-                f"to {computed}. Remove milestones."
+                f"{self._name}.milestones is {list(given)}, but the total_iters of the schedules "
+                f"add up to {computed}. Remove milestones."
             )
         return computed
 
@@ -150,6 +158,7 @@ class Chained(Composed):
         param_group_tags: Update only groups with one of these tags.
     """
 
+    @without_optimizer
     def __init__(
         self,
         optimizer: Optimizer | None,
@@ -160,8 +169,9 @@ class Chained(Composed):
         self._firsts = [member.value(0) for member in self.members]
         if 0.0 in self._firsts[1:]:
             raise ConfigError(
-                f"{self._name}.schedulers[{self._firsts.index(0.0, 1)}] begins at 0, so its "
-                f"relative change is undefined. Put it first."
+                f"{self._name}.schedulers[{self._firsts.index(0.0, 1)}] starts at 0, but "
+                f"schedules are multiplied relative to their first value, so only the first one "
+                f"may start at 0. Move it to the front."
             )
         super().__init__(optimizer, param_group_tags)
 
@@ -192,6 +202,7 @@ class ScalePerParamLR(Composed, LRScheduler):
         param_group_tags: Update only groups with one of these tags.
     """
 
+    @without_optimizer
     def __init__(
         self,
         optimizer: Optimizer | None,

@@ -8,13 +8,13 @@ from typing import Literal
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import NonNegativeFloat, PositiveFloat, Steps, checked_dataclass
+from modelzoo_trainer.constraints import NonNegativeFloat, PositiveFloat, Steps
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.decay import cosine_wave
-from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
+from modelzoo_trainer.optim.scheduler import LRScheduler, Tags, schedule_dataclass
 
 
-@checked_dataclass
+@schedule_dataclass
 class CosineAnnealingLR(LRScheduler):
     """A cosine wave from the initial learning rate to `eta_min` in `T_max` steps, and back."""
 
@@ -29,7 +29,7 @@ class CosineAnnealingLR(LRScheduler):
         return cosine_wave(self.initial_learning_rate, self.eta_min, self.T_max, step)
 
 
-@checked_dataclass
+@schedule_dataclass
 class CosineAnnealingWarmRestarts(LRScheduler):
     """Cosine decay with warm restarts: cycles of `T_0` steps, each `T_mult` times longer."""
 
@@ -51,7 +51,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         return cosine_wave(self.initial_learning_rate, self.eta_min, length, step)
 
 
-@checked_dataclass
+@schedule_dataclass
 class CyclicLR(LRScheduler):
     """Linear cycles from `base_lr` up to `max_lr` and back.
 
@@ -105,7 +105,7 @@ class CyclicLR(LRScheduler):
         return float(self.gamma**at)
 
 
-@checked_dataclass
+@schedule_dataclass
 class OneCycleLR(LRScheduler):
     """One cycle: up to `max_lr`, then down to far below the initial learning rate.
 
@@ -146,8 +146,8 @@ class OneCycleLR(LRScheduler):
         starts = [0.0, *ends[:-1]]
         if any(end <= start for start, end in zip(starts, ends, strict=True)):
             raise ConfigError(
-                f"OneCycleLR.pct_start is {self.pct_start} of {total} total_steps, which leaves a "
-                f"phase without steps. Choose a fraction of more than one step, and below "
+                f"OneCycleLR.pct_start={self.pct_start} of {total} total_steps leaves a phase "
+                f"without steps. Use a fraction that is more than one step and less than "
                 f"{0.5 if self.three_phase else 1}."
             )
         self._phases = list(zip(starts, ends, rates, rates[1:], strict=False))

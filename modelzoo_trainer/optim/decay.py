@@ -8,11 +8,11 @@ from math import cos, floor, pi, sqrt
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import NonNegativeFloat, PositiveFloat, Steps, checked_dataclass
-from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
+from modelzoo_trainer.constraints import NonNegativeFloat, PositiveFloat, Steps
+from modelzoo_trainer.optim.scheduler import LRScheduler, Tags, schedule_dataclass
 
 
-@checked_dataclass
+@schedule_dataclass
 class ConstantLR(LRScheduler):
     """A constant learning rate; `total_iters` is its length in a sequence."""
 
@@ -26,7 +26,7 @@ class ConstantLR(LRScheduler):
         return self.learning_rate
 
 
-@checked_dataclass
+@schedule_dataclass
 class PolynomialLR(LRScheduler):
     """Polynomial decay: end + (initial - end) * (1 - step / total_iters) ** power, then end.
 
@@ -52,7 +52,7 @@ class PolynomialLR(LRScheduler):
         return float(self.end_learning_rate + span * (1 - step / total) ** self.power)
 
 
-@checked_dataclass
+@schedule_dataclass
 class LinearLR(PolynomialLR):
     """Linear change from the initial to the end learning rate, then the end value."""
 
@@ -67,7 +67,7 @@ class LinearLR(PolynomialLR):
         return end if step >= total else end + (start - end) * (1 - step / total)
 
 
-@checked_dataclass
+@schedule_dataclass
 class CosineDecayLR(LRScheduler):
     """Cosine decay from the initial to the end learning rate, then the end value."""
 
@@ -83,7 +83,7 @@ class CosineDecayLR(LRScheduler):
         return end if step >= total else cosine_wave(start, end, total, step)
 
 
-@checked_dataclass
+@schedule_dataclass
 class ExponentialLR(LRScheduler):
     """Exponential decay: initial * decay_rate ** (step / total_iters).
 
@@ -103,7 +103,7 @@ class ExponentialLR(LRScheduler):
         return float(self.initial_learning_rate * self.decay_rate**power)
 
 
-@checked_dataclass
+@schedule_dataclass
 class InverseExponentialTimeDecayLR(LRScheduler):
     """Inverse decay: initial / (1 + decay_rate * step ** step_exponent / total_iters).
 
@@ -126,7 +126,7 @@ class InverseExponentialTimeDecayLR(LRScheduler):
         return float(self.initial_learning_rate / (1 + self.decay_rate * time))
 
 
-@checked_dataclass
+@schedule_dataclass
 class InverseSquareRootDecayLR(LRScheduler):
     """Inverse square root decay: initial * scale / sqrt(max(warmup_steps, step))."""
 

@@ -31,7 +31,10 @@ def function_at(
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but not one that it imports
-        raise ConfigError(f"{where}: there is no module {error.name!r}.") from None
+        raise ConfigError(
+            f"{where}: cannot import {error.name!r}. Put it next to the YAML file or in the "
+            f"working directory, or install it."
+        ) from None
     function: Any = getattr(module, name, None)
     if not callable(function):
         known = [key for key, value in vars(module).items() if callable(value)]
@@ -40,8 +43,8 @@ def function_at(
         )
     if is_of_standard_library(function) and getattr(function, "__module__", None) != "math":
         raise ConfigError(
-            f"{where}: {given} belongs to Python's standard library. Write a function that "
-            f"takes the step."
+            f"{where}: functions of Python's standard library, such as {given}, are not allowed "
+            f"here (except those of math). Pass your own function of the step."
         )
     return function  # type: ignore[no-any-return]  # its signature is checked when it is called
 

@@ -112,8 +112,8 @@ def _matrix_test(model: object, adamw_params: Sequence[str] | None) -> Callable[
     if not isinstance(model, nn.Module):
         if adamw_params is not None:
             raise ConfigError(
-                "Muon.adamw_params: patterns require a model, but the optimizer was given "
-                "parameters. Set use_muon: False in a group instead."
+                "Muon.adamw_params: patterns need a model, but the optimizer was created from "
+                "parameters. Pass the model, or set use_muon: False in a group."
             )
         return lambda param: param.dim() == 2
     names = names_of_trainable(model)

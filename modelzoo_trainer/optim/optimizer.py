@@ -93,11 +93,13 @@ def groups_of(
         )
     if params is not None:
         raise ConfigError(
-            "params: filters require a model, but the optimizer was given parameters."
+            "params: filters need a model, but the optimizer was created from parameters. Pass "
+            "the model instead."
         )
     if adjust_learning_rate:
         raise ConfigError(
-            "adjust_learning_rate: groups require a model, but the optimizer was given parameters."
+            "adjust_learning_rate: groups need a model, but the optimizer was created from "
+            "parameters. Pass the model instead."
         )
     return model
 
@@ -110,8 +112,8 @@ def one_lr(owner: str, lr: float | None, learning_rate: float | None, default: f
     """
     if lr is not None and learning_rate is not None and lr != learning_rate:
         raise ConfigError(
-            f"{owner} got lr={lr} and learning_rate={learning_rate}, which are aliases of one "
-            f"setting. Keep one."
+            f"{owner} got lr={lr} and learning_rate={learning_rate}, which are the same setting. "
+            f"Pass only one of them."
         )
     given = learning_rate if lr is None else lr
     return default if given is None else given

@@ -74,9 +74,9 @@ def _check(
 ) -> None:
     if given and groups is None:
         raise ConfigError(
-            f"adjust_learning_rate is set for {', '.join(given)}, but {type(model).__name__} "
-            f"has no such groups. Define its attribute lr_adjustment_groups, a mapping "
-            f"from names to objects with param_filter_patterns and scale, or use tags (params)."
+            f"adjust_learning_rate is set for {', '.join(given)}, but {type(model).__name__} has "
+            f"no such groups. Define its attribute lr_adjustment_groups, a dict of names to "
+            f"objects with param_filter_patterns and scale; or use tags (params)."
         )
     for name, factor in given.items():
         if name not in (groups or {}):
@@ -141,7 +141,10 @@ def make_param_groups(
     """
     names = names_of_trainable(model)
     if not names:
-        raise ConfigError("the model has no trainable parameter, so it needs no optimizer.")
+        raise ConfigError(
+            "All parameters of the model have requires_grad=False. Unfreeze some, or remove the "
+            "optimizer to only validate."
+        )
     tags = _tag(names, params or ())
     factors = lr_factors(model, names, adjust_learning_rate)
     norms = _of_norm_layers(model)

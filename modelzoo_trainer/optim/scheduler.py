@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import field
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 from torch.optim import Optimizer
-from typing_extensions import override
+from typing_extensions import dataclass_transform, override
 
+from modelzoo_trainer.constraints import checked_dataclass
 from modelzoo_trainer.errors import ConfigError
 
 Group = dict[str, Any]
 Tags = str | list[str] | None
+_F = TypeVar("_F", bound=Callable[..., None])
+_T = TypeVar("_T")
 
 NO_DECAY = "no_weight_decay"
 """Key of a parameter group without weight decay, which weight decay schedules skip."""
 
 LR_FACTOR = "adjust_learning_rate"
 """Key of the learning rate factor of a group, which schedules apply."""
+
+
+def without_optimizer(init: _F) -> _F:
+    """Let a constructor be called without `optimizer`, its first argument, as of a member."""
+
+    @functools.wraps(init)
+    def filled(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not args:
+            kwargs.setdefault("optimizer", None)
+        init(self, *args, **kwargs)
+
+    return filled  # type: ignore[return-value]  # signature of `wraps`
+
+
+@dataclass_transform(eq_default=False, field_specifiers=(field,))
+def schedule_dataclass(cls: type[_T]) -> type[_T]:
+    """Make a schedule a `checked_dataclass` whose `optimizer` may be omitted."""
+    made: Any = checked_dataclass(cls)
+    made.__init__ = without_optimizer(made.__init__)
+    return made  # type: ignore[no-any-return]  # the class itself
 
 
 class Scheduler(ABC):
@@ -55,8 +80,8 @@ class Scheduler(ABC):
         self.param_group_tags = _as_tuple(param_group_tags)
         if self.param_group_tags == ():
             raise ConfigError(
-                f"{self._name}.param_group_tags is empty; it must have a tag, or be None "
-                f"(null) for all parameter groups."
+                f"{self._name}.param_group_tags is empty. Set a tag, or None (null) for all "
+                f"parameter groups."
             )
         if not hasattr(self, "total_iters"):  # a field, or a property of a subclass
             self.total_iters = None
@@ -89,7 +114,9 @@ class Scheduler(ABC):
             ConfigError: If the schedule already has an optimizer, or does not fit this one.
         """
         if self.optimizer is not None:
-            raise ConfigError(f"{self._name} already has an optimizer. Create a second schedule.")
+            raise ConfigError(
+                f"{self._name} already has an optimizer. Create a new schedule for each optimizer."
+            )
         self._find_targets(optimizer)
         self.optimizer = optimizer
         held = [group[self.param_group_key] for group, _ in self._targets]
@@ -163,8 +190,8 @@ class Scheduler(ABC):
             )
         if any(self.param_group_key not in group for group in groups):
             raise ConfigError(
-                f"{self._name} schedules {self.param_group_key}, which "
-                f"{type(optimizer).__name__} does not have. Remove the schedule."
+                f"{self._name} changes {self.param_group_key}, but {type(optimizer).__name__} has "
+                f"no such setting. Remove the schedule."
             )
         self._seen = optimizer.param_groups
         self._targets = [(group, self._factor_of(group)) for group in groups if self._takes(group)]
@@ -227,21 +254,22 @@ def _check_rivals(key: str, rivals: Sequence[Scheduler]) -> None:
         tags = scheduler._tags
         if tags is None:
             raise ConfigError(
-                f"schedulers: {name} sets {key} of all parameter groups, and so "
-                f"does another of the {len(rivals)}. Set param_group_tags in each."
+                f"schedulers: {name} changes {key} of all parameter groups, and so does another "
+                f"of the {len(rivals)}. Set param_group_tags in each."
             )
         for tag in tags:
             if tag in tag_owner:
                 raise ConfigError(
-                    f"schedulers: {tag_owner[tag]} and {name} both set {key} of the groups "
-                    f"tagged {tag!r}. Use each tag in only one of them."
+                    f"schedulers: {tag_owner[tag]} and {name} both change {key} of the groups "
+                    f"with the tag {tag!r}. Remove tag {tag!r} from one of them."
                 )
         tag_owner |= dict.fromkeys(tags, name)
         for group, _ in scheduler._targets:
             if id(group) in group_owner:
                 raise ConfigError(
-                    f"schedulers: {group_owner[id(group)]} and {name} both set {key} of the group "
-                    f"with the tags {sorted(_tags_of(group))}. Narrow their param_group_tags."
+                    f"schedulers: {group_owner[id(group)]} and {name} both change {key} of the "
+                    f"group with the tags {sorted(_tags_of(group))}. Remove tags from their "
+                    f"param_group_tags until only one matches."
                 )
             group_owner[id(group)] = name
 

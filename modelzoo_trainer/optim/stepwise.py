@@ -8,13 +8,13 @@ from collections.abc import Callable
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import Milestones, NonNegativeFloat, Steps, checked_dataclass
+from modelzoo_trainer.constraints import Milestones, NonNegativeFloat, Steps
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.functions import function_at
-from modelzoo_trainer.optim.scheduler import LRScheduler, Scheduler, Tags
+from modelzoo_trainer.optim.scheduler import LRScheduler, Scheduler, Tags, schedule_dataclass
 
 
-@checked_dataclass
+@schedule_dataclass
 class StepLR(LRScheduler):
     """Multiply the learning rate by gamma after every `step_size` steps."""
 
@@ -29,7 +29,7 @@ class StepLR(LRScheduler):
         return float(self.initial_learning_rate * self.gamma ** (step // self.step_size))
 
 
-@checked_dataclass
+@schedule_dataclass
 class MultiStepLR(LRScheduler):
     """Multiply the learning rate by gamma at every milestone."""
 
@@ -49,7 +49,7 @@ class MultiStepLR(LRScheduler):
         return float(self.initial_learning_rate * self.gamma ** bisect_right(self.milestones, step))
 
 
-@checked_dataclass
+@schedule_dataclass
 class PiecewiseConstantLR(LRScheduler):
     """Piecewise constant learning rates: one before the first milestone, one from each on."""
 
@@ -62,9 +62,8 @@ class PiecewiseConstantLR(LRScheduler):
     def __post_init__(self) -> None:
         if len(self.learning_rates) != len(self.milestones) + 1:
             raise ConfigError(
-                f"{self._name}.learning_rates has {len(self.learning_rates)} values for "
-                f"{len(self.milestones)} milestones; it must have one more than there are "
-                f"milestones."
+                f"{self._name}.learning_rates has {len(self.learning_rates)} values, but "
+                f"{len(self.milestones)} milestones need {len(self.milestones) + 1}."
             )
         self.learning_rates, self.milestones = list(self.learning_rates), list(self.milestones)
         super().__post_init__()
@@ -74,7 +73,7 @@ class PiecewiseConstantLR(LRScheduler):
         return self.learning_rates[bisect_right(self.milestones, step)]
 
 
-@checked_dataclass
+@schedule_dataclass
 class MultiplicativeLR(LRScheduler):
     """Multiplicative decay: initial * coefficient ** step."""
 
@@ -97,8 +96,9 @@ class OfFunction(Scheduler):
         if (function is None) is not is_overridden:
             given = "two functions" if is_overridden else "no function"
             raise ConfigError(
-                f"{self._name} has {given} of the step. Set {argument} to the dotted path of one, "
-                f"or define factor(self, step) in a subclass."
+                f"{self._name} requires exactly one function of the step, got {given}. Set "
+                f"{argument} to the dotted path of a function, or define factor(self, step) in a "
+                f"subclass."
             )
         self._function = function_at(f"{self._name}.{argument}", function)
 
@@ -108,7 +108,7 @@ class OfFunction(Scheduler):
         return self._function(step)
 
 
-@checked_dataclass
+@schedule_dataclass
 class LambdaLR(OfFunction, LRScheduler):
     """The initial learning rate times a function of the step.
 

@@ -16,15 +16,14 @@ from modelzoo_trainer.constraints import (
     NonNegativeFloat,
     NonNegativeSteps,
     Steps,
-    checked_dataclass,
 )
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim.scheduler import LRScheduler, Tags
+from modelzoo_trainer.optim.scheduler import LRScheduler, Tags, schedule_dataclass
 
 Shape = Literal["linear", "cosine", "sqrt", "inverse"]
 
 
-@checked_dataclass
+@schedule_dataclass
 class WarmupStableDecay(LRScheduler):
     """Warm up to a learning rate, keep it, and decay it in the last part of the run (WSD).
 
@@ -63,8 +62,8 @@ class WarmupStableDecay(LRScheduler):
     def __post_init__(self) -> None:
         if self.decay_shape == "inverse" and self.end_learning_rate == 0:
             raise ConfigError(
-                f"{self._name}.end_learning_rate is 0, which has no inverse. Set it above "
-                f"0, or choose another decay_shape."
+                f"{self._name}.end_learning_rate is 0, but this decay_shape divides by it. Set it "
+                f"above 0, or use another decay_shape."
             )
         self._decays = self._find_decays([*(self.checkpoint_steps or ()), self.total_iters])
         super().__post_init__()

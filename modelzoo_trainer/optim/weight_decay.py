@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from modelzoo_trainer.constraints import NonNegativeFloat, checked_dataclass
+from modelzoo_trainer.constraints import NonNegativeFloat
 from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim import cycles, decay, stepwise
-from modelzoo_trainer.optim.scheduler import LRScheduler, Tags, WeightDecayScheduler
+from modelzoo_trainer.optim.scheduler import (
+    LRScheduler,
+    Tags,
+    WeightDecayScheduler,
+    schedule_dataclass,
+)
 
 # Argument names in learning rate schedules, and here.
 _OURS: Final = {
@@ -46,7 +51,7 @@ class Following(WeightDecayScheduler):
         for name, one in own.items():
             if one.default is not MISSING:
                 setattr(cls, name, one.default)
-        checked_dataclass(cls)
+        schedule_dataclass(cls)
 
     if TYPE_CHECKING:  # a subclass has the arguments of its curve
 
@@ -130,7 +135,7 @@ class CyclicWD(Following, curve=cycles.CyclicLR):
     """Weight decay as in `CyclicLR`."""
 
 
-@checked_dataclass
+@schedule_dataclass
 class LambdaWD(stepwise.OfFunction, WeightDecayScheduler):
     """The initial weight decay times a function of the step.
 

@@ -131,8 +131,8 @@ class Process:
             self._popen.wait(_KILL_S)
         except subprocess.TimeoutExpired:
             raise TimeoutError(
-                f"process {self._popen.pid} was killed but does not end: it is blocked on a device "
-                f"or a disk. Check these; the run can be resumed once the process is gone."
+                f"Process {self._popen.pid} was killed but has not ended: it is blocked on a "
+                f"device or a disk. Check these; the run can be resumed once the process is gone."
             ) from None
 
     def _sweep(self) -> None:

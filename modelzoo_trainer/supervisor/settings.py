@@ -69,7 +69,7 @@ def read_settings(
         without = found.index(None)
         raise ConfigError(
             f"{path}: trainer[{without}].init.autorestart is missing, but {len(asking)} of the "
-            f"{len(found)} trainers have it. Set it for all trainers or for none."
+            f"{len(found)} trainers set it. Set it for all trainers or for none."
         )
     return asking
 

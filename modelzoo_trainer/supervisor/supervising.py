@@ -211,5 +211,5 @@ def _make_folder(parent: Path) -> Path:
     except OSError as error:
         raise ConfigError(
             f"model_dir {str(parent.parent)!r} cannot be used: {error.strerror or error} "
-            f"({error.filename}). Choose a folder that can be written."
+            f"({error.filename}). Choose a writable folder."
         ) from None

@@ -22,9 +22,12 @@ def test_one_compression_is_a_list_of_one():
     ("make_one", "message"),
     [
         (lambda: DebugArgsPath(3), "DebugArgsPath.debug_args_path: expected a path or null, got 3"),
-        (lambda: WeightCompression("int8"), "WeightCompression.compressions is 'int8'; it must"),
-        (lambda: WeightCompression({"format": "int8"}), "lacks param_filter"),
-        (lambda: WeightCompression([ONE, 3]), "3 lacks format"),
+        (
+            lambda: WeightCompression("int8"),
+            "WeightCompression.compressions must be a dict or a list of dicts, got 'int8'",
+        ),
+        (lambda: WeightCompression({"format": "int8"}), "has no param_filter"),
+        (lambda: WeightCompression([ONE, 3]), "3 has no format"),
     ],
 )
 def test_what_does_not_fit_is_refused(make_one, message):

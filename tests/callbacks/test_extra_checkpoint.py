@@ -174,24 +174,22 @@ def test_a_disk_error_does_not_end_the_run(make, batches, caplog, monkeypatch):
 def test_a_folder_that_cannot_be_written_is_refused_at_once(make, batches):
     trainer = make(ExtraCheckpoint(steps=2))
     (trainer.model_dir / "extra").write_text("")
-    with pytest.raises(
-        ConfigError, match=r"ExtraCheckpoint\.folder: the folder .* is not writable"
-    ):
+    with pytest.raises(ConfigError, match=r"ExtraCheckpoint\.folder: .* is not writable"):
         trainer.fit(batches)
 
 
 def test_a_part_that_is_not_there_is_refused_with_the_nearest_name(make, batches):
-    with pytest.raises(ConfigError, match=r"has no part 'optimiser'\. Did you mean 'optimizer'"):
+    with pytest.raises(ConfigError, match=r"has no state 'optimiser'\. Did you mean 'optimizer'"):
         make(ExtraCheckpoint(steps=2, checkpoint_states="optimiser")).fit(batches)
 
 
 def test_the_name_of_the_runs_own_checkpoints_is_refused(make):
-    with pytest.raises(ConfigError, match="is a name of the checkpoints that the run itself"):
+    with pytest.raises(ConfigError, match="is also a name of the run's own checkpoints"):
         make(ExtraCheckpoint(steps=1, folder=".", checkpoint_name="checkpoint_{step}"))
 
 
 def test_two_under_the_same_names_are_refused(make):
-    with pytest.raises(ConfigError, match="two ExtraCheckpoint use the name"):
+    with pytest.raises(ConfigError, match="Two ExtraCheckpoint use the name"):
         make(ExtraCheckpoint(steps=1), ExtraCheckpoint(steps=2))
 
 
@@ -203,18 +201,21 @@ def test_averages_need_who_makes_them(make):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"steps": None}, "would never write anything: set steps, epochs or at_end"),
+        ({"steps": None}, "Set steps, epochs or at_end"),
         ({"steps": 0}, r"steps: expected .*> 0.*, got 0"),
         ({"epochs": True}, r"epochs: expected .*, got true"),
         ({"keep": 0}, r"keep: expected .*, got 0"),
         ({"file_format": "pt"}, r"file_format: expected 'checkpoint' or 'safetensors', got 'pt'"),
         ({"checkpoint_name": "extra"}, r"expected a file name with {step}, once, got 'extra'"),
-        ({"checkpoint_states": ""}, r"name parts of a checkpoint"),
+        ({"checkpoint_states": ""}, r"states of a checkpoint"),
         (
             {"file_format": "safetensors", "checkpoint_states": "all"},
-            r"file_format safetensors is for weights only. Use 'model'",
+            r"'all' cannot be combined with file_format: safetensors.* 'model'",
         ),
-        ({"averaged": True, "checkpoint_states": "all"}, r"averaged is for weights only"),
+        (
+            {"averaged": True, "checkpoint_states": "all"},
+            r"'all' cannot be combined with averaged: true",
+        ),
         ({"folder": "/tmp"}, r"folder: expected a path within model_dir, .*, got '/tmp'"),
         ({"folder": "../x"}, r"folder: expected .*, got '../x'"),
         ({"folder": ""}, r"folder: expected .*, got ''"),

@@ -55,14 +55,14 @@ def test_a_part_that_is_not_there_is_refused_and_nothing_is_changed(tmp_path, sa
     _, path = saved
     second = make_trainer(tmp_path / "second", LoadCheckpointStates("modl"), model=TinyModel)
     before = weights_of(second)
-    with pytest.raises(CheckpointMismatch, match=r"has no part 'modl'\. Did you mean 'model'"):
+    with pytest.raises(CheckpointMismatch, match=r"has no state 'modl'\. Did you mean 'model'"):
         second.load_checkpoint(path)
     assert all(torch.equal(before[name], value) for name, value in weights_of(second).items())
 
 
 @pytest.mark.parametrize("states", ["", [], "model,,optimizer"])
 def test_no_part_at_all_is_refused(states):
-    with pytest.raises(ConfigError, match="name parts of a checkpoint"):
+    with pytest.raises(ConfigError, match="states of a checkpoint"):
         LoadCheckpointStates(states)
 
 

@@ -251,7 +251,7 @@ def test_without_the_library_the_extra_is_named(make, monkeypatch):
     ("params", "message"),
     [
         ([], r"lora_params is empty"),
-        (3, r"lora_params got 3; .* {r: 8"),
+        (3, r"lora_params must .* {r: 8.* got 3"),
         ({}, r"lora_params\.r is missing"),
         ({"r": 0}, "lora_params.r: expected an integer > 0, got 0"),
         ({"r": 2, "alpha": 0}, "alpha: expected a finite number > 0, got 0"),
@@ -291,11 +291,11 @@ def test_weights_that_two_layers_have_are_not_merged(make, history):
 
 
 def test_adapters_on_adapters_are_refused(make):
-    with pytest.raises(ConfigError, match="Net already has adapters"):
+    with pytest.raises(ConfigError, match="Net already has LoRA adapters"):
         make(Lora({"r": 2}), Lora({"r": 2}))
     model = Net()
     make(Lora({"r": 2}), model=model)
-    with pytest.raises(ConfigError, match="Net already has adapters"):
+    with pytest.raises(ConfigError, match="Net already has LoRA adapters"):
         make(Lora({"r": 2}), model=model)
 
 

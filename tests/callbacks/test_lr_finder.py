@@ -410,10 +410,10 @@ class Lazy(nn.Module):
     ("data", "settings", "words"),
     [
         (lambda: iter(tiny_batches()), {}, "is an iterator; pass a callable"),
-        (lambda: Stateful(tiny_batches()), {}, r"\(Stateful\) keeps a state"),
+        (lambda: Stateful(tiny_batches()), {}, r"\(Stateful\) is stateful"),
         (Keeps, {}, "keeps an iterator"),
         (tiny_batches, {"sparsity": 0.5}, "sparsity"),
-        (tiny_batches, {"model": Lazy}, "first batch"),
+        (tiny_batches, {"model": Lazy}, "lazy parameters"),
     ],
 )
 def test_what_cannot_be_tested_is_refused(tmp_path, data, settings, words) -> None:

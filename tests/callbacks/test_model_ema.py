@@ -347,9 +347,9 @@ def test_inside_swap_the_model_has_the_average_and_may_not_update_it(make, batch
     own = trainer.model.head.weight.detach().clone()
     with ema.swap():
         assert torch.equal(trainer.model.head.weight, averages(ema)["head.weight"])
-        with pytest.raises(RuntimeError, match="update was called within swap"):
+        with pytest.raises(RuntimeError, match=r"update\(\) was called inside .*swap"):
             ema.update()
-        with pytest.raises(RuntimeError, match="swap was called within swap"), ema.swap():
+        with pytest.raises(RuntimeError, match=r"swap\(\) is already active"), ema.swap():
             pass
     assert torch.equal(trainer.model.head.weight, own)
     ema.set()
@@ -359,7 +359,7 @@ def test_inside_swap_the_model_has_the_average_and_may_not_update_it(make, batch
 def test_before_a_fit_there_is_no_average(make):
     ema = ModelEma()
     make(ema)
-    with pytest.raises(RuntimeError, match="no average before a fit"), ema.swap():
+    with pytest.raises(RuntimeError, match="no average yet"), ema.swap():
         pass
 
 
@@ -444,7 +444,7 @@ def test_an_argument_that_does_not_fit_is_refused(arguments, message):
 
 
 def test_two_that_validate_under_one_name_are_refused(make):
-    with pytest.raises(ConfigError, match=r"two ModelEma .* name_scope 'ema'"):
+    with pytest.raises(ConfigError, match=r"Two ModelEma .* name_scope 'ema'"):
         make(ModelEma(0.9), ModelEma(0.99))
     make(ModelEma(0.9), ModelEma(0.99, name_scope="slow"))
     make(ModelEma(0.9), ModelEma(0.99, validate=False))

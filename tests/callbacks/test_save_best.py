@@ -135,7 +135,11 @@ def test_the_loss_of_a_step_can_be_named_where_it_arrives_at_once(make, batches)
 def test_a_value_that_arrives_when_its_weights_are_gone_is_not_used(make, batches, caplog):
     trainer = make(SaveBest("loss", k=9), device="fake", max_steps=6)
     trainer.fit(batches)
-    late = [record for record in caplog.records if "its weights had changed" in record.getMessage()]
+    late = [
+        record
+        for record in caplog.records
+        if "the weights had already changed" in record.getMessage()
+    ]
     assert trainer.backend.reads.lag > 0
     assert len(late) == 1
     assert names(trainer.model_dir) == ["best_6"]  # that of the last step has been waited for
@@ -404,7 +408,7 @@ def test_a_metric_that_is_not_a_number_is_refused(make, batches):
         ({"checkpoint_name": "a/{step}"}, "expected a file name with {step}, once"),
         ({"checkpoint_name": "{step}{step}"}, "expected a file name with {step}, once"),
         ({"checkpoint_name": "{step"}, "expected a file name with {step}, once"),
-        ({"checkpoint_states": ""}, "name parts of a checkpoint"),
+        ({"checkpoint_states": ""}, "states of a checkpoint"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_refused(arguments, message):
@@ -413,7 +417,9 @@ def test_an_argument_that_does_not_fit_is_refused(arguments, message):
 
 
 def test_the_name_of_the_runs_own_checkpoints_is_refused(make):
-    with pytest.raises(ConfigError, match="'checkpoint_0' is a name of the checkpoints that"):
+    with pytest.raises(
+        ConfigError, match="'checkpoint_0' is also a name of the run's own checkpoints"
+    ):
         make(SaveBest("loss", checkpoint_name="checkpoint_{step}"))
 
 

@@ -196,7 +196,7 @@ def test_an_early_end_is_the_very_last(make, batches):
 
 def test_a_part_that_is_not_there_is_reported_at_the_first_checkpoint(make, batches):
     trainer = make(SaveCheckpointState(9, "modle"), checkpoint=Checkpoint(steps=1))
-    with pytest.raises(ConfigError, match=r"has no part 'modle'\. Did you mean 'model'\?"):
+    with pytest.raises(ConfigError, match=r"has no state 'modle'\. Did you mean 'model'\?"):
         trainer.fit(batches)
     assert trainer.global_step == 1
 
@@ -227,8 +227,8 @@ def test_a_disk_error_is_reported_and_the_run_continues(make, batches, monkeypat
     [
         ({"k": 0}, "k: expected .*> 0.*, got 0"),
         ({"k": True}, "k: expected .*, got true"),
-        ({"checkpoint_states": []}, "name parts of a checkpoint"),
-        ({"checkpoint_states": "model,,x"}, "name parts of a checkpoint"),
+        ({"checkpoint_states": []}, "states of a checkpoint"),
+        ({"checkpoint_states": "model,,x"}, "states of a checkpoint"),
         ({"checkpoint_name": "{ckpt_name}"}, "{checkpoint_states} and {ckpt_name}, once"),
         ({"checkpoint_name": "a/{ckpt_name}{checkpoint_states}"}, "expected a file name"),
     ],

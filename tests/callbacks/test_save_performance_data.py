@@ -64,7 +64,7 @@ def test_there_is_none_after_an_error(make, batches):
 def test_without_profilers_that_is_reported(make, batches, caplog):
     with caplog.at_level(logging.WARNING, "modelzoo_trainer"):
         trainer = make(SavePerformanceData())
-    assert "there is no profiler such as RateProfiler" in caplog.text
+    assert "callback RateProfiler" in caplog.text
     trainer.fit(batches)
     assert read(trainer) == {}
 

@@ -130,7 +130,7 @@ def test_a_failure_is_raised_once_and_the_next_save_works(tmp_path, refusing, sa
     error = OSError(errno.ENOSPC, "No space left on device")
     _, caught = refusing(4, error, run)
     assert caught is None
-    with pytest.raises(CheckpointError, match="c_1' could not be written: No space left"):
+    with pytest.raises(CheckpointError, match="c_1' could not be saved: No space left"):
         getattr(saver, ask)()
     assert getattr(saver, ask)() == []
     assert list(tmp_path.iterdir()) == []
@@ -148,7 +148,7 @@ def test_a_failure_is_not_lost_when_the_next_save_begins(tmp_path, refusing, sav
 
     refusing(4, OSError(errno.EIO, "Input/output error"), run)
     saver.save(tmp_path / "c_2", make_state(), step=2)
-    with pytest.raises(CheckpointError, match="c_1' could not be written: Input/output"):
+    with pytest.raises(CheckpointError, match="c_1' could not be saved: Input/output"):
         saver.wait()
     assert saver.wait() == [tmp_path / "c_0", tmp_path / "c_2"]
 

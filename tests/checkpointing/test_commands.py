@@ -84,7 +84,7 @@ def test_list_shows_what_is_uncommitted_damaged_or_left_over(run, capsys):
     }
     assert "uncommitted" in text[".tmp-checkpoint_101-1-ab"]
     assert "partly deleted" in text[".trash-checkpoint_8-ab"]
-    assert "never committed" in text["checkpoint_9"]
+    assert "no manifest.json" in text["checkpoint_9"]
     assert "'model.safetensors' has 0 bytes, expected " in text["checkpoint_10"]
 
 
@@ -158,7 +158,7 @@ def test_info_of_what_is_no_checkpoint_is_one_line(tmp_path, capsys):
     code, out, err = called(capsys, "info", tmp_path)
     assert (code, out) == (1, [])
     assert len(err) == 1
-    assert "never committed, or is not a checkpoint" in err[0]
+    assert "has no manifest.json" in err[0]
 
 
 # ---- verify
@@ -219,7 +219,7 @@ def test_one_part_is_compared_alone(run, capsys):
     assert called(capsys, "diff", *paths, "--key", "model")[0] == 0
     code, _, err = called(capsys, "diff", *paths, "--key", "nothing")
     assert code == 1
-    assert "has no 'nothing'" in err[0]
+    assert "has no state 'nothing'" in err[0]
 
 
 # ---- export
@@ -276,7 +276,7 @@ def test_delete_refuses_what_is_being_written(run, capsys):
     (run / ".tmp-checkpoint_101-1-abcdef01").mkdir()
     code, _, err = called(capsys, "delete", run / ".tmp-checkpoint_101-1-abcdef01")
     assert code == 2
-    assert "is not deleted: uncommitted" in err[0]
+    assert "was not deleted: uncommitted" in err[0]
 
 
 def test_delete_refuses_what_is_no_checkpoint(run, tmp_path, capsys):
@@ -284,7 +284,7 @@ def test_delete_refuses_what_is_no_checkpoint(run, tmp_path, capsys):
     (tmp_path / "data" / "mine").write_bytes(b"")
     code, _, err = called(capsys, "delete", run / "checkpoint_9", tmp_path / "data")
     assert code == 2
-    assert "is not deleted" in err[0]
+    assert "was not deleted" in err[0]
     assert (tmp_path / "data" / "mine").exists()
     assert (run / "checkpoint_9").exists()
 
@@ -293,7 +293,7 @@ def test_delete_refuses_a_link(run, tmp_path, capsys):
     (tmp_path / "link").symlink_to(run / "checkpoint_9")
     code, _, err = called(capsys, "delete", "--yes", tmp_path / "link")
     assert code == 2
-    assert "is a symbolic link. Name the checkpoint itself: " in err[0]
+    assert "is a symbolic link. Pass the checkpoint itself: " in err[0]
     assert (run / "checkpoint_9" / "manifest.json").exists()
 
 

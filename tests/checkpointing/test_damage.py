@@ -65,7 +65,7 @@ def test_a_link_in_place_of_a_file_is_refused(path, tmp_path):
 
 def test_a_directory_without_a_manifest_was_never_committed(path):
     (path / "manifest.json").unlink()
-    with pytest.raises(CheckpointError, match="never committed"):
+    with pytest.raises(CheckpointError, match=r"has no manifest\.json"):
         checkpointing.load(path)
 
 
@@ -100,7 +100,7 @@ def test_a_checkpoint_is_never_overwritten(path):
 
 def test_a_renamed_checkpoint_is_refused_by_its_right_name(path):
     renamed = path.rename(path.with_name("checkpoint_4"))
-    with pytest.raises(CheckpointError, match=r"was renamed: it was written as 'checkpoint_3'"):
+    with pytest.raises(CheckpointError, match=r"was renamed.*'checkpoint_3'"):
         checkpointing.load(renamed)
     assert checkpointing.verify(renamed)
     assert checkpointing.list_checkpoints(renamed.parent) == []
@@ -117,7 +117,7 @@ def test_a_file_of_another_checkpoint_is_refused(path, tmp_path, name):
     other = {"model": {"w": torch.arange(64.0) + 1}, "global_step": 4, "x": {"loss": 2.5}}
     checkpointing.save(tmp_path / "checkpoint_4", other, step=4)
     shutil.copy(tmp_path / "checkpoint_4" / name, path / name)
-    with pytest.raises(CheckpointError, match=rf"{name}' cannot be read: it is damaged"):
+    with pytest.raises(CheckpointError, match=rf"{name}' cannot be read: the file is damaged"):
         checkpointing.load(path)
     assert len(checkpointing.verify(path)) == 1
 
@@ -125,7 +125,7 @@ def test_a_file_of_another_checkpoint_is_refused(path, tmp_path, name):
 def test_the_manifest_of_another_checkpoint_is_refused(path, tmp_path):
     checkpointing.save(tmp_path / "checkpoint_4", STATE | {"global_step": 4}, step=4)
     shutil.copy(tmp_path / "checkpoint_4/manifest.json", path / "manifest.json")
-    with pytest.raises(CheckpointError, match="was written as 'checkpoint_4'"):
+    with pytest.raises(CheckpointError, match="saved as 'checkpoint_4'"):
         checkpointing.load(path)
 
 
@@ -161,7 +161,7 @@ def test_all_that_is_wrong_is_told_at_once(path):
     (path / "model.safetensors").write_bytes(damaged)
     problems = checkpointing.verify(path)
     assert problems[:2] == ["'state.json' is missing", "'notes.txt' is not in the manifest"]
-    assert "model.safetensors' cannot be read: it is damaged" in problems[2]
+    assert "model.safetensors' cannot be read: the file is damaged" in problems[2]
     assert len(problems) == 3
 
 

@@ -496,16 +496,22 @@ def reseal(path, name, content):
     ("change", "says"),
     [
         (lambda index: index.pop("paths"), "cannot be read"),
-        (lambda index: index["paths"].pop(), "lacks the paths"),
+        (lambda index: index["paths"].pop(), "has no paths"),
         (lambda index: index["paths"][0].__setitem__(1, []), "does not start in a dict"),
-        (lambda index: index["paths"][0][1][0].__setitem__(0, "x"), "in a container 'x'"),
-        (lambda index: index["paths"][0][1].__setitem__(1, ["l", -1]), "in a container 'l'"),
+        (lambda index: index["paths"][0][1][0].__setitem__(0, "x"), "container of kind 'x'"),
+        (
+            lambda index: index["paths"][0][1].__setitem__(1, ["l", -1]),
+            "container of kind 'l'",
+        ),
         (lambda index: index["paths"][1].__setitem__(1, index["paths"][0][1]), "two entries at"),
         (
             lambda index: index["paths"][0].__setitem__(1, [["k", "model"]]),
             "is inside another entry",
         ),
-        (lambda index: index["tensors"]["model.0.bias"].update(shape=[4]), "do not fill it"),
+        (
+            lambda index: index["tensors"]["model.0.bias"].update(shape=[4]),
+            "do not cover the whole tensor",
+        ),
         (
             lambda index: index["tensors"]["model.0.bias"].update(shape=[1 << 64]),
             "is not an integer >= 0",
@@ -518,7 +524,7 @@ def reseal(path, name, content):
             lambda index: index["tensors"]["model.0.bias"].update(dtype="save"),
             "unknown dtype 'save'",
         ),
-        (lambda index: chunk(index).__setitem__(0, [1]), "exceeds its shape"),
+        (lambda index: chunk(index).__setitem__(0, [1]), "outside of the tensor's shape"),
         (lambda index: chunk(index).__setitem__(2, "../x.safetensors"), "not one of its files"),
         (lambda index: chunk(index).__setitem__(2, "shards.json"), "not a tensor file"),
         (lambda index: chunk(index).__setitem__(3, "nothing"), "lacks 'nothing'"),

@@ -165,15 +165,13 @@ def test_a_malformed_manifest_with_the_right_digest_is_one_clear_error(path, cha
 def test_a_huge_manifest_is_not_read(path):
     with (path / "manifest.json").open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(CheckpointError, match=r"manifest\.json' cannot be read: .*more than"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json' cannot be read: .*larger than"):
         checkpointing.load(path)
 
 
 def test_a_link_to_a_checkpoint_is_refused_by_its_target(path, tmp_path):
     (tmp_path / "latest").symlink_to("c")
-    with pytest.raises(
-        CheckpointError, match="latest' is a symbolic link to 'c'; give the checkpoint"
-    ):
+    with pytest.raises(CheckpointError, match="latest' is a symbolic link to 'c'"):
         checkpointing.load(tmp_path / "latest")
 
 

@@ -167,7 +167,7 @@ def test_a_wrong_file_is_2_with_a_line_for_each_problem_and_nothing_on_disk(run,
         (["--set", "init.loop.max_stpes=1"], "--set init.loop.max_stpes=1: trainer.init.loop.max_"),
         (["--set", "init.loop"], "--set init.loop: is not of the form PATH=VALUE; write --set a.b"),
         (["--device", "tpu"], "--device tpu: trainer.init.device: 'tpu' is not a backend. "),
-        (["--import", "zoo_nowhere"], "--import: no module named 'zoo_nowhere' on Python's pa"),
+        (["--import", "zoo_nowhere"], "--import: Cannot import 'zoo_nowhere'"),
         (
             ["--mode", "train"],
             "params.yaml:1:1: trainer.fit: missing; mode train requires it.\npara",

@@ -53,7 +53,7 @@ def test_a_trained_model_is_tested_and_predicts(run):
     assert [line["step"] for line in metrics() if "test/loss" in line] == [4]
     assert run("--mode", "predict") == 0
     logged = "".join(path.read_text() for path in Path("out/logs").glob("*/run.log"))
-    assert f"are in {Path('out/predictions').absolute()}" in logged
+    assert "Saved predictions to out/predictions" in logged
     found = Predictions.load("out/predictions")
     assert found.num_samples > 100
     assert found["logits"].shape == (found.num_samples, 10)
@@ -137,3 +137,24 @@ def test_a_call_that_does_not_fit_the_model_is_refused(run, capsys, call):
     assert run("--set", f"init.call_model={call}", "--mode", "train") == 2
     assert "call_model" in capsys.readouterr().err
     assert run("--set", "init.call_model=batch", "--mode", "train") == 0
+
+
+def test_the_best_checkpoint_is_named_on_the_command_line(run):
+    best = FILE.replace(
+        "    logging:",
+        "    callbacks:\n    - SaveBest: {metric: validate_0/loss, mode: max}\n    logging:",
+    ).replace("eval_frequency: epoch", "eval_frequency: 1")
+    fit = (
+        "  fit:\n    val_dataloader: {data_processor: DigitsProcessor, split: val, batch_size: 50}"
+    )
+    best = best.replace("  fit:", fit)
+    assert run("--mode", "train_and_eval", text=best) == 0
+    [path] = Path("out").glob("best_*")  # of the first step: the loss decreases
+    step = int(path.name.removeprefix("best_"))
+    assert step < 4
+    assert run("--mode", "test", "--checkpoint_path", "best", text=best) == 0
+    assert run("--mode", "test", "--checkpoint_path", "last", text=best) == 0
+    assert [line["step"] for line in metrics() if "test/loss" in line] == [step, 4]
+    in_file = best.replace("  test:", "  test:\n    ckpt_path: best")
+    assert run("--mode", "test", text=in_file) == 0
+    assert [line["step"] for line in metrics() if "test/loss" in line][2:] == [step]

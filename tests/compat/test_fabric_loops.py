@@ -97,7 +97,7 @@ def test_fb_26_setup_contract(trainer_of) -> None:
     trainer = trainer_of(model=model, optimizer=optimizer)
     assert (trainer.model is model, trainer.optimizer is optimizer) == (True, True)
     assert trainer.schedulers == []
-    with pytest.raises(ConfigError, match="optimizer is an instance, but model is a callable"):
+    with pytest.raises(ConfigError, match="optimizer is an instance, but model is a function"):
         trainer_of(model=TinyModel, optimizer=optimizer)
 
 

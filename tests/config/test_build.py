@@ -290,7 +290,7 @@ MODEL = "model: {name: tiny_net, hidden_size: 1}"
         ),
         (
             MODEL + ", optimizer: {AdamW: {lr: 1}, SGD: {lr: 1}}",
-            "trainer.init.optimizer: got 'AdamW', 'SGD'; a file has one optimizer",
+            "trainer.init.optimizer: got 'AdamW', 'SGD'; ",
         ),
         (
             MODEL + ", optimizer: {AdamV: {}}",

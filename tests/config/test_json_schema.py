@@ -431,7 +431,7 @@ def test_an_editor_is_told_what_an_argument_means_and_its_default(shipped):
 def test_an_editor_is_told_what_a_class_is_for(shipped):
     sections = shipped.schema["$defs"]["init"]["properties"]
     assert sections["checkpoint"]["title"] == "Checkpoint"
-    assert sections["checkpoint"]["description"].startswith("Writes checkpoints")
+    assert sections["checkpoint"]["description"].startswith("Write checkpoints")
     assert [key for key in ("device", "model", "seed") if "description" not in sections[key]] == []
 
 

@@ -107,8 +107,8 @@ def test_a_name_that_is_shipped_and_imported_is_refused(own_module):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("zoo_test_nowhere.X", "no module named 'zoo_test_nowhere' on Python's path."),
-        ("zoo_test_package.no.X", "no module named 'zoo_test_package.no' on Python's path."),
+        ("zoo_test_nowhere.X", "Cannot import 'zoo_test_nowhere'."),
+        ("zoo_test_package.no.X", "Cannot import 'zoo_test_package.no'."),
         ("zoo_test_package.callbacks.Mein", "zoo_test_package.callbacks has no 'Mein'. Did you"),
         (
             "zoo_test_package.callbacks.NUMBER",
@@ -154,12 +154,9 @@ def model(text, *, for_a_run):
 
 def test_a_published_class_that_is_not_shipped_is_refused_for_a_run_with_what_to_do():
     _, problems = model("model: {T5: {layers: 1}}", for_a_run=True)
-    assert problems.lines() == [
-        "f.yaml:1:9: model.T5: the model 'T5' is not part of this package. Available: gpt2. For "
-        "a class "
-        "of your own, write its dotted path, model: {mypkg.MyModel: {...}}, or import its module "
-        "with --import."
-    ]
+    [line] = problems.lines()
+    assert line.startswith("f.yaml:1:9: model.T5: the model 'T5' is not part of this package. ")
+    assert all(word in line for word in ("gpt2", "model: {mypkg.MyModel: {...}}", "--import"))
 
 
 def test_in_a_check_it_is_a_note_and_its_arguments_are_checked():

@@ -55,7 +55,7 @@ def consoles(trainer) -> list[str]:
         ("", "", "", None, None, 1),
         ("", "", "progress: lines", None, "lines", 1),
         ("", "", "progress: lines", "bar", "bar", 1),
-        ("", "", "", "none", "none", 1),
+        ("", "", "", "none", "none", 0),
         ("ProgressLogger: {interval_s: 1}", "", "", None, None, 1),
         ("ProgressLogger: null", "", "", None, "none", 0),
         ("ProgressLogger: null", "", "progress: bar", None, "bar", 1),  # the setting wins

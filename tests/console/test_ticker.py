@@ -157,6 +157,7 @@ def test_a_program_in_a_pipe_has_a_screen_of_plain_lines(tmp_path) -> None:
     assert sum(line.startswith("Finished at step 20") for line in lines) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_logs_nothing_shows_life_by_itself(tmp_path) -> None:
     arguments = "logging=__import__('modelzoo_trainer').Logging(log_steps=0)"
     _, said = run(tmp_path, pause=0.15, arguments=arguments)
@@ -165,6 +166,7 @@ def test_a_run_that_logs_nothing_shows_life_by_itself(tmp_path) -> None:
     assert "loss" not in first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loggers", ["()", "ProgressLogger()"])  # the second as a file has it
 def test_none_is_silent(tmp_path, loggers) -> None:
     setup = "from modelzoo_trainer.loggers import ProgressLogger"
@@ -172,6 +174,7 @@ def test_none_is_silent(tmp_path, loggers) -> None:
     assert run(tmp_path, setup=setup, arguments=arguments) == ("", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setup",
     [
@@ -185,6 +188,7 @@ def test_the_logging_of_the_program_is_respected(tmp_path, setup) -> None:
         assert "Finished at step 20" in (tmp_path / "run.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_bar_can_be_had_anywhere(tmp_path) -> None:
     _, said = run(tmp_path, pause=0.05, arguments="progress='bar'")
     assert "train step" not in said

@@ -230,7 +230,7 @@ def test_unsaved_attributes_are_names_of_attributes(tmp_path, caplog) -> None:
     with pytest.raises(ConfigError, match=r".*\('critic',\)"):
         run(Text, tmp_path / "text", 1)
     run(Misspelt, tmp_path / "misspelt", 1)
-    assert "unsaved_attributes names 'critik'" in caplog.text
+    assert "unsaved_attributes has 'critik'" in caplog.text
 
 
 def test_what_is_not_saved_is_trained_all_the_same(tmp_path, caplog) -> None:
@@ -262,7 +262,7 @@ def test_state_of_an_attribute_that_is_made_too_late_is_reported(tmp_path, caplo
     del trainer.critic
     trainer.load_checkpoint(tmp_path / "checkpoint_5")
     trainer.close()
-    assert "state of trainer.critic, which this trainer does not have" in caplog.text
+    assert "state of trainer.critic, but this trainer has no such" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def test_an_optimizer_inside_the_trainers_own_whose_state_is_lost_is_reported(
 ) -> None:
     trainer_of(optimizer=lambda model: Outer(list(model.parameters()))).fit(BATCHES)
     [warning] = warnings_in(caplog)
-    assert warning.startswith("Adam takes steps for Outer, whose state_dict does not have its")
+    assert warning.startswith("Adam steps within Outer, whose state_dict does not")
 
 
 def test_steps_are_watched_in_the_beginning_alone(trainer_of) -> None:

@@ -96,7 +96,7 @@ def test_checkpoints_are_written_when_they_are_due(
         ({"checkpoint_name": "{{{step}}}"}, r"no braces other than those of {step}"),
         ({"checkpoint_name": "x" * 250 + "{step}"}, r"is \d+ bytes too long for a file system"),
         ({"checkpoint_name": "\u00e9" * 110 + "{step}"}, r"is \d+ bytes too long"),
-        ({"checkpoint_root": "a\0b"}, r"^checkpoint_root is 'a\\x00b'; .* without NUL"),
+        ({"checkpoint_root": "a\0b"}, r"^checkpoint_root must .*null bytes.* 'a\\x00b'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message) -> None:
@@ -279,7 +279,7 @@ def test_a_failure_of_an_asynchronous_save_is_told_and_training_goes_on(
     assert trainer.global_step == 7
     assert steps_in(trainer.model_dir)[-1] == 7
     assert 2 not in steps_in(trainer.model_dir)
-    assert "NO CHECKPOINT WAS WRITTEN" in caplog.text
+    assert "NO CHECKPOINT WAS SAVED" in caplog.text
     assert "No space left on device" in caplog.text
 
 
@@ -338,7 +338,7 @@ def test_a_disk_that_refuses_for_a_while_does_not_end_the_training(
     trainer.fit(tiny_batches(9))
     assert trainer.global_step == 9
     assert steps_in(trainer.model_dir) == [2, 8, 9]
-    assert caplog.text.count("NO CHECKPOINT WAS WRITTEN") == 2
+    assert caplog.text.count("NO CHECKPOINT WAS SAVED") == 2
     assert not list(trainer.model_dir.glob(".tmp-*"))
 
 
@@ -440,7 +440,7 @@ def test_an_uncommitted_directory_is_passed_over(trainer_of, tmp_path, caplog) -
     run(trainer_of)
     (tmp_path / "run" / "checkpoint_6" / "manifest.json").unlink()
     assert run(trainer_of, num=8).global_step == 8
-    assert "never committed" in caplog.text
+    assert "has no manifest.json" in caplog.text
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(trainer_of, tmp_path) -> None:
@@ -449,7 +449,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(trainer_of,
         damage(tmp_path / "run" / name)
     with pytest.raises(
         CheckpointError,
-        match=r"(?s)no checkpoint in '.*run' is intact:\n  checkpoint_4: .*\n  checkpoint_2: .*"
+        match=r"(?s)No checkpoint in '.*run' is intact:\n  checkpoint_4: .*\n  checkpoint_2: .*"
         r"Move them away",
     ):
         run(trainer_of)
@@ -529,7 +529,7 @@ def test_a_link_to_a_checkpoint_is_not_passed_over_in_silence(trainer_of, tmp_pa
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "checkpoint_4").symlink_to(tmp_path / "run" / "checkpoint_4")
     trainer = trainer_of(model_dir=tmp_path / "linked", checkpoint=Checkpoint(steps=2))
-    with pytest.raises(CheckpointError, match=r"no checkpoint in '.*linked' is intact:\n.*link"):
+    with pytest.raises(CheckpointError, match=r"No checkpoint in '.*linked' is intact:\n.*link"):
         trainer.fit(tiny_batches(10))
 
 
@@ -539,9 +539,7 @@ def test_a_link_to_a_checkpoint_is_not_passed_over_in_silence(trainer_of, tmp_pa
 def test_the_state_of_another_optimizer_is_refused(trainer_of, tmp_path) -> None:
     run(trainer_of)
     trainer = trainer_of(optimizer=lambda model: torch.optim.AdamW(model.parameters()))
-    with pytest.raises(
-        CheckpointMismatch, match=r"checkpoint's optimizer is SGD, and this run has AdamW"
-    ):
+    with pytest.raises(CheckpointMismatch, match=r"SGD as optimizer, but this run has AdamW"):
         trainer.load_checkpoint(tmp_path / "run" / "checkpoint_4")
 
 
@@ -592,7 +590,7 @@ def test_another_number_of_callbacks_of_a_class_is_told(trainer_of, tmp_path, ca
 
     run(trainer_of, Counts(), Counts(), num=4)
     run(trainer_of, Counts(), Counts(), Counts())
-    assert "has state of 2 callbacks of class Counts, and this run has 3" in caplog.text
+    assert "has state of 2 callbacks of class Counts, but this run has 3" in caplog.text
 
 
 def test_one_object_serves_two_trainers_one_after_the_other(trainer_of, tmp_path) -> None:

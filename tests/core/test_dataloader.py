@@ -209,7 +209,7 @@ def test_an_iterable_data_set_that_yields_batches_is_a_dataloader(trainer_of, ca
     trainer = trainer_of(model=Scale)
     trainer.fit(Stream())
     assert trainer.global_step == 3
-    assert "IterableDataset Stream itself: each of its items is used as a batch" in caplog.text
+    assert "Stream is an IterableDataset without a DataLoader" in caplog.text
 
 
 def test_a_length_that_is_not_implemented_is_unknown(trainer_of) -> None:
@@ -318,3 +318,20 @@ def test_a_checkpoint_from_beyond_the_end_of_a_pass_says_so(trainer_of, tmp_path
     second = trainer_of(num_epochs=2, steps_per_epoch=2, model_dir=tmp_path / "second")
     with pytest.raises(ConfigError, match=r"loop\.steps_per_epoch ends an epoch after 2"):
         second.fit(tiny_batches(4), ckpt_path=path)
+
+
+def test_the_model_is_no_argument_of_fit(trainer_of) -> None:
+    trainer = trainer_of()
+    batches = tiny_batches(2)
+    calls = (
+        lambda: trainer.fit(trainer.model, batches),
+        lambda: trainer.fit(trainer.model, batches, batches),
+        lambda: trainer.fit(batches, trainer.model),
+        lambda: trainer.validate(trainer.model),
+        lambda: trainer.test(trainer.model, batches),
+        lambda: trainer.predict(trainer.model, batches),
+    )
+    for call in calls:
+        with pytest.raises(ConfigError, match=r"dataloader got .*TinyModel.*Trainer\(model="):
+            call()
+    assert trainer.global_step == 0

@@ -253,7 +253,7 @@ def test_a_sweep_does_not_go_on_if_a_run_fails_as_it_ends(
     with pytest.raises(expected) as caught:
         trainer_of(Signalling(number), Failing()).fit(tiny_batches(3))
     assert isinstance(caught.value.__cause__, OSError)
-    is_logged = "failed at global_step 1, and SIGTERM had come" in caplog.text
+    is_logged = "failed at global_step 1 after SIGTERM" in caplog.text
     assert is_logged is (number == signal.SIGTERM)  # Python prints no cause of a SystemExit
     with pytest.raises(OSError, match="disk full"):  # which no signal stopped
         trainer_of(Failing()).fit(tiny_batches(3))
@@ -287,10 +287,10 @@ def test_a_fit_returns_after_a_signal_where_that_is_asked_for(trainer_of, number
     ("settings", "found"),
     [
         ({"checkpoint": Checkpoint(steps=100)}, "saved {folder}/checkpoint_1."),
-        ({}, "nothing was saved .*.*checkpoint.steps"),
+        ({}, "nothing was saved .*checkpoint.steps"),
         (
             {"checkpoint": Checkpoint(save_initial_checkpoint=True)},
-            "what came after {folder}/checkpoint_0 was not saved",
+            "steps after {folder}/checkpoint_0 were not saved",
         ),
     ],
     ids=["saved", "not configured", "before"],
@@ -332,7 +332,7 @@ def test_a_stop_file_that_comes_too_late_stops_no_later_run(trainer_of, caplog, 
     trainer.fit(tiny_batches(5), tiny_batches(1))
     assert (trainer.interrupted, trainer.global_step) == (None, 2)
     assert not (trainer.model_dir / "stop").exists()
-    assert f"Removed {trainer.model_dir / 'stop'}, which came too late" in caplog.text
+    assert f"Removed {trainer.model_dir / 'stop'}: it was created too late" in caplog.text
 
 
 def test_a_stop_file_beside_a_run_that_fails_stops_the_next_attempt(trainer_of) -> None:

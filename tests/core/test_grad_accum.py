@@ -153,7 +153,7 @@ def test_a_run_that_does_not_accumulate_leaves_them_out_and_says_so(tmp_path, ca
     trainer = runs(tmp_path, name="cut", grad_accum_steps=1)
     trainer.fit(uneven())
     assert trainer.global_step == 12
-    assert "after 2 of 3 batches of a step" in caplog.text
+    assert "after 2 of 3 batches of a gradient accumulation" in caplog.text
 
 
 def test_gradients_of_another_model_are_refused(tmp_path) -> None:

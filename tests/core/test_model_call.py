@@ -204,7 +204,9 @@ def test_a_single_tensor_is_one_positional_argument(trainer_of) -> None:
 
 
 def test_an_unknown_choice_is_refused(trainer_of) -> None:
-    with pytest.raises(ConfigError, match=r"^call_model is 'dict'.*'batch'.*'kwargs'.*'args'"):
+    with pytest.raises(
+        ConfigError, match=r"^call_model must be 'batch'.*'kwargs'.*'args'.* got 'dict'"
+    ):
         trainer_of(call_model="dict")
 
 
@@ -309,3 +311,50 @@ def test_micro_batches_are_unpacked(trainer_of, tmp_path) -> None:
         trainer.fit(batches)
         found.append(weights_of(trainer))
     assert differing(*found) == []
+
+
+class Labelled(TinyModel):
+    """A model in the style of Hugging Face; without labels it returns no loss."""
+
+    def forward(self, input_ids, labels=None):
+        logits = self.head(torch.tanh(self.hidden(input_ids)))
+        return {"logits": logits} | ({} if labels is None else {"loss": (logits - labels).mean()})
+
+
+LABELLED = [{"input_ids": x, "labels": y} for x, y in tiny_batches(2)]
+
+
+@pytest.mark.parametrize("given", [None, "kwargs"])
+def test_a_column_too_many_is_named(trainer_of, given) -> None:
+    batches = [{**batch, "idx": torch.ones(4), "text": ["a"] * 4} for batch in LABELLED]
+    with pytest.raises((ConfigError, TypeError, AttributeError)) as caught:
+        trainer_of(model=Labelled, call_model=given).fit(batches)
+    told = " ".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert "'idx', 'text' are not a parameter of Labelled.forward" in told
+    assert "drop the keys" in told
+    assert "set call_model" not in told
+    assert "another call_model" not in told
+    trainer_of(model=Labelled, call_model=given).fit(LABELLED)
+
+
+def test_a_batch_without_labels_is_given_by_name_after_a_training_by_name(trainer_of) -> None:
+    trainer = trainer_of(model=Labelled)
+    trainer.fit(LABELLED)
+    unlabelled = [{"input_ids": batch["input_ids"]} for batch in LABELLED]
+    found = trainer.predict(unlabelled)["logits"]
+    assert trainer.model_call == "model(**batch)"
+    expected = trainer.predict(LABELLED)["logits"]
+    assert torch.equal(found, expected)
+
+
+def test_a_batch_of_other_keys_is_given_whole_after_a_training_by_name(trainer_of) -> None:
+    class Either(Labelled):
+        def forward(self, input_ids, labels=None):
+            if isinstance(input_ids, dict):
+                input_ids = input_ids["pixels"]
+            return super().forward(input_ids, labels)
+
+    trainer = trainer_of(model=Either)
+    trainer.fit(LABELLED)
+    trainer.predict([{"pixels": LABELLED[0]["input_ids"]}])
+    assert trainer.model_call == "model(batch)"

@@ -264,7 +264,9 @@ def test_a_callable_that_takes_the_model_for_its_parameters_gets_a_note(trainer_
 def test_an_optimizer_with_none_of_the_models_parameters_is_refused(trainer_of) -> None:
     other = TinyModel()
     trainer = trainer_of(optimizer=lambda model: adamw()(other))
-    with pytest.raises(ConfigError, match=r"none of its 4 parameters .* 4 .*AdamW\(model\.param"):
+    with pytest.raises(
+        ConfigError, match=r"none of its 4 parameters .*\(4 parameters\).*AdamW\(model\.param"
+    ):
         trainer.fit(BATCHES)
     assert trainer.global_step == 0
 
@@ -311,9 +313,7 @@ def test_an_optimizer_of_frozen_parameters_alone_is_refused(trainer_of) -> None:
     def frozen(model: torch.nn.Module) -> torch.optim.Optimizer:
         return adamw()(model.hidden.requires_grad_(False))
 
-    with pytest.raises(
-        ConfigError, match=r"none of its 2 .* 2 others .*: head\.weight, head\.bias"
-    ):
+    with pytest.raises(ConfigError, match=r"none of its 2 .* 2 other .*head\.weight, head\.bias"):
         trainer_of(optimizer=frozen).fit(BATCHES)
 
     class Unfreezing(Callback):
@@ -333,7 +333,7 @@ def test_parameters_that_a_callbacks_optimizer_trains_are_not_missing(trainer_of
 
     trainer = trainer_of(Stepping(), optimizer=lambda model: adamw()(model.hidden), max_steps=1)
     trainer.fit(BATCHES)
-    assert not any("not in an optimizer" in line for line in warnings_in(caplog))
+    assert not any("in no optimizer" in line for line in warnings_in(caplog))
 
 
 def test_a_group_that_is_added_when_a_fit_starts_is_not_missing(trainer_of, caplog) -> None:

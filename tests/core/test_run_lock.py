@@ -282,7 +282,9 @@ def test_a_lock_file_that_is_removed_during_a_run_is_locked_again(
     trainer = trainer_of(Between(remove), Look(), model_dir=run, checkpoint=Checkpoint(steps=2))
     trainer.fit(tiny_batches(4))
     assert is_locked == [True, True]
-    assert caplog.text.count("was removed or replaced during the run; it is locked again") == 1
+    assert (
+        caplog.text.count("was removed or replaced during the run; it has been locked again") == 1
+    )
     trainer.close()
     assert is_free(run)
 
@@ -291,7 +293,7 @@ def test_a_folder_that_is_removed_during_a_run_is_made_and_locked_again(
     trainer_of, tmp_path, caplog
 ) -> None:
     saving(trainer_of, tmp_path / "run", lambda: shutil.rmtree(tmp_path / "run"))
-    assert "it is locked again" in caplog.text
+    assert "has been locked again" in caplog.text
     assert (tmp_path / "run" / "checkpoint_4").is_dir()
 
 

@@ -67,7 +67,9 @@ def test_a_frequency_counts_steps_and_not_batches(trainer_of) -> None:
 
 
 def test_a_fraction_of_a_run_of_unknown_length_is_refused(trainer_of) -> None:
-    with pytest.raises(ConfigError, match=r"^loop\.eval_frequency is 0\.5, a fraction of a run"):
+    with pytest.raises(
+        ConfigError, match=r"^loop\.eval_frequency is 0\.5, a fraction, .*Set loop\.max_steps"
+    ):
         trainer_of(model=Scale, eval_frequency=0.5).fit(iter(constant_batches(1, 2)))
 
 

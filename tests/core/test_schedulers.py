@@ -229,7 +229,7 @@ def test_an_older_checkpoint_with_the_same_settings_is_resumed_silently(run, cap
         (exponential(0.9), cosine(20), r"schedulers\[0\] is CosineAnnealingLR, .* ExponentialLR"),
         (cosine(20), lambda optimizer: LinearLR(optimizer, 0.1, 0.0, 20), "LinearLR"),
         (in_turn(20), in_turn(20, torch_schedulers.StepLR), r"SequentialLR\(LinearLR, StepLR\)"),
-        (cosine(20), None, "the checkpoint has 1, this run 0"),
+        (cosine(20), None, "the checkpoint has 1, but this run has 0"),
         (one_cycle(20), one_cycle(5), "ends before step 10 "),
     ],
 )

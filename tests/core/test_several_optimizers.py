@@ -282,7 +282,7 @@ def test_a_checkpoint_has_the_states_by_name_once(tmp_path) -> None:
             {**BOTH, "third": lambda model: adam(model)},
             "critic, maker, .* critic, maker, third",
         ),
-        ({"a": BOTH["maker"], "critic": BOTH["critic"]}, "are critic, maker, .* has a, critic"),
+        ({"a": BOTH["maker"], "critic": BOTH["critic"]}, "critic, maker, .* has a, critic"),
         ({**BOTH, "critic": lambda m: torch.optim.SGD(m.critic.parameters())}, "Adam.*SGD"),
         (
             {"maker": BOTH["critic"], "critic": BOTH["maker"]},
@@ -302,7 +302,7 @@ def test_one_and_several_optimizers_refuse_each_others_checkpoints(tmp_path) -> 
     with pytest.raises(CheckpointMismatch, match=r"has one optimizer, .* several"):
         run(tmp_path / "one", max_steps=8)
     run(tmp_path / "both", checkpoint=Checkpoint(steps=6))
-    with pytest.raises(CheckpointMismatch, match="are critic, maker, and this run has one"):
+    with pytest.raises(CheckpointMismatch, match=r"are critic, maker, .* one"):
         run(tmp_path / "both", **alone, max_steps=8)
     only = LoadCheckpointStates("model")
     path = tmp_path / "both" / "checkpoint_6"
@@ -451,11 +451,11 @@ def test_callbacks_that_need_one_optimizer_are_refused(tmp_path, callback, words
         ({"kind": Trainer}, r"critic.*Subclass Trainer and override training_step"),
         ({"grad_accum_steps": 2}, "grad_accum_steps is 2"),
         ({"sparsity": 0.5}, "sparsity"),
-        ({"schedulers": lambda optimizer: StepLR(optimizer, 2)}, "mapping of their names"),
+        ({"schedulers": lambda optimizer: StepLR(optimizer, 2)}, "dict of their names"),
         ({"schedulers": {"makr": None}}, "'makr'.*Did you mean 'maker'"),
         ({"schedulers": {"maker": StepLR}}, r"schedulers\['maker'\]\[0\] is the class StepLR"),
-        ({"optimizer": {"maker": BOTH["maker"]}}, "mapping with 1 entries"),
-        ({"optimizer": {}}, "mapping with 0 entries"),
+        ({"optimizer": {"maker": BOTH["maker"]}}, "A dict of optimizers .* has 1"),
+        ({"optimizer": {}}, "A dict of optimizers .* has 0"),
         ({"optimizer": {**BOTH, "the third": adam}}, "'the third'"),
         ({"optimizer": {**BOTH, 3: adam}}, "name 3"),
         ({"optimizer": {**BOTH, "third": None}}, "optimizer got None"),
@@ -467,7 +467,7 @@ def test_callbacks_that_need_one_optimizer_are_refused(tmp_path, callback, words
         ),
         (
             {"optimizer": {**BOTH, "third": adam(Pair())}, "model": Pair},
-            "optimizer is an instance, but model is a callable",
+            "optimizer is an instance, but model is a function",
         ),
     ],
 )
@@ -477,7 +477,7 @@ def test_what_does_not_work_with_several_is_refused(tmp_path, settings, words) -
 
 
 def test_a_mapping_of_schedulers_needs_several_optimizers(tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"mapping \('optimizer'\).*has one"):
+    with pytest.raises(ConfigError, match=r"dict \('optimizer'\).*has one"):
         run_trainer(tmp_path, schedulers={"optimizer": lambda optimizer: StepLR(optimizer, 2)})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 
@@ -59,6 +60,27 @@ def test_a_callback_says_which_direction_is_better(trainer_of) -> None:
     stopping = EarlyStopping("validate_0/score", patience=9, mode="min")
     trainer = trainer_of(Reports("score", 2, 1, 3), stopping, max_steps=3, eval_frequency=1)
     assert trainer.fit(tiny_batches(), tiny_batches(1)).best["validate_0/score"] == Best(1, 2)
+
+
+def test_the_best_value_of_a_resumed_run_is_said_to_be_only_of_this_call(
+    trainer_of, tmp_path, caplog
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    def fit(num, *scores):
+        settings = {"checkpoint": Checkpoint(steps=1), "model_dir": tmp_path, "eval_frequency": 1}
+        best = SaveBest("validate_0/error", k=9)
+        trainer = trainer_of(best, Reports("error", *scores), max_steps=num, **settings)
+        return trainer.fit(tiny_batches(4), tiny_batches(1))
+
+    first = fit(2, 1.0, 5.0)
+    assert (first.first_step, first.best["validate_0/error"]) == (0, Best(1.0, 1))
+    assert "since" not in repr(first) + caplog.text
+    resumed = fit(4, 5.0, 3.0, 4.0)  # validates step 2 again
+    assert (resumed.first_step, resumed.best["validate_0/error"]) == (2, Best(3.0, 3))
+    assert "best validate_0/error since step 2 3 at 3" in repr(resumed)
+    assert "best since 2" in caplog.text
+    assert resumed.best_checkpoint == tmp_path / "best_1"  # of the whole run
 
 
 def test_the_loss_of_a_single_batch_is_never_best(trainer_of) -> None:

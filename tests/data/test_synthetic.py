@@ -81,8 +81,8 @@ def test_a_batch_for_all_processes_is_marked() -> None:
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ({}, "neither is given"),
-        ({"batch_size": 2, "global_batch_size": 4}, "both are given"),
+        ({}, "neither is set"),
+        ({"batch_size": 2, "global_batch_size": 4}, "both are set"),
     ],
 )
 def test_one_of_the_two_batch_sizes_is_given(sizes, said) -> None:

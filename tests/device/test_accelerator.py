@@ -60,7 +60,9 @@ def test_an_index_without_a_device_is_refused(four_devices: list[int]) -> None:
 
 
 def test_a_kind_that_is_not_there_is_refused_at_open() -> None:
-    with pytest.raises(BackendUnavailable, match=r"'hpu' is not available: torch .* finds none"):
+    with pytest.raises(
+        BackendUnavailable, match=r"'hpu' is not available: torch .* finds no such device"
+    ):
         AcceleratorBackend(kind="hpu").open()
 
 

@@ -95,7 +95,7 @@ def test_masked_steps_leave_no_trace(
     valued_kind: str, open_backend: Make, name: str, settings: dict[str, Any]
 ) -> None:
     if valued_kind == "xla" and name in ON_HOST:
-        with pytest.raises(BackendError, match=rf"{name} keeps a part of its state on the host"):
+        with pytest.raises(BackendError, match=rf"{name} keeps a part of its state on the CPU"):
             masked_run(open_backend(valued_kind), name, settings)
         return
     model, optimizer = masked_run(open_backend(valued_kind), name, settings)
@@ -127,7 +127,7 @@ def test_an_optimizer_that_counts_on_the_host_says_what_it_costs(
         masked_run(open_backend("fake"), "Adafactor", {})
         masked_run(open_backend("fake"), "AdamW", {})
     [message] = [record.getMessage() for record in caplog.records]
-    assert message.startswith("Adafactor counts steps on the host")
+    assert message.startswith("Adafactor counts its steps on the CPU")
 
 
 def test_an_optimizer_that_counts_in_its_groups_is_decided_on_the_host(open_backend: Make) -> None:

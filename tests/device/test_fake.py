@@ -75,7 +75,7 @@ KEEPS_ON_THE_DEVICE: dict[str, Callable[[], Any]] = {
 def test_a_read_inside_the_step_is_refused_by_name(name: str) -> None:
     backend = FakeBackend()
     with (
-        pytest.raises(HostReadError, match=f"{name.strip()} reads a value on the host"),
+        pytest.raises(HostReadError, match=f"{name.strip()} reads the value of a tensor"),
         backend.step(0),
     ):
         READS[name]()

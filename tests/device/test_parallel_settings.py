@@ -99,7 +99,7 @@ SHARD = {"parallel": {"shard": 2}}
             {"parallel": {"shrad": 2}},
             "backend.parallel.shrad: no such axis. Did you mean 'shard'?",
         ),
-        ({"parallel": 4}, "backend.parallel: expected a mapping, got 4."),
+        ({"parallel": 4}, "backend.parallel: expected a dict, got 4."),
         (
             {"parallel": {"shard": 0}},
             "backend.parallel.shard: expected a number of processes >= 1, or -1 for the rest, got",

@@ -110,7 +110,7 @@ def test_a_parameter_that_is_referred_to_weakly_is_refused() -> None:
     reference = weakref.ref(model.weight)
     with pytest.raises(
         BackendError,
-        match=r"cannot be moved to meta: .*Couldn't swap Linear\.weight.*a callable",
+        match=r"cannot be moved to meta: .*Couldn't swap Linear\.weight.*a function",
     ):
         swap_model(model, META)
     assert reference() is model.weight

@@ -140,7 +140,7 @@ def test_loaders_of_their_own_are_warned_of_and_padding_is_dropped(tmp_path) -> 
 def test_a_sampler_that_divides_is_refused_by_all(tmp_path) -> None:
     results = try_ranks(2, predict, tmp_path, {"kind": "sampler"}, stay=False)
     assert [ok for ok, _ in results] == [False, False]
-    assert all("has a sampler that divides the data" in said for _, said in results)
+    assert all("has a sampler that shards the data" in said for _, said in results)
 
 
 def test_a_stop_of_one_process_ends_all_at_the_same_batch(tmp_path) -> None:

@@ -137,7 +137,7 @@ def test_torchrun_does_not_train_on_after_a_stop_and_the_next_one_resumes(tmp_pa
     assert (begun[0], ended[0], " ".join(ended[2:])) == ("begin", "end", way.split(" to ")[0])
     assert sum(line[0] == "begin" for line in told(folder)) == 1
     assert checkpointing.list_checkpoints(folder)[-1].step == int(ended[1])
-    num_empty = launched.said.count("restarted by torchrun")
+    num_empty = launched.said.count("torchrun restarted a run")
     assert num_empty == (0 if way == "SIGTERM to torchrun" else 2)
     words = command(folder)
     with Launched(tmp_path / "next", words, options=["--max-restarts=2"]) as launched:
@@ -156,7 +156,7 @@ def test_a_single_process_of_torchrun_stays_stopped_likewise(tmp_path) -> None:
         (folder / "stop").touch()
         assert launched.code() == 1, launched.said
     assert [line[0] for line in told(folder)].count("begin") == 1
-    assert launched.said.count("restarted by torchrun") == 1
+    assert launched.said.count("torchrun restarted a run") == 1
 
 
 @pytest.mark.slow
@@ -173,4 +173,4 @@ def test_a_stop_after_a_failure_and_a_restart_is_one_as_well(tmp_path) -> None:
         assert launched.code() == 1, launched.said
     assert [line[0] for line in told(folder)].count("begin") == 2
     assert told(folder)[-1][0] == "end"
-    assert launched.said.count("restarted by torchrun") == 2
+    assert launched.said.count("torchrun restarted a run") == 2

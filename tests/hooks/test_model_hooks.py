@@ -144,6 +144,15 @@ def test_what_a_model_writes_over_them_is_a_hook(trainer_of) -> None:
     assert trainer.model.is_told
 
 
+def test_a_models_hook_of_another_trainer_is_refused(trainer_of) -> None:
+    class Model(Library):
+        def on_validation_epoch_end(self):
+            pass
+
+    with pytest.raises(HookError, match=r"^Model\.on_validation_epoch_end is .*'on_validate_end'"):
+        trainer_of(model=Model)
+
+
 def test_an_inherited_method_that_does_something_is_checked(trainer_of) -> None:
     class Base(Library):
         def on_fit_end(self):

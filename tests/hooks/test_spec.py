@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from modelzoo_trainer import HOOKS, Callback, HookError
+from modelzoo_trainer import HOOKS, Callback, HookError, Hooks
 from modelzoo_trainer.callback import check_callback
+from modelzoo_trainer.hooks.foreign import INSTEAD
 from modelzoo_trainer.hooks.spec import Phase, hook
 
 # The hooks of the Cerebras Model Zoo's trainer, with what they take after `self`.
@@ -162,11 +163,93 @@ def test_a_hook_in_other_words_is_refused_with_a_suggestion(given: str, meant: s
 
 @pytest.mark.parametrize(
     "name",
-    ["on_my_eval_start", "on_eval_batch_end", "on_test_begin", "on_export_finish", "pre_process"],
+    ["on_my_eval_start", "on_eval_batch_end", "on_exam_begin", "on_export_finish", "pre_process"],
 )
 def test_a_custom_hook_is_not_taken_for_a_declared_one(name: str) -> None:
     kind = type("Mine", (Callback,), {name: lambda self: None})
     check_callback(kind())
+
+
+@pytest.mark.parametrize("name", sorted(INSTEAD))
+def test_a_hook_of_another_trainer_is_refused_with_ours(name: str) -> None:
+    def method(self, *anything):
+        pass
+
+    ours = INSTEAD[name]
+    assert ours in HOOKS
+    assert name not in HOOKS
+    takes = ", ".join(["self", *HOOKS[ours].parameters])
+    found = rf"Mine\.{name} is not a hook.*'{ours}'.*def {ours}\({takes}\)"
+    with pytest.raises(HookError, match=found):
+        type("Mine", (Callback,), {name: method})
+    with pytest.raises(HookError, match=rf"Duck\.{name} is not a hook.*'{ours}'"):
+        check_callback(type("Duck", (), {name: method})())
+
+
+@pytest.mark.usefixtures("_declared_as_before")
+def test_a_declared_event_may_be_called_like_the_hook_of_another_trainer() -> None:
+    class Theirs(Callback):
+        @hook(Phase.RUN)
+        def on_validation_end(self, trainer):
+            """Called by their loop."""
+
+    class Mine(Theirs):
+        def on_validation_end(self, trainer):
+            pass
+
+    check_callback(Mine())
+
+
+def test_a_custom_loop_may_call_the_hooks_of_another_trainer() -> None:
+    seen = []
+
+    class Mine:
+        def on_epoch_end(self, epoch):
+            seen.append(epoch)
+
+    Hooks(Mine(), events=["on_epoch_end"]).call("on_epoch_end", epoch=3)
+    assert seen == [3]
+
+
+@pytest.mark.parametrize(
+    ("hook_name", "parameters"),
+    [
+        ("on_train_epoch_end", "trainer, pl_module"),
+        ("on_fit_end", "trainer, pl_module"),
+        ("on_metrics", "args, state, control"),
+        ("on_metrics", "trainer, logs, state"),
+        ("on_train_batch_start", "args, state, control, logs"),
+    ],
+)
+def test_a_parameter_with_another_meaning_in_other_trainers_is_refused(
+    hook_name: str, parameters: str
+) -> None:
+    method = eval(f"lambda self, {parameters}: None")  # of the lines above
+    passes = ", ".join(HOOKS[hook_name].parameters)
+    with pytest.raises(HookError) as caught:
+        type("Mine", (Callback,), {hook_name: method})
+    assert f"Mine.{hook_name} takes ({parameters})" in str(caught.value)
+    assert f"({passes})" in str(caught.value)
+
+
+def test_their_names_of_the_same_arguments_are_accepted() -> None:
+    class Mine(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            pass
+
+        def on_save_checkpoint(self, trainer, state):
+            pass
+
+        def on_metrics(self, trainer, logs, step):
+            pass
+
+        def on_fit_end(self, *args):
+            pass
+
+        def on_train_end(self, trainer, *args, **kwargs):
+            pass
+
+    check_callback(Mine())
 
 
 def test_a_hook_with_too_few_parameters_is_refused() -> None:
@@ -230,7 +313,7 @@ def test_methods_with_other_names_are_the_callbacks_own() -> None:
     class Mine(Callback):
         on_color = "red"
 
-        def on_test_start(self, anything):
+        def on_exam_start(self, anything):
             pass
 
         def train_batch_end(self):

@@ -163,7 +163,7 @@ def test_arguments_that_no_function_takes_are_passed_as_they_are() -> None:
 
 @pytest.mark.parametrize("name", ["rest", "labels"])
 def test_variadic_arguments_cannot_be_taken(name) -> None:
-    with pytest.raises(ConfigError, match=f"'{name}', which pack does not take"):
+    with pytest.raises(ConfigError, match=f"'{name}', which is not an argument of pack"):
         Oven().add_function("pre-pack", eval(f"lambda self, {name}: {name}"))
 
 
@@ -175,7 +175,7 @@ def test_keyword_only_parameters_of_functions_are_filled() -> None:
 
 
 def test_a_function_whose_first_parameter_is_an_argument_has_forgotten_self() -> None:
-    with pytest.raises(ConfigError, match="receives the object; call it 'self'"):
+    with pytest.raises(ConfigError, match=r"receives the object.*'dough'.*'self'"):
         Oven().add_function("pre-bake", lambda dough: dough)
 
 
@@ -391,7 +391,7 @@ def test_constructor_functions_work_on_dataclasses() -> None:
 
 
 def test_a_class_without_constructor_takes_no_arguments() -> None:
-    with pytest.raises(TypeError, match="takes no arguments"):
+    with pytest.raises(TypeError, match=r"takes no constructor arguments; got \[3\]"):
         Oven(3)
 
 
@@ -407,13 +407,13 @@ async def later(self: Oven, result: str) -> str:
 @pytest.mark.parametrize(
     ("pair", "said"),
     [
-        (("bake", more), "Write 'pre-bake' or 'post-bake'"),
+        (("bake", more), "write 'pre-bake' or 'post-bake'"),
         (("pre-bake", 3), "is not callable"),
         (("pre-bkae", more), "Did you mean 'pre-bake'"),
         (("pre-nosuch", more), "Events: bake, clean-up, init, pack"),
-        ("pre-bake", "Give pairs such as"),
-        (("post-bake", max), "cannot be inspected"),
-        (("post-bake", later), "it is async; make it a plain function"),
+        ("pre-bake", "Pass pairs of an event and a function"),
+        (("post-bake", max), "signature"),
+        (("post-bake", later), "async functions are not supported"),
     ],
 )
 def test_what_is_no_function_of_an_event_is_refused(pair, said) -> None:
@@ -634,7 +634,7 @@ def test_a_global_pair_that_does_not_fit_the_trainers_is_taken_back(trainer_of) 
     trainer = trainer_of(("post-backward", lambda self: None))
     with pytest.raises(ConfigError, match="no event 'nosuch'"):
         register_global_callback(("post-nosuch", lambda self: None))
-    with pytest.raises(ConfigError, match="neither a pre- nor a post-event"):
+    with pytest.raises(ConfigError, match="must start with 'pre-' or 'post-'"):
         register_global_callback(("backward", lambda self: None))
     trainer.fit(tiny_batches(1))
     assert trainer.global_step == 1

@@ -123,7 +123,7 @@ def test_another_number_of_batches_than_it_says_is_warned_of_with_both(
     assert trainer.global_step == min(6, 2 * said)
     [warned] = [text for text in warnings_of(caplog) if "length" in text]
     num = "more than 2" if said == 2 else "2"
-    assert f"yields {num} batches in epoch 1, but its length is {said}" in warned
+    assert f"yielded {num} batches in epoch 1, but its length is {said}" in warned
 
 
 def test_a_sampler_without_a_length_is_trained_on(trainer_of, caplog) -> None:

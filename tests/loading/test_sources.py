@@ -151,7 +151,7 @@ def test_a_change_of_the_data_is_warned_of_with_both_figures(
 
 def test_data_that_ends_before_the_place_is_refused(trainer_of) -> None:
     train(trainer_of, DataLoader(Counted(20), 2), steps=6)
-    with pytest.raises(ConfigError, match=r"batch 6 of an epoch, but train_dataloader has 5"):
+    with pytest.raises(ConfigError, match=r"batch 6 of an epoch, but train_dataloader has only 5"):
         train(trainer_of, DataLoader(Counted(10), 2), steps=7)
 
 

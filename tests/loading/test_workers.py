@@ -350,7 +350,7 @@ def test_a_worker_that_died_when_its_data_was_not_needed_only_logs_a_warning(cap
     iterator = start_iterator(DataLoader(range(40), num_workers=2))
     kill_one_worker(iterator)
     shut_down(iterator)
-    assert "its data was no longer needed" in caplog.text
+    assert "no longer needed" in caplog.text
     assert list(start_iterator([1])) == [1]
 
 

@@ -317,7 +317,7 @@ def test_a_run_that_begins_anew_leaves_the_metrics_of_others(
     assert steps(path) == [1]
     (aside,) = path.parent.glob("metrics-*.jsonl")
     assert aside.read_bytes() == before
-    (told,) = [text for text in caplog.messages if "at step 0" in text and aside.name in text]
+    (told,) = [text for text in caplog.messages if "(step 0)" in text and aside.name in text]
     assert str(path) in told
 
 

@@ -157,8 +157,8 @@ def test_a_run_that_goes_on_keeps_its_first_settings(make, batches, uri, caplog)
         trainer.close()
     _, (run,) = runs(uri)
     assert run.data.params == {"a": "1", "b": "1", "c": "3"}
-    assert [r.getMessage() for r in caplog.records if "keeps its first" in r.getMessage()] == [
-        "MLflowLogger: the run keeps its first a."
+    assert [r.getMessage() for r in caplog.records if "keeping the first" in r.getMessage()] == [
+        "MLflowLogger: MLflow cannot change the parameters of a run; keeping the first values of a."
     ]
     assert [step for step, _ in history(uri)] == [1, 2, 3, 4]
 
@@ -175,7 +175,7 @@ def test_settings_that_are_refused_do_not_stop_the_metrics(make, batches, uri, m
     trainer.fit(batches)
     trainer.close()
     assert [step for step, _ in history(uri)] == [1, 2, 3, 4]
-    assert "MLflowLogger cannot show the settings: OSError: too many" in caplog.text
+    assert "MLflowLogger could not log the settings: OSError: too many" in caplog.text
 
 
 YAML = """\

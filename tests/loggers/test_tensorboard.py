@@ -144,7 +144,7 @@ def test_a_missing_library_is_told_with_what_to_install(make, monkeypatch):
 
 
 def test_two_places_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="exclude each other"):
+    with pytest.raises(ConfigError, match="either summary_dir or legacy_event_dirs"):
         TensorBoardLogger(summary_dir=tmp_path, legacy_event_dirs=True)
 
 

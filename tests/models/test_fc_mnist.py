@@ -102,13 +102,13 @@ def test_forward_and_backward_run_on_the_meta_device() -> None:
     [
         ({}, "depth is None, hidden_size is None. Give both, or the list hidden_sizes"),
         ({"depth": 2}, "hidden_size is None"),
-        ({"hidden_sizes": [4], "depth": 1}, r"hidden_sizes \(\[4\]\) excludes depth \(1\)"),
+        ({"hidden_sizes": [4], "depth": 1}, r"got hidden_sizes=\[4\], depth=1"),
         ({"hidden_sizes": []}, r"hidden_sizes: .* not empty.*, got \[\]"),
         ({"hidden_sizes": [4, 0]}, r"hidden_sizes\[1\]: expected an integer > 0, got 0"),
         ({"depth": 0, "hidden_size": 4}, "depth: expected an integer > 0 or null, got 0"),
         ({"hidden_sizes": [4], "dropout": 1.5}, r"dropout: expected a number in \[0, 1\), got 1.5"),
         ({"hidden_sizes": [4], "input_size": 0}, "input_size: expected an integer > 0, got 0"),
-        ({"hidden_sizes": [4], "to_float16": True}, "in the section precision enabled: true"),
+        ({"hidden_sizes": [4], "to_float16": True}, "enabled: true in the section precision"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(arguments: dict[str, Any], message: str) -> None:
@@ -119,9 +119,9 @@ def test_what_does_not_fit_is_refused_by_name(arguments: dict[str, Any], message
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({"input_ids": torch.zeros(1)}, r"got a batch of \['input_ids'\]"),
-        ((torch.zeros(1),), "got a batch of tuple; it requires the pair"),
-        (torch.zeros(2, 4), "got a batch of Tensor; it requires the pair"),
+        ({"input_ids": torch.zeros(1)}, r"got \['input_ids'\]"),
+        ((torch.zeros(1),), "got tuple"),
+        (torch.zeros(2, 4), "got Tensor"),
     ],
 )
 def test_a_batch_of_another_kind_is_refused(batch: Any, message: str) -> None:

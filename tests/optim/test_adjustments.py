@@ -166,7 +166,7 @@ def test_factors_that_do_not_fit_are_refused(model, given, message):
 
 
 def test_factors_need_a_model():
-    with pytest.raises(ConfigError, match="adjust_learning_rate: groups require a model, "):
+    with pytest.raises(ConfigError, match="adjust_learning_rate: groups need a model, "):
         OPTIMIZERS["SGD"](nn.Linear(1, 1).parameters(), adjust_learning_rate={"a": 0.5})
 
 

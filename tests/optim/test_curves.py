@@ -255,7 +255,7 @@ def test_a_lambda_schedule_takes_a_function_or_its_path(name, argument):
     ("path", "message"),
     [
         ("halves", r"LambdaLR\.lr_lambda: 'halves' is not the dotted path of a function"),
-        ("no_such.halves", r"LambdaLR\.lr_lambda: there is no module 'no_such'"),
+        ("no_such.halves", r"LambdaLR\.lr_lambda: cannot import 'no_such'"),
         ("my_curves.halfes", r"my_curves has no function 'halfes'\. Did you mean 'halves'"),
         ("my_curves.NUM_STEPS", r"my_curves has no function 'NUM_STEPS'"),
     ],
@@ -268,11 +268,11 @@ def test_a_path_that_leads_to_no_function_is_refused(path, message):
 @pytest.mark.parametrize("name", ["LambdaLR", "LambdaWD"])
 def test_a_lambda_schedule_has_one_function(name):
     cls = scheduler_class(name)
-    with pytest.raises(ConfigError, match=rf"{name} has no function of the step\. Set \w+_lambda"):
+    with pytest.raises(ConfigError, match=rf"{name} .* no function\. Set \w+_lambda"):
         cls(None, 0.1)
     mine = type("Mine", (cls,), {"factor": lambda self, step: 1.0})
     assert mine(None, 0.1).value(3) == 0.1
-    with pytest.raises(ConfigError, match=r"Mine has two functions of the step\."):
+    with pytest.raises(ConfigError, match=r"Mine .* two functions\."):
         mine(None, 0.1, halves)
 
 
@@ -321,7 +321,7 @@ def test_a_lambda_schedule_has_one_function(name):
             CYCLE | {"mode": "triangle"},
             r"CyclicLR\.mode: expected .*, got 'triangle'\. Did you mean",
         ),
-        ("OneCycleLR", START | {"max_lr": 1.0, "pct_start": 1.5}, r"OneCycleLR\.pct_start is 1.5"),
+        ("OneCycleLR", START | {"max_lr": 1.0, "pct_start": 1.5}, r"OneCycleLR\.pct_start=1\.5 of"),
         (
             "MultiStepLR",
             START | {"gamma": 0.5, "milestones": [5, 5]},
@@ -382,7 +382,7 @@ def test_a_lambda_schedule_has_one_function(name):
         (
             "PiecewiseConstantLR",
             {"learning_rates": [1.0, 2.0], "milestones": [1, 2]},
-            r"PiecewiseConstantLR\.learning_rates has 2 values for 2 milestones",
+            r"PiecewiseConstantLR\.learning_rates has 2 values, but 2 milestones need 3",
         ),
     ],
 )

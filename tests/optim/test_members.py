@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
+from modelzoo_trainer import optim
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim import OPTIMIZERS, OptimizerFactory
+from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS, OptimizerFactory
 from modelzoo_trainer.optim.composed import ChainedScheduler, ScalePerParamLR, SequentialLR
 from modelzoo_trainer.optim.decay import ConstantLR, LinearLR
 from modelzoo_trainer.optim.stepwise import MultiplicativeLR
@@ -59,3 +61,45 @@ def test_an_optimizer_without_a_learning_rate_gets_none_that_was_not_requested()
     assert [group["scale"] for group in optimizer.param_groups] == [3.0]
     with pytest.raises(TypeError, match="lr"):
         OptimizerFactory(Plain, {"lr": 0.1})(nn.Linear(2, 2))
+
+
+def test_members_need_no_optimizer_in_python() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    names = {"initial_learning_rate": 0.0, "end_learning_rate": 0.2, "total_iters": 2}
+    schedule = optim.SequentialLR(
+        optimizer,
+        schedulers=[
+            optim.LinearLR(**names),
+            optim.ChainedScheduler(
+                schedulers=[
+                    optim.LinearLR(None, 0.2, 0.0, 4),
+                    optim.ConstantLR(learning_rate=0.5),
+                ]
+            ),
+        ],
+    )
+    seen = []
+    for _ in range(5):
+        seen.append(optimizer.param_groups[0]["lr"])
+        schedule.step()
+    assert seen == pytest.approx([0.0, 0.1, 0.2, 0.15, 0.1])
+
+
+def test_every_shipped_class_is_a_name_of_the_package() -> None:
+    for name, cls in (OPTIMIZERS | SCHEDULERS).items():
+        assert getattr(optim, name) is cls
+        assert name in optim.__all__
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULERS))
+def test_every_schedule_may_be_made_without_an_optimizer(name: str) -> None:
+    parameters = list(inspect.signature(SCHEDULERS[name]).parameters.values())
+    assert parameters[0].name == "optimizer"
+    required = [one.name for one in parameters[1:] if one.default is one.empty]
+    if not required:
+        assert SCHEDULERS[name]().optimizer is None
+        return
+    with pytest.raises(TypeError, match=r"__init__\(\)") as caught:
+        SCHEDULERS[name]()
+    found = [one for one in ("optimizer", *required) if f"'{one}'" in str(caught.value)]
+    assert found == required

@@ -99,7 +99,7 @@ def test_parameters_without_a_model_are_split_by_their_dimensions_and_their_grou
         (False, [(3, 3)]),
     ]
     assert [group["use_muon"] for group in Muon([first]).param_groups] == [True]
-    with pytest.raises(ConfigError, match=r"Muon\.adamw_params: patterns require a model"):
+    with pytest.raises(ConfigError, match=r"Muon\.adamw_params: patterns need a model"):
         Muon([first], adamw_params=["*"])
 
 

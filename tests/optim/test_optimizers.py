@@ -136,7 +136,7 @@ def test_parameters_are_taken_as_in_torch():
     model = Net()
     optimizer = optimizer_class("AdamW")(model.parameters(), weight_decay=0.1)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1]
-    with pytest.raises(ConfigError, match="params: filters require a model"):
+    with pytest.raises(ConfigError, match="params: filters need a model"):
         optimizer_class("AdamW")(model.parameters(), params=[{"params": "*", "tag": "all"}])
 
 
@@ -192,7 +192,7 @@ def test_a_filter_that_matches_nothing_is_refused(pattern):
 
 
 def test_a_model_without_trainable_parameters_is_refused():
-    with pytest.raises(ConfigError, match="no trainable parameter"):
+    with pytest.raises(ConfigError, match="have requires_grad=False"):
         make_param_groups(Net().requires_grad_(False), weight_decay=0.1)
 
 

@@ -31,7 +31,7 @@ from tests.reliability.toy_task import Net
 
 EPOCHS: Final = 3
 UNBROKEN: Final = "unbroken"
-INEXACT: Final = "Exactness is not guaranteed"
+INEXACT: Final = "resumed run may differ"
 MAX_STEPS: Final = 48
 
 

@@ -24,7 +24,7 @@ LATER = "init.checkpoint.asynchronous=true"
 SHARDED = "init.backend.parallel={shard: -1}"
 MAX_STARTS = 200
 PLANS = {"plain": [], "asynchronous": [LATER], "sharded": [SHARDED, LATER]}
-FULL = "could not be written in process 1: No space left on device"
+FULL = "could not be saved in process 1: No space left on device"
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_while_the_disk_of_one_is_full_all_train_on_and_nothing_is_committed(
     words = words_of(folder, name, how="full", where="save", rank=1, step=10)
     with Workers(tmp_path / "output", words) as workers:
         assert workers.codes() == [0, 0], workers.said
-        assert workers.said.count("NO CHECKPOINT WAS WRITTEN") == 1
+        assert workers.said.count("NO CHECKPOINT WAS SAVED") == 1
         assert FULL in workers.said
     steps = [one.step for one in checkpointing.list_checkpoints(folder)]
     assert 10 not in steps

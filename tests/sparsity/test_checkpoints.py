@@ -86,7 +86,7 @@ def test_masks_are_made_from_the_weights_that_a_run_begins_with(make, batches, d
     expected = torch.zeros(96, dtype=torch.bool)
     expected[before.abs().flatten().topk(24).indices] = True
     assert torch.equal(masks(trainer)["body.weight"], expected.reshape(12, 8))
-    assert "The checkpoint has no masks" in caplog.text
+    assert "The checkpoint has no sparsity masks" in caplog.text
 
 
 def test_a_dense_run_continues_sparse_where_strictness_is_off(make, batches, dense, tmp_path):
@@ -171,5 +171,5 @@ def test_a_state_of_another_program_has_no_masks(make, batches, sparse):
     state = load(sparse) | {"sparsity": {"schedule": 3}}
     trainer = make(0.5)
     trainer.is_resuming = True
-    with pytest.raises(CheckpointMismatch, match="the checkpoint has no masks"):
+    with pytest.raises(CheckpointMismatch, match="The checkpoint has no masks"):
         trainer.get_callback(Sparsity).on_load_checkpoint(trainer, state)

@@ -267,7 +267,7 @@ def test_each_of_several_algorithms_has_its_parameters(make, batches):
             Static(0.5, param_filter="bdy.weight"),
             r"matches no parameter. Did you mean 'body.weight'",
         ),
-        ([0.5, 0.5], "'body.weight' is matched by algorithms 0 and 1"),
+        ([0.5, 0.5], "'body.weight' is matched by both entry 0 and entry 1"),
         (RigL(0.5, update={"freq": 1}, balance_in_groups=5), "cannot be divided into 5 groups"),
         (
             Static(0.5, param_filter="*.x"),
@@ -319,7 +319,7 @@ def test_a_parameter_that_was_exchanged_is_masked_or_refused(make, batches):
     sparsity.on_train_start(trainer, trainer.model, batches, None, 0)
     assert trainer.model.body.weight.sum() == 48
     trainer.model.body.weight = nn.Parameter(torch.ones(3, 8))
-    with pytest.raises(ConfigError, match=r"'body.weight' was exchanged"):
+    with pytest.raises(ConfigError, match=r"'body.weight' was replaced"):
         sparsity.on_train_start(trainer, trainer.model, batches, None, 0)
 
 

@@ -228,7 +228,7 @@ def test_a_child_that_cannot_be_killed_is_named(run, monkeypatch):
     kills = []  # as if it waited for a dead disk
     monkeypatch.setattr(subprocess.Popen, "kill", lambda popen: kills.append(popen))
     monkeypatch.setattr(process, "_KILL_S", 0.1)
-    with pytest.raises(TimeoutError, match=r"process \d+ was killed but does not end"):
+    with pytest.raises(TimeoutError, match=r"Process \d+ was killed but has not ended"):
         run(["start:0", "train:2", "signal:SIGSTOP"], hang_timeout=0.2)
     [left] = kills
     monkeypatch.undo()

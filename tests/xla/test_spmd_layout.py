@@ -201,7 +201,7 @@ def test_only_what_can_be_divided_evenly_is(four: Facts) -> None:
 
 @pytest.mark.slow
 def test_a_process_that_has_used_one_device_is_not_switched(one: Facts) -> None:
-    assert "this process has used XLA without it before" in one["late_start"]
+    assert "this process has already used XLA without it" in one["late_start"]
 
 
 @pytest.mark.slow

@@ -183,7 +183,7 @@ def _as_text(value: object) -> Any:
         return value.value
     if isinstance(value, Path):
         return str(value)
-    raise TypeError(f"{value!r} cannot be written in a file.")
+    raise TypeError(f"Default value {value!r} has no YAML form.")
 
 
 FREE: Final = "free"

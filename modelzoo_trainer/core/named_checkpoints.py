@@ -1,0 +1,107 @@
+"""The checkpoints that `ckpt_path` names: the last one, and the best one."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from modelzoo_trainer import checkpointing
+from modelzoo_trainer.errors import CheckpointMismatch, ConfigError
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+LAST: Final = "last"
+BEST: Final = "best"
+NAMES: Final = (BEST, LAST)
+"""The values of `ckpt_path` that are not paths; `./best` is one."""
+FACT: Final = "save_best"
+"""The entry of a manifest that marks a checkpoint of `SaveBest`."""
+_MOST: Final = 10  # checkpoints in a message
+
+log = logging.getLogger("modelzoo_trainer.checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class _Marked:
+    """A checkpoint that a `SaveBest` has written."""
+
+    path: Path
+    metric: str
+    value: float
+    mode: str | None  # None = written by an earlier version
+
+
+def best_in(trainer: Trainer, root: Path) -> Path:
+    """Return the best checkpoint of a folder, by the metric of the trainer's first `SaveBest`.
+
+    Without a `SaveBest`, all best checkpoints of the folder must have the same metric.
+
+    Raises:
+        CheckpointError: If there is none.
+        ConfigError: If it is ambiguous.
+    """
+    found = _marked_in(root)
+    watched = {one.metric: one.mode for one in _watching(trainer)}
+    metrics = sorted({one.metric for one in found})
+    metric = next((name for name in watched if name in metrics or not found), None)
+    if not found:
+        raise CheckpointMismatch(_explain_none(root, metric))
+    if metric is None and len(metrics) > 1:
+        raise ConfigError(
+            f"ckpt_path: 'best' is ambiguous: {str(root)!r} has best checkpoints by "
+            f"{', '.join(map(repr, metrics))} ({', '.join(one.path.name for one in found)}). Pass "
+            f"a path, or SaveBest(metric=...) among the callbacks."
+        )
+    metric = metric or metrics[0]
+    fitting = [one for one in found if one.metric == metric]
+    modes = {one.mode or watched.get(metric) for one in fitting}
+    if len(fitting) > 1 and (len(modes) > 1 or None in modes):
+        raise ConfigError(
+            f"ckpt_path: 'best' is ambiguous: {str(root)!r} has several checkpoints by {metric!r}, "
+            f"without one direction: {', '.join(one.path.name for one in fitting)}. Pass a path."
+        )
+    sign = -1.0 if modes == {"max"} else 1.0
+    return min(fitting, key=lambda one: sign * one.value).path
+
+
+def note_best(trainer: Trainer, root: Path, used: Path) -> None:
+    """Log that a validation uses the newest checkpoint although there is a best one."""
+    if not any(getattr(one, "load_best", False) for one in trainer.all_callbacks):
+        return
+    try:
+        best = best_in(trainer, root)
+    except (CheckpointMismatch, ConfigError):
+        return
+    log.info(
+        "Using %s, the newest checkpoint. The best one is %s: pass ckpt_path='best' to use it.",
+        used,
+        best.name,
+    )
+
+
+def _watching(trainer: Trainer) -> list[Any]:
+    return [one for one in trainer.all_callbacks if hasattr(type(one), "best_path")]
+
+
+def _marked_in(root: Path) -> list[_Marked]:
+    found = []
+    for info in checkpointing.list_checkpoints(root):
+        facts = checkpointing.read_manifest(info.path).facts
+        if FACT in facts:
+            one = _Marked(info.path, facts["metric"], facts["value"], facts.get("mode"))
+            found.append(one)
+    return found
+
+
+def _explain_none(root: Path, metric: str | None) -> str:
+    others = [info.path.name for info in checkpointing.list_checkpoints(root)]
+    more = f" and {len(others) - _MOST} more" if len(others) > _MOST else ""
+    by = "" if metric is None else f" by {metric!r}"
+    return (
+        f"ckpt_path: 'best': there is no best checkpoint{by} in {str(root)!r}. It has: "
+        f"{', '.join(others[-_MOST:]) or 'no checkpoint'}{more}. The callback SaveBest writes best "
+        f"checkpoints."
+    )

@@ -1,0 +1,146 @@
+"""Names of other trainers, and what to use instead."""
+
+from typing import Final
+
+_DEVICE: Final = 'device="cuda" (or "cpu", "auto")'
+_PROCESSES: Final = 'torchrun --nproc-per-node=N, and backend={"parallel": {...}} for sharding'
+_LOADERS: Final = "trainer.fit(train_dataloader, val_dataloader), with DataLoaders"
+_OPTIMIZERS: Final = "optimizer= and schedulers="
+
+TRAINER_ARGUMENTS: Final = {
+    "accelerator": _DEVICE,
+    "args": "model_dir=, loop=TrainingLoop(...), checkpoint=Checkpoint(...) and logging=Logging()",
+    "barebones": 'progress="none"',
+    "benchmark": "torch.backends.cudnn.benchmark, before the trainer is made",
+    "check_val_every_n_epoch": 'loop=TrainingLoop(eval_frequency="epoch")',
+    "compute_loss_func": "Trainer.compute_loss(outputs, batch), overridden",
+    "compute_metrics": "the callback ModelEvalMetrics, for metrics that the model returns",
+    "data_collator": "DataLoader(collate_fn=...)",
+    "default_root_dir": "model_dir=",
+    "deterministic": "torch.use_deterministic_algorithms, before the trainer is made",
+    "devices": _PROCESSES,
+    "enable_checkpointing": "checkpoint=Checkpoint(...); without it none is written",
+    "enable_progress_bar": 'progress="none"',
+    "eval_dataset": _LOADERS,
+    "eval_strategy": 'loop=TrainingLoop(eval_frequency="epoch"), or a number of steps',
+    "fast_dev_run": "loop=TrainingLoop(max_steps=1)",
+    "limit_test_batches": "trainer.test(dataloader, eval_steps=...)",
+    "limit_train_batches": "the callback LimitBatches, or loop=TrainingLoop(steps_per_epoch=)",
+    "limit_val_batches": "loop=TrainingLoop(eval_steps=...)",
+    "logger": "loggers=",
+    "lr_scheduler": "schedulers=",
+    "num_nodes": _PROCESSES,
+    "optimizers": _OPTIMIZERS,
+    "output_dir": "model_dir=",
+    "processing_class": _LOADERS,
+    "profiler": "the callback OpProfiler",
+    "strategy": _PROCESSES,
+    "sync_batchnorm": "the callback ConvertSyncBatchNorm",
+    "tokenizer": _LOADERS,
+    "train_dataset": _LOADERS,
+    "val_check_interval": "loop=TrainingLoop(eval_frequency=...)",
+}
+"""Arguments of other trainers that have another form here."""
+
+_WATCH: Final = {
+    "early_stopping_patience": "patience=",
+    "early_stopping_threshold": "min_delta=",
+    "metric_for_best_model": "metric=",
+    "monitor": "metric=",
+    "restore_best_weights": "SaveBest(metric=..., load_best=True)",
+    "threshold": "min_delta=",
+}
+_BEST: Final = {
+    "dirpath": "Checkpoint(checkpoint_root=...)",
+    "filename": 'checkpoint_name="best_{step}"',
+    "metric_for_best_model": "metric=",
+    "monitor": "metric=",
+    "save_top_k": "k=",
+    "save_weights_only": 'checkpoint_states="model"',
+}
+_LOOP: Final = {
+    "accumulate_grad_batches": "grad_accum_steps=",
+    "check_val_every_n_epoch": 'eval_frequency="epoch"',
+    "epochs": "num_epochs=",
+    "eval_strategy": 'eval_frequency="epoch", or a number of steps',
+    "evaluation_strategy": 'eval_frequency="epoch", or a number of steps',
+    "gradient_accumulation_steps": "grad_accum_steps=",
+    "limit_train_batches": "steps_per_epoch=",
+    "limit_val_batches": "eval_steps=",
+    "max_epochs": "num_epochs=",
+    "n_epochs": "num_epochs=",
+    "num_train_epochs": "num_epochs=",
+    "val_check_interval": "eval_frequency=",
+}
+_CHECKPOINT: Final = {
+    "dirpath": "checkpoint_root=",
+    "every_n_epochs": "epochs=",
+    "every_n_train_steps": "steps=",
+    "filename": 'checkpoint_name="checkpoint_{step}"',
+    "monitor": "the callback SaveBest(metric=...)",
+    "save_last": "save_final_checkpoint=True",
+    "save_steps": "steps=",
+    "save_top_k": "the callbacks SaveBest(metric=..., k=...) and KeepNCheckpoints(n=...)",
+    "save_total_limit": "the callback KeepNCheckpoints(n=...)",
+}
+_CLIPPING: Final = {
+    "gradient_clip_val": "max_gradient_norm=",
+    "max_grad_norm": "max_gradient_norm=",
+}
+ARGUMENTS: Final = {
+    "Checkpoint": _CHECKPOINT,
+    "EarlyStopping": _WATCH,
+    "Logging": {"log_every_n_steps": "log_steps=", "logging_steps": "log_steps="},
+    "MixedPrecision": _CLIPPING,
+    "SaveBest": _BEST,
+    "TrainingLoop": _LOOP,
+}
+"""For each class: arguments of its counterparts, and what to use here."""
+
+_CONSOLE: Final = 'Trainer(progress="bar")'
+CALLBACKS: Final = {
+    "EarlyStoppingCallback": "EarlyStopping(metric=..., patience=...)",
+    "LearningRateFinder": "LRFinder",
+    "LearningRateMonitor": 'LogOptimizerParamGroup(keys="lr")',
+    "ModelCheckpoint": "SaveBest(metric=...) for the best checkpoints, KeepNCheckpoints(n=...) "
+    "and Trainer(checkpoint=Checkpoint(steps=...)) for the newest",
+    "ModelSummary": "CountParams",
+    "PrinterCallback": 'Trainer(progress="lines")',
+    "ProgressCallback": _CONSOLE,
+    "RichProgressBar": _CONSOLE,
+    "StochasticWeightAveraging": "ModelEma",
+    "TQDMProgressBar": _CONSOLE,
+    "Timer": "Trainer(loop=TrainingLoop(max_time=...))",
+    "TrainerCallback": "modelzoo_trainer.Callback",
+    "WeightAveraging": "ModelEma",
+}
+"""Callbacks of other trainers."""
+
+_RESULT: Final = "trainer.result.metrics, or the result of fit"
+ATTRIBUTES: Final = {
+    "accelerator": "trainer.backend",
+    "args": "the arguments of Trainer, such as trainer.loop",
+    "callback_metrics": _RESULT,
+    "checkpoint_callback": "trainer.checkpoint, or trainer.result.best_checkpoint",
+    "current_epoch": "trainer.data.epoch",
+    "evaluate": "trainer.validate(val_dataloader)",
+    "is_global_zero": "trainer.backend.comm.is_main",
+    "log": "trainer.log_metrics(name=value)",
+    "logged_metrics": _RESULT,
+    "lr_scheduler": "trainer.schedulers",
+    "max_epochs": "trainer.loop.num_epochs",
+    "should_stop": 'raise StopTraining("reason") in a hook',
+    "state": "trainer.global_step and trainer.data.epoch",
+    "strategy": "trainer.backend",
+    "test_dataloader": "trainer.test(dataloader)",
+    "test_dataloaders": "trainer.test(dataloader)",
+    "train": "trainer.fit(train_dataloader, val_dataloader)",
+    "train_dataloader": "the dataloader that you pass to fit",
+    "val_dataloaders": "the dataloaders that you pass to fit",
+}
+"""Methods and attributes of other trainers."""
+
+
+def advice_for(names: dict[str, str], name: str) -> str:
+    """Return "Use ..." for a name of another trainer; "" = not one of them."""
+    return f"Use {names[name]}." if name in names else ""
