@@ -1,5 +1,6 @@
 """The best checkpoints: which, when, and which are deleted."""
 
+import logging
 import math
 from contextlib import nullcontext
 
@@ -520,3 +521,29 @@ def test_the_best_average_is_not_taken_for_the_best_weights(make, batches, caplo
     best = SaveBest("ema/validate_0/loss", load_best=True)
     make(ModelEma(0.9), best, loop=loop).fit(batches, batches[:1])
     assert "ema/validate_0/loss is a metric of averaged weights" in caplog.text
+
+
+def test_a_line_names_each_new_best_and_none_what_is_deleted(run, caplog):
+    caplog.set_level(logging.INFO, logger="modelzoo_trainer")
+    run([3.0, 1.0, 2.0], SaveBest("score"))
+    lines = [line for line in caplog.messages if line.startswith("New best")]
+    assert len(lines) == 2
+    assert all("score" in line for line in lines)
+    assert not any(line.startswith("Deleted") for line in caplog.messages)
+    assert ["best_1" in line for line in lines] == [True, False]
+    assert ["best_2" in line for line in lines] == [False, True]
+
+
+def test_a_prediction_names_the_best_weights_until_others_are_loaded(run, batches, caplog):
+    caplog.set_level(logging.INFO, logger="modelzoo_trainer")
+    trainer = run(
+        [3.0, 1.0, 2.0], SaveBest("score", load_best=True), checkpoint=Checkpoint(steps=3)
+    )
+    trainer.predict(batches[:1])
+    first = next(line for line in caplog.messages if "Predicting" in line)
+    assert "best weights (step 2)" in first
+    trainer.predict(batches[:1], ckpt_path=trainer.model_dir / "checkpoint_3")
+    trainer.predict(batches[:1])
+    last = [line for line in caplog.messages if "Predicting" in line][-1]
+    assert "best" not in last
+    assert "step 3" in last

@@ -220,3 +220,17 @@ def test_numbers_have_five_decimals_or_digits(value, text):
 def test_a_negative_interval_is_refused():
     with pytest.raises(ConfigError, match=r"interval_s: expected .*>= 0.*, got -1"):
         ProgressLogger(interval_s=-1)
+
+
+def test_the_end_says_what_its_numbers_count(make, batches, messages, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    make(ProgressLogger(), max_steps=6, checkpoint=Checkpoint(steps=1)).fit(batches)
+    start, *_, end = messages()
+    assert re.search(r"folder: +run\n?", start)
+    assert re.search(r"checkpoints: 6 written by this fit in run, the last is checkpoint_6", end)
+    assert re.search(r"throughput: +\S+ (steps/s|s/step), .* samples/s while training", end)
+
+
+def test_the_end_counts_completed_epochs(make, batches, messages):
+    make(ProgressLogger(), max_steps=25).fit(batches)
+    assert "step 25, 2 epochs completed" in messages()[-1]

@@ -259,3 +259,28 @@ def test_a_page_that_is_watched_refreshes_itself_and_keeps_its_settings(
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def dashes(page, title):
+    page.chart(title).scroll_into_view_if_needed()
+    plot = page.chart(title).locator(".js-plotly-plot")
+    return plot.evaluate("div => div.data.filter(t => t.x.length > 1).map(t => t.line.dash)")
+
+
+def test_a_curve_over_another_has_gaps_until_the_other_is_hidden(browser, tmp_path):
+    for name in ("first", "second"):
+        write(tmp_path / name, 60, 1.0)
+    out = tmp_path / "report.html"
+    runs = [str(tmp_path / name) for name in ("first", "second")]
+    assert main([*runs, "-o", str(out)]) == 0
+    opened = Page(browser, out.as_uri())
+    try:
+        first, second = dashes(opened, "validate_0/accuracy")
+        assert first == "solid"
+        assert second != "solid"
+        opened.page.locator("#legend .chip", has_text="first").click()
+        opened.page.wait_for_timeout(300)
+        assert dashes(opened, "validate_0/accuracy") == ["solid"]
+        assert opened.chart("validate_0/accuracy").get_by_text("first = second").count() == 1
+    finally:
+        opened.page.close()
