@@ -44,6 +44,7 @@ from modelzoo_trainer.data import (
 from modelzoo_trainer.hooks.spec import HOOKS
 from modelzoo_trainer.models.registry import MODELS, model_class
 from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS
+from modelzoo_trainer.results import RunResult
 from modelzoo_trainer.trainer import Trainer
 
 SECTION: Final = re.compile(r"^(Args|Metrics|State|Cost|Raises|Returns|Shapes|Yields): ?(.*)$")
@@ -226,9 +227,9 @@ def callbacks_page() -> str:
     classes = shipped(callbacks, Callback)
     lines = [HEAD, "# Callbacks", ""]
     lines += [
-        "What may stand under `callbacks` in a file, and in `Trainer(callbacks=[...])`. Units of "
-        "metrics, what is saved in checkpoints and what a callback costs are given where there is "
-        "something to say; each works on every device unless it says otherwise.",
+        "Callbacks you can list under `callbacks` in a file, and in `Trainer(callbacks=[...])`. "
+        "Units of metrics, what is saved in checkpoints and what a callback costs are given "
+        "where there is something to say; each works on every device unless it says otherwise.",
         "",
         *contents(classes),
     ]
@@ -241,7 +242,10 @@ def loggers_page() -> str:
     """Return the page of the loggers."""
     classes = shipped(loggers, Callback)
     lines = [HEAD, "# Loggers", ""]
-    lines += ["What may stand under `loggers`. One that fails warns once; the run goes on.", ""]
+    lines += [
+        "Loggers you can list under `loggers`. One that fails warns once; the run continues.",
+        "",
+    ]
     lines += contents(classes)
     for cls in classes:
         lines += class_lines(cls)
@@ -294,14 +298,26 @@ def core_listeners() -> dict[str, list[str]]:
 def trainer_page() -> str:
     """Return the page of the trainer and of the core callbacks that take arguments."""
     classes: list[type] = [Trainer, TrainingLoop, ValidationLoop, Checkpoint, Logging]
-    classes += [MixedPrecision, AutoRestart]
+    classes += [MixedPrecision, AutoRestart, RunResult]
     lines = [HEAD, "# The trainer and its core callbacks", "", *contents(classes)]
     for cls in classes:
         if cls is Trainer:
             lines += list(class_lines_of_trainer())
+        elif cls is RunResult:
+            lines += result_lines()
         else:
             lines += class_lines(cls)
     return "\n".join(lines)
+
+
+def result_lines() -> Iterator[str]:
+    """Yield what the page says of the result of a run."""
+    page = parse(RunResult)
+    yield from (f"## {RunResult.__name__}", "", page.text)
+    described = page.entries("Args")
+    rows = [(f"`{name}`", kind, described.get(name, "")) for name, kind, _ in signature(RunResult)]
+    yield from table(("field", "type", "meaning"), rows)
+    yield ""
 
 
 def class_lines_of_trainer() -> Iterator[str]:
@@ -382,7 +398,7 @@ def optimizers_page() -> str:
     classes = list(OPTIMIZERS.values())
     lines = [HEAD, "# Optimizers", ""]
     lines += [
-        "What may stand under `optimizer`. How to choose and tune one: "
+        "Optimizers you can name under `optimizer`. How to choose and tune one: "
         "[Optimizers and schedules](../optimizers.md).",
         "",
         *contents(classes),
@@ -397,8 +413,8 @@ def schedules_page() -> str:
     pictures = pictures_module().EXAMPLES
     lines = [HEAD, "# Schedules", ""]
     lines += [
-        "What may stand under `schedulers`: `...LR` sets the learning rate, `...WD` the weight "
-        "decay, as a function of the number of optimizer steps. Each picture has the values of the "
+        "Schedules you can list under `schedulers`: `...LR` sets the learning rate, `...WD` the "
+        "weight decay, as a function of the number of optimizer steps. Each picture has the values of the "
         "file below it.",
         "",
         *contents(list(SCHEDULERS.values())),
@@ -426,7 +442,7 @@ def pictures_module() -> Any:
 def models_page() -> str:
     """Return the page of the shipped models."""
     lines = [HEAD, "# Models", ""]
-    lines += ["What may stand as `name` under `model`, with its arguments beside it.", ""]
+    lines += ["Models you can give as `name` under `model`, with their arguments beside it.", ""]
     for name in MODELS:
         lines += plain_lines(model_class(name), name)
     return "\n".join(lines)
@@ -436,7 +452,7 @@ def data_page() -> str:
     """Return the page of the shipped data processors, and what helps with data."""
     classes = [*map(processor_class, PROCESSORS), PadLastBatch, PadToBuckets, ShardedStream]
     lines = [HEAD, "# Data", ""]
-    lines += ["What may stand as `data_processor`, and wrappers of datasets.", ""]
+    lines += ["Classes you can give as `data_processor`, and wrappers of datasets.", ""]
     lines += contents(classes)
     for cls in classes:
         lines += plain_lines(cls)
