@@ -414,8 +414,8 @@ def schedules_page() -> str:
     lines = [HEAD, "# Schedules", ""]
     lines += [
         "Schedules you can list under `schedulers`: `...LR` sets the learning rate, `...WD` the "
-        "weight decay, as a function of the number of optimizer steps. Each picture has the values of the "
-        "file below it.",
+        "weight decay, as a function of the number of optimizer steps. Each picture has the "
+        "values of the file below it.",
         "",
         *contents(list(SCHEDULERS.values())),
     ]
