@@ -228,9 +228,9 @@ def callbacks_page() -> str:
     classes = shipped(callbacks, Callback)
     lines = [HEAD, "# Callbacks", ""]
     lines += [
-        "What may stand under `callbacks` in a file, and in `Trainer(callbacks=[...])`. Units of "
-        "metrics, what is saved in checkpoints and what a callback costs are given where there is "
-        "something to say; each works on every device unless it says otherwise.",
+        "Callbacks you can list under `callbacks` in a file, and in `Trainer(callbacks=[...])`. "
+        "Units of metrics, what is saved in checkpoints and what a callback costs are given "
+        "where there is something to say; each works on every device unless it says otherwise.",
         "",
         *contents(classes),
     ]
@@ -243,7 +243,10 @@ def loggers_page() -> str:
     """Return the page of the loggers."""
     classes = shipped(loggers, Callback)
     lines = [HEAD, "# Loggers", ""]
-    lines += ["What may stand under `loggers`. One that fails warns once; the run goes on.", ""]
+    lines += [
+        "Loggers you can list under `loggers`. One that fails warns once; the run continues.",
+        "",
+    ]
     lines += contents(classes)
     for cls in classes:
         lines += class_lines(cls)
@@ -416,7 +419,7 @@ def optimizers_page() -> str:
     classes = list(OPTIMIZERS.values())
     lines = [HEAD, "# Optimizers", ""]
     lines += [
-        "What may stand under `optimizer`. How to choose and tune one: "
+        "Optimizers you can name under `optimizer`. How to choose and tune one: "
         "[Optimizers and schedules](../optimizers.md).",
         "",
         *contents(classes),
@@ -431,9 +434,9 @@ def schedules_page() -> str:
     pictures = pictures_module().EXAMPLES
     lines = [HEAD, "# Schedules", ""]
     lines += [
-        "What may stand under `schedulers`: `...LR` sets the learning rate, `...WD` the weight "
-        "decay, as a function of the number of optimizer steps. Each picture has the values of the "
-        "file below it.",
+        "Schedules you can list under `schedulers`: `...LR` sets the learning rate, `...WD` the "
+        "weight decay, as a function of the number of optimizer steps. Each picture has the "
+        "values of the file below it.",
         "",
         *contents(list(SCHEDULERS.values())),
     ]
@@ -460,7 +463,7 @@ def pictures_module() -> Any:
 def models_page() -> str:
     """Return the page of the shipped models."""
     lines = [HEAD, "# Models", ""]
-    lines += ["What may stand as `name` under `model`, with its arguments beside it.", ""]
+    lines += ["Models you can give as `name` under `model`, with their arguments beside it.", ""]
     for name in MODELS:
         lines += plain_lines(model_class(name), name)
     return "\n".join(lines)
@@ -470,7 +473,7 @@ def data_page() -> str:
     """Return the page of the shipped data processors, and what helps with data."""
     classes = [*map(processor_class, PROCESSORS), PadLastBatch, PadToBuckets, ShardedStream]
     lines = [HEAD, "# Data", ""]
-    lines += ["What may stand as `data_processor`, and wrappers of datasets.", ""]
+    lines += ["Classes you can give as `data_processor`, and wrappers of datasets.", ""]
     lines += contents(classes)
     for cls in classes:
         lines += plain_lines(cls)

@@ -573,9 +573,8 @@ class Trainer(AdvisedMethods):
             max_in_memory: Maximum bytes to return in memory, per process.
 
         Returns:
-            Tensors with a row per sample, by name, or lists with a tensor per sample where shapes
-            differ between batches; the same on all processes. A model that returns a tensor has it
-            as `output`; one that returns (loss, logits) has `logits`.
+            Names and tensors with a row per sample, or lists if shapes differ; the same on all
+            processes. A returned tensor is named `output`; the second of (loss, logits) `logits`.
 
         Raises:
             ConfigError: If the dataloader is invalid or empty, or the model returns only a loss.

@@ -95,7 +95,7 @@ class ProgressBar(Callback):
     It counts batches. Nothing is shown but on a terminal, and by the first process. Beside
     `ProgressLogger`, whose bar is for the whole fit, each has a line of its own.
 
-    Cost: A look at the clock per batch; a drawing ten times a second at most.
+    Cost: Reads the clock once per batch; a drawing ten times a second at most.
     """
 
     def __init__(self) -> None:

@@ -162,7 +162,7 @@ _LONGEST_TEXT: Final = (
 
 
 class CSVLogger(FileLogger):
-    """Append metrics to a CSV file, a row per delivery.
+    """Append metrics to a CSV file, one row per log step.
 
     The first columns are `step` and `time`, in seconds since 1970; missing metrics have an empty
     cell, new ones get a column on the right. Numbers have all their digits; non-finite ones are

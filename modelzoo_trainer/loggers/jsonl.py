@@ -40,7 +40,7 @@ _SKIPPED: Final = object()
 
 
 class JsonlLogger(FileLogger):
-    """Append metrics to a JSON Lines file, a line per delivery.
+    """Append metrics to a JSON Lines file, one line per log step.
 
     A line is `{"step": 20, "time": 1735689600.0, "loss": 2.31, ...}`; `time` is in seconds since
     1970. Non-finite numbers are the strings "nan", "inf" and "-inf". Tensors are nested lists;

@@ -119,9 +119,9 @@ def test_a_resumed_run_with_another_filter_is_refused(make, batches):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], "it must be a mapping with param_filter and init_method, or a list"),
-        ("head", "it must be a mapping with param_filter and init_method, or a list"),
-        (["head"], "has 'head'; it must be a mapping"),
+        ([], "param_filter and init_method, or a list"),
+        ("head", "param_filter and init_method, or a list"),
+        (["head"], "param_filter and init_method, got 'head'"),
         ({"param_fliter": "a"}, "'param_fliter' is not a valid key. Did you mean 'param_filter'"),
         ({"param_filter": []}, r"param_filter is \[\]; it must be one or more parameter names"),
         ({"param_filter": 3}, "param_filter is 3; it must be one or more parameter names"),

@@ -63,7 +63,7 @@ def test_c_progress_logger__says_step_loss_and_rate(trainer_of, caplog):
     assert len(lines) == 3
     for line, (step, loss) in zip(lines, history.of("loss"), strict=True):
         assert line.startswith(f"train step {step}/3 | epoch 1 | loss {loss:.5f} | lr 0.1 | ")
-    assert said[-1].startswith("Finished at step 3, 1 epoch: 3 steps in ")
+    assert said[-1].startswith("Finished at step 3, 1 epoch completed: 3 steps in ")
 
 
 def test_c_progress_logger__a_validation_is_told_without_its_tensors(trainer_of, caplog):

@@ -312,7 +312,7 @@ def test_fb_18_the_steps_of_a_lightning_module_are_not_called_and_that_is_said(
 def test_fb_22_spike_detection_is_refused_without_a_trainer() -> None:
     from modelzoo_trainer.callbacks.spike_detection import SpikeDetection
 
-    with pytest.raises(HookError, match=r"Hooks got a SpikeDetection.*Trainer"):
+    with pytest.raises(HookError, match=r"SpikeDetection .*Trainer"):
         Hooks(SpikeDetection())
 
 

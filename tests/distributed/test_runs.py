@@ -100,7 +100,7 @@ WRONG = {
     ),
     "different": (
         [[], ["init.seed=8"]],
-        r"process \d: the configuration of process 1 differs from .*'seed: 8' instead of 'seed: 7'",
+        r"process \d: .*process 1 has 'seed: 8' where process 0 has 'seed: 7'",
     ),
     "misspelt": ([[], ["init.sed=8"]], r"process 1: .*init\.sed: no such key.*'seed'\?"),
     "batch": (

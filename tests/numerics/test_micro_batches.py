@@ -176,7 +176,7 @@ def test_a_batch_is_sliced_whatever_its_nesting():
 
 
 def test_a_batch_whose_tensors_disagree_is_not_split():
-    with pytest.raises(ConfigError, match=r"a batch of 4 samples has a tensor of shape \(3,\)"):
+    with pytest.raises(ConfigError, match=r"batch of 4 samples has a tensor of shape \(3,\)"):
         split_batch((torch.zeros(4), torch.zeros(3)), 2)
 
 

@@ -31,9 +31,7 @@ SAY = {  # pattern: what to say instead
     r"\bwhoever\b": "the caller, the user",
 }
 # Still to be rewritten: take a line out when its files are.
-TO_DO = (
-    "docs/evidence.md",
-)
+TO_DO = ("docs/evidence.md",)
 
 
 def is_to_do(path: Path) -> bool:
