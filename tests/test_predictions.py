@@ -38,7 +38,7 @@ def test_it_is_a_mapping_of_names_to_tensors() -> None:
     assert len(found) == 2
     assert found.num_samples == 6
     assert "c" not in found
-    with pytest.raises(KeyError, match="no output 'c'; .*: a, b"):
+    with pytest.raises(KeyError, match=r"no output 'c'; .*: a, b"):
         found["c"]
     assert repr(found) == "Predictions(a: float32 (6, 2), b: float32 (6,))"
 
