@@ -155,7 +155,7 @@ def test_a_process_that_was_stopped_is_taken_for_lost(tmp_path, undisturbed, whe
         codes = assert_gone(workers)
         said = complaints(workers)
     assert (codes[rank], codes[1 - rank]) == (-9, 1)
-    assert said == f"process {rank} was stopped by a signal, and not continued for 3 s\n"
+    assert said == f"process {rank} was stopped by a signal and not continued for 3 s\n"
     run.goes_on(undisturbed)
 
 

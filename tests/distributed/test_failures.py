@@ -248,7 +248,7 @@ def test_a_process_that_is_stopped_is_killed_and_ends_the_others(tmp_path: Path)
     assert found[1] == (False, "ended with exit code -9")
     assert found[0] == found[2] == (False, "ended with exit code 1")
     said = (tmp_path / "2").read_text()
-    assert said == "process 1 was stopped by a signal, and not continued for 3 s"
+    assert said == "process 1 was stopped by a signal and not continued for 3 s"
 
 
 @pytest.mark.slow

@@ -175,7 +175,7 @@ def test_a_port_in_use_is_told(tmp_path) -> None:
             workers.wait_for_one()
             assert workers.codes(GONE_S) == [WRONG_USE] * 2
             said = [workers.said_by(rank) for rank in range(2)]
-    assert said[0].startswith(f"port {port} (MASTER_PORT) is in use on this host")
+    assert said[0].startswith(f"Port {port} (MASTER_PORT) is in use on this host")
     assert said[1].startswith(f"port {port} of 127.0.0.1 is in use by another program")
     assert nothing_was_written(tmp_path / "run")
 
@@ -198,7 +198,7 @@ def test_a_launcher_without_a_store_will_do_and_restarts_are_its_part(tmp_path) 
     with Workers(tmp_path / "w", words, environ=lambda rank: _without_agent(port)) as workers:
         assert workers.codes() == [0, 0], workers.said
     [note] = complaints(workers)
-    assert note.startswith("note: init.autorestart.max_num_restarts: no effect here.")
+    assert note.startswith("note: init.autorestart.max_num_restarts has no effect")
     assert checkpointing.list_checkpoints(tmp_path / "run")[-1].step == NUM_STEPS
 
 
@@ -283,4 +283,4 @@ def test_what_torchrun_is_told_reaches_all(tmp_path) -> None:
     assert ends[0] == ends[1]
     assert ends[0][0] == "end"
     assert checkpointing.list_checkpoints(folder)[-1].step == int(ends[0][1])
-    assert sum("the run ends after this step" in line for line in launched.said.splitlines()) == 1
+    assert sum("stopping after this step" in line for line in launched.said.splitlines()) == 1
