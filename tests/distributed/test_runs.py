@@ -176,7 +176,7 @@ def test_a_port_in_use_is_told(tmp_path) -> None:
             assert workers.codes(GONE_S) == [WRONG_USE] * 2
             said = [workers.said_by(rank) for rank in range(2)]
     assert said[0].startswith(f"Port {port} (MASTER_PORT) is in use on this host")
-    assert said[1].startswith(f"port {port} of 127.0.0.1 is in use by another program")
+    assert said[1].startswith(f"Port {port} of 127.0.0.1 is in use by another program")
     assert nothing_was_written(tmp_path / "run")
 
 
