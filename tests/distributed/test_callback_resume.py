@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -126,7 +127,7 @@ def test_an_average_goes_on(tmp_path, engine):
 def test_what_ends_a_run_early_goes_on(tmp_path, engine):
     found = check(tmp_path, stopping, ENGINES[engine])
     assert found["step"] == 10
-    assert found["reason"].startswith("EarlyStopping: validate_0/loss has had 4 values")
+    assert re.match(r"EarlyStopping: validate_0/loss .*\b4 values\b", found["reason"])
     [first, second] = run_ranks(2, fit, tmp_path / "broken", stopping, ENGINES[engine], None)
     assert first["weights"] == second["weights"] == found["weights"]
     assert first["step"] == 10

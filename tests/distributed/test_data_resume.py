@@ -176,7 +176,7 @@ def test_skipped_batches_are_forgotten_with_their_numbers(tmp_path: Path) -> Non
     [other] = by_run(run_ranks(1, train, tmp_path / "other", same_together, runs))
     assert other[0]["seen"][0][0] == 1
     [warned] = other[0]["warnings"]
-    facts = ("2 data shards", "this run has 1", "1 batches to skip")
+    facts = ("2 data shards", "this run has 1", "the 1 batches")
     assert [fact for fact in facts if fact not in warned] == []
 
 

@@ -124,8 +124,8 @@ def test_a_port_in_use_is_named_and_every_process_ends() -> None:
 
         found = try_ranks(2, _meet_soon_without_agent, port)
 
-    assert f"port {port} (MASTER_PORT) is in use" in found[0][1]
-    assert f"port {port} of 127.0.0.1 is in use by another program" in found[1][1]
+    assert f"{port} (MASTER_PORT) is in use" in found[0][1]
+    assert f"{port} of 127.0.0.1 is in use by another program" in found[1][1]
 
 
 class _Slow(TCPStore):
