@@ -20,6 +20,7 @@ from .liveness import StallTimer
 from .rendezvous import own_connection
 
 _BEAT_S: Final = 1.0
+_FIRST_BEATS_S: Final = 0.05  # until rank 0 is known, without which its stop is not detected
 _LOOK_S: Final = 0.5
 _CAUSE_S: Final = 2.0
 _PUBLISH_S: Final = 5.0
@@ -218,8 +219,9 @@ class Coordinator:
                         return
                     self._say(entry)
                 if time.monotonic() >= next_beat:
-                    next_beat = time.monotonic() + _BEAT_S
                     self._beat()
+                    pause_s = _BEAT_S if self._beats.knows_host else _FIRST_BEATS_S
+                    next_beat = time.monotonic() + pause_s
         except Exception:  # noqa: BLE001  # stores raise various types
             self._lose_store()
 

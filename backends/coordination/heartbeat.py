@@ -72,6 +72,11 @@ class Heartbeats:
         is_lost = self._peer_timer.is_stalled((found, identity.work()), limit_s)
         return silent(peer, limit_s, self._rank) if is_lost else None
 
+    @property
+    def knows_host(self) -> bool:
+        """Whether the process that hosts the store is known."""
+        return 0 in self._identities
+
     def timeout_factor(self, rank: int) -> float:
         """Return the factor on the limit after which a silent rank is lost.
 

@@ -91,6 +91,26 @@ def test_of_many_failures_all_processes_name_the_same_first_one() -> None:
     assert found[0].message == f"error {found[0].rank}"
 
 
+def _knows_rank_0(rank: int) -> bool:
+    coordinator_module._BEAT_S = FOREVER_S  # later heartbeats are not what is tested
+    launch = read_launch()
+    store = open_store(launch, timeout_s=PATIENCE_S)
+    control = Coordinator(dist.PrefixStore("control", store), rank, 2)
+    while rank == 0 and not store.check(["control/who/1"]):  # it starts first
+        time.sleep(0.01)
+    control.start()
+    deadline = time.monotonic() + PATIENCE_S
+    while not control._beats.knows_host and time.monotonic() < deadline:
+        time.sleep(0.01)
+    _all_done(store, rank, 2)
+    return control._beats.knows_host
+
+
+def test_rank_0_is_known_soon_after_it_starts() -> None:
+    # Else nobody sees that it was stopped, since its store does not respond then.
+    assert run_ranks(2, _knows_rank_0) == [True, True]
+
+
 def _consequence(rank: int) -> Failure:
     coordinator_module._CAUSE_S = PATIENCE_S
     store, control = _control(rank, grace=PATIENCE_S)
