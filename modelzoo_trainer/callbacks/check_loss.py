@@ -137,8 +137,8 @@ class CheckLoss(Callback):
         if self.judges_steps:
             if trainer.manual_steps is not None:
                 raise ConfigError(
-                    "CheckLoss: a policy, gradients and spikes are about the one loss of a step, "
-                    "and the trainer has several optimizers. Use CheckLoss() with its defaults."
+                    "CheckLoss: policy, check_gradients and spike_window require a single "
+                    "optimizer, but the trainer has several. Use CheckLoss() with its defaults."
                 )
             if trainer.get_callback(StepGuard) is not None:
                 raise ConfigError(
