@@ -96,8 +96,8 @@ def swap_model(model: Module, device: torch.device) -> None:
         if "Couldn't swap" not in str(error):
             raise
         raise BackendError(
-            f"The model cannot be moved to {device}: {error} Pass a model without gradients and "
-            f"weak references, or a function that creates the model."
+            f"The model cannot be moved to {device}: {error} Pass a model whose parameters "
+            f"have no .grad and no weak references, or a function that creates the model."
         ) from error
     finally:
         torch.__future__.set_swap_module_params_on_conversion(before)

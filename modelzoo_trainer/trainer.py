@@ -489,7 +489,10 @@ class Trainer(AdvisedMethods):
 
     def _manual_steps(self, what: str) -> ManualSteps:
         if self.manual_steps is None:
-            raise ConfigError(f"{what} requires several optimizers; this trainer has one.")
+            raise ConfigError(
+                f"{what} requires several optimizers; this trainer has one. Pass a dict: "
+                f"Trainer(optimizer={{name: lambda model: ...}})."
+            )
         return self.manual_steps
 
     @event("schedulers-step")

@@ -12,7 +12,7 @@ from ..errors import BackendError
 _NEEDED: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _VERBOSITY: Final = "TORCH_CPP_LOG_LEVEL"
-_START: Final = "Start it with `torchrun --nproc-per-node=N run.py ...`."
+_START: Final = "Start the program with torchrun: `torchrun --nproc-per-node=N PROGRAM ...`."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,8 +110,8 @@ def fake_world(world_size: int) -> Iterator[None]:
     """
     if dist.is_initialized() or world.joined() is not None:
         raise BackendError(
-            "--plan requires a single process, but this is one of several. Start it "
-            "without torchrun: python run.py --params FILE --plan --world-size N."
+            "plan requires a single process, but this is one of several. Run it without "
+            "torchrun: modelzoo-trainer plan FILE --world-size N."
         )
     with ExitStack() as undo:
         _replace(undo, Module, "_apply", _apply)

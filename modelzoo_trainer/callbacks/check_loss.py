@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from torch import Tensor
 from torch.nn import Module
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("modelzoo_trainer.check_loss")
 
 Policy = Literal["raise", "skip", "rollback"]
+_TO_SKIP: Final = "Decrease the learning rate, or skip such steps: CheckLoss(policy='skip')."
 
 
 class CheckLoss(Callback):
@@ -137,8 +138,8 @@ class CheckLoss(Callback):
         if self.judges_steps:
             if trainer.manual_steps is not None:
                 raise ConfigError(
-                    "CheckLoss: a policy, gradients and spikes are about the one loss of a step, "
-                    "and the trainer has several optimizers. Use CheckLoss() with its defaults."
+                    "CheckLoss: policy, check_gradients and spike_window require a single "
+                    "optimizer, but the trainer has several. Use CheckLoss() with its defaults."
                 )
             if trainer.get_callback(StepGuard) is not None:
                 raise ConfigError(
@@ -197,7 +198,8 @@ class CheckLoss(Callback):
         if not math.isfinite(loss):
             if self.is_overruled:
                 return
-            raise _error(f"loss is {loss} at global_step {trainer.global_step}", self._last_train)
+            what = f"loss is {loss} at global_step {trainer.global_step}"
+            raise _error(what, self._last_train, _TO_SKIP)
         self._last_train = (loss, trainer.global_step)
 
     def _check_val(self, trainer: Trainer, values: list[Any]) -> None:
@@ -303,8 +305,8 @@ def _number(value: Any) -> float:
     return float(value.double().sum()) if isinstance(value, Tensor) else value
 
 
-def _error(what: str, last: tuple[float, int] | None) -> FloatingPointError:
+def _error(what: str, last: tuple[float, int] | None, advice: str = "") -> FloatingPointError:
     before = "There was no finite loss before."
     if last is not None:
-        before = f"Last finite loss: {last[0]:.6g} at {last[1]}."
-    return FloatingPointError(f"{what}. {before}")
+        before = f"Last finite loss: {last[0]:.6g} at step {last[1]}."
+    return FloatingPointError(f"{what}. {before} {advice}".rstrip())

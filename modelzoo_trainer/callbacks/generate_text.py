@@ -94,7 +94,7 @@ class GenerateText(Callback):
         if isinstance(size, int) and largest >= size:
             raise ConfigError(
                 f"GenerateText.prompt has the token {largest}, but the vocab_size of {kind} is "
-                f"{size}. Set tokenizer_file_path to the tokenizer of the data, or change it."
+                f"{size}. Set tokenizer_file_path to the tokenizer of the data, or change prompt."
             )
 
     def _options(self, generator: torch.Generator | None = None) -> dict[str, Any]:

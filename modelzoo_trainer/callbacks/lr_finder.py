@@ -377,7 +377,10 @@ def _steps(trainer: Trainer, given: Loader) -> Generator[list[Batch], None, None
         finally:
             batches.close()
         if is_empty:
-            raise ConfigError("LRFinder: train_dataloader has fewer batches than a step.")
+            raise ConfigError(
+                f"LRFinder: train_dataloader has too few batches for one step "
+                f"(grad_accum_steps={num}). Use more data, or a smaller grad_accum_steps."
+            )
 
 
 def _grouped(batches: EpochIterator, num: int) -> Iterator[list[Batch]]:

@@ -110,8 +110,8 @@ class SelectiveGrad(Callback):
             mask = self._masks.get(name)
             if mask is None or mask.shape != params[name].shape:
                 raise ConfigError(
-                    f"SelectiveGrad: the checkpoint does not contain which weights of {name!r} "
-                    f"{tuple(params[name].shape)} are trained. Resume with the param_filter that "
+                    f"SelectiveGrad: the checkpoint has no mask for {name!r} of shape "
+                    f"{tuple(params[name].shape)}. Resume with the param_filter that "
                     f"the run started with."
                 )
             self._masks[name] = mask.to(params[name].device)

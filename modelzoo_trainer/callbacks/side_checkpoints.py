@@ -46,7 +46,7 @@ def part_names(where: str, given: str | Iterable[str]) -> tuple[str, ...]:
     found = tuple(name.strip() for name in names) if is_list else ()
     if not found or not all(found):
         raise ConfigError(
-            f"{where} must have states of a checkpoint, such as 'model' or 'model,optimizer'; got "
+            f"{where} must name parts of a checkpoint, such as 'model' or 'model,optimizer'; got "
             f"{given!r}."
         )
     return found

@@ -145,7 +145,11 @@ class SkipSamples(Callback):
             data.epoch,
         )
         if data.epoch >= trainer.schedule.end_epoch:
-            log.warning("SkipSamples: no data is left to train on before the end of the loop.")
+            log.warning(
+                "SkipSamples: n=%d skips all samples of the run, so no data is left to train on. "
+                "Use a smaller n, or more epochs.",
+                self.n,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of samples that were skipped."""

@@ -83,7 +83,7 @@ def delete(path: Path) -> None:
     """
     problem = _foreign(path)
     if problem is not None:
-        raise CheckpointError(f"{str(path)!r} is not deleted: it {problem}.")
+        raise CheckpointError(f"{str(path)!r} was not deleted: it {problem}.")
     trash = path.with_name(hidden_name("trash", path.name))
     try:
         disk.rename(path, trash)

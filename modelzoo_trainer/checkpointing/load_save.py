@@ -119,7 +119,7 @@ def load(path: Path) -> dict[str, Any]:
 def _load(path: Path, manifest: Manifest) -> dict[str, Any]:
     state_json = checked_json(path / STATE, record_of_name(manifest.files, STATE))
     if not isinstance(state_json, dict):
-        raise CheckpointError(f"{str(path / STATE)!r} contains no state.")
+        raise CheckpointError(f"{str(path / STATE)!r} contains no state. Use another checkpoint.")
     tensors: Tensors = {
         name.removesuffix(SUFFIX): _tensors_of(path / name, record)
         for name, record in sorted(manifest.files.items())

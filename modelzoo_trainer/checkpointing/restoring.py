@@ -13,7 +13,7 @@ from typing import Any, Final
 from torch import Tensor
 from torch.optim import Optimizer
 
-from modelzoo_trainer.errors import CheckpointError, ModelZooError
+from modelzoo_trainer.errors import CheckpointError, CheckpointMismatch, ModelZooError
 
 _OF_CONTENT: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _OWN: Final = frozenset({"backends", "modelzoo_trainer", "torch"})
@@ -32,6 +32,9 @@ def restoring(path: Path | None, parts: Mapping[str, Any]) -> Iterator[None]:
     """
     try:
         yield
+    except CheckpointMismatch as error:
+        error.add_note(f"while loading checkpoint {str(path)!r}")
+        raise
     except _OF_CONTENT as error:
         if isinstance(error, ModelZooError) or _is_of_user(error):
             raise

@@ -235,7 +235,7 @@ class _Checking:
             return {}
         if "optimizer" not in found:
             path = place.path_of("optimizer")
-            problems.add(place.key_at, path, f"missing; mode {self._mode} requires it.")
+            problems.add(place.key_at, path, f"missing; the command {self._method!r} requires it.")
         return found
 
     def _section(self, key: str) -> dict[str, Any]:
@@ -244,7 +244,7 @@ class _Checking:
         if place is None or (is_null(place.node) and method.is_needed):
             if self._method == key:
                 path = self._place.path_of(key)
-                what = f"missing; mode {self._mode} requires it."
+                what = f"missing; the command {key!r} requires this section."
                 at = self._place.key_at if place is None else place.key_at
                 self._problems.add(at, path, what)
             return {}

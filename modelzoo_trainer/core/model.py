@@ -279,6 +279,6 @@ def _check_names(
         raise CheckpointMismatch(
             "The checkpoint's model does not fit this one:\n"
             + "\n".join(rows)
-            + "\nUse the original configuration, or "
+            + "\nUse the original configuration, another checkpoint, a new model_dir, or "
             "checkpoint.disable_strict_checkpoint_loading: true."
         )

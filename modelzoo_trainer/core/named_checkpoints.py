@@ -101,7 +101,7 @@ def _explain_none(root: Path, metric: str | None) -> str:
     more = f" and {len(others) - _MOST} more" if len(others) > _MOST else ""
     by = "" if metric is None else f" by {metric!r}"
     return (
-        f"ckpt_path: 'best': there is no best checkpoint{by} in {str(root)!r}. It has: "
-        f"{', '.join(others[-_MOST:]) or 'no checkpoint'}{more}. The callback SaveBest writes best "
-        f"checkpoints."
+        f"ckpt_path: 'best': there is no best checkpoint{by} in {str(root)!r}. Other "
+        f"checkpoints there: {', '.join(others[-_MOST:]) or 'none'}{more}. Add the callback "
+        f"SaveBest, or pass a path."
     )

@@ -88,7 +88,7 @@ def warn_of_parameters(trainer: Trainer) -> None:
     if missing:
         log.warning(
             "optimizer: %d of the model's %d trainable parameters are in no optimizer, so they "
-            "are not trained: %s. Pass them to it, or set requires_grad to False.",
+            "are not trained: %s. Pass them to the optimizer, or set requires_grad to False.",
             len(missing),
             len(named),
             _some(missing),
@@ -289,8 +289,8 @@ def _made(given: Any, model: Module) -> Any:
         return given(model)
     except TypeError as error:
         error.add_note(
-            f"optimizer was called with the model, a {type(model).__name__}: lambda model: "
-            f"torch.optim.AdamW(model.parameters(), ...)"
+            f"optimizer is called with the model (a {type(model).__name__}) as its only argument. "
+            f"Example: optimizer=lambda model: torch.optim.AdamW(model.parameters(), ...)"
         )
         raise
 

@@ -240,8 +240,8 @@ def _weight_of(loader: Loader) -> str | None:
         return None
     if collate.weight is None:
         raise ConfigError(
-            "PadLastBatch adds padding rows to the last batch of dataloader, and predict must "
-            "know which rows these are to drop them. Pass PadLastBatch(..., weight='weight')."
+            "predict cannot drop the padding rows that PadLastBatch adds to the last batch of "
+            "dataloader: they are not marked. Pass PadLastBatch(..., weight='weight')."
         )
     return collate.weight
 

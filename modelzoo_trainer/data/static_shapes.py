@@ -106,8 +106,8 @@ class PadToBuckets:
         self.mask = mask
         if mask is not None and (mask in self.pad or not all(isinstance(n, str) for n in self.pad)):
             raise ConfigError(
-                f"PadToBuckets: mask={mask!r} must be a new entry of samples that are dicts, but "
-                f"pad has {_listed(self.pad)}. Remove mask, or use another name."
+                f"PadToBuckets: mask={mask!r} adds a key to samples that are dicts, so pad must be "
+                f"a dict with string keys other than {mask!r}; got {pad!r}. Remove or rename mask."
             )
 
     def __call__(self, samples: list[Any]) -> Any:

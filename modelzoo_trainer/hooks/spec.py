@@ -149,7 +149,7 @@ def _check_name(owner: str, name: str) -> None:
     if foreign is not None:
         takes = ", ".join(("self", *HOOKS[foreign].parameters))
         raise HookError(
-            f"{owner}.{name} is not a hook: it is one of another trainer, and is never called. "
+            f"{owner}.{name} is not a hook: it is a hook of another trainer, never called here. "
             f"Define {foreign!r} instead: def {foreign}({takes}). A custom event requires another "
             f"name."
         )

@@ -179,8 +179,8 @@ class PreFunction(Function):
         first = next(iter(inspect.signature(self._function).parameters))
         if first in known:
             raise self.misfit(
-                f"the first parameter receives the object, but is named {first!r} like an "
-                f"argument. Rename it to 'self'"
+                f"the first parameter receives the {method.block}, but {first!r} is the name of an "
+                f"argument. Rename it to 'self', and add {first!r} after it"
             )
         for p in self._parameters:
             if p.name not in known:

@@ -348,8 +348,9 @@ def warn_of_num_workers(name: str, before: int, now: int) -> None:
 def warn_of_earlier_state(name: str) -> None:
     """Warn that the checkpoint has a state of torchdata's loader, which is no longer used."""
     log.warning(
-        "The resumed run may differ: the checkpoint was saved by an earlier version, in which %s "
-        "stored the order itself. The epoch continues at its position, in another order.",
+        "The resumed run may differ: the checkpoint was saved by an earlier version of the "
+        "trainer, with the data order of %s, which cannot be used. The epoch continues at the same "
+        "batch, in another order.",
         name,
     )
 

@@ -104,8 +104,9 @@ def warn_of_new_layout(
         )
     if skipped:
         log.warning(
-            "The checkpoint was saved with %d data shards, this run has %d: batch numbers have "
-            "changed, so the %d batches that were to be skipped are trained on.",
+            "The checkpoint was saved with %d data shards, this run has %d, so batches have "
+            "new numbers, and the %d batches to skip are trained on. Use the same number of "
+            "processes to skip them.",
             was,
             num,
             len(skipped),

@@ -169,9 +169,9 @@ class Chained(Composed):
         self._firsts = [member.value(0) for member in self.members]
         if 0.0 in self._firsts[1:]:
             raise ConfigError(
-                f"{self._name}.schedulers[{self._firsts.index(0.0, 1)}] starts at 0, but "
-                f"schedules are multiplied relative to their first value, so only the first one "
-                f"may start at 0. Move it to the front."
+                f"{self._name}.schedulers[{self._firsts.index(0.0, 1)}] starts at 0. Each "
+                f"schedule but the first is divided by its first value, so only the first one may "
+                f"start at 0. Move this one to the front."
             )
         super().__init__(optimizer, param_group_tags)
 

@@ -146,8 +146,8 @@ class OneCycleLR(LRScheduler):
         starts = [0.0, *ends[:-1]]
         if any(end <= start for start, end in zip(starts, ends, strict=True)):
             raise ConfigError(
-                f"OneCycleLR.pct_start={self.pct_start} of {total} total_steps leaves a phase "
-                f"without steps. Use a fraction that is more than one step and less than "
+                f"OneCycleLR.pct_start={self.pct_start} with total_steps={total} leaves a phase "
+                f"without steps. Use a value larger than {1 / total:.3g} (one step) and less than "
                 f"{0.5 if self.three_phase else 1}."
             )
         self._phases = list(zip(starts, ends, rates, rates[1:], strict=False))

@@ -29,7 +29,10 @@ class OptimizerFactory:
 
     def __init__(self, cls: type[Optimizer], kwargs: Mapping[str, Any]) -> None:
         if not (isinstance(cls, type) and issubclass(cls, Optimizer)):
-            raise ConfigError(f"{cls!r} is not a subclass of torch.optim.Optimizer.")
+            raise ConfigError(
+                f"OptimizerFactory: {cls!r} is not a subclass of torch.optim.Optimizer. Pass a "
+                f"class such as torch.optim.AdamW."
+            )
         self.cls = cls
         self.kwargs = dict(kwargs)
         self._is_shipped = issubclass(cls, tuple(OPTIMIZERS.values()))

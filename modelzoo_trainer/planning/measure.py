@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,14 +52,14 @@ def measure(plan: TrainerPlan) -> Figures:
         ConfigError: If the plan does not train, or the processes do not fit it.
     """
     if plan.method != "fit" or "train_dataloader" not in plan.call:
-        raise ConfigError("--plan requires a mode and a file that train.")
+        raise ConfigError("plan requires a file that trains: set fit.train_dataloader.")
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with TemporaryDirectory() as folder:
             own, on_host = _without_side_effects(plan, folder)
             tracker = MemoryTracker(mode, on_host=on_host)
             batch = _first_batch(plan)
-            with mode, tracker, tracker.following_sizes():
+            with mode, tracker, tracker.following_sizes(), _without_hints():
                 trainer = own.build()
                 try:
                     return _steps(plan, trainer, batch, tracker, mode)
@@ -83,10 +85,22 @@ def _without_side_effects(plan: TrainerPlan, folder: str) -> tuple[TrainerPlan, 
         one for one in own.init.get("callbacks", ()) if getattr(one, "target", None) in _DIVIDES
     ]
     own.defaults.update(callbacks=[], loggers=[])
+    own.init["progress"] = "none"  # its lines would look like those of a run
     loop = own.init.get("loop")
     num = 1 if loop is None else loop.arguments.get("grad_accum_steps", 1)
     own.init["loop"] = TrainingLoop(max_steps=_NUM_STEPS, grad_accum_steps=num, eval_frequency=None)
     return own, on_host
+
+
+@contextmanager
+def _without_hints() -> Iterator[None]:
+    """Hide hints about schedules, which would compare them with the two steps."""
+    log = logging.getLogger("modelzoo_trainer.schedulers")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _first_batch(plan: TrainerPlan) -> tuple[Batch, bool]:

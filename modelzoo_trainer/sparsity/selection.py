@@ -64,7 +64,8 @@ def _default(model: Module, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     lazy = [name for name, param in named.items() if is_lazy(param)]
     if lazy:
         log.warning(
-            "sparsity: %s have no shape yet, so they stay dense. Specify their sizes.",
+            "sparsity: %s have no shape yet, so they stay dense. Use layers that "
+            "are not lazy, such as Linear.",
             ", ".join(map(repr, lazy)),
         )
     tables = {

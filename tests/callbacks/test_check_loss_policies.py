@@ -80,7 +80,7 @@ def test_gradients_are_looked_at_if_requested(make, batches, device):
         trainer.fit(batches)
     assert caught.match(
         r"the gradient norm is inf at global_step 3 \(epoch 0, batch 2\); the loss is \d\S*\. "
-        r"Last finite loss: \d\S* at 2\."
+        r"Last finite loss: \d\S* at step 2\."
     )
 
 
@@ -149,7 +149,7 @@ def test_more_in_a_row_than_allowed_end_the_run(make, batches, device):
     trainer = make(Spoil(2, 4, 5, 6), CheckLoss("skip", max_skips=2), device=device, max_steps=10)
     with pytest.raises(FloatingPointError) as caught:
         trainer.fit(batches)
-    assert caught.match(r"loss is nan at global_step 6 .* Last finite loss: \d\S* at 3\.")
+    assert caught.match(r"loss is nan at global_step 6 .* Last finite loss: \d\S* at step 3\.")
     assert (
         "The previous 2 steps were all skipped (CheckLoss.max_skips)" in caught.value.__notes__[0]
     )

@@ -207,7 +207,7 @@ def test_averages_need_who_makes_them(make):
         ({"keep": 0}, r"keep: expected .*, got 0"),
         ({"file_format": "pt"}, r"file_format: expected 'checkpoint' or 'safetensors', got 'pt'"),
         ({"checkpoint_name": "extra"}, r"expected a file name with {step}, once, got 'extra'"),
-        ({"checkpoint_states": ""}, r"states of a checkpoint"),
+        ({"checkpoint_states": ""}, r"of a checkpoint, such as 'model'"),
         (
             {"file_format": "safetensors", "checkpoint_states": "all"},
             r"'all' cannot be combined with file_format: safetensors.* 'model'",

@@ -62,7 +62,7 @@ def test_a_part_that_is_not_there_is_refused_and_nothing_is_changed(tmp_path, sa
 
 @pytest.mark.parametrize("states", ["", [], "model,,optimizer"])
 def test_no_part_at_all_is_refused(states):
-    with pytest.raises(ConfigError, match="states of a checkpoint"):
+    with pytest.raises(ConfigError, match="of a checkpoint, such as 'model'"):
         LoadCheckpointStates(states)
 
 

@@ -408,7 +408,7 @@ def test_a_metric_that_is_not_a_number_is_refused(make, batches):
         ({"checkpoint_name": "a/{step}"}, "expected a file name with {step}, once"),
         ({"checkpoint_name": "{step}{step}"}, "expected a file name with {step}, once"),
         ({"checkpoint_name": "{step"}, "expected a file name with {step}, once"),
-        ({"checkpoint_states": ""}, "states of a checkpoint"),
+        ({"checkpoint_states": ""}, "of a checkpoint, such as 'model'"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_refused(arguments, message):

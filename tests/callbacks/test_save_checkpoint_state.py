@@ -227,8 +227,8 @@ def test_a_disk_error_is_reported_and_the_run_continues(make, batches, monkeypat
     [
         ({"k": 0}, "k: expected .*> 0.*, got 0"),
         ({"k": True}, "k: expected .*, got true"),
-        ({"checkpoint_states": []}, "states of a checkpoint"),
-        ({"checkpoint_states": "model,,x"}, "states of a checkpoint"),
+        ({"checkpoint_states": []}, "of a checkpoint, such as 'model'"),
+        ({"checkpoint_states": "model,,x"}, "of a checkpoint, such as 'model'"),
         ({"checkpoint_name": "{ckpt_name}"}, "{checkpoint_states} and {ckpt_name}, once"),
         ({"checkpoint_name": "a/{ckpt_name}{checkpoint_states}"}, "expected a file name"),
     ],

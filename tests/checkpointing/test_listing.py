@@ -117,7 +117,7 @@ def test_what_is_no_checkpoint_is_not_deleted(tmp_path, make, message):
     save(tmp_path, 1)
     make(tmp_path / "x")
     before = names(tmp_path)
-    with pytest.raises(CheckpointError, match=rf"x' is not deleted: it {message}"):
+    with pytest.raises(CheckpointError, match=rf"x' was not deleted: it {message}"):
         checkpointing.delete(tmp_path / "x")
     assert names(tmp_path) == before
 

@@ -77,7 +77,7 @@ def test_a_check_finds_the_mode_that_the_file_is_for(run, capsys):
     assert run("--check", text=text) == 0
     assert "eval" in capsys.readouterr().out
     assert run(text=text) == 2
-    assert "trainer.fit: missing; mode train_and_eval requires it." in capsys.readouterr().err
+    assert "trainer.fit: missing; the command 'fit' requires" in capsys.readouterr().err
 
 
 def test_a_file_that_only_describes_is_right_in_a_check(run, capsys):

@@ -170,7 +170,7 @@ def test_a_wrong_file_is_2_with_a_line_for_each_problem_and_nothing_on_disk(run,
         (["--import", "zoo_nowhere"], "--import: Cannot import 'zoo_nowhere'"),
         (
             ["--mode", "train"],
-            "params.yaml:1:1: trainer.fit: missing; mode train requires it.\npara",
+            "params.yaml:1:1: trainer.fit: missing; the command 'fit' requires this section.\npara",
         ),
         (["--params", "none.yaml"], "none.yaml: cannot be read: no such file or directory."),
     ],

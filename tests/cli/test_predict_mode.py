@@ -82,7 +82,7 @@ def test_without_weights_they_are_refused(run, capsys, mode):
 def test_a_file_without_the_section_is_refused(run, capsys, mode):
     text = FILE.partition("  test:")[0]
     assert run("--mode", mode, text=text) == 2
-    assert f"trainer.{mode}: missing; mode {mode} " in capsys.readouterr().err
+    assert f"trainer.{mode}: missing; the command '{mode}' " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

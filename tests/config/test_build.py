@@ -357,11 +357,11 @@ def test_a_fault_in_init_is_reported_with_place_and_advice(complaints, init, mes
             "eval",
             "params.yaml:1:1: trainer.init: missing; trainer requires it.",
         ),
-        (SMALLEST, "eval", "params.yaml:1:1: trainer.validate: missing; mode eval requires it."),
+        (SMALLEST, "eval", "params.yaml:1:1: trainer.validate: missing; the command 'validate'"),
         (
             SMALLEST,
             "train",
-            "params.yaml:1:11: trainer.init.optimizer: missing; mode train requires",
+            "params.yaml:1:11: trainer.init.optimizer: missing; the command 'fit' requires",
         ),
     ],
 )

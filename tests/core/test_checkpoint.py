@@ -560,8 +560,11 @@ def test_a_model_that_does_not_fit_is_shown_as_a_table(trainer_of, tmp_path) -> 
 
     run(trainer_of)
     trainer = trainer_of(model=Larger)
-    with pytest.raises(CheckpointMismatch, match=r"(?s)does not fit this one:\n  missing +more"):
+    with pytest.raises(
+        CheckpointMismatch, match=r"(?s)does not fit this one:\n  missing +more"
+    ) as caught:
         trainer.load_checkpoint(tmp_path / "run" / "checkpoint_4")
+    assert any("checkpoint_4" in note for note in caught.value.__notes__)
 
 
 def test_a_run_does_not_go_on_in_another_type(trainer_of, tmp_path) -> None:

@@ -98,7 +98,7 @@ def test_without_a_best_one_the_message_lists_what_is_there(trainer_of, tmp_path
         loaded(trainer_of, tmp_path, "best")
     with pytest.raises(CheckpointError, match=r"by 'score'.*checkpoint_2, checkpoint_3"):
         loaded(trainer_of, tmp_path, "best", SaveBest("score"))
-    with pytest.raises(CheckpointError, match=r"no checkpoint\."):
+    with pytest.raises(CheckpointError, match=r"checkpoints there: none\."):
         loaded(trainer_of, tmp_path / "empty", "best")
 
 

@@ -244,7 +244,7 @@ def test_a_pad_without_entries_or_numbers_is_refused(pad) -> None:
 
 @pytest.mark.parametrize(("pad", "mask"), [({"x": 0}, "x"), ({0: 0}, "mask"), (0, "mask")])
 def test_a_mask_that_cannot_be_added_is_refused(pad, mask) -> None:
-    with pytest.raises(ConfigError, match=rf"^PadToBuckets: mask='{mask}' .* but pad has "):
+    with pytest.raises(ConfigError, match=rf"^PadToBuckets: mask='{mask}' .*; got "):
         PadToBuckets([4], pad, mask=mask)
 
 

@@ -175,7 +175,7 @@ def test_keyword_only_parameters_of_functions_are_filled() -> None:
 
 
 def test_a_function_whose_first_parameter_is_an_argument_has_forgotten_self() -> None:
-    with pytest.raises(ConfigError, match=r"receives the object.*'dough'.*'self'"):
+    with pytest.raises(ConfigError, match=r"receives the Oven.*'dough'.*'self'"):
         Oven().add_function("pre-bake", lambda dough: dough)
 
 

@@ -321,7 +321,7 @@ def test_a_lambda_schedule_has_one_function(name):
             CYCLE | {"mode": "triangle"},
             r"CyclicLR\.mode: expected .*, got 'triangle'\. Did you mean",
         ),
-        ("OneCycleLR", START | {"max_lr": 1.0, "pct_start": 1.5}, r"OneCycleLR\.pct_start=1\.5 of"),
+        ("OneCycleLR", START | {"max_lr": 1.0, "pct_start": 1.5}, r"OneCycleLR\.pct_start=1\.5 "),
         (
             "MultiStepLR",
             START | {"gamma": 0.5, "milestones": [5, 5]},

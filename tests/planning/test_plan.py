@@ -254,9 +254,19 @@ def test_a_device_that_is_not_here_can_be_planned(
     assert "device gpu" in capsys.readouterr().out
 
 
+def test_the_two_steps_are_not_reported_like_a_run(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "modelzoo_trainer")
+    schedule = "{initial_learning_rate: 0.1, end_learning_rate: 0.0, total_iters: 50}"
+    assert run(file, f"--set=init.schedulers=[LinearLR: {schedule}]") == 0
+    assert "Finished" not in caplog.text
+    assert "the schedule ends" not in caplog.text
+
+
 def test_a_file_that_only_validates_is_refused(figures: Measure, file: Path) -> None:
     plan = plan_of(file, [])
-    with fake_world(1), pytest.raises(ConfigError, match="--plan requires"):
+    with fake_world(1), pytest.raises(ConfigError, match=r"train_dataloader"):
         measure(type(plan)(**{**fields_of(plan), "mode": "eval"}))
 
 
