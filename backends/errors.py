@@ -50,7 +50,7 @@ def check_choice(option: str, value: object, known: Sequence[object]) -> None:
     """
     if not any(_is_choice(value, one) for one in known):
         choices = f"{', '.join(map(repr, known[:-1]))} or {known[-1]!r}"
-        raise BackendError(f"backend.{option} is {value!r}. Use {choices}.")
+        raise BackendError(f"backend.{option}: expected {choices}, got {value!r}.")
 
 
 def _is_choice(value: object, one: object) -> bool:

@@ -42,7 +42,7 @@ NO_TESTS: Final = 5
 TABLE: Final = re.compile(r"^Written by.*?(?:\n\n(?:\|.*\n?)+|\Z)", re.DOTALL | re.MULTILINE)
 INTRO: Final = """\
 Written by `{command}`, with {environment}. A row is one command,
-`python -m pytest PATHS`; with `-m "soak or slow or not slow"` in its long form."""
+`python -m pytest PATHS`; with `--long` also `-m "soak or slow or not slow"`."""
 
 
 @dataclass(slots=True)
@@ -134,7 +134,7 @@ def line(row: Row) -> str:
 
 def table(rows: Iterable[Row]) -> str:
     """Return the table of results."""
-    lines = ["| # | what is done | counted | tests | s | paths |", "|---|---|---|---|---|---|"]
+    lines = ["| # | what is done | counted | tests | seconds | paths |", "|---" * 6 + "|"]
     return "\n".join([*lines, *map(line, rows)])
 
 

@@ -262,11 +262,20 @@ def hooks_page() -> str:
     core = core_listeners()
     lines = [HEAD, "# Hooks", ""]
     lines += [
-        "In the order of their declaration, which is about that of a run; the order of a whole run "
-        "is on the page [How it works](../how_it_works.md#lifecycle). At each hook core callbacks "
-        "go first, in the order given, then the user's, then loggers, last the global ones. *run*: "
-        "around a run or a stage; anything goes. *batch*: on the host, between two steps. *step*: "
-        "inside the traced step, where nothing is read on the host.",
+        "All hooks that a callback can define. In which order a run calls them: "
+        "[How it works](../how_it_works.md#lifecycle). *Core* and *Shipped* list the callbacks of "
+        "this package that define a hook. At each hook core callbacks are called first, then the "
+        "user's, then loggers, then global ones.",
+        "",
+        "The word after the signature says what a hook may do:",
+        "",
+        "* *run*: called at the start or end of a run, a stage or an epoch, and for checkpoints. "
+        "No restrictions.",
+        "* *batch*: called between two steps. It may read a value of the device, such as "
+        "`loss.item()`, but waits for the device then.",
+        "* *step*: called during forward, backward or the optimizer step. It must not read a value "
+        "of the device, use files or the network, or branch on a value: use `trainer.log_metrics` "
+        "or `trainer.read`.",
         "",
     ]
     for name, declared in HOOKS.items():

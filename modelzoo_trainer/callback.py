@@ -101,7 +101,7 @@ class Callback:
 
     @hook(Phase.RUN)
     def finalize(self) -> None:
-        """Called once when the trainer is closed, collected, or the process ends."""
+        """Called once when the trainer is closed or garbage-collected, or the process ends."""
 
     # ---- fit
 
@@ -249,13 +249,13 @@ class Callback:
 
     @hook(Phase.STEP)
     def on_train_step_start(self, trainer: Trainer, model: Module, batch: Batch) -> None:
-        """Called first inside the traced step."""
+        """Called first inside the step of a training batch."""
 
     @hook(Phase.STEP)
     def on_train_step_end(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
     ) -> None:
-        """Called last inside the traced step, after the optimizer step, if any."""
+        """Called last inside the step of a training batch, after the optimizer step, if any."""
 
     @hook(Phase.STEP)
     def on_before_forward(
@@ -372,13 +372,13 @@ class Callback:
 
     @hook(Phase.STEP)
     def on_validate_step_start(self, trainer: Trainer, model: Module, batch: Batch) -> None:
-        """Called first inside the traced validation step."""
+        """Called first inside the step of a validation batch."""
 
     @hook(Phase.STEP)
     def on_validate_step_end(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
     ) -> None:
-        """Called last inside the traced validation step."""
+        """Called last inside the step of a validation batch."""
 
     @hook(Phase.RUN)
     def run_validation(self, trainer: Trainer, loop_idx: int | None, is_last: bool) -> None:
@@ -416,13 +416,13 @@ class Callback:
 
     @hook(Phase.STEP)
     def on_predict_step_start(self, trainer: Trainer, model: Module, batch: Batch) -> None:
-        """Called first inside the traced step of a prediction."""
+        """Called first inside the step of a prediction batch."""
 
     @hook(Phase.STEP)
     def on_predict_step_end(
         self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
     ) -> None:
-        """Called last inside the traced step of a prediction."""
+        """Called last inside the step of a prediction batch."""
 
     # ---- checkpoints
 

@@ -726,7 +726,7 @@ class Trainer(AdvisedMethods):
         """Restore the state of a checkpoint.
 
         Args:
-            ckpt_path: A path; Ellipsis = as omitted in `fit`; None = no-op.
+            ckpt_path: A path; Ellipsis (`...`) = the default of `fit`; None = no-op.
 
         Raises:
             CheckpointError: If it does not exist, is damaged, or does not fit.

@@ -38,7 +38,8 @@ class DistributedComm(Comm):
         """
         if self._world is None:
             raise BackendError(
-                "The backend is not open yet, so there is no connection to other processes."
+                "The backend is not open yet, so there is no connection to other processes. Use it "
+                "after the trainer is built, from the hook setup on."
             )
         return self._world
 

@@ -235,7 +235,9 @@ def _dtype(place: str, value: Any) -> torch.dtype:
     if value in _DTYPES.values():
         return value  # type: ignore[no-any-return]  # one of the values
     if not isinstance(value, str) or value not in _DTYPES:
-        raise BackendError(f"{place} is {value!r}. {suggest(str(value), _DTYPES)}")
+        raise BackendError(
+            f"{place}: {value!r} is not a dtype here. {suggest(str(value), _DTYPES)}"
+        )
     return _DTYPES[value]
 
 

@@ -314,7 +314,8 @@ class ComputeNormGNS(ComputeNorm):
         for name in sorted(self._ignored - self._warned):
             log.warning(
                 "ComputeNormGNS ignores %r: the first dimension of its input is not that of the "
-                "batch, its parameters are not plain ones, or it is in a reentrant checkpoint.",
+                "batch, its weight is not a parameter (as with weight_norm), or it is in "
+                "torch.utils.checkpoint with use_reentrant=True.",
                 name,
             )
         self._warned |= self._ignored

@@ -181,7 +181,9 @@ def names_of(name: str, value: Any) -> list[str]:
         raise ConfigError(f"{name} is {value!r}; it must be a string or a list of strings.")
     found = [one.strip() for one in given]
     if not found or not all(found) or any(set(one) & set("\r\n") for one in found):
-        raise ConfigError(f"{name} is {value!r}; give at least one name, and no empty ones.")
+        raise ConfigError(
+            f"{name} is {value!r}; give at least one, none empty or with a line break."
+        )
     return found
 
 

@@ -103,17 +103,22 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "--verify", action="store_true", help="read all files and compare their checksums"
     )
     command = add("info", _info, "show the files and tensors of a checkpoint")
-    command.add_argument("path", metavar="CHECKPOINT", type=_path)
+    command.add_argument("path", metavar="CHECKPOINT", type=_path, help="folder of the checkpoint")
     command.add_argument("--json", action="store_true", help="print JSON")
     command = add("verify", _verify, "read all files of checkpoints and compare their checksums")
     _add_paths(command, "a checkpoint, or a folder of checkpoints")
     command = add("diff", _diff, "compare two checkpoints bitwise")
-    command.add_argument("before", metavar="A", type=_path)
-    command.add_argument("after", metavar="B", type=_path)
+    command.add_argument("before", metavar="A", type=_path, help="folder of a checkpoint")
+    command.add_argument("after", metavar="B", type=_path, help="folder of another")
     command.add_argument("--key", help="compare only this part of the state, such as model")
     command = add("export", _export, "write the model's weights to one safetensors file")
-    command.add_argument("path", metavar="CHECKPOINT", type=_path)
-    command.add_argument("file", metavar="FILE", type=_path, help="file name with .safetensors")
+    command.add_argument("path", metavar="CHECKPOINT", type=_path, help="folder of the checkpoint")
+    command.add_argument(
+        "file",
+        metavar="FILE",
+        type=_path,
+        help="the file to write; its name ends with .safetensors",
+    )
     command.add_argument("--force", action="store_true", help="overwrite the file if it exists")
     command = add("delete", _delete, "delete checkpoints")
     _add_paths(command, "a checkpoint", _exact_path)

@@ -168,7 +168,8 @@ class _ShardedSource:
             if index.offset is None or chunk.offsets == tuple(index.offset):
                 return tensor, chunk
         raise CheckpointError(
-            f"The checkpoint has no block of {index.fqn!r} at offset {index.offset}."
+            f"The checkpoint has no part of {index.fqn!r} at offset {index.offset}; it is damaged. "
+            f"Use another checkpoint."
         )
 
 
@@ -247,7 +248,8 @@ def _check_fits(item: ReadItem, saved: Tensor, target: Tensor) -> None:
     if saved.dtype is not target.dtype or saved.shape != target.shape:
         raise CheckpointMismatch(
             f"{item.dest_index.fqn}: {saved.dtype} {list(saved.shape)} in the checkpoint, "
-            f"{target.dtype} {list(target.shape)} in this run. Nothing was changed."
+            f"{target.dtype} {list(target.shape)} in this run. Nothing was changed: use the "
+            f"original model and optimizer."
         )
 
 

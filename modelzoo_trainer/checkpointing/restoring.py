@@ -110,7 +110,7 @@ def check_kinds(owner: Any, before: Mapping[str, Any], state: Mapping[str, Any])
         if kind in ("null", "other") or may_be_unset:
             continue
         if found != kind:
-            raise ValueError(f"{key} has an unexpected type: {state.get(key)!r}")
+            raise ValueError(f"{key} must be of type {kind}, got {found}: {state.get(key)!r}")
 
 
 def _kind(value: Any) -> Any:

@@ -105,7 +105,7 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
     if _is_checkpoint(folder):
         raise CheckpointError(
             f"{str(folder)!r} is a checkpoint, not a folder of weights. Load it as a checkpoint, "
-            f"or export its weights: python -m modelzoo_trainer.checkpointing export {folder} "
+            f"or export its weights: modelzoo-trainer checkpoint export {folder} "
             f"model.safetensors"
         )
     if (folder / SINGLE).is_file():
@@ -305,7 +305,7 @@ def read_part(path: Path, key: str) -> Any:
     if key not in state:
         raise CheckpointError(
             f"Checkpoint {str(path)!r} has no state {key!r}. Checkpoints saved by a Trainer have "
-            f"the state 'model'; python -m modelzoo_trainer.checkpointing info shows the states "
+            f"the state 'model'; modelzoo-trainer checkpoint info shows the states "
             f"of a checkpoint."
         )
     return state[key]

@@ -69,7 +69,7 @@ exit codes:
   130  stopped by Ctrl-C (SIGINT)
   143  stopped by SIGTERM, SIGUSR1, a stop file or loop.max_time
 
-A run that is stopped saves a checkpoint if it can; run the same command again to resume. With
+Training that is stopped saves a checkpoint if it can; run the same command again to resume. With
 init.autorestart.max_num_restarts in the file, a run that fails is restarted automatically."""
 
 
@@ -178,7 +178,8 @@ def _add_run_arguments(parser: argparse.ArgumentParser, name: str) -> None:
 def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(f"--{name}" for name in CLUSTER_OPTIONS)
     group = parser.add_argument_group(
-        "accepted from cszoo, without effect", textwrap.fill(names, 76, break_on_hyphens=False)
+        "accepted for compatibility with Cerebras' cszoo, no effect",
+        textwrap.fill(names, 76, break_on_hyphens=False),
     )
     for option, num in CLUSTER_OPTIONS.items():
         group.add_argument(
@@ -338,7 +339,7 @@ def _add_sizes(parser: _Arguments) -> None:
         "--memory",
         metavar="SIZE",
         help="memory of the device of each process, such as 80GiB; if the run does not fit, print "
-        "what would and exit with 1",
+        "settings that do and exit with 1",
     )
 
 

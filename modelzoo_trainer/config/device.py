@@ -86,8 +86,8 @@ def check_device(
         problems.add(
             given[0].node.at,
             given[0].path,
-            f"{values[0]!r} and backend.backend_type {values[1]!r} are both given; they exclude "
-            f"each other.",
+            f"{values[0]!r} and backend.backend_type {values[1]!r} are both given. Remove "
+            f"one of them.",
         )
     elif values and values[0].lower() == FOREIGN:
         problems.add(

@@ -131,7 +131,7 @@ def _set_item(
         node = Sequence((), override.at)
     if not isinstance(node, Sequence):
         assert node is not None  # it would be null
-        raise ConfigError(f"{path} is {describe(node)} and has no items.")
+        raise ConfigError(f"{path} is {describe(node)}, not a list, so it has no items.")
     items = list(node.items)
     place = f"{path}[{step.name}]"
     if step.name.lstrip("-").isdigit():

@@ -53,7 +53,7 @@ def _check_one(place: Place, problems: Problems) -> Component | None:
     arguments = check_arguments(place, schema, problems, nested=nested, ignored=("algorithm",))
     given = [key for key in ("sparsity", "schedule") if not is_null(_node(place, key))]
     if len(given) == 2:
-        what = "sparsity and schedule are both given; they exclude each other."
+        what = "sparsity and schedule are both given. Remove one of them."
         problems.add(place.key_at, place.path, what)
     elif not given and target not in (Group, Static):
         path = place.path_of("sparsity")

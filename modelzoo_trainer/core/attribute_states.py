@@ -268,7 +268,9 @@ def _load(trainer: Trainer, name: str, part: Any, saved: Mapping[str, Any]) -> N
         part.load_state_dict(state)
     except (ValueError, RuntimeError) as error:
         if is_frozen(part):
-            log.warning("The checkpoint's trainer.%s does not fit this one: %s", name, error)
+            log.warning(
+                "Not loaded: the checkpoint's trainer.%s does not fit this one: %s", name, error
+            )
             return
         raise CheckpointMismatch(
             f"the checkpoint's trainer.{name} does not fit this one: {error}"

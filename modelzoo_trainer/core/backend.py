@@ -34,7 +34,8 @@ class BackendCallback(CoreCallback):
         if isinstance(backend, Backend):
             if device is not None:
                 raise ConfigError(
-                    f"device ({device!r}) and a backend are both given; they exclude each other."
+                    f"device ({device!r}) and a Backend object are both given. Remove device: the "
+                    f"object names its own."
                 )
         elif backend is not None and not isinstance(backend, Mapping):
             raise ConfigError(
@@ -42,7 +43,7 @@ class BackendCallback(CoreCallback):
                 f"device='cpu'."
             )
         if device is not None and not isinstance(device, str):
-            raise ConfigError(f"device got {device!r}. Pass a name such as 'cpu' or 'auto'.")
+            raise ConfigError(f"device must be a name such as 'cpu' or 'auto', got {device!r}.")
         self._backend = backend
         self._device = device
         self._opened: Backend | None = None

@@ -52,7 +52,7 @@ INSTEAD: Final = {
     "on_eval_step_start": "on_validate_batch_start",
     "on_evaluation_run_end": "on_validate_end",
     "on_evaluation_run_start": "on_enter_validate",
-    "on_stop_training_error": "on_fit_exception",
+    "on_stop_training_error": "on_fit_end",
     "on_training_run_end": "on_fit_end",
     "on_training_run_epoch_end": "run_validation",
     "on_training_run_start": "on_fit_start",

@@ -148,10 +148,11 @@ def _check_name(owner: str, name: str) -> None:
     foreign = INSTEAD.get(name)
     if foreign is not None:
         takes = ", ".join(("self", *HOOKS[foreign].parameters))
+        metrics = " To read metrics, define 'on_metrics'." if foreign == "on_validate_end" else ""
         raise HookError(
-            f"{owner}.{name} is not a hook: it is a hook of another trainer, never called here. "
-            f"Define {foreign!r} instead: def {foreign}({takes}). A custom event requires another "
-            f"name."
+            f"{owner}.{name} is not a hook: it is one of another trainer, and is never called. "
+            f"Define {foreign!r} instead: def {foreign}({takes}).{metrics} A custom event requires "
+            f"another name."
         )
     meant = near_miss(name)
     if meant is not None:

@@ -158,6 +158,6 @@ def _methods_of(cls: type) -> list[Pair]:
         if match is None:
             continue
         if not inspect.isfunction(value):
-            raise ConfigError(f"{cls.__name__}.{name} is {value!r}; it must be a plain method.")
+            raise ConfigError(f"{cls.__name__}.{name} is {value!r}. Write def {name}(self, ...).")
         pairs.append((f"{match[1]}-{canonical(match[2])}", value))
     return pairs

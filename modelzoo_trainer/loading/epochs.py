@@ -277,7 +277,8 @@ def _counted(begun: StartedEpoch, last: int) -> Iterator[tuple[Batch, bool, int]
         if idx == last:
             return
     raise RuntimeError(
-        f"the dataloader's length is {begun.length} batches, but it ended after {idx + 1}."
+        f"the dataloader's length is {begun.length} batches, but it ended after {idx + 1}. Correct "
+        f"its __len__."
     )
 
 

@@ -81,6 +81,7 @@ def _without_side_effects(plan: TrainerPlan, folder: str) -> tuple[TrainerPlan, 
     given = own.init.get("device"), own.init.get("backend")
     own.init["device"], own.init["backend"], on_host = fake_world_backend(*given)
     own.init["model_dir"] = folder
+    own.init["progress"] = "none"  # two fake steps are no run to report
     own.init["callbacks"] = [
         one for one in own.init.get("callbacks", ()) if getattr(one, "target", None) in _DIVIDES
     ]

@@ -198,8 +198,7 @@ class RigL(DropAndGrow):
 def _layout(num_in: int | None, num_out: int | None) -> Layout:
     if num_in is not None and num_out is not None:
         raise ConfigError(
-            "RigL: balance_in_groups and balance_out_groups are both given; they exclude each "
-            "other."
+            "RigL: balance_in_groups and balance_out_groups are both given. Remove one of them."
         )
     if num_in is not None:
         return Layout(dim=1, num=num_in)

@@ -269,7 +269,7 @@ MODEL = "model: {name: tiny_net, hidden_size: 1}"
         ),
         (
             MODEL + ", device: cpu, backend: {backend_type: GPU}",
-            "trainer.init.device: 'cpu' and backend.backend_type 'GPU' are both given; they exclu",
+            "trainer.init.device: 'cpu' and backend.backend_type 'GPU' are both given",
         ),
         (MODEL + ", backend: {flg: 1}", "trainer.init.backend.flg: no such option of cpu. Did you"),
         (

@@ -117,7 +117,7 @@ def test_in_a_list_of_trainers_an_index_changes_one(path):
         ("init..seed=3", "is not of the form PATH=VALUE"),
         ("init.callbacks[=3", "is not of the form PATH=VALUE"),
         ("init.seed.x=3", "trainer.init.seed is 1 and has no key 'x'."),
-        ("init.seed[0]=3", "trainer.init.seed is 1 and has no items."),
+        ("init.seed[0]=3", "trainer.init.seed is 1, not a list"),
         (
             "init.callbacks.CheckLoss=3",
             "trainer.init.callbacks is a list and has no key 'CheckLoss",

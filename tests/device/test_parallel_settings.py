@@ -126,7 +126,7 @@ SHARD = {"parallel": {"shard": 2}}
         ),
         (
             SHARD | {"sharding": {"param_dtype": "bfloat"}},
-            "backend.sharding.param_dtype is 'bfloat'. Did you mean 'bfloat16'?",
+            "backend.sharding.param_dtype: 'bfloat' is not a dtype here. Did you mean 'bfloat16'?",
         ),
         (
             {"sharding": {"param_dtype": "bfloat16"}},

@@ -186,6 +186,12 @@ def test_a_hook_of_another_trainer_is_refused_with_ours(name: str) -> None:
         check_callback(type("Duck", (), {name: method})())
 
 
+@pytest.mark.parametrize("name", ["on_evaluate", "on_validation_epoch_end"])
+def test_a_hook_that_got_metrics_is_refused_with_the_one_that_gets_them(name: str) -> None:
+    with pytest.raises(HookError, match=r"'on_validate_end'.*'on_metrics'"):
+        type("Mine", (Callback,), {name: lambda self, *anything: None})
+
+
 @pytest.mark.usefixtures("_declared_as_before")
 def test_a_declared_event_may_be_called_like_the_hook_of_another_trainer() -> None:
     class Theirs(Callback):

@@ -30,19 +30,6 @@ SAY = {  # pattern: what to say instead
     r"\banew\b": "again",
     r"\bwhoever\b": "the caller, the user",
 }
-# Still to be rewritten: take a line out when its files are.
-TO_DO = ("docs/evidence.md",)
-
-
-def is_to_do(path: Path) -> bool:
-    """Return whether a file is still to be rewritten."""
-    here = path.relative_to(ROOT)
-    return any(match(part, name) for part in (here, *here.parents) for name in TO_DO)
-
-
-def match(path: Path, name: str) -> bool:
-    """Return whether a path is that of an entry."""
-    return len(path.parts) == len(Path(name).parts) and path.match(name)
 
 
 def files() -> list[Path]:
@@ -74,14 +61,9 @@ def complaints(path: Path) -> list[str]:
 
 
 def test_no_retired_phrase_is_used() -> None:
-    checked = [path for path in files() if not is_to_do(path)]
+    checked = files()
     assert {"backends", "loading", "supervisor"} <= {path.parent.name for path in checked}
     assert [line for path in checked for line in complaints(path)] == []
-
-
-@pytest.mark.parametrize("name", TO_DO)
-def test_what_is_still_to_be_rewritten_exists(name: str) -> None:
-    assert list(ROOT.glob(name))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A power loss under a real ext4: its device is copied at a random instant, and mounted anew."""
+"""A power loss under a real ext4: its device is copied at a random instant, and mounted again."""
 
 from __future__ import annotations
 

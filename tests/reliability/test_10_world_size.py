@@ -1,4 +1,4 @@
-"""A checkpoint of one number of processes loaded by another."""
+"""A checkpoint loaded by another number of processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A signal during a collective that waits for another process: heeded at the step's boundary."""
+"""A signal during a collective that waits for another process: it stops at the step boundary."""
 
 from __future__ import annotations
 

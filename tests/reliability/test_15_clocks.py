@@ -1,4 +1,4 @@
-"""Times of files scrambled and the clock set back: the same checkpoint is the newest."""
+"""File times shuffled and the clock set back: the same checkpoint is the newest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state whose entries are missing or of another kind, with digests that fit again."""
+"""A state whose entries are missing or of another kind, with matching checksums."""
 
 from __future__ import annotations
 

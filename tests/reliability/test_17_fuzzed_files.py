@@ -1,4 +1,4 @@
-"""Manifest, state.json and safetensors headers changed at random, with digests that fit again."""
+"""Manifest, state.json and safetensors headers changed at random, with matching checksums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code in the place of data: pickles in any file, names that lead outside, classes by name."""
+"""Code instead of data: pickles in any file, names outside the folder, classes by name."""
 
 from __future__ import annotations
 

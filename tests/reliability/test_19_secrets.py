@@ -1,4 +1,4 @@
-"""Secrets of a configuration: in no file that a run leaves behind, and in nothing that it says."""
+"""Secrets of a configuration: in no file that a run leaves behind, and in no message of it."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ def test_what_is_no_algorithm_is_refused(given, message):
         ),
         (
             lambda: RigL(0.5, update={"freq": 1}, balance_in_groups=1, balance_out_groups=1),
-            "exclude each other",
+            "balance_in_groups and balance_out_groups are both given",
         ),
         (
             lambda: RigL(0.5, update={"freq": 1}, drop_fraction=1),

@@ -168,7 +168,7 @@ except BackendUnavailable as error:
     ("backend", "said"),
     [
         ({"compile": True}, "torch.compile does not apply to XLA devices"),
-        ({"recompilation": "raise"}, "backend.recompilation is 'raise'. Use"),
+        ({"recompilation": "raise"}, "backend.recompilation: expected"),
         ({"acumulation": "step"}, "Did you mean 'accumulation'"),
     ],
 )
