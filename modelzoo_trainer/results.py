@@ -28,9 +28,9 @@ class RunResult:
     """The result of `fit`, `validate`, `validate_all` or `test`.
 
     Args:
-        method: The trainer's method.
-        metrics: The last value of each metric that is a number; for `validate` only its own,
-            without the prefix of the dataloader.
+        method: The trainer's method; "predict" only in `trainer.result`.
+        metrics: The last value of each metric that is a number; for `validate` and `test` only
+            their own, without the prefix of the dataloader.
         best: The best values of validation metrics with a direction: by name, such as `loss` and
             `accuracy`, or because a callback watches them with a `mode`. Only of this call, that
             is since `first_step`, not from before the run was resumed; `best_checkpoint` is of the

@@ -962,7 +962,7 @@ class Trainer(AdvisedMethods):
 
     @property
     def result(self) -> RunResult | None:
-        """The result of the last `fit`, `validate`, `validate_all` or `test`, even if it failed."""
+        """The result of the last `fit`, `validate`, ..., even if it failed; see `RunResult`."""
         return self.summary.result
 
     @property

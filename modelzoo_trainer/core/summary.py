@@ -23,11 +23,13 @@ _LOWER: Final = "loss perplexity ppl error error_rate mse rmse mae wer cer bits_
 _HIGHER: Final = "accuracy acc top1 top5 f1 auc auroc precision recall bleu iou miou r2 map"
 _SIGNS: Final = dict.fromkeys(_LOWER.split(), 1) | dict.fromkeys(_HIGHER.split(), -1)
 """By the last part of a name: 1 if lower is better, -1 if higher is better."""
+_OWN_SCOPES: Final = frozenset({"test", "predict"})
+"""Methods whose name is the scope of their metrics."""
 _VALIDATION: Final = re.compile(r"(?:^|/)validate_\d+/")
 
 
 class _Record:
-    """One call of `fit`, `validate` or `validate_all`."""
+    """One call of `fit`, `validate`, `validate_all`, `test` or `predict`."""
 
     def __init__(self, method: str, scope: str = "") -> None:
         self.method = method
@@ -78,8 +80,8 @@ class _Record:
 class Summary(CoreCallback):
     """Record the last and best metrics of a run, its checkpoints, and what stopped it.
 
-    `trainer.result` is that of the last `fit`, `validate` or `validate_all`, even if it raised an
-    exception, such as Ctrl-C.
+    `trainer.result` is that of the last `fit`, `validate`, `validate_all`, `test` or `predict`,
+    even if it raised an exception, such as Ctrl-C.
     """
 
     def __init__(self) -> None:
@@ -111,7 +113,10 @@ class Summary(CoreCallback):
     def on_enter_validate(
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
-        self._begin(trainer, stack, _Record("validate", trainer.name_scope_path))
+        scope = trainer.name_scope_path
+        name = scope.removesuffix("/").rpartition("/")[2]
+        method = name if name in _OWN_SCOPES else "validate"
+        self._begin(trainer, stack, _Record(method, scope))
 
     @override
     def on_enter_validate_all(

@@ -96,6 +96,26 @@ def test_validate_returns_its_own_metrics_without_a_prefix(trainer_of) -> None:
     assert trainer.result is results[1]
 
 
+def test_the_result_of_a_test_names_the_method(trainer_of) -> None:
+    trainer = trainer_of(max_steps=2)
+    trainer.fit(tiny_batches())
+    result = trainer.test(tiny_batches(2))
+    assert (result.method, list(result.metrics)) == ("test", ["loss"])
+    assert repr(result).startswith("RunResult(test to step 2,")
+    with trainer.name_scope("test"):
+        assert trainer.validate(tiny_batches(1)).method == "validate"
+
+
+def test_the_result_of_predict_names_the_method(trainer_of) -> None:
+    class Doubled(Scale):
+        def forward(self, batch):
+            return {"twice": 2 * batch}
+
+    trainer = trainer_of(model=Doubled)
+    trainer.predict(constant_batches(1))
+    assert trainer.result.method == "predict"
+
+
 def test_validate_all_has_the_metrics_of_each_checkpoint(trainer_of) -> None:
     trainer = trainer_of(max_steps=2, checkpoint=Checkpoint(steps=1))
     paths = trainer.fit(tiny_batches()).checkpoints
