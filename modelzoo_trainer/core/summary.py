@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
+from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer.callback import CoreCallback, Loader, Metrics, StateDict
+from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Metrics, Outputs, StateDict
+from modelzoo_trainer.core.unlogged_metrics import hint_at_unlogged, metrics_among
 from modelzoo_trainer.results import Best, RunResult
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ class _Record:
         self.begin = time.perf_counter()
         self.first_step: int | None = None
         self.failure: str | None = None
+        self.returned: tuple[str, ...] | None = None
+        """Metrics that the model returned in the first batch of a validation."""
 
     def note(self, metrics: Metrics, step: int, given: dict[str, int]) -> None:
         """Record metrics; `given`: directions set by callbacks."""
@@ -88,6 +92,7 @@ class Summary(CoreCallback):
         self.result: RunResult | None = None
         self._open: list[_Record] = []
         self._given: dict[str, int] = {}
+        self._has_hinted = False
 
     # ---- calls
 
@@ -143,6 +148,18 @@ class Summary(CoreCallback):
     def _end(self, trainer: Trainer, record: _Record) -> None:
         self._open.remove(record)
         self.result = _result_of(trainer, record)
+        if record.returned and trainer.val_is_complete and not self._has_hinted:
+            unlogged = [name for name in record.returned if record.scope + name not in record.last]
+            self._has_hinted = hint_at_unlogged(trainer, unlogged, record.scope)
+
+    @override
+    def on_validate_step_end(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
+    ) -> None:
+        record = self._open[-1] if self._open else None
+        if record is not None and record.returned is None and not self._has_hinted:
+            has_values = trainer.backend.caps.holds_values and trainer.backend.comm.is_main
+            record.returned = metrics_among(outputs) if has_values else ()
 
     @override
     def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
