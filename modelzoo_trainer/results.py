@@ -47,6 +47,8 @@ class RunResult:
         model_dir: The folder of the run.
         per_checkpoint: The metrics of each checkpoint of `validate_all`.
         best_checkpoint: The best checkpoint of the first `SaveBest`; None = none.
+        weights_step: The step of the model's weights at its end, if `SaveBest(load_best=True)` has
+            loaded others than those of `global_step`; None = those.
     """
 
     method: str
@@ -62,6 +64,7 @@ class RunResult:
     model_dir: Path = Path()
     per_checkpoint: Mapping[Path, Mapping[str, float]] = field(default_factory=dict)
     best_checkpoint: Path | None = None
+    weights_step: int | None = None
 
     def __repr__(self) -> str:
         parts = [f"{self.method} to step {self.global_step}"]
@@ -73,6 +76,8 @@ class RunResult:
         parts += [
             f"best {name}{since} {value:.5g} at {step}" for name, (value, step) in self._bests()
         ]
+        if self.weights_step is not None:
+            parts.append(f"best weights of step {self.weights_step}")
         if self.checkpoints:
             parts.append(f"last checkpoint {self.checkpoints[-1]}")
         if self.stopped_by is not None:

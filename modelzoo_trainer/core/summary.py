@@ -238,6 +238,7 @@ def _numbers(metrics: Metrics, scope: str = "") -> dict[str, float]:
 
 def _result_of(trainer: Trainer, record: _Record) -> RunResult:
     step = trainer.global_step
+    weights_step = loaded_step_of(trainer)
     bests = {name: found[-1] for name, found in record.bests.items() if found}
     return RunResult(
         method=record.method,
@@ -260,7 +261,14 @@ def _result_of(trainer: Trainer, record: _Record) -> RunResult:
             (one.best_path for one in trainer.all_callbacks if hasattr(type(one), "best_path")),
             None,
         ),
+        weights_step=None if weights_step == step else weights_step,
     )
+
+
+def loaded_step_of(trainer: Trainer) -> int | None:
+    """Return the step of the best weights, if the model has them; else None."""
+    steps = [getattr(callback, "loaded_step", None) for callback in trainer.all_callbacks]
+    return next((step for step in steps if isinstance(step, int)), None)
 
 
 def _stopped_by(trainer: Trainer, record: _Record) -> str | None:
