@@ -45,7 +45,7 @@ def paths_of(trainer: Trainer, ckpt_paths: Any) -> list[Any]:
     if ckpt_paths is None or ckpt_paths is ...:
         return [ckpt_paths]
     given = [ckpt_paths] if isinstance(ckpt_paths, (str, Path)) else list(ckpt_paths)
-    found: list[Path] = []
+    found: list[Any] = []
     for path in given:
         is_name = isinstance(path, str) and path in NAMES
         found += [trainer.checkpoint.choose(trainer, path)] if is_name else _matching(Path(path))
