@@ -13,7 +13,7 @@ from modelzoo_trainer.callback import Callback, Outputs
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
-log = logging.getLogger("modelzoo_trainer.metrics")
+log = logging.getLogger("modelzoo_trainer.model")
 
 _NOT_METRICS: Final = ("loss", "num_items")
 _READERS: Final = ("on_after_forward", "on_validate_step_end", "on_validate_batch_end")
