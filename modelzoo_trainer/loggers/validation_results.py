@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from torch import Tensor
 from typing_extensions import override
 
-from modelzoo_trainer.callback import Callback, Metrics
+from modelzoo_trainer.callback import CoreCallback, Metrics
 from modelzoo_trainer.console.bar import number
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ quiet_log = logging.getLogger("modelzoo_trainer.results")
 _VALIDATION: Final = re.compile(r"((?:.+/)?(?:validate_\d+|test))/(.+)")
 
 
-class ResultsInRunLog(Callback):
+class ResultsInRunLog(CoreCallback):
     """Write the results of validations to `run.log` if nothing shows the progress of the run."""
 
     @override
