@@ -447,6 +447,10 @@ def schedules_page() -> str:
         "weight decay, as a function of the number of optimizer steps. Each picture has the "
         "values of the file below it.",
         "",
+        "The first argument, `optimizer`, comes from the trainer: a YAML file omits it, and in "
+        "Python `schedulers` takes functions that get it, such as "
+        "`schedulers=[lambda optimizer: LinearLR(optimizer, ...)]`.",
+        "",
         *contents(list(SCHEDULERS.values())),
     ]
     for name, cls in SCHEDULERS.items():

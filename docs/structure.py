@@ -48,7 +48,6 @@ CALLS: Final = {
     "checkpoint.choose": "answer: which checkpoint",
     "checkpoint.restoring": "act: read",
     "checkpoint.to_roll_back_to": "answer: which checkpoint",
-    "checkpoint.expand": "answer: which checkpoints a glob means",
     "checkpoint.finish": "act: wait for the checkpoint before this one",
     "checkpoint.write": "act: write",
     "checkpoint.report_committed": "act: what is on disk by now is told by a hook",

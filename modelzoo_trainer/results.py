@@ -28,9 +28,9 @@ class RunResult:
     """The result of `fit`, `validate`, `validate_all` or `test`.
 
     Args:
-        method: The trainer's method.
-        metrics: The last value of each metric that is a number; for `validate` only its own,
-            without the prefix of the dataloader.
+        method: The trainer's method; "predict" only in `trainer.result`.
+        metrics: The last value of each metric that is a number; for `validate` and `test` only
+            their own, without the prefix of the dataloader.
         best: The best values of validation metrics with a direction: by name, such as `loss` and
             `accuracy`, or because a callback watches them with a `mode`. Only of this call, that
             is since `first_step`, not from before the run was resumed; `best_checkpoint` is of the
@@ -47,6 +47,8 @@ class RunResult:
         model_dir: The folder of the run.
         per_checkpoint: The metrics of each checkpoint of `validate_all`.
         best_checkpoint: The best checkpoint of the first `SaveBest`; None = none.
+        weights_step: The step of the model's weights at its end, if `SaveBest(load_best=True)` has
+            loaded others than those of `global_step`; None = those.
     """
 
     method: str
@@ -62,6 +64,7 @@ class RunResult:
     model_dir: Path = Path()
     per_checkpoint: Mapping[Path, Mapping[str, float]] = field(default_factory=dict)
     best_checkpoint: Path | None = None
+    weights_step: int | None = None
 
     def __repr__(self) -> str:
         parts = [f"{self.method} to step {self.global_step}"]
@@ -73,6 +76,8 @@ class RunResult:
         parts += [
             f"best {name}{since} {value:.5g} at {step}" for name, (value, step) in self._bests()
         ]
+        if self.weights_step is not None:
+            parts.append(f"best weights of step {self.weights_step}")
         if self.checkpoints:
             parts.append(f"last checkpoint {self.checkpoints[-1]}")
         if self.stopped_by is not None:

@@ -50,6 +50,7 @@ from modelzoo_trainer.core.loop import ends_stage, require_training_loop, valida
 from modelzoo_trainer.core.manual_steps import ManualSteps
 from modelzoo_trainer.core.model import ModelFactory, require_loss, set_loss, to_outputs
 from modelzoo_trainer.core.model_call import ModelCalls
+from modelzoo_trainer.core.named_checkpoints import paths_of
 from modelzoo_trainer.core.optimizer import OptimizerFactory, SeveralGiven
 from modelzoo_trainer.core.predicting import named_outputs
 from modelzoo_trainer.core.trainer_arguments import (
@@ -653,7 +654,7 @@ class Trainer(AdvisedMethods):
 
         Args:
             val_dataloaders: One or several, as in `fit`.
-            ckpt_paths: One or several paths or globs; otherwise as in `fit`.
+            ckpt_paths: One or several paths, globs, or "last" and "best"; otherwise as in `fit`.
             loop: None = that of the trainer.
 
         Returns:
@@ -661,9 +662,9 @@ class Trainer(AdvisedMethods):
 
         Raises:
             ConfigError: If a dataloader is invalid, or a glob matches nothing.
-            CheckpointError: If a checkpoint cannot be loaded.
+            CheckpointError: If a checkpoint cannot be loaded, or there is none of that name.
         """
-        paths = self.backend.comm.broadcast_object(self.checkpoint.expand(ckpt_paths))
+        paths = paths_of(self, ckpt_paths)
         loaders = self.number_val_dataloaders(as_loaders(val_dataloaders, "val_dataloaders"))
         self._validate_all(loaders, paths, validation_loop_of(self.loop, loop), None, True)
         return self._last_result
@@ -965,7 +966,7 @@ class Trainer(AdvisedMethods):
 
     @property
     def result(self) -> RunResult | None:
-        """The result of the last `fit`, `validate`, `validate_all` or `test`, even if it failed."""
+        """The result of the last `fit`, `validate`, ..., even if it failed; see `RunResult`."""
         return self.summary.result
 
     @property

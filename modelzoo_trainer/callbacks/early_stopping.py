@@ -165,8 +165,9 @@ class EarlyStopping(Callback):
             trainer.early_exit.stop_all(reason)
 
     def _reason(self) -> str:
+        values = "value" if self.num_waited == 1 else "values"
         return (
-            f"EarlyStopping: {self.metric} had {self.num_waited} values not better than "
+            f"EarlyStopping: {self.metric} had {self.num_waited} {values} not better than "
             f"{self._described()}"
         )
 

@@ -51,7 +51,7 @@ def read_batches(path: Path, num_shards: int) -> tuple[Batches, int]:
         raise ConfigError(
             f"{str(path)!r} is not a list of batches to skip. Expected "
             f'{{"batches": [[0, 17], [0, 18]]}}: pairs of an epoch and a batch index, both counted '
-            f"from 0."
+            f"from 0 (messages count epochs from 1)."
         ) from None
 
 
@@ -140,9 +140,9 @@ class SkipSamples(Callback):
             "Skipped %d samples: from batch %d of epoch %d to batch %d of epoch %d.",
             num,
             before[1],
-            before[0],
+            before[0] + 1,
             data.batch_idx,
-            data.epoch,
+            data.epoch + 1,
         )
         if data.epoch >= trainer.schedule.end_epoch:
             log.warning(

@@ -37,10 +37,11 @@ class SpikeDetection(StepLosses):
     loss is the mean over the batches of the step and over all processes, so all of them end.
 
     The batches of the step and of the previous one, which may have damaged the weights, are added
-    to a file. The next run skips the batches in it; delete the file to train on them. Nothing waits
-    for the device: a spike may be reported some steps later. To continue without a restart, use
-    `CheckLoss` with the policy `rollback`; together with that or `skip`, set `finite_only` to
-    false, else a non-finite loss still ends the run.
+    to a file, as pairs of an epoch and a batch, both counted from 0. The next run skips the batches
+    in it; delete the file to train on them. Nothing waits for the device: a spike may be reported
+    some steps later. To continue without a restart, use `CheckLoss` with the policy `rollback`;
+    together with that or `skip`, set `finite_only` to false, else a non-finite loss still ends the
+    run.
 
     Args:
         mode: Whether smaller ("min") or larger ("max") losses are better.

@@ -110,16 +110,17 @@ class StepFinding:
 
 
 def named(batches: Batches) -> str:
-    """Format batches, such as "epoch 0, batches 4-6"."""
+    """Format batches, such as "epoch 1, batches 4-6", with epochs counted from 1."""
     parts = []
     for epoch, places in groupby(batches, key=itemgetter(0)):
         idx = [place[1] for place in places]
+        of_epoch = f"epoch {epoch + 1}"
         if len(idx) == 1:
-            parts.append(f"epoch {epoch}, batch {idx[0]}")
+            parts.append(f"{of_epoch}, batch {idx[0]}")
         elif idx == list(range(idx[0], idx[0] + len(idx))):
-            parts.append(f"epoch {epoch}, batches {idx[0]}-{idx[-1]}")
+            parts.append(f"{of_epoch}, batches {idx[0]}-{idx[-1]}")
         else:
-            parts.append(f"epoch {epoch}, batches {', '.join(map(str, idx))}")
+            parts.append(f"{of_epoch}, batches {', '.join(map(str, idx))}")
     return "; ".join(parts)
 
 

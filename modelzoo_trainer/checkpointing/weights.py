@@ -199,7 +199,7 @@ class TargetError(CheckpointError):
     """The file to be written has an invalid name."""
 
 
-def export(path: Path, file: Path, *, force: bool = False) -> list[str]:
+def export(path: str | Path, file: str | Path, *, force: bool = False) -> list[str]:
     """Write the model of a checkpoint to one safetensors file, atomically.
 
     Tensors have the names of the model's `state_dict`. Of tied tensors, the first by name is
@@ -220,8 +220,9 @@ def export(path: Path, file: Path, *, force: bool = False) -> list[str]:
 
     Cost: The model in host memory.
     """
+    file = Path(file)
     _check_target(file, force)
-    return _write(read_part(path, MODEL), file, f"the model of {str(path)!r}", force=force)
+    return _write(read_part(Path(path), MODEL), file, f"the model of {str(path)!r}", force=force)
 
 
 def tied_in(file: Path) -> dict[str, str]:
@@ -232,7 +233,7 @@ def tied_in(file: Path) -> dict[str, str]:
     return {name: kept for name, kept in metadata.items() if name != "format"}
 
 
-def write_weights(state: Mapping[str, Any], file: Path, *, force: bool = False) -> list[str]:
+def write_weights(state: Mapping[str, Any], file: str | Path, *, force: bool = False) -> list[str]:
     """Write a model's state to one safetensors file, like `export`.
 
     Args:
@@ -249,6 +250,7 @@ def write_weights(state: Mapping[str, Any], file: Path, *, force: bool = False) 
 
     Cost: No copy of tensors in host memory.
     """
+    file = Path(file)
     _check_target(file, force)
     encoder = Encoder({MODEL: state})
     untied = decode(encoder.state_json, encoder.tensors)[MODEL]
@@ -285,7 +287,9 @@ def _check_target(file: Path, force: bool) -> None:
             f"another path."
         )
     if os.path.lexists(file) and not force:
-        raise TargetError(f"{str(file)!r} already exists. Use another name, or --force.")
+        raise TargetError(
+            f"{str(file)!r} already exists. Use another name, or force=True (--force)."
+        )
 
 
 def read_part(path: Path, key: str) -> Any:

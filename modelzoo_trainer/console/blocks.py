@@ -156,6 +156,8 @@ def end_block(result: RunResult, step_s: float | None, num_samples: int | None) 
     lines += _table(result)
     if step_s is not None:
         lines.append(_row("throughput", _throughput(step_s, num_samples)))
+    if result.weights_step is not None:
+        lines.append(_row("weights", f"of step {result.weights_step} (best)"))
     if result.checkpoints:
         lines.append(_row("checkpoints", _paths(result.checkpoints)))
     return "\n".join(lines)

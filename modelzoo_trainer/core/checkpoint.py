@@ -342,23 +342,6 @@ class Checkpoint(CoreCallback, Advised):
                 f"untrained weights."
             )
 
-    def expand(self, ckpt_paths: Any) -> list[Any]:
-        """Return the checkpoints of one or several paths or globs.
-
-        Raises:
-            ConfigError: If a glob matches nothing.
-        """
-        if ckpt_paths is None or ckpt_paths is ...:
-            return [ckpt_paths]
-        given = [ckpt_paths] if isinstance(ckpt_paths, (str, Path)) else list(ckpt_paths)
-        found: list[Path] = []
-        for path in map(Path, given):
-            matches = sorted(path.parent.glob(path.name), key=_by_number)
-            if not matches:
-                raise ConfigError(f"ckpt_paths: {str(path)!r} matches no checkpoint.")
-            found += matches
-        return found
-
     # ---- when
 
     @override
@@ -651,8 +634,3 @@ def _content(path: Path, trainer: Trainer) -> StateDict:
     if problems:
         raise CheckpointError("; ".join(problems))
     return {}
-
-
-def _by_number(path: Path) -> list[int | str]:
-    """Sort key that puts checkpoint_20 before checkpoint_100."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]

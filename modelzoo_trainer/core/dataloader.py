@@ -145,7 +145,7 @@ class DataLoaderCallback(CoreCallback):
                 log.info(
                     "The previous fit stopped mid-epoch; starting epoch %d. Create a new Trainer "
                     "to resume mid-epoch.",
-                    self.epoch,
+                    self.epoch + 1,
                 )
         self._skip_epochs()
 
@@ -283,7 +283,7 @@ class DataLoaderCallback(CoreCallback):
         self.skipped |= found
         for epoch in sorted({epoch for epoch, _ in found}):
             numbers = ", ".join(str(idx) for other, idx in sorted(found) if other == epoch)
-            log.info("Epoch %d: skipping batches %s.", epoch, numbers)
+            log.info("Epoch %d: skipping batches %s.", epoch + 1, numbers)
         self._skip_epochs()
 
     def skip_samples(self, num: int) -> int:
@@ -322,7 +322,7 @@ class DataLoaderCallback(CoreCallback):
         if not self.skipped or self._data is None:
             return
         while self._data.has_nothing_left(self.batch_idx, self._skipped_here(), self._layout.first):
-            log.info("Epoch %d: the rest is skipped.", self.epoch)
+            log.info("Epoch %d: the rest is skipped.", self.epoch + 1)
             self.owes_epoch_end = self.owes_epoch_end or self.batch_idx > 0
             self._start_epoch(self.epoch + 1)
             self._loader_state = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +33,36 @@ class _Marked:
     metric: str
     value: float
     mode: str | None  # None = written by an earlier version
+
+
+def paths_of(trainer: Trainer, ckpt_paths: Any) -> list[Any]:
+    """Return the checkpoints of one or several paths, globs, or names such as "best". Collective.
+
+    Raises:
+        CheckpointError: If there is none of that name.
+        ConfigError: If a glob matches nothing, or the best one is ambiguous.
+    """
+    if ckpt_paths is None or ckpt_paths is ...:
+        return [ckpt_paths]
+    given = [ckpt_paths] if isinstance(ckpt_paths, (str, Path)) else list(ckpt_paths)
+    found: list[Any] = []
+    for path in given:
+        is_name = isinstance(path, str) and path in NAMES
+        found += [trainer.checkpoint.choose(trainer, path)] if is_name else _matching(Path(path))
+    shared: list[Any] = trainer.backend.comm.broadcast_object(found)
+    return shared
+
+
+def _matching(path: Path) -> list[Path]:
+    found = sorted(path.parent.glob(path.name), key=_by_number)
+    if not found:
+        raise ConfigError(f"ckpt_paths: {str(path)!r} matches no checkpoint.")
+    return found
+
+
+def _by_number(path: Path) -> list[int | str]:
+    """Sort key that puts checkpoint_20 before checkpoint_100."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
 
 
 def best_in(trainer: Trainer, root: Path) -> Path:

@@ -26,6 +26,7 @@ from modelzoo_trainer.core.prediction_store import (
     remove_earlier,
     write_index,
 )
+from modelzoo_trainer.core.summary import loaded_step_of
 from modelzoo_trainer.data.processor import SeededSampler
 from modelzoo_trainer.data.static_shapes import PadLastBatch
 from modelzoo_trainer.errors import ConfigError
@@ -122,8 +123,7 @@ class Predicting(CoreCallback):
     def _weights(self, trainer: Trainer) -> str:
         if self._path is not None:
             return shown_path(self._path)
-        steps = [getattr(callback, "loaded_step", None) for callback in trainer.all_callbacks]
-        best = next((step for step in steps if isinstance(step, int)), None)
+        best = loaded_step_of(trainer)
         if best is not None:
             return f"the best weights (step {best})"
         return f"the current weights (step {trainer.global_step})"

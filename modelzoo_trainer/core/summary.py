@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
+from torch.nn import Module
 from typing_extensions import override
 
-from modelzoo_trainer.callback import CoreCallback, Loader, Metrics, StateDict
+from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Metrics, Outputs, StateDict
+from modelzoo_trainer.core.unlogged_metrics import hint_at_unlogged, metrics_among
 from modelzoo_trainer.results import Best, RunResult
 
 if TYPE_CHECKING:
@@ -23,11 +25,13 @@ _LOWER: Final = "loss perplexity ppl error error_rate mse rmse mae wer cer bits_
 _HIGHER: Final = "accuracy acc top1 top5 f1 auc auroc precision recall bleu iou miou r2 map"
 _SIGNS: Final = dict.fromkeys(_LOWER.split(), 1) | dict.fromkeys(_HIGHER.split(), -1)
 """By the last part of a name: 1 if lower is better, -1 if higher is better."""
+_OWN_SCOPES: Final = frozenset({"test", "predict"})
+"""Methods whose name is the scope of their metrics."""
 _VALIDATION: Final = re.compile(r"(?:^|/)validate_\d+/")
 
 
 class _Record:
-    """One call of `fit`, `validate` or `validate_all`."""
+    """One call of `fit`, `validate`, `validate_all`, `test` or `predict`."""
 
     def __init__(self, method: str, scope: str = "") -> None:
         self.method = method
@@ -42,6 +46,8 @@ class _Record:
         self.begin = time.perf_counter()
         self.first_step: int | None = None
         self.failure: str | None = None
+        self.returned: tuple[str, ...] | None = None
+        """Metrics that the model returned in the first batch of a validation."""
 
     def note(self, metrics: Metrics, step: int, given: dict[str, int]) -> None:
         """Record metrics; `given`: directions set by callbacks."""
@@ -78,14 +84,15 @@ class _Record:
 class Summary(CoreCallback):
     """Record the last and best metrics of a run, its checkpoints, and what stopped it.
 
-    `trainer.result` is that of the last `fit`, `validate` or `validate_all`, even if it raised an
-    exception, such as Ctrl-C.
+    `trainer.result` is that of the last `fit`, `validate`, `validate_all`, `test` or `predict`,
+    even if it raised an exception, such as Ctrl-C.
     """
 
     def __init__(self) -> None:
         self.result: RunResult | None = None
         self._open: list[_Record] = []
         self._given: dict[str, int] = {}
+        self._has_hinted = False
 
     # ---- calls
 
@@ -111,7 +118,10 @@ class Summary(CoreCallback):
     def on_enter_validate(
         self, trainer: Trainer, stack: ExitStack, val_dataloader: Loader, loop: Any
     ) -> None:
-        self._begin(trainer, stack, _Record("validate", trainer.name_scope_path))
+        scope = trainer.name_scope_path
+        name = scope.removesuffix("/").rpartition("/")[2]
+        method = name if name in _OWN_SCOPES else "validate"
+        self._begin(trainer, stack, _Record(method, scope))
 
     @override
     def on_enter_validate_all(
@@ -138,6 +148,18 @@ class Summary(CoreCallback):
     def _end(self, trainer: Trainer, record: _Record) -> None:
         self._open.remove(record)
         self.result = _result_of(trainer, record)
+        if record.returned and trainer.val_is_complete and not self._has_hinted:
+            unlogged = [name for name in record.returned if record.scope + name not in record.last]
+            self._has_hinted = hint_at_unlogged(trainer, unlogged, record.scope)
+
+    @override
+    def on_validate_step_end(
+        self, trainer: Trainer, model: Module, outputs: Outputs, batch: Batch
+    ) -> None:
+        record = self._open[-1] if self._open else None
+        if record is not None and record.returned is None and not self._has_hinted:
+            has_values = trainer.backend.caps.holds_values and trainer.backend.comm.is_main
+            record.returned = metrics_among(outputs) if has_values else ()
 
     @override
     def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
@@ -216,6 +238,7 @@ def _numbers(metrics: Metrics, scope: str = "") -> dict[str, float]:
 
 def _result_of(trainer: Trainer, record: _Record) -> RunResult:
     step = trainer.global_step
+    weights_step = loaded_step_of(trainer)
     bests = {name: found[-1] for name, found in record.bests.items() if found}
     return RunResult(
         method=record.method,
@@ -238,7 +261,14 @@ def _result_of(trainer: Trainer, record: _Record) -> RunResult:
             (one.best_path for one in trainer.all_callbacks if hasattr(type(one), "best_path")),
             None,
         ),
+        weights_step=None if weights_step == step else weights_step,
     )
+
+
+def loaded_step_of(trainer: Trainer) -> int | None:
+    """Return the step of the best weights, if the model has them; else None."""
+    steps = [getattr(callback, "loaded_step", None) for callback in trainer.all_callbacks]
+    return next((step for step in steps if isinstance(step, int)), None)
 
 
 def _stopped_by(trainer: Trainer, record: _Record) -> str | None:

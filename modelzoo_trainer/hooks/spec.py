@@ -147,16 +147,24 @@ def check_listener(owner: str, methods: Mapping[str, Any]) -> None:
 def _check_name(owner: str, name: str) -> None:
     foreign = INSTEAD.get(name)
     if foreign is not None:
-        takes = ", ".join(("self", *HOOKS[foreign].parameters))
-        metrics = " To read metrics, define 'on_metrics'." if foreign == "on_validate_end" else ""
+        instead = f"Instead, define {_shown(foreign)}."
+        if foreign == "on_validate_end":
+            instead = (
+                f"To read the metrics of the validation, define {_shown('on_metrics')}. For "
+                f"anything else, define {_shown(foreign)}, where they are not available yet."
+            )
         raise HookError(
             f"{owner}.{name} is not a hook: it is one of another trainer, and is never called. "
-            f"Define {foreign!r} instead: def {foreign}({takes}).{metrics} A custom event requires "
-            f"another name."
+            f"{instead} A custom event requires another name."
         )
     meant = near_miss(name)
     if meant is not None:
         raise HookError(f"{owner}.{name} is not a hook. Did you mean {meant!r}?")
+
+
+def _shown(hook_name: str) -> str:
+    takes = ", ".join(("self", *HOOKS[hook_name].parameters))
+    return f"{hook_name!r}: def {hook_name}({takes})"
 
 
 def _check_parameters(owner: str, declared: HookSpec, method: HookFn) -> None:

@@ -239,7 +239,7 @@ class PositionedLoader:
             "steps of the run was computed. Correct __len__ of its sampler or batch sampler.",
             self._name,
             num if is_over else f"more than {length}",
-            start.epoch,
+            start.epoch + 1,
             length,
         )
 
@@ -276,7 +276,8 @@ class PositionedLoader:
             draw = self._loading[0]
             return place_of(self._name, epoch, draw.number, draw.items)
         return (
-            f"raised by the sampler of {self._name}, in epoch {epoch} for batch {self._num_drawn}"
+            f"raised by the sampler of {self._name}, in epoch {epoch + 1} for batch "
+            f"{self._num_drawn}"
         )
 
     def state(self, position: int | None) -> LoaderState | None:

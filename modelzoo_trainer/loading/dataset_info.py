@@ -91,7 +91,7 @@ def warn_of_new_layout(
         "batch %d.",
         was,
         num,
-        now.epoch,
+        now.epoch + 1,
         now.batch_idx,
     )
     num_again = (before.num_samples or 0) - (now.num_samples or 0)
@@ -100,7 +100,7 @@ def warn_of_new_layout(
             "The resumed run may differ: the batch size has changed, so %d samples of epoch %d "
             "are trained on again. Use the old batch size to avoid this.",
             num_again,
-            now.epoch,
+            now.epoch + 1,
         )
     if skipped:
         log.warning(
@@ -126,7 +126,7 @@ def warn_of_new_layout(
             "others skipped. Wrap the stream in ShardedStream, which the trainer shards.",
             was,
             num,
-            now.epoch,
+            now.epoch + 1,
         )
 
 

@@ -396,13 +396,13 @@ class StatefulSource(Source):
 def log_skipped(epoch: int, number: int, items: Any = None) -> None:
     """Log that a batch of an epoch is skipped, and the indices of its samples if known."""
     which = "" if items is None else f" (samples {shown(items)})"
-    _log_of_positions.info("Epoch %d: skipping batch %d%s.", epoch, number, which)
+    _log_of_positions.info("Epoch %d: skipping batch %d%s.", epoch + 1, number, which)
 
 
 def place_of(name: str, epoch: int, number: int, items: Any = None) -> str:
     """Return the note of an error raised while loading a batch."""
     which = "" if items is None else f", samples {shown(items)}"
-    return f"raised while {name} loaded batch {number} of epoch {epoch}{which}"
+    return f"raised while {name} loaded batch {number} of epoch {epoch + 1}{which}"
 
 
 def shown(items: Any) -> str:

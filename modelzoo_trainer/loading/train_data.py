@@ -227,8 +227,8 @@ class TrainData:
             elif restores and type(self._source) is Source:
                 raise ConfigError(
                     f"train_dataloader is an iterator that has already yielded batch "
-                    f"{position.batch_idx} of epoch {position.epoch}, which is the first one this "
-                    f"run needs. Pass a function that creates the iterator."
+                    f"{position.batch_idx} of epoch {position.epoch + 1}, which is the first one "
+                    f"this run needs. Pass a function that creates the iterator."
                 )
         if self._source is None:
             self._source = make_source(self.loader, self._split, self._exchange, self._name)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from annotated_types import Ge
-from torch import Tensor
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Loader, Metrics, StateDict
@@ -22,17 +20,15 @@ from modelzoo_trainer.console.pace import Pace
 from modelzoo_trainer.constraints import checked
 from modelzoo_trainer.loading.epochs import known_length
 from modelzoo_trainer.loggers.logger import Logger
+from modelzoo_trainer.loggers.validation_results import log_results, quiet_log, scopes_of
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.progress")
-quiet_log = logging.getLogger("modelzoo_trainer.results")
-"""Goes only to run.log, if `progress` is "none"."""
 
 _FEW_EPOCHS: Final = 10  # each gets a line
 _COMPILING: Final = 3  # steps on a device that traces them
-_VALIDATION: Final = re.compile(r"((?:.+/)?(?:validate_\d+|test))/(.+)")
 
 
 class ProgressLogger(Logger):
@@ -92,8 +88,7 @@ class ProgressLogger(Logger):
 
     @override
     def setup(self, trainer: Trainer) -> None:
-        own = [callback.name_scope for callback in trainer.validation_callbacks]
-        self._scopes = frozenset(own)
+        self._scopes = scopes_of(trainer)
         self._results_log = quiet_log if trainer.progress == "none" else log
 
     @override
@@ -240,23 +235,7 @@ class ProgressLogger(Logger):
             if self._display is not None:
                 self._display.say_if_due()
             return
-        for scope, results in self._validations(metrics).items():
-            shown = ", ".join(f"{name} {number(value)}" for name, value in results.items())
-            self._results_log.info("%s: %s at step %d", scope, shown, step)
-
-    def _validations(self, metrics: Metrics) -> dict[str, Metrics]:
-        """Return the validation results among metrics by scope, without tensors."""
-        found: dict[str, Metrics] = {}
-        for name, value in metrics.items():
-            match = _VALIDATION.fullmatch(name)
-            scope, _, rest = name.partition("/")
-            if isinstance(value, Tensor) and value.numel() > 1:
-                continue
-            if match is not None:
-                found.setdefault(match[1], {})[match[2]] = value
-            elif rest and scope in self._scopes:
-                found.setdefault(scope, {})[rest] = value
-        return {scope: _loss_first(results) for scope, results in found.items()}
+        log_results(self._results_log, metrics, step, self._scopes)
 
     # ---- progress; also called by the thread of the display
 
@@ -336,7 +315,3 @@ def _epoch(trainer: Trainer, epoch: int | None) -> str:
     if end < float("inf"):
         return f"epoch {min(number_of, int(end))}/{int(end)}"
     return f"epoch {number_of}"
-
-
-def _loss_first(results: Metrics) -> Metrics:
-    return {name: results[name] for name in sorted(results, key=lambda name: name != "loss")}

@@ -103,7 +103,7 @@ def test_one_within_an_earlier_step_is_good(make, batches):
 
 def test_without_one_from_before_the_error_is_raised(make, batches):
     trainer = make(SaveAfterBatches(0), CheckLoss("rollback"), loop=loop(4))
-    with pytest.raises(FloatingPointError, match=r"loss is nan at global_step 1 \(epoch 0"):
+    with pytest.raises(FloatingPointError, match=r"loss is nan at global_step 1 \(epoch 1"):
         trainer.fit(spoilt(batches, 0))
 
 

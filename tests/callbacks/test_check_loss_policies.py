@@ -79,7 +79,7 @@ def test_gradients_are_looked_at_if_requested(make, batches, device):
     with pytest.raises(FloatingPointError) as caught:
         trainer.fit(batches)
     assert caught.match(
-        r"the gradient norm is inf at global_step 3 \(epoch 0, batch 2\); the loss is \d\S*\. "
+        r"the gradient norm is inf at global_step 3 \(epoch 1, batch 2\); the loss is \d\S*\. "
         r"Last finite loss: \d\S* at step 2\."
     )
 
@@ -89,7 +89,7 @@ def test_a_spike_ends_the_run_where_spikes_are_looked_for(make, batches, device)
     check = CheckLoss(spike_window=8, spike_threshold=50)
     trainer = make(Spoil(15, factor=1e3), check, device=device, max_steps=20)
     with pytest.raises(
-        FloatingPointError, match=r"at global_step 15 \(epoch 1, batch 4\), a spike"
+        FloatingPointError, match=r"at global_step 15 \(epoch 2, batch 4\), a spike"
     ):
         trainer.fit(batches)
 
@@ -113,8 +113,8 @@ def test_what_was_skipped_is_reported_and_counted(make, batches, history, caplog
         trainer = run(make, batches, CheckLoss("skip"), Spoil(3, 5), device=device, max_steps=6)
     assert trainer.global_step == 6
     assert [record.getMessage() for record in caplog.records if record.name == LOGGER] == [
-        "Skipped a step: loss is nan at global_step 3 (epoch 0, batch 2).",
-        "Skipped a step: loss is nan at global_step 5 (epoch 0, batch 4).",
+        "Skipped a step: loss is nan at global_step 3 (epoch 1, batch 2).",
+        "Skipped a step: loss is nan at global_step 5 (epoch 1, batch 4).",
     ]
     assert history.of("skipped_steps") == [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (6, 2)]
 
@@ -124,7 +124,7 @@ def test_the_batches_of_a_window_are_named(make, batches, caplog, device):
     loop = TrainingLoop(max_steps=3, grad_accum_steps=3)
     with caplog.at_level(logging.WARNING, logger=LOGGER):
         run(make, batches, CheckLoss("skip"), Spoil(5), device=device, loop=loop)
-    assert "loss is nan at global_step 2 (epoch 0, batches 3-5)" in caplog.text
+    assert "loss is nan at global_step 2 (epoch 1, batches 3-5)" in caplog.text
 
 
 def test_the_parts_of_a_batch_are_named_as_one(make, batches, caplog):
@@ -132,7 +132,7 @@ def test_the_parts_of_a_batch_are_named_as_one(make, batches, caplog):
     trainer.split_train_batches(4)
     with caplog.at_level(logging.WARNING, logger=LOGGER):
         trainer.fit(batches)
-    assert "loss is nan at global_step 2 (epoch 0, batch 1)." in caplog.text
+    assert "loss is nan at global_step 2 (epoch 1, batch 1)." in caplog.text
 
 
 @pytest.mark.parametrize("device", DEVICES)

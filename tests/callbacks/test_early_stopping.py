@@ -67,6 +67,12 @@ def test_it_says_why(run):
     )
 
 
+def test_one_value_is_not_several(run):
+    reason = run([1.0, 2.0, 3.0], EarlyStopping("score", patience=1)).early_exit.reason
+    assert " 1 value " in reason
+    assert "values" not in reason
+
+
 def test_a_metric_of_training_ends_it_at_its_step(make, batches):
     class Log(Callback):
         def on_train_step_end(self, trainer, model, outputs, batch):

@@ -88,7 +88,7 @@ def test_one_line_says_what_is_skipped(make, batches, caplog):
     with caplog.at_level(logging.INFO):
         places(make, loader(batches), SkipSamples(40))
     assert [r.getMessage() for r in caplog.records if "skip" in r.name] == [
-        "Skipped 40 samples: from batch 0 of epoch 0 to batch 5 of epoch 0."
+        "Skipped 40 samples: from batch 0 of epoch 1 to batch 5 of epoch 1."
     ]
     assert not any("passed over" in r.getMessage() for r in caplog.records)
 

@@ -12,10 +12,10 @@ def finding(**facts):
 @pytest.mark.parametrize(
     ("batches", "words"),
     [
-        ([(0, 5)], "epoch 0, batch 5"),
-        ([(2, 4), (2, 5), (2, 6)], "epoch 2, batches 4-6"),
-        ([(0, 1), (0, 4)], "epoch 0, batches 1, 4"),
-        ([(0, 8), (0, 9), (1, 0)], "epoch 0, batches 8-9; epoch 1, batch 0"),
+        ([(0, 5)], "epoch 1, batch 5"),
+        ([(2, 4), (2, 5), (2, 6)], "epoch 3, batches 4-6"),
+        ([(0, 1), (0, 4)], "epoch 1, batches 1, 4"),
+        ([(0, 8), (0, 9), (1, 0)], "epoch 1, batches 8-9; epoch 2, batch 0"),
     ],
 )
 def test_batches_are_named_by_epoch_and_index(batches, words):
@@ -25,19 +25,19 @@ def test_batches_are_named_by_epoch_and_index(batches, words):
 @pytest.mark.parametrize(
     ("facts", "complaint"),
     [
-        ({"loss": math.nan}, "loss is nan at global_step 7 (epoch 0, batch 6)"),
-        ({"loss": -math.inf, "norm": math.nan}, "loss is -inf at global_step 7 (epoch 0, batch 6)"),
+        ({"loss": math.nan}, "loss is nan at global_step 7 (epoch 1, batch 6)"),
+        ({"loss": -math.inf, "norm": math.nan}, "loss is -inf at global_step 7 (epoch 1, batch 6)"),
         (
             {"norm": math.inf},
-            "the gradient norm is inf at global_step 7 (epoch 0, batch 6); the loss is 2.5",
+            "the gradient norm is inf at global_step 7 (epoch 1, batch 6); the loss is 2.5",
         ),
         (
             {"norm": 1.0, "limit": 2.0},
-            "loss is 2.5 at global_step 7 (epoch 0, batch 6), a spike (limit 2)",
+            "loss is 2.5 at global_step 7 (epoch 1, batch 6), a spike (limit 2)",
         ),
         (
             {"norm": 1.0, "limit": 3.0},
-            "another process found a bad loss or gradient at global_step 7 (epoch 0, batch 6)",
+            "another process found a bad loss or gradient at global_step 7 (epoch 1, batch 6)",
         ),
     ],
 )

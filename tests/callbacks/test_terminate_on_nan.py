@@ -55,7 +55,7 @@ def test_the_run_ends_with_the_weights_from_before(
     assert torch.equal(weights(trainer), weights(before))
     assert ends.calls == ["train", "fit"]
     assert trainer.early_exit.reason.startswith(
-        f"TerminateOnNaN: loss is {value} at global_step 3 (epoch 0, batch 2)"
+        f"TerminateOnNaN: loss is {value} at global_step 3 (epoch 1, batch 2)"
     )
     own, other = trainer.optimizer.state_dict()["state"], before.optimizer.state_dict()["state"]
     assert torch.equal(own[0]["momentum_buffer"], other[0]["momentum_buffer"])

@@ -56,6 +56,14 @@ def test_the_file_opens_with_the_library_under_the_names_of_the_state(path, tmp_
     assert compare({name: model[name] for name in sorted(found)}, dict(sorted(found.items()))) == []
 
 
+def test_paths_may_be_strings(path, tmp_path):
+    exported, written = tmp_path / "exported.safetensors", tmp_path / "written.safetensors"
+    assert checkpointing.export(str(path), str(exported)) == []
+    model = checkpointing.load(path)["model"]
+    assert checkpointing.write_weights(model, str(written)) == []
+    assert written.read_bytes() == exported.read_bytes()
+
+
 def test_tied_weights_are_stored_as_the_librarys_loader_expects_them(path, tmp_path):
     export(path, tmp_path / "model.safetensors")
     with safetensors.safe_open(tmp_path / "model.safetensors", framework="pt") as file:

@@ -74,6 +74,17 @@ def test_validate_and_validate_all_run_their_sections_on_checkpoints(capsys):
     assert [line["step"] for line in metrics("out")] == [1]
     assert main(["validate_all", "params.yaml"]) == 0
     assert [line["step"] for line in metrics("out")] == [1, 1, 2]
+    assert main(["validate_all", "params.yaml", "--checkpoint_path", "last"]) == 0
+    assert [line["step"] for line in metrics("out")] == [1, 1, 2, 2]
+    several = "validate_all.ckpt_paths=[last, out/checkpoint_1]"
+    assert main(["validate_all", "params.yaml", "--set", several]) == 0
+    assert [line["step"] for line in metrics("out")] == [1, 1, 2, 2, 2, 1]
+    one, all_of = (
+        main([method, "params.yaml", "--checkpoint_path", "best"])
+        for method in ("validate", "validate_all")
+    )
+    assert one == all_of > 0
+    assert capsys.readouterr().err.count("SaveBest") == 2
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -172,6 +174,21 @@ def test_none_is_silent(tmp_path, loggers) -> None:
     setup = "from modelzoo_trainer.loggers import ProgressLogger"
     arguments = f"progress='none', loggers={loggers}"
     assert run(tmp_path, setup=setup, arguments=arguments) == ("", "")
+
+
+@pytest.mark.slow
+def test_none_writes_the_results_of_validations_to_files(tmp_path) -> None:
+    setup = "from modelzoo_trainer.loggers import JsonlLogger"
+    arguments = "progress='none', loggers=JsonlLogger()"
+    assert run(tmp_path, setup=setup, arguments=arguments) == ("", "")
+    [found] = {path.resolve() for path in tmp_path.rglob("run.log")}
+    [metrics] = tmp_path.rglob("metrics.jsonl")
+    [line] = [line for line in found.read_text().splitlines() if "validate_0: loss" in line]
+    records = [json.loads(text) for text in metrics.read_text().splitlines()]
+    [record] = [record for record in records if "validate_0/loss" in record]
+    step, loss = re.search(r"loss (\S+) at step (\d+)", line).group(2, 1)
+    assert int(step) == record["step"]
+    assert float(loss) == pytest.approx(record["validate_0/loss"], rel=1e-4)
 
 
 @pytest.mark.slow

@@ -92,6 +92,24 @@ def test_several_metrics_require_a_choice(trainer_of, tmp_path) -> None:
         loaded(trainer_of, tmp_path / "b", "best")
 
 
+def test_validate_all_takes_the_names_among_paths(trainer_of, tmp_path) -> None:
+    trained(trainer_of, tmp_path, [1.0, 2.0, 3.0], SaveBest("score"))
+
+    def paths(ckpt_paths):
+        trainer = trainer_of(model_dir=tmp_path)
+        return [path.name for path in trainer.validate_all(BATCHES, ckpt_paths).per_checkpoint]
+
+    assert paths("best") == ["best_1"]
+    assert paths("last") == ["checkpoint_3"]
+    assert paths(["best", tmp_path / "checkpoint_2", "last"]) == [
+        *("best_1", "checkpoint_2", "checkpoint_3")
+    ]
+    with pytest.raises(CheckpointError, match=r"'last'.*no checkpoint"):
+        trainer_of(model_dir=tmp_path / "empty").validate_all(BATCHES, "last")
+    with pytest.raises(ConfigError, match="matches no checkpoint"):
+        trainer_of(model_dir=tmp_path).validate_all(BATCHES, tmp_path / "best")
+
+
 def test_without_a_best_one_the_message_lists_what_is_there(trainer_of, tmp_path) -> None:
     trained(trainer_of, tmp_path, [2.0, 1.0, 3.0])
     with pytest.raises(CheckpointError, match=r"'best'.*checkpoint_2, checkpoint_3.*SaveBest"):

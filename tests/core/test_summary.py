@@ -96,6 +96,26 @@ def test_validate_returns_its_own_metrics_without_a_prefix(trainer_of) -> None:
     assert trainer.result is results[1]
 
 
+def test_the_result_of_a_test_names_the_method(trainer_of) -> None:
+    trainer = trainer_of(max_steps=2)
+    trainer.fit(tiny_batches())
+    result = trainer.test(tiny_batches(2))
+    assert (result.method, list(result.metrics)) == ("test", ["loss"])
+    assert repr(result).startswith("RunResult(test to step 2,")
+    with trainer.name_scope("test"):
+        assert trainer.validate(tiny_batches(1)).method == "validate"
+
+
+def test_the_result_of_predict_names_the_method(trainer_of) -> None:
+    class Doubled(Scale):
+        def forward(self, batch):
+            return {"twice": 2 * batch}
+
+    trainer = trainer_of(model=Doubled)
+    trainer.predict(constant_batches(1))
+    assert trainer.result.method == "predict"
+
+
 def test_validate_all_has_the_metrics_of_each_checkpoint(trainer_of) -> None:
     trainer = trainer_of(max_steps=2, checkpoint=Checkpoint(steps=1))
     paths = trainer.fit(tiny_batches()).checkpoints
@@ -117,6 +137,26 @@ def test_the_best_checkpoint_is_among_them(trainer_of) -> None:
     best = SaveBest("validate_0/loss", mode="min")
     result = trainer_of(best, max_steps=2).fit(tiny_batches(), tiny_batches(1))
     assert len(result.checkpoints) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "load_best", "step"),
+    [((3.0, 1.0, 2.0), True, 2), ((3.0, 2.0, 1.0), True, None), ((3.0, 1.0, 2.0), False, None)],
+    ids=["earlier", "last", "not loaded"],
+)
+def test_the_step_of_the_best_weights_is_told_if_it_is_not_the_last(
+    trainer_of, caplog, values, load_best, step
+) -> None:
+    caplog.set_level(logging.INFO)
+    best = SaveBest("validate_0/score", load_best=load_best)
+    trainer = trainer_of(best, Reports("score", *values, 0.5), max_steps=3, eval_frequency=1)
+    result = trainer.fit(tiny_batches(), tiny_batches(1))
+    assert (result.weights_step, result.global_step) == (step, 3)
+    assert ("weights of step 2" in repr(result)) == (step is not None)
+    [end] = [text for text in caplog.messages if text.startswith("Finished")]
+    rows = [line.split() for line in end.splitlines() if "weights:" in line]
+    assert rows == ([] if step is None else [["weights:", "of", "step", "2", "(best)"]])
+    assert trainer.validate(tiny_batches(1), ckpt_path=None).weights_step == step
 
 
 def test_what_has_stopped_a_fit_is_told(trainer_of) -> None:

@@ -186,10 +186,21 @@ def test_a_hook_of_another_trainer_is_refused_with_ours(name: str) -> None:
         check_callback(type("Duck", (), {name: method})())
 
 
-@pytest.mark.parametrize("name", ["on_evaluate", "on_validation_epoch_end"])
-def test_a_hook_that_got_metrics_is_refused_with_the_one_that_gets_them(name: str) -> None:
-    with pytest.raises(HookError, match=r"'on_validate_end'.*'on_metrics'"):
+@pytest.mark.parametrize(
+    "name", sorted(name for name, ours in INSTEAD.items() if ours == "on_validate_end")
+)
+def test_the_end_of_a_validation_elsewhere_leads_to_the_hook_with_its_metrics(name: str) -> None:
+    takes = ", ".join(["self", *HOOKS["on_metrics"].parameters])
+    with pytest.raises(
+        HookError, match=rf"'on_metrics': def on_metrics\({takes}\).*'{INSTEAD[name]}'"
+    ):
         type("Mine", (Callback,), {name: lambda self, *anything: None})
+
+
+def test_a_hook_without_metrics_elsewhere_does_not_lead_to_the_one_with_metrics() -> None:
+    with pytest.raises(HookError) as caught:
+        type("Mine", (Callback,), {"on_validation_start": lambda self, *anything: None})
+    assert "on_metrics" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("_declared_as_before")

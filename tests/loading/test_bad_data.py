@@ -67,7 +67,7 @@ def test_an_index_out_of_range_is_said_with_epoch_batch_and_indices(trainer_of, 
     data = TensorDataset(torch.arange(20.0))
     loader = DataLoader(data, batch_sampler=sampler, num_workers=workers, collate_fn=first)
     found = notes_of(trainer_of(model=Scale, num_epochs=3), loader, IndexError)
-    assert found == ["raised while train_dataloader loaded batch 1 of epoch 1, samples 6, 99"]
+    assert found == ["raised while train_dataloader loaded batch 1 of epoch 2, samples 6, 99"]
 
 
 def first(samples: list[Any]) -> torch.Tensor:
@@ -79,7 +79,7 @@ def test_a_collation_that_fails_on_one_batch_is_said_with_it(trainer_of, workers
     loader = DataLoader(Points(), 4, num_workers=workers, collate_fn=failing)
     found = notes_of(trainer_of(model=Scale, num_epochs=1), loader, ValueError)
     assert found == [
-        "raised while train_dataloader loaded batch 2 of epoch 0, samples 8, 9, 10, 11"
+        "raised while train_dataloader loaded batch 2 of epoch 1, samples 8, 9, 10, 11"
     ]
 
 
@@ -93,7 +93,7 @@ def test_a_data_set_that_is_shorter_than_it_says_is_said_with_the_batch(trainer_
     loader = DataLoader(Points(missing=2), 4)
     found = notes_of(trainer_of(model=Scale, num_epochs=1), loader, IndexError)
     assert found == [
-        "raised while train_dataloader loaded batch 4 of epoch 0, samples 16, 17, 18, 19"
+        "raised while train_dataloader loaded batch 4 of epoch 1, samples 16, 17, 18, 19"
     ]
 
 
@@ -124,7 +124,7 @@ def test_another_number_of_batches_than_it_says_is_warned_of_with_both(
     assert trainer.global_step == min(6, 2 * said)
     [warned] = [text for text in warnings_of(caplog) if "length" in text]
     num = "more than 2" if said == 2 else "2"
-    assert f"yielded {num} batches in epoch 1, but its length is {said}" in warned
+    assert f"yielded {num} batches in epoch 2, but its length is {said}" in warned
 
 
 def test_a_sampler_without_a_length_is_trained_on(trainer_of, caplog) -> None:

@@ -129,8 +129,8 @@ def test_batches_are_skipped_without_being_loaded(tmp_path, caplog) -> None:
     assert [number for number, _ in found] == [1, 3, 5]
     assert dataset.loaded() == [4, 5, 6, 7, 12, 13, 14, 15, 20, 21]
     second, fourth = caplog.messages
-    assert [fact in second for fact in ("Epoch 0", "batch 2", "8, 9, 10, 11")] == [True] * 3
-    assert [fact in fourth for fact in ("Epoch 0", "batch 4", "16, 17, 18, 19")] == [True] * 3
+    assert [fact in second for fact in ("Epoch 1", "batch 2", "8, 9, 10, 11")] == [True] * 3
+    assert [fact in fourth for fact in ("Epoch 1", "batch 4", "16, 17, 18, 19")] == [True] * 3
 
 
 def test_a_long_list_of_samples_is_cut_in_the_log(caplog) -> None:

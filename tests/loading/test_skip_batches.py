@@ -158,14 +158,27 @@ def test_a_run_that_resumes_passes_them_over_too(trainer_of, make) -> None:
 def test_the_log_says_which_batches_and_samples(trainer_of, caplog) -> None:
     caplog.set_level(logging.INFO)
     trainer_of(PassOver((0, 2), (0, 1)), model=Scale).fit(LOADERS["loader"]())
-    assert "Epoch 0: skipping batches 1, 2." in caplog.messages
+    assert "Epoch 1: skipping batches 1, 2." in caplog.messages
     assert any("batch 1" in text and "2, 3" in text for text in caplog.messages)
 
 
 def test_the_log_says_which_batches_where_samples_are_not_known(trainer_of, caplog) -> None:
     caplog.set_level(logging.INFO)
     trainer_of(PassOver((0, 2)), model=Scale).fit(WithoutLength())
-    assert "Epoch 0: skipping batch 2." in caplog.messages
+    assert "Epoch 1: skipping batch 2." in caplog.messages
+
+
+def test_messages_count_epochs_from_1(trainer_of, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    places = [(1, idx) for idx in range(4)]
+    trainer = trainer_of(PassOver(*places), model=Scale, num_steps=6)
+    trainer.fit(LOADERS["loader"]())
+    assert trainer.data.epoch == 2
+    found = [text for text in caplog.messages if "rest" in text]
+    assert [text.partition(":")[0] for text in found] == ["Epoch 2"]
+    trainer.fit(LOADERS["loader"]())  # the first has stopped in the third epoch
+    [text] = [text for text in caplog.messages if "mid-epoch" in text]
+    assert "epoch 4" in text
 
 
 class Dislike(Callback):

@@ -215,7 +215,7 @@ def test_an_error_says_which_batch_of_which_epoch_it_was() -> None:
 
     with pytest.raises(OSError, match="the file is gone") as caught:
         values(source_of(Broken()), start_of(epoch=3))
-    assert caught.value.__notes__ == ["raised while train_dataloader loaded batch 2 of epoch 3"]
+    assert caught.value.__notes__ == ["raised while train_dataloader loaded batch 2 of epoch 4"]
 
 
 @pytest.mark.parametrize("seed", [None, 5])

@@ -389,7 +389,7 @@ def test_the_batches_of_an_open_step_are_part_of_the_state(
     with caplog.at_level(logging.WARNING, logger="modelzoo_trainer.check_loss"):
         trainer = run(spoilt(data(), 3), SaveAndLoad(check, at), check, **common)
     assert_same_bits(trainer, run(data(), precision=Withheld(2), **common))
-    assert "loss is nan at global_step 2 (epoch 0, batches 3-5)" in caplog.text
+    assert "loss is nan at global_step 2 (epoch 1, batches 3-5)" in caplog.text
 
 
 def test_a_step_that_was_skipped_is_no_measure_of_spikes(run: Run) -> None:
@@ -482,7 +482,7 @@ def test_what_is_passed_over_is_said(run: Run, device: str, caplog: Any) -> None
     assert [
         record.getMessage() for record in caplog.records if record.name.endswith("check_loss")
     ] == [
-        "loss is nan at global_step 3 (epoch 0, batches 6-8). Rolling back and skipping epoch 0, "
+        "loss is nan at global_step 3 (epoch 1, batches 6-8). Rolling back and skipping epoch 1, "
         "batches 6-8."
     ]
 

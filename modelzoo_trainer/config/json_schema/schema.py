@@ -41,9 +41,10 @@ _TEXTS: Final = {
     "train_dataloader": "Training data.",
     "val_dataloader": "Validation data.",
     "val_dataloaders": "Validation data: one dataloader or several.",
-    "ckpt_path": "Start from this checkpoint; null: from new weights; not given: from the newest "
-    "one in model_dir.",
-    "ckpt_paths": "The checkpoints: one or several paths or glob patterns.",
+    "ckpt_path": "Start from this checkpoint; best: the best one of SaveBest, last: the newest; "
+    "null: from new weights; not given: from the newest one in model_dir.",
+    "ckpt_paths": "The checkpoints: one or several paths or glob patterns; best and last as in "
+    "ckpt_path.",
     "progress": "Console output: bar, lines or none; null: a bar on a terminal, otherwise lines.",
     "device": "The device: cpu, gpu, auto or another; upper or lower case.",
     "backend": "Options of the device.",

@@ -1,0 +1,65 @@
+"""A hint if a model returns metrics in a validation that nothing logs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import Tensor
+
+from modelzoo_trainer.callback import Callback, Outputs
+
+if TYPE_CHECKING:
+    from modelzoo_trainer.trainer import Trainer
+
+log = logging.getLogger("modelzoo_trainer.model")
+
+_NOT_METRICS: Final = ("loss", "num_items")
+_READERS: Final = ("on_after_forward", "on_validate_step_end", "on_validate_batch_end")
+"""Hooks that get the model's output."""
+_PACKAGE: Final = __name__.partition(".")[0]
+_MOST: Final = 4  # names in the message
+
+
+def metrics_among(outputs: Outputs) -> tuple[str, ...]:
+    """Return the names of a model's outputs that `ModelEvalMetrics` would average."""
+    return tuple(
+        name
+        for name, value in outputs.items()
+        if name not in _NOT_METRICS and isinstance(value, Tensor) and not value.dim()
+    )
+
+
+def hint_at_unlogged(trainer: Trainer, names: Iterable[str], scope: str) -> bool:
+    """Log which metrics of a validation are not logged; return whether there are any.
+
+    No hint if a callback of the user reads the model's output.
+
+    Args:
+        trainer: The trainer.
+        names: What the model returned but nothing logged.
+        scope: The prefix of the dataloader.
+    """
+    missing = list(names)
+    if not missing or any(map(_reads_outputs, trainer.all_callbacks)):
+        return False
+    more = f" and {len(missing) - _MOST} more" if len(missing) > _MOST else ""
+    log.info(
+        "Not logged: %s%s, which the model returned in a validation. Add the callback "
+        "ModelEvalMetrics() to log the mean as %s%s.",
+        ", ".join(missing[:_MOST]),
+        more,
+        scope,
+        missing[0],
+    )
+    return True
+
+
+def _reads_outputs(callback: Any) -> bool:
+    kind = type(getattr(callback, "__wrapped__", callback))
+    if kind.__module__.partition(".")[0] == _PACKAGE:
+        return False
+    return any(
+        getattr(kind, name, None) not in (None, getattr(Callback, name)) for name in _READERS
+    )
