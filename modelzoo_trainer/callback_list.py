@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch.nn import Module
 
-from modelzoo_trainer.callback import Callback, CoreCallback, check_callback
+from modelzoo_trainer.callback import CoreCallback, check_callback
 from modelzoo_trainer.core.artifact_dir import ArtifactDir
 from modelzoo_trainer.core.attribute_states import AttributeStates
 from modelzoo_trainer.core.autorestart import AutoRestart
@@ -94,7 +94,6 @@ class CallbackList(Mapping[str, Any]):
         self._default_console = console if shows_progress else None
         if self._default_console is None and shows_progress:
             self._default_console = _make_default_console()
-        self._in_run_log = None if shows_progress else _make_results_in_run_log()
         self._model_hooks: list[ModelHooks] = []
         self.rebuild()
 
@@ -162,7 +161,7 @@ class CallbackList(Mapping[str, Any]):
         self.loggers: list[Logger] = [*self._loggers, *self._console_if_alone()]
         core = list(self.core.values())
         self._by_name = {**self.core, **named([*user, *self.loggers])}
-        ordered = [*core, *user, *self.loggers, *self._quiet_results(), *global_callbacks()]
+        ordered = [*core, *user, *self.loggers, *global_callbacks()]
         known = set(map(id, ordered))
         ordered += [own for own in self._model_hooks if id(own.__wrapped__) not in known]
         self.all = tuple({id(callback): callback for callback in ordered}.values())
@@ -198,24 +197,17 @@ class CallbackList(Mapping[str, Any]):
 
     def _console_if_alone(self) -> list[Logger]:
         """Return the default `ProgressLogger`, in a list, only if nothing else shows a run."""
-        console = self._default_console
-        return [] if console is None or self._has_progress() else [console]
-
-    def _quiet_results(self) -> list[Callback]:
-        """Return what writes results to `run.log`, in a list, only if nothing else shows a run."""
-        results = self._in_run_log
-        return [] if results is None or self._has_progress() else [results]
-
-    def _has_progress(self) -> bool:
-        """Return whether a callback of the user shows the progress of a run."""
+        if self._default_console is None:
+            return []
         others = [*self.user, *self._loggers, *global_callbacks()]
         if not others:
-            return False
+            return [self._default_console]
         from modelzoo_trainer.callbacks import PrintProgress, ProgressBar
         from modelzoo_trainer.loggers import ProgressLogger
 
         own = (PrintProgress, ProgressBar, ProgressLogger)
-        return any(isinstance(callback, own) for callback in others)
+        is_given = any(isinstance(callback, own) for callback in others)
+        return [] if is_given else [self._default_console]
 
     # ---- changes, each followed by `rebuild`
 
@@ -349,12 +341,6 @@ def _make_default_console() -> Logger:
     console = ProgressLogger()
     console.is_default = True
     return console
-
-
-def _make_results_in_run_log() -> Callback:
-    from modelzoo_trainer.loggers.validation_results import ResultsInRunLog
-
-    return ResultsInRunLog()
 
 
 def _limit_of_environment() -> list[Any]:

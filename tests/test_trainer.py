@@ -339,7 +339,7 @@ def test_something_else_in_the_place_of_an_optimizer_is_refused(trainer_of) -> N
 def test_a_device_and_a_backend_exclude_each_other(trainer_of) -> None:
     from backends import make_backend
 
-    with pytest.raises(ConfigError, match=r"^device \('cpu'\) and a backend are both given; they"):
+    with pytest.raises(ConfigError, match=r"^device \('cpu'\) and a Backend object are both given"):
         trainer_of(device="cpu", backend=make_backend("cpu"))
 
 

@@ -17,10 +17,10 @@ from modelzoo_trainer.console.bar import (
     Bar,
     is_notebook,
     is_terminal,
-    number,
 )
 from modelzoo_trainer.console.harmless import harmless
 from modelzoo_trainer.loading.epochs import known_length
+from modelzoo_trainer.results_log import number
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer

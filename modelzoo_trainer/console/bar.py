@@ -167,10 +167,3 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
-
-
-def number(value: Any) -> str:
-    """Format a metric, numbers with five decimals or digits."""
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:.5f}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.5g}"

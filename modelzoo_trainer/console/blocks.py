@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from modelzoo_trainer.console.bar import duration, number
+from modelzoo_trainer.console.bar import duration
 from modelzoo_trainer.console.display import rate
 from modelzoo_trainer.console.harmless import known
 from modelzoo_trainer.optim.run_hints import hints_of
 from modelzoo_trainer.results import RunResult, count_parameters
+from modelzoo_trainer.results_log import number
 from modelzoo_trainer.shown_path import shown_path
 
 if TYPE_CHECKING:

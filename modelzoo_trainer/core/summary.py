@@ -17,6 +17,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Metrics, Outputs, StateDict
 from modelzoo_trainer.core.unlogged_metrics import hint_at_unlogged, metrics_among
 from modelzoo_trainer.results import Best, RunResult
+from modelzoo_trainer.results_log import log_results, quiet_log, scopes_of
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -194,6 +195,10 @@ class Summary(CoreCallback):
     def on_metrics(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
         for record in self._open:
             record.note(metrics, step, self._given)
+        if trainer.progress == "none" and trainer.backend.comm.is_main:
+            is_of_training = trainer.is_fitting and "loss" in metrics
+            if not is_of_training:  # no console logs the results of validations
+                log_results(quiet_log, metrics, step, scopes_of(trainer))
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, state_dict: StateDict) -> None:

@@ -12,7 +12,6 @@ from annotated_types import Ge
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Loader, Metrics, StateDict
-from modelzoo_trainer.console.bar import number
 from modelzoo_trainer.console.blocks import end_block, start_block
 from modelzoo_trainer.console.display import Display, View, kind_of_console
 from modelzoo_trainer.console.harmless import harmless, known
@@ -20,7 +19,7 @@ from modelzoo_trainer.console.pace import Pace
 from modelzoo_trainer.constraints import checked
 from modelzoo_trainer.loading.epochs import known_length
 from modelzoo_trainer.loggers.logger import Logger
-from modelzoo_trainer.loggers.validation_results import log_results, quiet_log, scopes_of
+from modelzoo_trainer.results_log import log_results, number, scopes_of
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -68,7 +67,7 @@ class ProgressLogger(Logger):
     def __init__(self, interval_s: Annotated[float, Ge(0)] | None = None) -> None:
         self._interval_s = interval_s
         self._scopes: frozenset[str] = frozenset()
-        self._results_log = log
+        self._logs_results = True
         self._reset()
 
     def _reset(self) -> None:
@@ -89,7 +88,7 @@ class ProgressLogger(Logger):
     @override
     def setup(self, trainer: Trainer) -> None:
         self._scopes = scopes_of(trainer)
-        self._results_log = quiet_log if trainer.progress == "none" else log
+        self._logs_results = trainer.progress != "none"  # else `Summary` does
 
     @override
     def on_enter_fit(
@@ -235,7 +234,8 @@ class ProgressLogger(Logger):
             if self._display is not None:
                 self._display.say_if_due()
             return
-        log_results(self._results_log, metrics, step, self._scopes)
+        if self._logs_results:
+            log_results(log, metrics, step, self._scopes)
 
     # ---- progress; also called by the thread of the display
 

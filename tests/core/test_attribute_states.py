@@ -216,8 +216,7 @@ def test_a_frozen_module_that_does_not_fit_a_checkpoint_stops_no_run(
 
     run(Own, tmp_path, 5)
     run(Own, tmp_path, 10)
-    [warning] = {line.split(":")[0].split(" cannot")[0] for line in warnings_in(caplog)}
-    assert "trainer.other" in warning
+    assert {"trainer.other" in line for line in warnings_in(caplog)} == {True}
 
 
 def test_unsaved_attributes_are_names_of_attributes(tmp_path, caplog) -> None:

@@ -258,7 +258,7 @@ def test_an_optimizer_class_is_refused_with_what_to_write(trainer_of, given) -> 
 def test_a_callable_that_takes_the_model_for_its_parameters_gets_a_note(trainer_of) -> None:
     with pytest.raises(TypeError) as caught:
         trainer_of(optimizer=lambda params: torch.optim.SGD(params, lr=0.1))
-    assert "called with the model, a TinyModel" in "".join(caught.value.__notes__)
+    assert "called with the model (a TinyModel)" in "".join(caught.value.__notes__)
 
 
 def test_an_optimizer_with_none_of_the_models_parameters_is_refused(trainer_of) -> None:

@@ -11,8 +11,9 @@ import pytest
 from modelzoo_trainer import Callback, Checkpoint, ConfigError, RollBack, TrainingLoop
 from modelzoo_trainer.callbacks import LogOptimizerParamGroup, ModelEvalMetrics, RateProfiler
 from modelzoo_trainer.console import display
-from modelzoo_trainer.console.bar import duration, number
+from modelzoo_trainer.console.bar import duration
 from modelzoo_trainer.loggers import ProgressLogger
+from modelzoo_trainer.results_log import number
 
 LINE = re.compile(
     r"train step (\d+)/4 \| epoch 1 \| loss \d\.\d{5} \| lr 0\.1 "

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from modelzoo_trainer.callbacks import ModelEma, PrintProgress
+from modelzoo_trainer.callbacks import ModelEma
 from modelzoo_trainer.loggers import ProgressLogger
 from tests.doubles import tiny_batches
 
@@ -35,17 +35,3 @@ def test_each_validation_has_one_line(results, loggers) -> None:
 
 def test_a_custom_validation_has_one_too(results) -> None:
     assert results(ModelEma(), progress="none").count("ema/validate_0") == 2
-
-
-def test_it_is_not_written_twice(trainer_of) -> None:
-    from modelzoo_trainer.loggers.validation_results import ResultsInRunLog
-
-    def writers(*callbacks: Any, **settings: Any) -> int:
-        return len(trainer_of(*callbacks, **settings).get_callbacks(ResultsInRunLog))
-
-    assert writers(progress="none") == 1
-    assert writers(PrintProgress(), progress="none") == 0
-    assert writers(progress="lines") == 0
-    trainer = trainer_of(progress="none")
-    trainer.add_callback(ProgressLogger())
-    assert trainer.get_callbacks(ResultsInRunLog) == []

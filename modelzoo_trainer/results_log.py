@@ -5,13 +5,9 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
-from typing_extensions import override
-
-from modelzoo_trainer.callback import CoreCallback, Metrics
-from modelzoo_trainer.console.bar import number
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -22,23 +18,13 @@ quiet_log = logging.getLogger("modelzoo_trainer.results")
 _VALIDATION: Final = re.compile(r"((?:.+/)?(?:validate_\d+|test))/(.+)")
 
 
-class ResultsInRunLog(CoreCallback):
-    """Write the results of validations to `run.log` if nothing shows the progress of the run."""
-
-    @override
-    def on_metrics(self, trainer: Trainer, metrics: Metrics, step: int) -> None:
-        is_of_training = trainer.is_fitting and "loss" in metrics
-        if not is_of_training and trainer.backend.comm.is_main:
-            log_results(quiet_log, metrics, step, scopes_of(trainer))
-
-
 def scopes_of(trainer: Trainer) -> frozenset[str]:
     """Return the name scopes of custom validations."""
     return frozenset(callback.name_scope for callback in trainer.validation_callbacks)
 
 
 def log_results(
-    log: logging.Logger, metrics: Metrics, step: int, scopes: Collection[str] = ()
+    log: logging.Logger, metrics: dict[str, Any], step: int, scopes: Collection[str] = ()
 ) -> None:
     """Log a line for each validation that has results among metrics."""
     for scope, results in _by_scope(metrics, scopes).items():
@@ -47,9 +33,9 @@ def log_results(
         log.info("%s: %s at step %d", scope, shown, step)
 
 
-def _by_scope(metrics: Metrics, scopes: Collection[str]) -> dict[str, Metrics]:
+def _by_scope(metrics: dict[str, Any], scopes: Collection[str]) -> dict[str, dict[str, Any]]:
     """Return the validation results among metrics by scope, without tensors."""
-    found: dict[str, Metrics] = {}
+    found: dict[str, dict[str, Any]] = {}
     for name, value in metrics.items():
         match = _VALIDATION.fullmatch(name)
         scope, _, rest = name.partition("/")
@@ -60,3 +46,10 @@ def _by_scope(metrics: Metrics, scopes: Collection[str]) -> dict[str, Metrics]:
         elif rest and scope in scopes:
             found.setdefault(scope, {})[rest] = value
     return found
+
+
+def number(value: Any) -> str:
+    """Format a metric, numbers with five decimals or digits."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.5f}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.5g}"
