@@ -378,7 +378,7 @@ def real_run(tmp_path):
         process.communicate()
 
 
-@pytest.mark.slow_cases("SIGINT")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
 )

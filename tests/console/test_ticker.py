@@ -146,6 +146,7 @@ def run(tmp_path, *, pause=0.0, setup="", arguments="") -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_a_program_in_a_pipe_has_a_screen_of_plain_lines(tmp_path) -> None:
     printed, said = run(tmp_path)
     lines = said.splitlines()

@@ -68,6 +68,7 @@ def test_a_run_that_writes_none_may_read_there(trainer_of, tmp_path, root) -> No
     assert trainer.global_step == 1
 
 
+@pytest.mark.slow
 def test_the_folder_is_free_after_a_fit(trainer_of, tmp_path, root) -> None:
     fit(trainer_of, tmp_path / "run", root)
     subprocess.run(

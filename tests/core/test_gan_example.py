@@ -42,6 +42,7 @@ def train(gan: dict[str, Any], folder: Path, steps: int = STEPS) -> None:
         gan["fit"](trainer)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_within_a_step_resumes_bit_for_bit(tmp_path, gan) -> None:
     script = CHILD.format(
         example=str(EXAMPLE),

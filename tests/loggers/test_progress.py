@@ -192,6 +192,7 @@ def test_the_bar_leaves_the_handlers_as_they_were_even_after_a_failure(make, bat
     assert "train" in terminal.getvalue()
 
 
+@pytest.mark.slow
 def test_the_bar_goes_back_with_the_run(make, batches, monkeypatch):
     settings = going_back()
     settings["callbacks"].insert(0, Slow())

@@ -130,6 +130,7 @@ class Extra(Callback):
         )
 
 
+@pytest.mark.slow
 def test_numbers_are_points_at_their_steps(make, batches):
     losses = Losses()
     trainer = make(WandbLogger(project="p"), callbacks=[losses])

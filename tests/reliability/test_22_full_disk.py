@@ -46,7 +46,7 @@ def intact(run: Run) -> list[Path]:
     return found
 
 
-@pytest.mark.slow_cases("False")
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_training_goes_on_while_the_disk_is_full(runs, count, asynchronous) -> None:
     run = runs.new(asynchronous=asynchronous, full_from=10, full_to=30)
