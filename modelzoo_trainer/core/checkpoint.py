@@ -480,7 +480,8 @@ class Checkpoint(CoreCallback, Advised):
             checkpointing.note_finished(path)
         except CheckpointError as error:
             log.warning(
-                "%s A rerun of this fit with num_steps will therefore not train further.", error
+                "%s Running this fit again with num_steps will therefore train no further steps.",
+                error,
             )
 
     def begins_finished(self, trainer: Trainer) -> bool:

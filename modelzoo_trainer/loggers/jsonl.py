@@ -108,7 +108,7 @@ class JsonlLogger(FileLogger):
             start = max(loaded.since, loaded.place.get("num_bytes") or 0)
             own = lines_from(path, start, loaded.step)
         if loaded.place is None or not cut_to(path, loaded.place):
-            log.debug("%s is not the file of the checkpoint, or was empty when it was saved.", path)
+            log.debug("%s: removing the lines after step %d.", path, loaded.step)
             cut_back(path, loaded.step)
         elif own:
             with path.open("ab") as file:
