@@ -86,7 +86,6 @@ def _without_side_effects(plan: TrainerPlan, folder: str) -> tuple[TrainerPlan, 
         one for one in own.init.get("callbacks", ()) if getattr(one, "target", None) in _DIVIDES
     ]
     own.defaults.update(callbacks=[], loggers=[])
-    own.init["progress"] = "none"  # its lines would look like those of a run
     loop = own.init.get("loop")
     num = 1 if loop is None else loop.arguments.get("grad_accum_steps", 1)
     own.init["loop"] = TrainingLoop(max_steps=_NUM_STEPS, grad_accum_steps=num, eval_frequency=None)
