@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from modelzoo_trainer.callback import Loader, Metrics
+from modelzoo_trainer.core.summary import loaded_step_of
 from modelzoo_trainer.devices import host_value
 from modelzoo_trainer.errors import StopTraining
 
@@ -85,7 +86,8 @@ class MetricLog:
         """Return the step of a metric that is logged now."""
         if self._logging.in_batch and not self.is_delivering:
             return self._logging.step
-        return trainer.global_step
+        best = None if trainer.is_fitting else loaded_step_of(trainer)
+        return trainer.global_step if best is None else best
 
     # ---- metrics
 

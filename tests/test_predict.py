@@ -145,7 +145,7 @@ def test_no_loss_is_needed_and_none_is_computed(tmp_path) -> None:
 
 
 def test_outputs_that_are_losses_alone_are_refused(trainer_of) -> None:
-    with pytest.raises(ConfigError, match=r"Echo returned nothing to predict: .*: loss, n\)"):
+    with pytest.raises(ConfigError, match=r"Echo returned no predictions: .*: loss, n\)"):
         predicted(trainer_of, lambda rows: {"loss": rows.mean(), "n": 3})
 
 
@@ -287,6 +287,26 @@ def test_one_that_is_stopped_says_so(trainer_of, caplog, arguments, raises) -> N
     assert not found.is_complete
     assert torch.equal(found["rows"], ROWS[:8])
     assert "2 batches" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "num"),
+    [({}, 1), ({"optimizer": None}, 0)],
+    ids=["a model that was to be trained", "a model for inference"],
+)
+def test_untrained_weights_are_warned_of(trainer_of, caplog, settings, num) -> None:
+    trainer_of(**settings).predict(tiny_batches(1))
+    assert caplog.text.count("no checkpoint") == num
+
+
+def test_trained_or_chosen_weights_are_not_warned_of(trainer_of, caplog) -> None:
+    trainer = trainer_of(max_steps=1, checkpoint=Checkpoint(steps=1))
+    trainer.fit(tiny_batches(1))
+    trainer.predict(tiny_batches(1))
+    trainer.close()
+    trainer_of().predict(tiny_batches(1))
+    trainer_of().predict(tiny_batches(1), ckpt_path=None)
+    assert "no checkpoint" not in caplog.text
 
 
 def test_the_same_weights_are_used_as_in_a_validation(trainer_of, tmp_path, caplog) -> None:

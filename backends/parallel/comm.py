@@ -38,8 +38,8 @@ class DistributedComm(Comm):
         """
         if self._world is None:
             raise BackendError(
-                "The backend is not open yet, so there is no connection to other processes. Use it "
-                "after the trainer is built, from the hook setup on."
+                "The backend is not initialized yet, so there is no process group. Use it in the "
+                "hook setup() or later."
             )
         return self._world
 

@@ -143,8 +143,8 @@ class CheckLoss(Callback):
                 )
             if trainer.get_callback(StepGuard) is not None:
                 raise ConfigError(
-                    "callbacks has two CheckLoss with policy, check_gradients or spike_window. "
-                    "Merge them into one."
+                    "There are two CheckLoss callbacks with policy, check_gradients or "
+                    "spike_window. Merge them into one."
                 )
             self._guard = guard = StepGuard(
                 trainer,

@@ -71,15 +71,12 @@ class ComputeNorm(Callback):
         if suffix is None:
             return
         own = range(len(self._params)) if not suffix else self._places_of(optimizer)
-        grads: list[Tensor] = []
-        places: list[int] = []
-        for idx in own:
-            grad = self._params[idx].grad
-            if grad is not None:
-                places.append(idx)
-                grads.append(grad.coalesce().values() if grad.is_sparse else grad)
         params = self._params if not suffix else [self._params[idx] for idx in own]
-        norms = trainer.backend.norms.tensor_norms([*params, *grads])
+        grads = [param.grad for param in params]
+        found = [grad for grad in grads if grad is not None]
+        places = [idx for idx, grad in zip(own, grads, strict=True) if grad is not None]
+        dense = [grad.coalesce().values() if grad.is_sparse else grad for grad in found]
+        norms = trainer.backend.norms.tensor_norms([*params, *dense])
         others = [one for one in self._found if suffix and one[0] != suffix]
         self._found = [*others, (suffix, places, norms)]
 

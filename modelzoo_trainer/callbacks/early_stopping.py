@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch.nn import Module
 from typing_extensions import override
@@ -13,6 +13,7 @@ from typing_extensions import override
 from modelzoo_trainer.callback import Callback, Loader, Metrics
 from modelzoo_trainer.callbacks.metric_watch import MetricName, MetricWatch
 from modelzoo_trainer.constraints import NonNegativeFloat, PositiveInt, checked
+from modelzoo_trainer.metric_direction import Direction, is_better
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -34,9 +35,10 @@ class EarlyStopping(Callback):
 
     Args:
         metric: Name of the metric as loggers receive it, such as `validate_0/loss`.
-        mode: Whether a smaller ("min") or a larger ("max") value is better.
+        mode: Whether a smaller ("min") or a larger ("max") value is better; None = by the name:
+            "max" for accuracy, F1, AUC and the like, otherwise "min".
         patience: Number of consecutive values without improvement after which to stop, > 0.
-        min_delta: Minimum improvement, >= 0.
+        min_delta: Minimum improvement, >= 0; a relative one of a millionth is always required.
         reset_on_fit: Whether to reset the state in each fit; False = continue from the previous
             one. A fit that resumes from a checkpoint of the run never resets it.
         verbose: Whether to log each value.
@@ -55,14 +57,14 @@ class EarlyStopping(Callback):
     def __init__(
         self,
         metric: MetricName,
-        mode: Literal["min", "max"] = "min",
+        mode: Direction | None = None,
         patience: PositiveInt = 3,
         min_delta: NonNegativeFloat = 0.0,
         reset_on_fit: bool = True,
         verbose: bool = False,
     ) -> None:
         self._watch = MetricWatch("EarlyStopping", metric)
-        self.mode = mode
+        self.mode = self._watch.mode_or_default(mode)
         self.patience = patience
         self.min_delta = min_delta
         self.reset_on_fit = reset_on_fit
@@ -123,10 +125,7 @@ class EarlyStopping(Callback):
     def _improves(self, value: float) -> bool:
         if not math.isfinite(value):
             return False
-        if self.best is None:
-            return True
-        gain = self.best - value if self.mode == "min" else value - self.best
-        return gain > self.min_delta
+        return self.best is None or is_better(value, self.best, self.mode, self.min_delta)
 
     def _described(self) -> str:
         return "none" if self.best is None else f"{self.best:.6g} at step {self.best_step}"

@@ -106,7 +106,7 @@ class ExtraCheckpoint(Callback):
         for other in trainer.get_callbacks(ExtraCheckpoint):
             if other is not self and other._place(trainer) == self._place(trainer):
                 raise ConfigError(
-                    f"Two ExtraCheckpoint use the name {self._template!r} in "
+                    f"Two ExtraCheckpoint callbacks use the name {self._template!r} in "
                     f"{str(self._side.root(trainer))!r}. Give one of them another folder or "
                     f"checkpoint_name."
                 )

@@ -250,7 +250,9 @@ class LRFinder(Callback):
             ConfigError: If there was no test, or matplotlib is not installed.
         """
         if not self.lrs:
-            raise ConfigError("LRFinder has nothing to plot before its test. Call fit first.")
+            raise ConfigError(
+                "LRFinder has nothing to plot before its learning rate test. Call fit first."
+            )
         if axes is None:
             axes = _new_axes()
         axes.plot(self.lrs, self.losses, alpha=0.3, label="loss")

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 
 from modelzoo_trainer.constraints import Name
 from modelzoo_trainer.errors import ConfigError, suggest
+from modelzoo_trainer.metric_direction import Direction, direction_of
 
 log = logging.getLogger("modelzoo_trainer.metrics")
 
@@ -23,6 +24,13 @@ class MetricWatch:
         self.metric: Final = metric
         self._others: set[str] | None = set()
         self._has_warned = False
+        self._is_guess = False
+
+    def mode_or_default(self, mode: Direction | None) -> Direction:
+        """Return a direction as given, or by the metric's name, or "min"."""
+        named = mode or direction_of(self.metric)
+        self._is_guess = named is None
+        return named or "min"
 
     def begin(self) -> None:
         """Reset at the beginning of a fit."""
@@ -40,6 +48,13 @@ class MetricWatch:
                 self._others.update(metrics)
             return None
         self._others = None
+        if self._is_guess:
+            self._is_guess = False
+            log.info(
+                "%s: lower values of %s are taken as better; set mode='max' if higher ones are.",
+                self._owner,
+                self.metric,
+            )
         value = metrics[self.metric]
         if not isinstance(value, Real):
             raise ConfigError(
@@ -51,7 +66,11 @@ class MetricWatch:
     @property
     def hint(self) -> str:
         """A suggestion for the name; "" if the metric was logged, or no other was."""
-        return suggest(self.metric, self._others) if self._others else ""
+        if not self._others:
+            return ""
+        last = self.metric.rpartition("/")[2]
+        same = sorted(name for name in self._others if name.rpartition("/")[2] == last)
+        return f"Did you mean {same[0]!r}?" if same else suggest(self.metric, self._others)
 
     @property
     def is_missing(self) -> bool:

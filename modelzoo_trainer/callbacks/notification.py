@@ -182,7 +182,8 @@ def names_of(name: str, value: Any) -> list[str]:
     found = [one.strip() for one in given]
     if not found or not all(found) or any(set(one) & set("\r\n") for one in found):
         raise ConfigError(
-            f"{name} is {value!r}; give at least one, none empty or with a line break."
+            f"{name} is {value!r}; it must be one or more strings, none of them empty or with a "
+            f"line break."
         )
     return found
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.nn import Module
 from typing_extensions import override
@@ -32,6 +32,7 @@ from modelzoo_trainer.callbacks.side_checkpoints import (
 from modelzoo_trainer.constraints import PositiveInt, checked
 from modelzoo_trainer.core.named_checkpoints import FACT
 from modelzoo_trainer.errors import ConfigError
+from modelzoo_trainer.metric_direction import Direction, is_better
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -52,7 +53,6 @@ class BestCheckpoints:
     def __init__(self, k: int, mode: str, template: str) -> None:
         self._k = k
         self.mode = mode
-        self._sign = 1.0 if mode == "min" else -1.0
         self._template = template
         self._mark = secrets.token_hex(8)
         self.entries: list[dict[str, Any]] = []
@@ -64,7 +64,7 @@ class BestCheckpoints:
 
     def _rank(self, value: float) -> int:
         """Return the number of values that are at least as good; the earlier of equal ones wins."""
-        return sum(self._sign * entry["value"] <= self._sign * value for entry in self.entries)
+        return sum(not is_better(value, entry["value"], self.mode) for entry in self.entries)
 
     def reset(self) -> None:
         """Reset; checkpoints that were kept so far stay on disk."""
@@ -136,13 +136,15 @@ class SaveBest(Callback):
     automatically. A worse one is deleted when a better one has been committed, also by a resumed
     run; nothing that this callback did not write is deleted.
 
-    Non-finite values are never best; of equal values the earlier one is kept. A value that is
+    Non-finite values are never best; of values that differ by less than a millionth, the earlier
+    one is kept. A value that is
     available only after the weights have changed (a training metric, on some devices) is ignored.
     If a checkpoint cannot be written, an error is logged; the run continues.
 
     Args:
         metric: Name of the metric as loggers receive it, such as `validate_0/loss`.
-        mode: Whether a smaller ("min") or a larger ("max") value is better.
+        mode: Whether a smaller ("min") or a larger ("max") value is better; None = by the name:
+            "max" for accuracy, F1, AUC and the like, otherwise "min".
         k: Number of checkpoints to keep, > 0.
         checkpoint_states: Names of top-level parts such as `model` and `optimizer` to save: a list
             or a comma-separated string; "all" = everything.
@@ -171,7 +173,7 @@ class SaveBest(Callback):
     def __init__(  # noqa: PLR0913  # the keys of its YAML section
         self,
         metric: MetricName,
-        mode: Literal["min", "max"] = "min",
+        mode: Direction | None = None,
         k: PositiveInt = 1,
         checkpoint_states: str | list[str] = "all",
         checkpoint_name: StepName = "best_{step}",
@@ -187,7 +189,7 @@ class SaveBest(Callback):
             )
         self.load_best = load_best
         self.reset_on_fit = reset_on_fit
-        self._best = BestCheckpoints(k, mode, checkpoint_name)
+        self._best = BestCheckpoints(k, self._watch.mode_or_default(mode), checkpoint_name)
         self._root: Path | None = None
         self._arrived: tuple[float, int] | None = None
         self._has_warned = False
@@ -375,7 +377,13 @@ class SaveBest(Callback):
             trainer, {"model": trainer.checkpoint.read(trainer, path)["model"]}
         )
         self.loaded_step = entry["step"]
-        log.info("Loaded the weights of step %d, the best by %s.", entry["step"], self.metric)
+        log.info(
+            "Loaded the weights of step %d, with the %s %s (%.6g).",
+            entry["step"],
+            "lowest" if self.mode == "min" else "highest",
+            self.metric,
+            entry["value"],
+        )
 
     def _require_metric(self, trainer: Trainer) -> None:
         """Raise a `ConfigError` if the metric was never logged, though the fit had time for it."""

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from string import Formatter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from annotated_types import Predicate
 
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
 log = logging.getLogger("modelzoo_trainer.checkpoint")
+
+SIDE_CHECKPOINT_END: Final = "side_checkpoint_end"
+"""Custom event after a checkpoint beside the run's own was written, or failed to be."""
 
 
 def part_names(where: str, given: str | Iterable[str]) -> tuple[str, ...]:
@@ -144,11 +147,14 @@ def save_state(
         CheckpointError: If it cannot be written.
     """
     step, group = trainer.global_step, trainer.backend.comm.process_group
-    if group is None:
-        checkpointing.save(path, trainer.backend.writable(state), step=step, facts=facts)
-    else:
-        part = part_of(state, trainer)
-        checkpointing.save_sharded(path, part, step=step, facts=facts, process_group=group)
+    try:
+        if group is None:
+            checkpointing.save(path, trainer.backend.writable(state), step=step, facts=facts)
+        else:
+            part = part_of(state, trainer)
+            checkpointing.save_sharded(path, part, step=step, facts=facts, process_group=group)
+    finally:
+        trainer.hooks.call(trainer, SIDE_CHECKPOINT_END)
     trainer.summary.note_checkpoint(path)
 
 

@@ -65,7 +65,7 @@ class WSDCheckpoint(Callback):
     def post_setup(self, trainer: Trainer) -> None:
         self._side.check_is_apart(_STABLE, trainer, self._stable)
         if len(trainer.get_callbacks(WSDCheckpoint)) > 1:
-            raise ConfigError("callbacks has two WSDCheckpoint. Remove one.")
+            raise ConfigError("There are two WSDCheckpoint callbacks. Remove one.")
         found = [
             scheduler.get_checkpoint_steps()
             for scheduler in trainer.schedulers

@@ -242,7 +242,10 @@ def _parse_options(words: Sequence[str]) -> argparse.Namespace:
     if options.params is None and not options.schema:
         parser.error("name a command, such as fit, or a file with -p/--params")
     if not options.plan and (options.world_size is not None or options.memory is not None):
-        parser.error("--world-size and --memory require --plan; torchrun starts the processes")
+        parser.error(
+            "--world-size and --memory require --plan; to train with several processes, use "
+            "torchrun"
+        )
     options.action = _action(options)
     if options.mode is None and options.action != "check":
         options.mode = DEFAULT_MODE

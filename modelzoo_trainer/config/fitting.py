@@ -249,9 +249,10 @@ def _member(cls: type[LRScheduler], idx: int, member: Any, optimizer: Optimizer)
         return member(optimizer)
     if not isinstance(member, LRScheduler):
         raise ConfigError(
-            f"{cls.__name__}.schedulers[{idx}]: {type(member).__name__} is not a scheduler of "
-            f"torch, and torch's {cls.__name__} accepts no others. Write "
-            f"torch.optim.lr_scheduler.<Name>, or use {cls.__name__} without a module."
+            f"torch.optim.lr_scheduler.{cls.__name__}.schedulers[{idx}]: {type(member).__name__} "
+            f"is the scheduler of this package, but torch's {cls.__name__} accepts only those of "
+            f"torch. Write torch.optim.lr_scheduler.<Name>, or {cls.__name__} instead of "
+            f"torch.optim.lr_scheduler.{cls.__name__}."
         )
     return member
 

@@ -45,10 +45,12 @@ def start_block(trainer: Trainer, val_dataloader: Any) -> str:
 
 
 def _row(label: str, text: str) -> str:
+    line = f"  {label + ':':{_LABEL}}{text}"
+    if len(line) <= _WIDTH and "\n" not in line:
+        return line
     return textwrap.fill(
-        f"{label + ':':{_LABEL}}{text}",
+        line,
         _WIDTH,
-        initial_indent="  ",
         subsequent_indent=" " * (_LABEL + 2),
         break_long_words=False,
         break_on_hyphens=False,

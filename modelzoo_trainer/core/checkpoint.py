@@ -451,8 +451,8 @@ class Checkpoint(CoreCallback, Advised):
         self.times.start()
         if trainer.backend.comm.is_main:  # all processes have the same error
             log.error(
-                "NO CHECKPOINT WAS SAVED: %s Training continues, and the next checkpoint is tried "
-                "as scheduled. Free disk space or fix the folder before then.",
+                "NO CHECKPOINT WAS SAVED: %s Training continues, and the next checkpoint will be "
+                "attempted as scheduled. Free disk space or fix the folder before then.",
                 error,
             )
 
@@ -480,7 +480,8 @@ class Checkpoint(CoreCallback, Advised):
             checkpointing.note_finished(path)
         except CheckpointError as error:
             log.warning(
-                "%s Running this fit again with num_steps will therefore train no further steps.",
+                "%s So this fit is not marked as finished: started again with the same num_steps, "
+                "it trains no further steps. To train further, increase num_steps.",
                 error,
             )
 

@@ -20,7 +20,7 @@ from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs, Stat
 from modelzoo_trainer.checkpointing.restoring import whole_number
 from modelzoo_trainer.constraints import NonNegativeInt, PositiveInt, Seconds, checked
 from modelzoo_trainer.errors import ConfigError
-from modelzoo_trainer.optim.run_hints import log_hints
+from modelzoo_trainer.optim.run_hints import log_hints, refuse_short
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
@@ -306,6 +306,7 @@ class RunSchedule(CoreCallback):
         self._is_begun = True
         if not self.has_steps_left(trainer):
             log.info("Nothing to do: the run is complete at step %d.", trainer.global_step)
+        refuse_short(trainer)
         log_hints(trainer)
 
     def _first_step(self, trainer: Trainer, num_steps: int) -> int:

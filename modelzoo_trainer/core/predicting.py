@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Outputs
+from modelzoo_trainer.checkpointing import list_checkpoints
 from modelzoo_trainer.core.artifact_dir import folder_of
 from modelzoo_trainer.core.prediction_store import (
     Number,
@@ -117,8 +118,21 @@ class Predicting(CoreCallback):
         if not self.is_active:
             return
         log.info("Predicting with %s.", self._weights(trainer))
+        if self._is_untrained(trainer):
+            log.warning(
+                "The model has the weights that it was created with: nothing was trained or "
+                "loaded, and %s has no checkpoint.",
+                shown_path(trainer.model_dir),
+            )
         self._weight = _weight_of(dataloader)
         _check_order(dataloader, trainer.backend.comm)
+
+    def _is_untrained(self, trainer: Trainer) -> bool:
+        """Return whether a trainer that could train has not, and nothing was loaded."""
+        begun_with, _ = trainer.checkpoint.begun_with
+        if not trainer.has_optimizer or trainer.global_step or self._path or begun_with:
+            return False
+        return not list_checkpoints(trainer.checkpoint.root(trainer))
 
     def _weights(self, trainer: Trainer) -> str:
         if self._path is not None:
@@ -142,7 +156,7 @@ class Predicting(CoreCallback):
         found = dict(flat(outputs))
         if not found:
             raise ConfigError(
-                f"{type(model).__name__} returned nothing to predict: no tensor with one row per "
+                f"{type(model).__name__} returned no predictions: no tensor with one row per "
                 f"sample (it returned: {', '.join(outputs) or 'nothing'}). Return the logits in "
                 f"addition to the loss, or override compute_predictions."
             )

@@ -282,8 +282,8 @@ class SchedulersCallback(CoreCallback, Advised):
         if isinstance(made, ReduceLROnPlateau):
             raise ConfigError(
                 f"{label}: {type(made).__name__} requires a metric at each step, but the trainer "
-                f"calls step() without one. Use another scheduler, or call its step(metric) in a "
-                f"custom callback."
+                f"calls step() without one. Use another scheduler, or remove it from schedulers, "
+                f"and create it and call its step(metric) in a custom callback."
             )
         return made
 

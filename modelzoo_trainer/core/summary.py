@@ -16,16 +16,13 @@ from typing_extensions import override
 
 from modelzoo_trainer.callback import Batch, CoreCallback, Loader, Metrics, Outputs, StateDict
 from modelzoo_trainer.core.unlogged_metrics import hint_at_unlogged, metrics_among
+from modelzoo_trainer.metric_direction import direction_of, is_better
 from modelzoo_trainer.results import Best, RunResult
 from modelzoo_trainer.results_log import log_results, quiet_log, scopes_of
 
 if TYPE_CHECKING:
     from modelzoo_trainer.trainer import Trainer
 
-_LOWER: Final = "loss perplexity ppl error error_rate mse rmse mae wer cer bits_per_byte"
-_HIGHER: Final = "accuracy acc top1 top5 f1 auc auroc precision recall bleu iou miou r2 map"
-_SIGNS: Final = dict.fromkeys(_LOWER.split(), 1) | dict.fromkeys(_HIGHER.split(), -1)
-"""By the last part of a name: 1 if lower is better, -1 if higher is better."""
 _OWN_SCOPES: Final = frozenset({"test", "predict"})
 """Methods whose name is the scope of their metrics."""
 _VALIDATION: Final = re.compile(r"(?:^|/)validate_\d+/")
@@ -40,7 +37,7 @@ class _Record:
         self.last: Metrics = {}
         self.bests: dict[str, list[Best]] = {}
         """Successive best values; those of repeated steps are removed."""
-        self.signs: dict[str, int] = {}
+        self.modes: dict[str, str] = {}
         """The directions of metrics whose best value is kept."""
         self.per_checkpoint: dict[Path, Metrics] = {}
         self.checkpoints: list[Path] = []
@@ -50,30 +47,30 @@ class _Record:
         self.returned: tuple[str, ...] | None = None
         """Metrics that the model returned in the first batch of a validation."""
 
-    def note(self, metrics: Metrics, step: int, given: dict[str, int]) -> None:
+    def note(self, metrics: Metrics, step: int, given: dict[str, str]) -> None:
         """Record metrics; `given`: directions set by callbacks."""
         last = self.last
         num = len(last)
         last.update(metrics)
         if len(last) != num:  # new names
-            self._sign(metrics, given)
-        for name, sign in self.signs.items():
+            self._find_modes(metrics, given)
+        for name, mode in self.modes.items():
             if name in metrics:
-                self._note_best(name, sign, number_of(metrics[name]), step)
+                self._note_best(name, mode, number_of(metrics[name]), step)
 
-    def _sign(self, metrics: Metrics, given: dict[str, int]) -> None:
+    def _find_modes(self, metrics: Metrics, given: dict[str, str]) -> None:
         for name in metrics:
-            sign = given.get(name, 0)
-            if not sign and _VALIDATION.search(name):
-                sign = _SIGNS.get(name.rpartition("/")[2].lower(), 0)
-            if sign:
-                self.signs[name] = sign
+            mode: str | None = given.get(name)
+            if mode is None and _VALIDATION.search(name):
+                mode = direction_of(name)
+            if mode is not None:
+                self.modes[name] = mode
 
-    def _note_best(self, name: str, sign: int, value: float | None, step: int) -> None:
+    def _note_best(self, name: str, mode: str, value: float | None, step: int) -> None:
         if value is None or not math.isfinite(value):
             return
         bests = self.bests.setdefault(name, [])
-        if not bests or value * sign < bests[-1].value * sign:
+        if not bests or is_better(value, bests[-1].value, mode):
             bests.append(Best(value, step))
 
     def go_back_to(self, step: int) -> None:
@@ -92,7 +89,7 @@ class Summary(CoreCallback):
     def __init__(self) -> None:
         self.result: RunResult | None = None
         self._open: list[_Record] = []
-        self._given: dict[str, int] = {}
+        self._given: dict[str, str] = {}
         self._has_hinted = False
 
     # ---- calls
@@ -106,7 +103,7 @@ class Summary(CoreCallback):
         val_dataloader: Loader,
         loop: Any,
     ) -> None:
-        self._given = dict(_given_signs(trainer))
+        self._given = dict(_given_modes(trainer))
         self._begin(trainer, stack, _Record("fit"))
 
     @override
@@ -216,16 +213,15 @@ class Summary(CoreCallback):
             record.checkpoints.append(path)
 
 
-def _given_signs(trainer: Trainer) -> list[tuple[str, int]]:
+def _given_modes(trainer: Trainer) -> list[tuple[str, str]]:
     """Return the directions of metrics that callbacks watch."""
     found = [
         (getattr(one, "metric", ""), getattr(one, "mode", "")) for one in trainer.all_callbacks
     ]
-    signs = {"min": 1, "max": -1}
     return [
-        (metric, signs[mode])
+        (metric, mode)
         for metric, mode in found
-        if isinstance(metric, str) and isinstance(mode, str) and mode in signs
+        if isinstance(metric, str) and isinstance(mode, str) and mode in ("min", "max")
     ]
 
 

@@ -106,8 +106,9 @@ class PadToBuckets:
         self.mask = mask
         if mask is not None and (mask in self.pad or not all(isinstance(n, str) for n in self.pad)):
             raise ConfigError(
-                f"PadToBuckets: mask={mask!r} adds a key to samples that are dicts, so pad must be "
-                f"a dict with string keys other than {mask!r}; got {pad!r}. Remove or rename mask."
+                f"PadToBuckets: mask={mask!r} requires samples that are dicts, so pad must be a "
+                f"dict by key, such as {{'input_ids': 0}}, without the key {mask!r}; got "
+                f"pad={pad!r}. Change pad, or remove or rename mask."
             )
 
     def __call__(self, samples: list[Any]) -> Any:

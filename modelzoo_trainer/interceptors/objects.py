@@ -270,8 +270,9 @@ class AdvisedMethods:
         added = self.checked((event, function))
         if added.method.event == INIT:
             raise ConfigError(
-                f"{added.label}: added too late, the object already exists. Add it to the list of "
-                f"the class, or use {type(self).__name__}.with_functions(...)."
+                f"{added.label}: added too late, because the object already exists. Add the pair "
+                f"to the class attribute callbacks of {type(self).__name__}, or use "
+                f"{type(self).__name__}.with_functions(...)."
             )
         install(self, [*functions_of(self), added])
         return FunctionHandle(self, added)

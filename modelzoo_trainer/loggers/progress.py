@@ -173,6 +173,10 @@ class ProgressLogger(Logger):
     def on_after_save_checkpoint(self, trainer: Trainer, ckpt_path: Path) -> None:
         self._pace.end_save()
 
+    def side_checkpoint_end(self) -> None:
+        """End the time of a checkpoint beside the run's own, such as that of `SaveBest`."""
+        self._pace.end_save()
+
     @override
     @harmless()
     def on_fit_committed(self, trainer: Trainer, loop: Any) -> None:

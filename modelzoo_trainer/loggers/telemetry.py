@@ -42,7 +42,7 @@ class TelemetryLogger(Logger):
     def setup(self, trainer: Trainer) -> None:
         trainer.remove_logger_destination(self.name)
         if trainer.backend.comm.is_main:
-            log.info("TelemetryLogger: telemetry is not sent, because there is no cluster.")
+            log.info("TelemetryLogger drops its metrics: it is accepted only for compatibility.")
 
     @override
     def log_metrics(self, metrics: Metrics, step: int) -> None:

@@ -41,7 +41,7 @@ class Composed(Scheduler):
         """
         self.members = [one if isinstance(one, Scheduler) else _make(one) for one in members]
         if not self.members:
-            raise ConfigError(f"{self._name}.{argument} is empty. Pass at least one schedule.")
+            raise ConfigError(f"{self._name}.{argument} is empty. Pass at least one scheduler.")
         for member in self.members:
             self._check_member(member, argument)
         for member in reversed(self.members):  # the first one restores the original values
@@ -51,11 +51,11 @@ class Composed(Scheduler):
     def _check_member(self, member: object, argument: str) -> None:
         where = f"{self._name}.{argument}"
         if not isinstance(member, Scheduler):
-            raise ConfigError(f"{where}: {member!r} is not a schedule of modelzoo_trainer.optim.")
+            raise ConfigError(f"{where}: {member!r} is not a scheduler of modelzoo_trainer.optim.")
         name = type(member).__name__
         if member.param_group_key != self.param_group_key:
             raise ConfigError(
-                f"{where}: all schedules here must change {self.param_group_key}, but {name} "
+                f"{where}: all schedulers here must change {self.param_group_key}, but {name} "
                 f"changes {member.param_group_key}."
             )
         if member.param_group_tags is not None:
@@ -72,8 +72,8 @@ class Composed(Scheduler):
         states = state_dict["members"]
         if len(states) != len(self.members):
             raise CheckpointMismatch(
-                f"The checkpoint's {self._name} has {len(states)} schedules, this one has "
-                f"{len(self.members)}. Use the same schedules as in the original run."
+                f"The checkpoint's {self._name} has {len(states)} schedulers, this one has "
+                f"{len(self.members)}. Use the same schedulers as in the original run."
             )
         for member, state in zip(self.members, states, strict=True):
             member.load_state_dict(state)

@@ -132,6 +132,11 @@ class OneCycleLR(LRScheduler):
     anneal_strategy: Literal["cos", "linear"] = "cos"
     param_group_tags: Tags = None
 
+    @property
+    def total_iters(self) -> int:  # type: ignore[override]  # of a sequence; the same thing
+        """Length, as other schedules call it."""
+        return self.total_steps
+
     @override
     def __post_init__(self) -> None:
         initial, total = self.initial_learning_rate, self.total_steps
@@ -145,10 +150,15 @@ class OneCycleLR(LRScheduler):
             rates = [initial, self.max_lr, lowest]
         starts = [0.0, *ends[:-1]]
         if any(end <= start for start, end in zip(starts, ends, strict=True)):
+            low, high = 1 / total, 0.5 if self.three_phase else 1
+            advice = (
+                f"Use a value larger than {low:.3g} (one step) and less than {high}."
+                if low < high
+                else "Increase total_steps."
+            )
             raise ConfigError(
                 f"OneCycleLR.pct_start={self.pct_start} with total_steps={total} leaves a phase "
-                f"without steps. Use a value larger than {1 / total:.3g} (one step) and less than "
-                f"{0.5 if self.three_phase else 1}."
+                f"without steps. {advice}"
             )
         self._phases = list(zip(starts, ends, rates, rates[1:], strict=False))
         super().__post_init__()

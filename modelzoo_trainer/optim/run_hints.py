@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from torch.optim import lr_scheduler as torch_schedulers
+
+from modelzoo_trainer.errors import ConfigError
 from modelzoo_trainer.optim.preview import schedule_hints
 from modelzoo_trainer.optim.scheduler import Scheduler
 
@@ -33,6 +36,42 @@ def _found(trainer: Trainer) -> Iterator[str]:
             first = schedule.last_step - trainer.global_step
             for hint in schedule_hints(schedule, end, first):
                 yield f"{type(schedule).__name__}: {hint}"
+        elif trainer.manual_steps is None:
+            yield from _torch_hints(schedule, schedule.last_epoch + end - trainer.global_step)
+
+
+def _torch_hints(schedule: Any, end: int) -> Iterator[str]:
+    """Yield hints about a scheduler of torch that takes `end` steps in all."""
+    kind = type(schedule).__name__
+    if isinstance(schedule, torch_schedulers.CosineAnnealingLR) and schedule.T_max != end:
+        ends = "increases again after it" if schedule.T_max < end else "stays above its minimum"
+        yield f"{kind}: T_max is {schedule.T_max}, the run has {end} steps: the rate {ends}"
+    if isinstance(schedule, torch_schedulers.OneCycleLR) and schedule.total_steps > end:
+        yield (
+            f"{kind}: total_steps is {schedule.total_steps}, the run has {end} steps: the rate "
+            f"stays above its minimum"
+        )
+
+
+def refuse_short(trainer: Trainer) -> None:
+    """Check that torch's `OneCycleLR`, which raises after its last step, is long enough.
+
+    Raises:
+        ConfigError: If one is shorter than the run.
+    """
+    end = trainer.schedule.total_steps
+    if end is None or trainer.manual_steps is not None:
+        return
+    for schedule in trainer.schedulers:
+        if not isinstance(schedule, torch_schedulers.OneCycleLR):
+            continue
+        num = schedule.last_epoch + end - trainer.global_step
+        if num > schedule.total_steps:
+            raise ConfigError(
+                f"schedulers: OneCycleLR.total_steps is {schedule.total_steps}, but the run takes "
+                f"{num} steps, and torch's OneCycleLR raises an error after its last one. Use "
+                f"total_steps={num}."
+            )
 
 
 def log_hints(trainer: Trainer) -> None:

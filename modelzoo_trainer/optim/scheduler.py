@@ -115,7 +115,7 @@ class Scheduler(ABC):
         """
         if self.optimizer is not None:
             raise ConfigError(
-                f"{self._name} already has an optimizer. Create a new schedule for each optimizer."
+                f"{self._name} already has an optimizer. Create a new scheduler for each optimizer."
             )
         self._find_targets(optimizer)
         self.optimizer = optimizer

@@ -32,14 +32,6 @@ SECTIONS: Final = {
     "other": "Other metrics",
 }
 """Keys and titles, in the order of the page."""
-_LESS_IS_BETTER: Final = re.compile(
-    r".*(?:loss|perplexity|ppl|nll|error|err|mse|mae|rmse|wer|cer|bpb)(?:_epoch)?", re.IGNORECASE
-)
-_MORE_IS_BETTER: Final = re.compile(
-    r".*(?:acc|accuracy|f1|auc|auroc|bleu|roug\w+|precision|recall|map|iou|dice|r2|score|"
-    r"exact_match|top_?\d+)",
-    re.IGNORECASE,
-)
 
 
 def section_of(name: str) -> str:
@@ -92,14 +84,6 @@ def unit_of(name: str) -> str:
         if last.endswith(ending):
             return unit
     return ""
-
-
-def best_of(name: str) -> str | None:
-    """Return "min" or "max" if lower or higher values are better; None if it is not known."""
-    last = name.rpartition("/")[2]
-    if _LESS_IS_BETTER.fullmatch(last):
-        return "min"
-    return "max" if _MORE_IS_BETTER.fullmatch(last) else None
 
 
 def natural(name: str) -> list[tuple[int, str]]:

@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 
 from modelzoo_trainer.checkpointing.overview import Overview, readable
-from modelzoo_trainer.report.metric_names import best_of, is_validation, natural
+from modelzoo_trainer.metric_direction import direction_of
+from modelzoo_trainer.report.metric_names import is_validation, natural
 from modelzoo_trainer.report.metrics_file import Series
 from modelzoo_trainer.report.run import Run
 from modelzoo_trainer.report.run_log import HINT
@@ -189,7 +190,7 @@ def _chosen(runs: Sequence[Run], most: int) -> list[str]:
     names = {name for run in runs for name in run.metrics.series}
     chosen = [name for name in names if name == "loss" or is_validation(name)]
     if "loss" not in names:
-        chosen += [name for name in names if name not in chosen and best_of(name) == "min"]
+        chosen += [name for name in names if name not in chosen and direction_of(name) == "min"]
 
     def order(name: str) -> tuple[bool, bool, list[tuple[int, str]]]:
         return not is_validation(name), not name.endswith("loss"), natural(name)
@@ -209,7 +210,7 @@ def _best(series: Series, name: str) -> tuple[float, float] | None:
 
 def _direction(name: str) -> str | None:
     """Return "min" or "max"; None also for the loss of training, the least of which is chance."""
-    return None if name == "loss" else best_of(name)
+    return None if name == "loss" else direction_of(name)
 
 
 def _comparison(runs: Sequence[Run]) -> str:
@@ -248,7 +249,7 @@ def _metric_column(runs: Sequence[Run], name: str) -> list[str]:
     found = [run.metrics.series.get(name) for run in runs]
     best = [None if one is None else _best(one, name) for one in found]
     known = [pair[0] for pair in best if pair is not None]
-    top = (min(known) if best_of(name) == "min" else max(known)) if len(known) > 1 else None
+    top = (min(known) if direction_of(name) == "min" else max(known)) if len(known) > 1 else None
     cells = []
     for series, pair in zip(found, best, strict=True):
         if series is None:

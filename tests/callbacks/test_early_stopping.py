@@ -227,7 +227,7 @@ def test_each_value_is_logged_if_verbose(run, caplog):
     ("arguments", "message"),
     [
         ({"metric": ""}, "EarlyStopping.metric: expected the name of a metric.*, got ''"),
-        ({"mode": "least"}, "EarlyStopping.mode: expected 'min' or 'max', got 'least'"),
+        ({"mode": "least"}, "EarlyStopping.mode: expected 'min', 'max' or null, got 'least'"),
         ({"patience": 0}, "EarlyStopping.patience: expected .*> 0.*, got 0"),
         ({"min_delta": -1.0}, "EarlyStopping.min_delta: expected .*>= 0.*, got -1.0"),
         ({"min_delta": math.nan}, "EarlyStopping.min_delta: expected .*, got nan"),

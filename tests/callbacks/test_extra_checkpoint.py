@@ -189,7 +189,7 @@ def test_the_name_of_the_runs_own_checkpoints_is_refused(make):
 
 
 def test_two_under_the_same_names_are_refused(make):
-    with pytest.raises(ConfigError, match="Two ExtraCheckpoint use the name"):
+    with pytest.raises(ConfigError, match="Two ExtraCheckpoint callbacks use"):
         make(ExtraCheckpoint(steps=1), ExtraCheckpoint(steps=2))
 
 

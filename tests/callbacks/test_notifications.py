@@ -271,7 +271,7 @@ def test_only_the_first_process_tells(make, batches, slack, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mailto": []}, "EmailNotification.mailto is .*; give at least one"),
+        ({"mailto": []}, "EmailNotification.mailto is .*; it must be one or more"),
         ({"mailto": 3}, "EmailNotification.mailto is 3; it must be a string or a list"),
         ({"mailto": "nobody"}, "EmailNotification: 'nobody' is not an e-mail address"),
         ({"mailto": ["a@x.org\nBcc: b@x.org"]}, "EmailNotification.mailto is"),
@@ -302,7 +302,7 @@ def test_what_does_not_fit_a_mail_is_refused(arguments, message):
 
 
 def test_what_is_no_channel_is_refused():
-    with pytest.raises(ConfigError, match=r"SlackNotification.channels is 'a,'; give at least"):
+    with pytest.raises(ConfigError, match=r"SlackNotification.channels is 'a,'; it must be one"):
         SlackNotification("a,")
 
 

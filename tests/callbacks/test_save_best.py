@@ -401,7 +401,7 @@ def test_a_metric_that_is_not_a_number_is_refused(make, batches):
     ("arguments", "message"),
     [
         ({"metric": ""}, "metric: expected the name of a metric.*, got ''"),
-        ({"mode": "least"}, "mode: expected 'min' or 'max', got 'least'"),
+        ({"mode": "least"}, "mode: expected 'min', 'max' or null, got 'least'"),
         ({"k": 0}, "k: expected .*> 0.*, got 0"),
         ({"k": True}, "k: expected .*, got true"),
         ({"checkpoint_name": "best"}, "expected a file name with {step}, once"),

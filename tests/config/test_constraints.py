@@ -68,7 +68,7 @@ CASES: list[tuple[Any, dict[str, Any], str, Any, str]] = [
     (callbacks.CheckLoss, {}, "policy", "skp", "Did you mean 'skip'?"),
     (callbacks.CheckLoss, {}, "spike_threshold", math.inf, "finite"),
     (callbacks.EarlyStopping, {"metric": "loss"}, "patience", 0, "an integer > 0"),
-    (callbacks.EarlyStopping, {"metric": "loss"}, "mode", "low", "'min' or 'max'"),
+    (callbacks.EarlyStopping, {"metric": "loss"}, "mode", "low", "'min', 'max' or null"),
     (callbacks.EmailNotification, {"mailto": "a@x.org"}, "port", 70_000, "[1, 65535]"),
     (callbacks.KeepNCheckpoints, {}, "n", -1, "an integer > 0 or null"),
     (callbacks.ModelEma, {}, "decay", 1.0, "[0, 1)"),

@@ -113,14 +113,14 @@ def test_members_of_ours_in_one_of_torchs_are_refused(names, sgd):
     ours = "{StepLR: {initial_learning_rate: 0.1, step_size: 2, gamma: 0.5}}"
     text = f"{T}.SequentialLR: {{schedulers: [{ours}], milestones: []}}"
     with pytest.raises(
-        ConfigError, match=r"schedulers\[0\]: StepLR is not a scheduler of torch, and tor"
+        ConfigError, match=r"schedulers\[0\]: StepLR is the scheduler of this package"
     ):
         component(text, names).build(sgd)
 
 
 def test_members_of_torchs_in_one_of_ours_are_refused(names):
     text = f"SequentialLR: {{schedulers: [{{{DECAY}}}]}}"
-    with pytest.raises(ConfigError, match=r"torch\S+ExponentialLR is not a schedule of modelzoo"):
+    with pytest.raises(ConfigError, match=r"torch\S+ExponentialLR is not a scheduler of modelzoo"):
         component(text, names)
 
 

@@ -25,6 +25,16 @@ class Reports(Callback):
         trainer.log_metrics_dict({self.name: self.values.pop(0)})
 
 
+class Steps(Callback):
+    """Records the steps of metrics."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def on_metrics(self, trainer, metrics, step):
+        self.steps.append(step)
+
+
 def scored(trainer_of, name: str, *values: object, **settings: object) -> RunResult:
     trainer = trainer_of(
         Reports(name, *values), max_steps=len(values), eval_frequency=1, **settings
@@ -149,7 +159,8 @@ def test_the_step_of_the_best_weights_is_told_if_it_is_not_the_last(
 ) -> None:
     caplog.set_level(logging.INFO)
     best = SaveBest("validate_0/score", load_best=load_best)
-    trainer = trainer_of(best, Reports("score", *values, 0.5), max_steps=3, eval_frequency=1)
+    reports = Reports("score", *values, 0.5)
+    trainer = trainer_of(best, reports, Steps(), max_steps=3, eval_frequency=1)
     result = trainer.fit(tiny_batches(), tiny_batches(1))
     assert (result.weights_step, result.global_step) == (step, 3)
     assert ("weights of step 2" in repr(result)) == (step is not None)
@@ -157,6 +168,8 @@ def test_the_step_of_the_best_weights_is_told_if_it_is_not_the_last(
     rows = [line.split() for line in end.splitlines() if "weights:" in line]
     assert rows == ([] if step is None else [["weights:", "of", "step", "2", "(best)"]])
     assert trainer.validate(tiny_batches(1), ckpt_path=None).weights_step == step
+    history = trainer.get_callback(Steps)
+    assert history.steps[-1] == (step or 3)
 
 
 def test_what_has_stopped_a_fit_is_told(trainer_of) -> None:

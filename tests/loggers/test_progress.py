@@ -5,14 +5,22 @@ import re
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
 from modelzoo_trainer import Callback, Checkpoint, ConfigError, RollBack, TrainingLoop
-from modelzoo_trainer.callbacks import LogOptimizerParamGroup, ModelEvalMetrics, RateProfiler
+from modelzoo_trainer.callbacks import (
+    ExtraCheckpoint,
+    LogOptimizerParamGroup,
+    ModelEvalMetrics,
+    RateProfiler,
+    SaveBest,
+)
 from modelzoo_trainer.console import display
 from modelzoo_trainer.console.bar import duration
-from modelzoo_trainer.loggers import ProgressLogger
+from modelzoo_trainer.console.pace import Pace
+from modelzoo_trainer.loggers import ProgressLogger, progress
 from modelzoo_trainer.results_log import number
 
 LINE = re.compile(
@@ -236,3 +244,28 @@ def test_the_end_says_what_its_numbers_count(make, batches, messages, monkeypatc
 def test_the_end_counts_completed_epochs(make, batches, messages):
     make(ProgressLogger(), max_steps=25).fit(batches)
     assert "step 25, 2 epochs completed" in messages()[-1]
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [SaveBest("validate_0/loss"), ExtraCheckpoint(steps=2, checkpoint_name="extra_{step}")],
+    ids=lambda callback: type(callback).__name__,
+)
+def test_a_checkpoint_beside_the_runs_own_does_not_stop_the_clock(
+    make, batches, messages, monkeypatch, beside
+):
+    now = 0.0
+
+    class Slow(Callback):
+        def on_train_batch_start(self, trainer, model, batch, batch_idx):
+            nonlocal now
+            now += 0.01
+
+        def side_checkpoint_end(self):
+            nonlocal now
+            now += 1.0
+
+    monkeypatch.setattr(progress, "Pace", partial(Pace, clock=lambda: now))
+    loop = TrainingLoop(max_steps=12, eval_frequency=4)
+    make(ProgressLogger(), Slow(), beside, loop=loop).fit(batches, batches[:1])
+    assert re.search(r"throughput: +100 steps/s", messages()[-1])

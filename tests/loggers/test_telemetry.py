@@ -43,7 +43,7 @@ def test_that_nothing_is_sent_is_said_once(make, batches, caplog):
         trainer.log_metrics_dict({"ml_flops": 1.0}, dest="TelemetryLogger")
         trainer.drain()
     assert [r.getMessage() for r in caplog.records if r.name.endswith("telemetry")] == [
-        "TelemetryLogger: telemetry is not sent, because there is no cluster."
+        "TelemetryLogger drops its metrics: it is accepted only for compatibility."
     ]
 
 

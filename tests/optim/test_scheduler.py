@@ -260,7 +260,7 @@ def test_a_state_round_trip_continues_where_it_was(sgd):
 
 def test_a_state_with_other_members_is_refused():
     state = warm_up_and_decay().state_dict()
-    with pytest.raises(CheckpointMismatch, match="has 2 schedules, this one has 1"):
+    with pytest.raises(CheckpointMismatch, match="has 2 schedulers, this one has 1"):
         SequentialLR(None, [ConstantLR(None, 0.1)]).load_state_dict(state)
 
 

@@ -2,7 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from modelzoo_trainer.report.metric_names import best_of, chart_of, section_of, short_names, unit_of
+from modelzoo_trainer.report.metric_names import (
+    chart_of,
+    section_of,
+    short_names,
+    unit_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -34,21 +39,6 @@ def test_losses_of_training_and_validation_share_a_chart():
     assert chart_of("loss") == ("loss", "train")
     assert chart_of("validate_0/loss") == ("loss", "validate_0")
     assert chart_of("lr/0") == ("lr/0", "")
-
-
-@pytest.mark.parametrize(
-    ("name", "best"),
-    [
-        ("validate_0/loss", "min"),
-        ("validate_0/word_error", "min"),
-        ("validate_0/accuracy", "max"),
-        ("eval/f1", "max"),
-        ("lr/0", None),
-        ("avg_samples_per_sec", None),
-    ],
-)
-def test_the_direction_of_a_metric_is_known_or_not(name, best):
-    assert best_of(name) == best
 
 
 def test_rates_have_units():
