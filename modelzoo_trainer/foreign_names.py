@@ -116,6 +116,33 @@ CALLBACKS: Final = {
 }
 """Callbacks of other trainers."""
 
+_LOGGERS: Final = "modelzoo_trainer.loggers"
+_STOPPING: Final = "modelzoo_trainer.callbacks.EarlyStopping(metric=..., patience=...)"
+_SUBCLASS: Final = "a subclass of modelzoo_trainer"
+_OBJECTS: Final = CALLBACKS | {
+    "CSVLogger": f"{_LOGGERS}.CSVLogger()",
+    "Callback": f"{_SUBCLASS}.Callback",
+    "EarlyStopping": _STOPPING,
+    "EarlyStoppingCallback": _STOPPING,
+    "Logger": f"{_SUBCLASS}.Logger",
+    "MLFlowLogger": f"{_LOGGERS}.MLflowLogger()",
+    "MLflowCallback": f"{_LOGGERS}.MLflowLogger()",
+    "ProgressBar": _CONSOLE,
+    "SpikeDetection": "modelzoo_trainer.callbacks.SpikeDetection()",
+    "TensorBoardCallback": f"{_LOGGERS}.TensorBoardLogger()",
+    "TensorBoardLogger": f"{_LOGGERS}.TensorBoardLogger()",
+    "ThroughputMonitor": "modelzoo_trainer.callbacks.RateProfiler()",
+    "TrainerCallback": f"{_SUBCLASS}.Callback",
+    "WandbCallback": f"{_LOGGERS}.WandbLogger()",
+    "WandbLogger": f"{_LOGGERS}.WandbLogger()",
+}
+_LIBRARIES: Final = {
+    "lightning": "Lightning",
+    "lightning_fabric": "Lightning",
+    "pytorch_lightning": "Lightning",
+    "transformers": "Hugging Face",
+}
+
 _RESULT: Final = "trainer.result.metrics, or the result of fit"
 ATTRIBUTES: Final = {
     "accelerator": "trainer.backend",
@@ -144,3 +171,22 @@ ATTRIBUTES: Final = {
 def advice_for(names: dict[str, str], name: str) -> str:
     """Return "Use ..." for a name of another trainer; "" = not one of them."""
     return f"Use {names[name]}." if name in names else ""
+
+
+def explain_foreign(kind: type) -> str:
+    """Return whose class it is, and what to use instead; "" = not one of another trainer.
+
+    Args:
+        kind: The class of a callback or a logger.
+    """
+    theirs = [base for base in kind.__mro__ if base.__module__.partition(".")[0] in _LIBRARIES]
+    if not theirs:
+        return ""
+    base = theirs[0]
+    library = _LIBRARIES[base.__module__.partition(".")[0]]
+    verb = "is" if base is kind else "is a subclass of"
+    instead = next((_OBJECTS[one.__name__] for one in theirs if one.__name__ in _OBJECTS), "")
+    return (
+        f"{kind.__name__} {verb} {library}'s {base.__module__}.{base.__qualname__}, which does not "
+        f"work here. Use {instead or _OBJECTS['Callback']}."
+    )
