@@ -6,6 +6,9 @@ _DEVICE: Final = 'device="cuda" (or "cpu", "auto")'
 _PROCESSES: Final = 'torchrun --nproc-per-node=N, and backend={"parallel": {...}} for sharding'
 _LOADERS: Final = "trainer.fit(train_dataloader, val_dataloader), with DataLoaders"
 _OPTIMIZERS: Final = "optimizer= and schedulers="
+_OPTIMIZER: Final = "optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=...)"
+_SCHEDULERS: Final = "schedulers=lambda optimizer: ..., such as a scheduler of torch"
+_CHECKPOINTS: Final = "checkpoint=Checkpoint(epochs=1), or Checkpoint(steps=...)"
 
 TRAINER_ARGUMENTS: Final = {
     "accelerator": _DEVICE,
@@ -24,21 +27,32 @@ TRAINER_ARGUMENTS: Final = {
     "eval_dataset": _LOADERS,
     "eval_strategy": 'loop=TrainingLoop(eval_frequency="epoch"), or a number of steps',
     "fast_dev_run": "loop=TrainingLoop(max_steps=1)",
+    "learning_rate": _OPTIMIZER,
     "limit_test_batches": "trainer.test(dataloader, eval_steps=...)",
     "limit_train_batches": "the callback LimitBatches, or loop=TrainingLoop(steps_per_epoch=)",
     "limit_val_batches": "loop=TrainingLoop(eval_steps=...)",
     "logger": "loggers=",
+    "lr": _OPTIMIZER,
     "lr_scheduler": "schedulers=",
+    "lr_scheduler_type": _SCHEDULERS,
     "num_nodes": _PROCESSES,
+    "optim": _OPTIMIZER,
     "optimizers": _OPTIMIZERS,
     "output_dir": "model_dir=",
     "processing_class": _LOADERS,
     "profiler": "the callback OpProfiler",
+    "report_to": "loggers=, such as loggers=[WandbLogger()]",
+    "save_steps": _CHECKPOINTS,
+    "save_strategy": _CHECKPOINTS,
+    "save_total_limit": "the callback KeepNCheckpoints(n=...)",
     "strategy": _PROCESSES,
     "sync_batchnorm": "the callback ConvertSyncBatchNorm",
     "tokenizer": _LOADERS,
     "train_dataset": _LOADERS,
     "val_check_interval": "loop=TrainingLoop(eval_frequency=...)",
+    "warmup_ratio": _SCHEDULERS,
+    "warmup_steps": _SCHEDULERS,
+    "weight_decay": _OPTIMIZER,
 }
 """Arguments of other trainers that have another form here."""
 
@@ -80,6 +94,7 @@ _CHECKPOINT: Final = {
     "monitor": "the callback SaveBest(metric=...)",
     "save_last": "save_final_checkpoint=True",
     "save_steps": "steps=",
+    "save_strategy": "epochs=1, or steps=",
     "save_top_k": "the callbacks SaveBest(metric=..., k=...) and KeepNCheckpoints(n=...)",
     "save_total_limit": "the callback KeepNCheckpoints(n=...)",
 }
@@ -150,12 +165,17 @@ ATTRIBUTES: Final = {
     "callback_metrics": _RESULT,
     "checkpoint_callback": "trainer.checkpoint, or trainer.result.best_checkpoint",
     "current_epoch": "trainer.data.epoch",
+    "estimated_stepping_batches": "num_epochs * math.ceil(len(train_dataloader) / "
+    "grad_accum_steps)",
     "evaluate": "trainer.validate(val_dataloader)",
     "is_global_zero": "trainer.backend.comm.is_main",
+    "load_from_checkpoint": "ckpt_path= of trainer.fit, validate, test or predict",
     "log": "trainer.log_metrics(name=value)",
     "logged_metrics": _RESULT,
     "lr_scheduler": "trainer.schedulers",
     "max_epochs": "trainer.loop.num_epochs",
+    "save_model": 'the callback ExtraCheckpoint(at_end=True, file_format="safetensors"), or '
+    "trainer.model.save_pretrained(folder) for a model of transformers",
     "should_stop": 'raise StopTraining("reason") in a hook',
     "state": "trainer.global_step and trainer.data.epoch",
     "strategy": "trainer.backend",

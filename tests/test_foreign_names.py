@@ -53,7 +53,7 @@ def test_what_the_hints_name_are_arguments_of_the_trainer() -> None:
     known = inspect.signature(Trainer).parameters
     for name, text in TRAINER_ARGUMENTS.items():
         assert name not in known
-        outside = re.sub(r"\([^)]*\)", "", text)
+        outside = re.sub(r"\((?:[^()]|\([^()]*\))*\)", "", text)
         for ours in re.findall(r"(?:^|, | and )([a-z_]+)=", outside):
             assert ours in known, name
 
@@ -97,6 +97,22 @@ def test_a_callback_of_another_trainer_is_explained(name: str) -> None:
     assert CALLBACKS[name] in str(caught.value)
     ours = re.match(r"[A-Z]\w+", CALLBACKS[name])
     assert ours is None or ours[0] == "Trainer" or hasattr(callbacks, ours[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("SaveBest", "from modelzoo_trainer.callbacks import SaveBest"),
+        ("CSVLogger", "from modelzoo_trainer.loggers import CSVLogger"),
+        ("CosineDecayLR", "from modelzoo_trainer.optim import CosineDecayLR"),
+        ("LearningRateMonitor", CALLBACKS["LearningRateMonitor"]),
+    ],
+)
+def test_the_package_says_where_a_class_is(name: str, text: str) -> None:
+    with pytest.raises(ImportError) as caught:
+        exec(f"from modelzoo_trainer import {name}")
+    assert repr(name) in str(caught.value)
+    assert text in str(caught.value)
 
 
 def made(module: str, *names: str) -> type:
@@ -162,6 +178,8 @@ def test_our_own_callback_may_derive_from_another_trainers_class(tmp_path) -> No
 
 def test_other_missing_names_are_attribute_errors() -> None:
     assert not hasattr(import_module("modelzoo_trainer.callbacks"), "Nothing")
+    assert not hasattr(import_module("modelzoo_trainer"), "Nothing")
+    assert not hasattr(import_module("modelzoo_trainer"), "nothing")
 
 
 @pytest.mark.parametrize("name", sorted(ATTRIBUTES))
