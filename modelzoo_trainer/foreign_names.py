@@ -26,7 +26,7 @@ TRAINER_ARGUMENTS: Final = {
     "enable_progress_bar": 'progress="none"',
     "eval_dataset": _LOADERS,
     "eval_strategy": 'loop=TrainingLoop(eval_frequency="epoch"), or a number of steps',
-    "fast_dev_run": "loop=TrainingLoop(max_steps=1)",
+    "fast_dev_run": "loop=TrainingLoop(max_steps=1, eval_steps=1)",
     "learning_rate": _OPTIMIZER,
     "limit_test_batches": "trainer.test(dataloader, eval_steps=...)",
     "limit_train_batches": "the callback LimitBatches, or loop=TrainingLoop(steps_per_epoch=)",
