@@ -46,6 +46,7 @@ from modelzoo_trainer.models.registry import MODELS, model_class
 from modelzoo_trainer.optim import OPTIMIZERS, SCHEDULERS
 from modelzoo_trainer.predictions import Predictions
 from modelzoo_trainer.results import RunResult
+from modelzoo_trainer.summaries import summarize_scalar, summarize_tensor
 from modelzoo_trainer.trainer import Trainer
 
 SECTION: Final = re.compile(r"^(Args|Metrics|State|Cost|Raises|Returns|Shapes|Yields): ?(.*)$")
@@ -189,23 +190,36 @@ def methods_of(cls: type) -> Iterator[str]:
         function = inspect.unwrap(member) if callable(member) else None
         if name.startswith("_") or not inspect.isfunction(function) or not function.__doc__:
             continue
-        page = parse(function)
         yield f"### {cls.__name__}.{name}"
-        yield ""
-        yield f"`{name}{call_of(function)}`"
-        yield ""
-        yield page.text
-        yield from table(("argument", "meaning"), quoted(page.entries("Args")))
-        if "Returns" in page.sections:
-            yield ""
-            yield f"**Returns.** {page.paragraph('Returns')}"
-        yield from table(("raises", "when"), quoted(page.entries("Raises")))
-        yield ""
+        yield from function_lines(function, f"{name}{call_of(function)}")
 
 
-def call_of(function: Callable[..., Any]) -> str:
-    """Return the parameters of a method, without types."""
-    given = list(inspect.signature(function).parameters.values())[1:]
+def function_lines(function: Callable[..., Any], call: str) -> Iterator[str]:
+    """Yield what a page says of a function below its heading."""
+    page = parse(function)
+    yield ""
+    yield f"`{call}`"
+    yield ""
+    yield page.text
+    yield from table(("argument", "meaning"), quoted(page.entries("Args")))
+    if "Returns" in page.sections:
+        yield ""
+        yield f"**Returns.** {page.paragraph('Returns')}"
+    yield from table(("raises", "when"), quoted(page.entries("Raises")))
+    if "Cost" in page.sections:
+        yield ""
+        yield f"**Cost.** {page.paragraph('Cost')}"
+    yield ""
+
+
+def call_of(function: Callable[..., Any], num_bound: int = 1) -> str:
+    """Return the parameters of a method or a function, without types.
+
+    Args:
+        function: The function.
+        num_bound: How many of its first parameters are not passed: `self` of a method.
+    """
+    given = list(inspect.signature(function).parameters.values())[num_bound:]
     bare = [each.replace(annotation=inspect.Parameter.empty) for each in given]
     return str(inspect.Signature(bare)).replace("Ellipsis", "...")
 
@@ -215,7 +229,7 @@ def quoted(entries: dict[str, str]) -> list[tuple[str, ...]]:
     return [(f"`{name}`", text) for name, text in entries.items()]
 
 
-def contents(classes: list[type]) -> Iterator[str]:
+def contents(classes: list[Any]) -> Iterator[str]:
     """Yield a list of links."""
     for cls in classes:
         first = " ".join(parse(cls).text.split("\n\n")[0].split())
@@ -310,13 +324,17 @@ def trainer_page() -> str:
     classes: list[type] = [Trainer, TrainingLoop, ValidationLoop, Checkpoint, Logging]
     classes += [MixedPrecision, AutoRestart]
     lines = [HEAD, "# The trainer and its core callbacks", ""]
-    lines += contents([*classes, RunResult, Predictions])
+    lines += contents([*classes, RunResult, Predictions, summarize_scalar, summarize_tensor])
     for cls in classes:
         if cls is Trainer:
             lines += list(class_lines_of_trainer())
         else:
             lines += class_lines(cls)
     lines += [*result_lines(RunResult), *result_lines(Predictions)]
+    for function in (summarize_scalar, summarize_tensor):
+        plain = inspect.unwrap(function)  # the compiler's wrapper takes anything
+        lines += [f"## {function.__name__}"]
+        lines += function_lines(plain, f"{function.__name__}{call_of(plain, num_bound=0)}")
     return "\n".join(lines)
 
 

@@ -80,6 +80,7 @@ _HOMES = {
     "summaries": ("summarize_scalar", "summarize_tensor"),
     "trainer": ("Trainer",),
 }
+_PACKAGES = tuple(f"modelzoo_trainer.{name}" for name in ("callbacks", "loggers", "optim"))
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -120,6 +121,20 @@ if not TYPE_CHECKING:  # else a checker would accept any name
 
     def __getattr__(name: str) -> Any:
         home = _HOME_OF.get(name)
-        if home is None:
-            raise AttributeError(f"module 'modelzoo_trainer' has no attribute {name!r}")
-        return getattr(import_module(f"modelzoo_trainer.{home}"), name)
+        if home is not None:
+            return getattr(import_module(f"modelzoo_trainer.{home}"), name)
+        missing = f"module 'modelzoo_trainer' has no attribute {name!r}"
+        advice = _advice(name) if name[:1].isupper() else ""
+        if advice:  # an AttributeError would lose the text in `from ... import`
+            raise ImportError(f"{missing}. {advice}")
+        raise AttributeError(missing)
+
+
+def _advice(name: str) -> str:
+    """Return where a class is, or what to use instead of one of another trainer; "" = unknown."""
+    for package in _PACKAGES:
+        if name in getattr(import_module(package), "__all__", ()):
+            return f"Write: from {package} import {name}"
+    foreign = import_module("modelzoo_trainer.foreign_names")
+    advice: str = foreign.advice_for(foreign.CALLBACKS, name)
+    return advice

@@ -14,6 +14,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from modelzoo_trainer.errors import HookError
+from modelzoo_trainer.foreign_names import explain_foreign
 from modelzoo_trainer.hooks.global_callbacks import GlobalHandle, add_global
 from modelzoo_trainer.hooks.spec import (
     HOOKS,
@@ -635,11 +636,15 @@ def check_callback(callback: Any, where: str = "callbacks") -> None:
         where: Name of the argument, for messages.
 
     Raises:
-        HookError: If it is a class, a hook was set on a `Callback` instance, the name or the
-            parameters of a hook are invalid, or an object that is not a `Callback` has neither a
-            hook nor a method that may be a custom event.
+        HookError: If it is a class, or one of another trainer, a hook was set on a `Callback`
+            instance, the name or the parameters of a hook are invalid, or an object that is not a
+            `Callback` has neither a hook nor a method that may be a custom event.
     """
     kind = type(callback).__name__
+    given = callback if isinstance(callback, type) else type(callback)
+    foreign = "" if issubclass(given, Callback) else explain_foreign(given)
+    if foreign:
+        raise HookError(f"{where}: {foreign}")
     if isinstance(callback, type):
         raise HookError(
             f"{where} got the class {callback.__name__}. Pass an instance: {callback.__name__}()."

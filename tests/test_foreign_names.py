@@ -9,8 +9,10 @@ from importlib import import_module
 import pytest
 
 from modelzoo_trainer import (
+    Callback,
     Checkpoint,
     ConfigError,
+    HookError,
     Logging,
     MixedPrecision,
     Trainer,
@@ -19,7 +21,13 @@ from modelzoo_trainer import (
 )
 from modelzoo_trainer.callbacks import EarlyStopping, SaveBest
 from modelzoo_trainer.cli.command import main
-from modelzoo_trainer.foreign_names import ARGUMENTS, ATTRIBUTES, CALLBACKS, TRAINER_ARGUMENTS
+from modelzoo_trainer.foreign_names import (
+    _OBJECTS,
+    ARGUMENTS,
+    ATTRIBUTES,
+    CALLBACKS,
+    TRAINER_ARGUMENTS,
+)
 from tests.doubles import TinyModel
 
 OF = {
@@ -45,7 +53,7 @@ def test_what_the_hints_name_are_arguments_of_the_trainer() -> None:
     known = inspect.signature(Trainer).parameters
     for name, text in TRAINER_ARGUMENTS.items():
         assert name not in known
-        outside = re.sub(r"\([^)]*\)", "", text)
+        outside = re.sub(r"\((?:[^()]|\([^()]*\))*\)", "", text)
         for ours in re.findall(r"(?:^|, | and )([a-z_]+)=", outside):
             assert ours in known, name
 
@@ -91,8 +99,87 @@ def test_a_callback_of_another_trainer_is_explained(name: str) -> None:
     assert ours is None or ours[0] == "Trainer" or hasattr(callbacks, ours[0])
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("SaveBest", "from modelzoo_trainer.callbacks import SaveBest"),
+        ("CSVLogger", "from modelzoo_trainer.loggers import CSVLogger"),
+        ("CosineDecayLR", "from modelzoo_trainer.optim import CosineDecayLR"),
+        ("LearningRateMonitor", CALLBACKS["LearningRateMonitor"]),
+    ],
+)
+def test_the_package_says_where_a_class_is(name: str, text: str) -> None:
+    with pytest.raises(ImportError) as caught:
+        exec(f"from modelzoo_trainer import {name}")
+    assert repr(name) in str(caught.value)
+    assert text in str(caught.value)
+
+
+def made(module: str, *names: str) -> type:
+    """Return the last of classes of a module that derive from each other."""
+    kind: type = object
+    for name in names:
+        hooks = {"setup": lambda self, trainer, pl_module, stage: None, "__module__": module}
+        kind = type(name, (kind,), hooks)
+    return kind
+
+
+@pytest.mark.parametrize(
+    ("module", "names", "parts"),
+    [
+        (
+            "lightning.pytorch.callbacks.early_stopping",
+            ("Callback", "EarlyStopping"),
+            ("Lightning's", "modelzoo_trainer.callbacks.EarlyStopping("),
+        ),
+        (
+            "pytorch_lightning.loggers.csv_logs",
+            ("Logger", "CSVLogger"),
+            ("Lightning's", "modelzoo_trainer.loggers.CSVLogger()"),
+        ),
+        (
+            "transformers.trainer_callback",
+            ("TrainerCallback", "EarlyStoppingCallback"),
+            ("Hugging Face's", "modelzoo_trainer.callbacks.EarlyStopping("),
+        ),
+        (
+            "transformers.integrations",
+            ("TrainerCallback", "KubeflowCallback"),
+            ("Hugging Face's", "subclass of modelzoo_trainer.Callback"),
+        ),
+        ("lightning.pytorch", ("WeightAveraging", "EMA"), ("Lightning's", "ModelEma")),
+        ("transformers", ("Other",), ("Hugging Face's", "subclass of modelzoo_trainer.Callback")),
+    ],
+)
+def test_an_object_of_another_trainer_is_explained(module, names, parts) -> None:
+    kind = made(module, *names)
+    for given in (kind(), kind, type("Mine", (kind,), {})()):
+        for where in ("callbacks", "loggers"):
+            with pytest.raises(HookError) as caught:
+                Trainer(model=TinyModel(), **{where: [given]})
+            text = str(caught.value)
+            assert text.startswith(f"{where}: ")
+            assert f"{module}.{names[-1]}" in text
+            assert [part for part in parts if part not in text] == []
+
+
+def test_what_the_hints_for_objects_name_exists() -> None:
+    for text in _OBJECTS.values():
+        for home, name in re.findall(r"\b(modelzoo_trainer(?:\.[a-z_]+)*)\.([A-Z]\w+)", text):
+            assert hasattr(import_module(home), name), text
+
+
+def test_our_own_callback_may_derive_from_another_trainers_class(tmp_path) -> None:
+    class Both(Callback, type("Mixin", (), {"__module__": "lightning.pytorch"})):
+        pass
+
+    Trainer(model=TinyModel(), model_dir=tmp_path, callbacks=Both())
+
+
 def test_other_missing_names_are_attribute_errors() -> None:
     assert not hasattr(import_module("modelzoo_trainer.callbacks"), "Nothing")
+    assert not hasattr(import_module("modelzoo_trainer"), "Nothing")
+    assert not hasattr(import_module("modelzoo_trainer"), "nothing")
 
 
 @pytest.mark.parametrize("name", sorted(ATTRIBUTES))

@@ -86,6 +86,13 @@ def test_a_scalar_of_a_forward_reaches_the_loggers_on_log_steps(make, batches, h
     assert history.of("mean") == [(2, look.seen[1].item()), (4, look.seen[3].item())]
 
 
+def test_of_several_batches_per_step_the_last_one_is_logged(make, batches, history):
+    look = Means()
+    loop = TrainingLoop(max_steps=4, grad_accum_steps=2)
+    make(look, loop=loop, logging=Logging(log_steps=1)).fit(batches)
+    assert [value for _, value in history.of("mean")] == [one.item() for one in look.seen[1::2]]
+
+
 @pytest.mark.parametrize("device", ["cpu", "fake"])
 def test_a_tensor_is_logged_as_it_was_at_the_call(make, batches, history, device):
     seen = []

@@ -112,8 +112,10 @@ def _weights_in(content: Any, path: Path) -> dict[str, Tensor]:
     keys = list(content) if isinstance(content, Mapping) else []
     found = [key for key in _WRAPPED if key in keys and _holds_tensors(content[key])]
     if len(found) == 1:
-        others = ", ".join(map(str, [key for key in keys if key != found[0]][:_MOST]))
-        log.info("%s: loading the entry %r; not loading: %s.", path, found[0], others or "nothing")
+        others = [str(key) for key in keys if key != found[0]]
+        more = f" and {len(others) - _MOST} more" if len(others) > _MOST else ""
+        shown = ", ".join(others[:_MOST]) + more
+        log.info("%s: loading the entry %r; not loading: %s.", path, found[0], shown or "nothing")
         return _checked(content[found[0]], path)
     kind = type(content).__name__
     what = f"{kind} with {', '.join(map(repr, keys[:_MOST]))}" if keys else kind

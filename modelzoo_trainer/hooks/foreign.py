@@ -38,6 +38,7 @@ INSTEAD: Final = {
     "on_step_begin": "on_train_batch_start",
     "on_step_end": "on_step_boundary",
     "on_substep_end": "on_train_batch_end",
+    "on_train_begin": "on_fit_start",  # in Keras, too
     # Keras
     "on_batch_begin": "on_train_batch_start",
     "on_predict_batch_begin": "on_predict_batch_start",

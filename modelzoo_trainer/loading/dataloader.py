@@ -21,6 +21,7 @@ from modelzoo_trainer.loading.batch_seeds import (
     mixed,
 )
 from modelzoo_trainer.loading.dataset_state import (
+    COLLATE,
     Collation,
     DatasetObserver,
     Notes,
@@ -106,7 +107,7 @@ class PositionedLoader:
             self._observer = DatasetObserver({}, stateful=dataset)
         elif draws:
             self._notes = Notes(is_shared=loader.num_workers > 0)
-            owners = {"": dataset, "collate_fn": loader.collate_fn}
+            owners = {"": dataset, COLLATE: loader.collate_fn}
             self._observer = DatasetObserver(owners, notes=self._notes)
         if draws or self._keeps_state or hasattr(dataset, "set_epoch"):
             self._seeded = SeededDataset(dataset, self._observer)
@@ -269,7 +270,7 @@ class PositionedLoader:
     def _warn_of_change(self, notes: Notes) -> None:
         self._notes = None
         if names := notes.read():
-            warn_of_change(self._given.dataset, names, self._name)
+            warn_of_change(self._given, names, self._name)
 
     def _place(self, epoch: int) -> str:
         if self._loading:

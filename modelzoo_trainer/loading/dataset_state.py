@@ -16,6 +16,8 @@ from modelzoo_trainer.loading.hidden_state import changed, snapshot
 
 log = logging.getLogger("modelzoo_trainer.data")
 
+COLLATE: Final = "collate_fn"
+"""What paths of the attributes of a collate function begin with."""
 _NUM_BYTES: Final = 200
 _MOST_WAITING: Final = 64  # batches of one worker while another has none (it has ended)
 
@@ -193,13 +195,27 @@ class Notes:
         return bytes(self._memory.tolist()).rstrip(b"\0").decode(errors="ignore")
 
 
-def warn_of_change(dataset: Any, names: str, loader_name: str) -> None:
-    """Warn that loading has changed a dataset or its collate function."""
+def warn_of_change(loader: Any, names: str, loader_name: str) -> None:
+    """Warn that loading has changed the dataset of a DataLoader or its collate function.
+
+    Args:
+        loader: The DataLoader.
+        names: The attributes, separated by ", "; those of the collate function begin with its name.
+        loader_name: What messages call the loader.
+    """
+    of_collate = [name.removeprefix("len(").startswith(COLLATE) for name in names.split(", ")]
+    dataset, collate = type(loader.dataset).__name__, loader.collate_fn
+    whose = [] if all(of_collate) else [f"dataset of {loader_name} ({dataset})"]
+    state = "give the dataset state_dict() and load_state_dict()"
+    if any(of_collate):
+        kind = getattr(collate, "__name__", type(collate).__name__)
+        whose.append(f"collate function of {loader_name} ({kind})")
+        state = "keep them in the dataset, with state_dict() and load_state_dict()"
     log.warning(
-        "A resumed run may differ: loading a batch changed attributes of the dataset of %s (%s): "
-        "%s. If samples depend on them, draw random numbers from random, numpy.random or torch, "
-        "which are seeded for each batch; or give the dataset state_dict() and load_state_dict().",
-        loader_name,
-        type(dataset).__name__,
+        "A resumed run may differ: loading a batch changed attributes of the %s: %s. If samples "
+        "depend on them, draw random numbers from random, numpy.random or torch, which are seeded "
+        "for each batch; or %s.",
+        " and the ".join(whose),
         names,
+        state,
     )

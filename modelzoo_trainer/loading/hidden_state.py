@@ -32,6 +32,8 @@ _CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 _CODE: Final = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
 _LEFT_OUT: Final = (Module, DataLoader, IOBase, logging.Logger, logging.Handler, *_CODE)
 _OURS: Final = frozenset({"modelzoo_trainer", "backends"})
+_HARMLESS: Final = frozenset({"deprecation_warnings"})
+"""Attributes without effect on samples. Tokenizers of transformers: which warnings were given."""
 _TAG: Final = "hidden_state"
 
 
@@ -290,7 +292,7 @@ def _attributes(path: str, owner: Any) -> Iterator[Found]:
         names += [slots] if isinstance(slots, str) else slots
     for name in names:
         value = _attribute(owner, name)
-        if not name.startswith("__") and value is not _NOTHING:
+        if not name.startswith("__") and name not in _HARMLESS and value is not _NOTHING:
             place = f"{path}.{name}" if path else name
             yield Found(place, value, _putter(_setter_of(owner), name))
 

@@ -353,7 +353,7 @@ class StreamSource(Source):
     def _warn_of_change(self, notes: Notes) -> None:
         self._notes = None
         if names := notes.read():
-            warn_of_change(self.loader.dataset, names, self.name)
+            warn_of_change(self.loader, names, self.name)
 
     @property
     def _keeps_workers(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import zipfile
@@ -60,6 +61,14 @@ def test_the_format_from_before_torch_1_6_is_read() -> None:
 def test_the_weights_in_the_checkpoint_of_another_trainer_are_found(key) -> None:
     content = {"epoch": 3, key: STATE, "optimizer": {"state": {0: {"step": torch.ones(())}}}}
     assert equal(read_weights(saved(content)))
+
+
+@pytest.mark.parametrize(("num", "said"), [(0, "nothing."), (5, "k4."), (7, "k4 and 2 more.")])
+def test_what_is_not_loaded_is_named_or_counted(num, said, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    others = {f"k{idx}": idx for idx in range(num)}
+    assert equal(read_torch_file(saved({"state_dict": STATE, **others})))
+    assert caplog.messages[0].endswith(said)
 
 
 def test_what_was_read_does_not_change_with_the_file() -> None:

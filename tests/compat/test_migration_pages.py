@@ -29,9 +29,10 @@ def text_of(page: str) -> str:
     return (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
 
 
-def program(page: str, marker: str) -> str:
-    """Return the Python block of a page after the line <!-- marker -->."""
-    rest = text_of(page).partition(f"<!-- {marker} -->\n```python\n")[2]
+def program(page: str, marker: str, number: int = 0) -> str:
+    """Return a Python block of a page after a line <!-- marker -->: the first, or number + 1st."""
+    found = text_of(page).split(f"<!-- {marker} -->\n```python\n")[1:]
+    rest = found[number] if number < len(found) else ""
     assert rest, f"{page}.md has no program after <!-- {marker} -->"
     return rest.partition("\n```")[0] + "\n"
 
@@ -52,7 +53,7 @@ def test_classes_and_arguments_of_the_table_exist(page: str) -> None:
     missing = []
     for span in spans(page):
         for name, arguments in CALL.findall(span):
-            cls = next((getattr(home, name) for home in HOMES if hasattr(home, name)), None)
+            cls = next((getattr(home, name) for home in HOMES if name in home.__all__), None)
             if cls is None:
                 missing += [] if name in FOREIGN else [name]
                 continue
@@ -164,6 +165,13 @@ def test_the_program_on_hugging_face_runs(tmp_path: Path) -> None:
     run(program("hugging_face", "transformers"), tmp_path / "run")
     assert (tmp_path / "run" / "trained" / "tokenizer.json").is_file()
     assert (tmp_path / "run" / "model_dir" / "checkpoint_20").is_dir()
+
+
+@pytest.mark.slow
+def test_the_program_with_a_metric_that_is_not_an_average_runs(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    printed = run(program("from_hf_trainer", "transformers", 1), tmp_path / "run")
+    assert 0 < float(printed) <= 1
 
 
 @pytest.mark.slow

@@ -141,7 +141,6 @@ def test_a_misspelt_hook_is_refused_with_a_suggestion() -> None:
     [
         ("on_train_step_finish", "on_train_step_end"),
         ("on_train_epoch_complete", "on_train_epoch_end"),
-        ("on_train_begin", "on_train_start"),
         ("on_validate_batch_begin", "on_validate_batch_start"),
         ("on_post_backward", "on_after_backward"),
         ("on_pre_optimizer_step", "on_before_optimizer_step"),

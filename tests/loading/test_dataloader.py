@@ -291,3 +291,65 @@ def test_only_plain_loaders_over_samples_with_indices_are_positioned() -> None:
     assert not can_be_positioned(DataLoader(Stream()))
     assert not can_be_positioned(Mine(Noted()))
     assert not can_be_positioned([1, 2])
+
+
+# ---- loading that changes objects
+
+
+class Changing(Dataset):
+    """Samples with an attribute that loading changes."""
+
+    def __init__(self, *, changes: bool) -> None:
+        self.changes, self.seen = changes, 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, idx: int) -> torch.Tensor:
+        self.seen += self.changes
+        return torch.tensor([idx])
+
+
+class Tokenizer:
+    """Notes what it has warned of, as those of transformers do."""
+
+    def __init__(self) -> None:
+        self.deprecation_warnings: dict[str, bool] = {}
+        self.num_padded = 0
+
+
+class Padding:
+    """A collate function with a tokenizer."""
+
+    def __init__(self, *, counts: bool) -> None:
+        self.tokenizer, self.counts = Tokenizer(), counts
+
+    def __call__(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        self.tokenizer.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"] = False
+        self.tokenizer.num_padded += self.counts
+        return torch.stack(samples)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("changes", "counts", "named", "left_out"),
+    [
+        (False, False, [], ["resumed run"]),
+        (False, True, ["collate function of", "(Padding)", "num_padded"], ["(Changing)"]),
+        (True, False, ["dataset of", "(Changing)", ": seen"], ["collate function", "(Padding)"]),
+        (True, True, ["(Changing)", "(Padding)", "seen", "num_padded"], []),
+    ],
+)
+def test_a_warning_names_what_loading_changes(
+    num_workers, changes, counts, named, left_out, caplog
+) -> None:
+    loader = DataLoader(
+        Changing(changes=changes),
+        batch_size=2,
+        collate_fn=Padding(counts=counts),
+        num_workers=num_workers,
+    )
+    assert len(taken(loader)) == 2
+    assert [part for part in named if part not in caplog.text] == []
+    assert [part for part in left_out if part in caplog.text] == []
+    assert "deprecation_warnings" not in caplog.text
