@@ -263,6 +263,7 @@ raise SystemExit(7)
 """
 
 
+@pytest.mark.slow
 def test_a_save_under_way_is_finished_when_the_program_ends(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "c")], cwd=ROOT, check=False

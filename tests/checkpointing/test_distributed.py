@@ -546,6 +546,7 @@ def chunk(index):
     return index["tensors"]["model.0.bias"]["chunks"][0]
 
 
+@pytest.mark.slow
 def test_files_that_were_made_up_raise_nothing_but_the_one_error(path):
     chance = random.Random(0)
     num_refused = 0

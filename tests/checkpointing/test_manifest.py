@@ -18,6 +18,7 @@ def path(tmp_path):
     return tmp_path / "c"
 
 
+@pytest.mark.slow
 def test_every_bit_of_the_manifest_counts(path):
     file = path / "manifest.json"
     before = file.read_bytes()

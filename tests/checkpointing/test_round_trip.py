@@ -47,6 +47,7 @@ def same(left, right):
     return True
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(state=STATES)
 def test_plain_values_come_back_with_their_types_and_bits(tmp_path_factory, state):

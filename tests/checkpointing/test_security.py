@@ -217,6 +217,7 @@ def bound(monkeypatch, path):
     tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 def test_whatever_a_manifest_says_the_error_is_one_kind(path, bound, count):
     chance = random.Random(1)

@@ -193,6 +193,7 @@ def test_a_length_that_does_not_fit_is_refused(tmp_path, length):
         read_weights(tmp_path / "x.safetensors")
 
 
+@pytest.mark.slow
 def test_damaged_files_raise_nothing_but_the_one_error(tmp_path):
     path = tmp_path / "x.safetensors"
     safetensors.torch.save_file(WEIGHTS, path)

@@ -182,6 +182,7 @@ def test_twice_the_size_is_twice_the_memory_at_most(load, case):
     assert twice < 2.3 * once + 200_000
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("merges of one")
 @pytest.mark.parametrize("case", MERGES)
 def test_merges_take_no_more_memory_than_the_bound_on_values(load, case):

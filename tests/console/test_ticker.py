@@ -54,6 +54,7 @@ def test_what_goes_wrong_in_a_tick_stays_there() -> None:
     assert len(calls) >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_process_that_is_forked_finds_the_locks_free() -> None:
     """While a tick holds a handler's lock nearly all the time."""

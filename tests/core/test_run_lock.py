@@ -107,6 +107,7 @@ def test_a_lock_dies_with_its_process(trainer_of, holder) -> None:
     trainer_of().fit(tiny_batches(1))
 
 
+@pytest.mark.slow
 def test_a_child_that_was_forked_does_not_keep_the_lock(trainer_of, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(run_lock, "ORPHANS_S", 0.0)
     holder = Holder(tmp_path / "run", program=TAKE)

@@ -199,6 +199,7 @@ def _interrupted(run: Disturbed, number: int, ranks: tuple[int, ...], after_step
     return int(step)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("15-ranks0-1", "2-ranks2-3")
 @pytest.mark.parametrize(
     ("number", "ranks", "seed"),

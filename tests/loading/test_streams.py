@@ -147,6 +147,7 @@ def test_persistent_workers_are_seeded_in_each_epoch() -> None:
 # ---- states
 
 
+@pytest.mark.slow_cases("Position-2")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("make", [Position, Iterators])
 def test_a_state_is_taken_after_each_batch_and_restored_in_the_workers(make, num_workers) -> None:

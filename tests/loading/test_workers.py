@@ -101,6 +101,7 @@ def _patience(monkeypatch) -> None:
     monkeypatch.setattr(workers, "_KILL_S", 60.0)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("True-fork")
 @linux
 @pytest.mark.parametrize(
@@ -233,6 +234,7 @@ class Greeting(Dataset):
         return os.environ["GREETING"]
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("True")
 @linux
 @pytest.mark.parametrize("hangs", [False, True])
@@ -462,6 +464,7 @@ def test_signals_do_not_end_workers_that_are_being_started(method, kind) -> None
     shut_down(iterator)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("SIGINT", "SIGUSR1")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
 def test_signals_do_not_end_a_worker_whose_interpreter_ends(name) -> None:

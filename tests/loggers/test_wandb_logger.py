@@ -141,6 +141,7 @@ def test_numbers_are_points_at_their_steps(make, batches):
     assert found[-1][1]["validate_0/loss"] > 0
 
 
+@pytest.mark.slow
 def test_other_values_have_their_kinds(make, batches):
     trainer = make(WandbLogger(), callbacks=[Extra()], max_steps=1)
     trainer.fit(batches)

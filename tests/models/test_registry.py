@@ -28,6 +28,7 @@ def test_a_misspelt_name_is_refused_with_a_suggestion_and_the_list() -> None:
         model_class("lama")
 
 
+@pytest.mark.slow
 def test_looking_at_the_names_imports_no_model() -> None:
     code = (
         "import sys; from modelzoo_trainer.models import MODELS; "

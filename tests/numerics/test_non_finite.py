@@ -193,6 +193,7 @@ def assert_same_bits(one: Any, other: Any) -> None:
 # ---- skip
 
 
+@pytest.mark.slow_cases("*-3-*")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -423,7 +424,7 @@ def test_the_count_of_skips_in_a_row_goes_on_over_a_restart(run: Run, tmp_path: 
 # ---- rollback
 
 
-@pytest.mark.slow_cases("*-fake")
+@pytest.mark.slow_cases("*-fake", "*-3-*")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "Adafactor"])

@@ -74,7 +74,7 @@ class Runs:
         return trainer
 
 
-@pytest.mark.slow_cases("*-torch", "14-*", "20-*")
+@pytest.mark.slow_cases("*-torch", "14-*", "20-*", "5-*", "10-*")
 @pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
 @pytest.mark.parametrize("step", [3, 5, 7, 10, 14, 20])
 def test_a_resumed_run_ends_at_the_same_weights(trainer_of, tmp_path, scheduler, step) -> None:
@@ -86,6 +86,7 @@ def test_a_resumed_run_ends_at_the_same_weights(trainer_of, tmp_path, scheduler,
     assert differing(weights_of(trainer), expected) == []
 
 
+@pytest.mark.slow_cases("5", "8")
 @pytest.mark.parametrize("step", [2, 4, 5, 8])
 def test_a_resumed_run_with_accumulation_ends_at_the_same_weights(
     trainer_of, tmp_path, step
@@ -98,6 +99,7 @@ def test_a_resumed_run_with_accumulation_ends_at_the_same_weights(
     assert differing(weights_of(trainer), expected) == []
 
 
+@pytest.mark.slow_cases("4", "8")
 @pytest.mark.parametrize("step", [3, 4, 5, 8])
 def test_a_resumed_run_with_steps_per_epoch_ends_at_the_same_weights(
     trainer_of, tmp_path, step
@@ -110,6 +112,7 @@ def test_a_resumed_run_with_steps_per_epoch_ends_at_the_same_weights(
     assert differing(weights_of(trainer), expected) == []
 
 
+@pytest.mark.slow_cases("6", "9")
 @pytest.mark.parametrize("step", [6, 7, 9])
 def test_a_resumed_run_with_max_steps_ends_at_the_same_weights(trainer_of, tmp_path, step) -> None:
     runs = Runs(trainer_of, tmp_path, num_epochs=None, max_steps=16)

@@ -157,7 +157,7 @@ def test_augmentation_goes_on_with_any_number_of_workers(runs, draw, workers, la
     runs.check(lambda: make(workers), step, lambda: make(later), draws=is_alike)
 
 
-@pytest.mark.slow_cases("0-13-*", "0-2-*", "0-6-*")
+@pytest.mark.slow_cases("0-13-*", "0-2-*", "0-6-*", "0-7-True")
 @pytest.mark.parametrize("look_ahead", [True, False])
 @pytest.mark.parametrize("step", [2, 6, 7, 13])
 @pytest.mark.parametrize("workers", [0, slow(1)])
@@ -229,7 +229,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow_cases("*-0-6")
+@pytest.mark.slow_cases("*-0-6", "w*-0-9", "some-0-9", "seeded-0-9")
 @pytest.mark.parametrize("step", [slow(2), 6, 9])
 @pytest.mark.parametrize("workers", [0, slow(2)])
 @pytest.mark.parametrize("kind", KINDS)
@@ -444,7 +444,7 @@ class Stream(IterableDataset):
             yield INPUTS[idx] + random.random(), TARGETS[idx]
 
 
-@pytest.mark.slow_cases("*-fake-9", "stream, *")
+@pytest.mark.slow_cases("*-fake-9", "stream, *", "subclass, workers-cpu-9")
 @pytest.mark.parametrize("step", [9, slow(3)])
 @pytest.mark.parametrize("backend", ["cpu", "fake"])
 @pytest.mark.parametrize(
@@ -485,6 +485,7 @@ class SaveWithin(Callback):
             raise Interrupted
 
 
+@pytest.mark.slow_cases("*-2", "*-4", "*-14", "*-33")
 @pytest.mark.parametrize("num", [1, 2, 3, 4, 14, 15, 16, 33])
 @pytest.mark.parametrize("make", [Stateful, lambda: DataLoader(DATA, 4, shuffle=True), Plain])
 def test_a_checkpoint_between_parts_of_a_batch_is_resumed_from(runs, make, num) -> None:

@@ -28,6 +28,7 @@ def members_of(sources: list[Any]) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.slow_cases("A metric", "A checkpoint")
 @pytest.mark.parametrize("walk", WALKS)
 def test_every_stop_of_a_walk_is_there(walk: str, page: str, sources: list[Any]) -> None:
     text = page.partition(f"**{walk}**: ")[2].partition("\n\n")[0]

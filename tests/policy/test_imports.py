@@ -82,6 +82,7 @@ def test_the_command_line_answers_without_torch(name: str, root: Path, tmp_path:
     assert "'pydantic'" not in loaded
 
 
+@pytest.mark.slow
 def test_the_trainer_brings_neither_the_compiler_nor_pydantic(root: Path, tmp_path: Path) -> None:
     """Each takes longer to import than everything of the trainer's."""
     code = "import sys; from modelzoo_trainer import Trainer; print(sorted(sys.modules))"

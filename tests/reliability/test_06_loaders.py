@@ -150,6 +150,7 @@ def check(nursery: Nursery, place: Path, count, kind: str, numbers: list[int]) -
         assert is_warned_of or wrong == {}, f"{kind}: batches that differ, by chain; no warning"
 
 
+@pytest.mark.slow_cases("*-2", "iterable_generator", "stream_shuffle_buffer-0", "sampler_*")
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=() if kind in FAST else pytest.mark.slow) for kind in KINDS]
 )

@@ -72,6 +72,7 @@ def test_every_entry_of_a_window_that_is_left_out_is_noticed(runs, count) -> Non
     count(left_out=len(WITHIN), noticed=len(WITHIN))
 
 
+@pytest.mark.slow
 def test_all_entries_of_a_checkpoint_are_tried(runs) -> None:
     known = set()
     for stop in (AT_A_BOUNDARY, WITHIN_A_STEP):

@@ -94,7 +94,9 @@ def note(count, made: list[Stopped]) -> None:
     count(signals=len(in_time), longest_ms=max(stopped.latency_ms for stopped in in_time))
 
 
-@pytest.mark.slow_cases("2-asynchronous_save", "2-data", "2-start_up", "2-validation")
+@pytest.mark.slow_cases(
+    "2-asynchronous_save", "2-data", "2-start_up", "2-validation", "2-save", "2-worker"
+)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("times", [2, pytest.param(25, marks=pytest.mark.soak)])
 def test_a_stop_at_a_random_instant_leaves_a_checkpoint_of_that_step_and_says_so(

@@ -11,6 +11,7 @@ from tests.reliability.program import GO
 PATIENCE_S = 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, pytest.param(25, marks=pytest.mark.soak)])
 def test_a_second_run_is_refused_and_the_first_is_not_disturbed(runs, count, times) -> None:
     unbroken = runs.unbroken(slow="step", steps=24)

@@ -73,6 +73,7 @@ def forge(good: Path, folder: Path, place: tuple[str | int, ...], value: Any) ->
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", EVERY)
 def test_an_entry_of_another_kind_is_a_checkpoint_error_or_the_run_goes_on(
     good: Path, tmp_path: Path, every: int
