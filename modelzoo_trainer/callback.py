@@ -20,6 +20,7 @@ from modelzoo_trainer.hooks.spec import (
     Phase,
     check_listener,
     hook,
+    instance_of,
     near_miss,
     register_hooks,
 )
@@ -636,7 +637,7 @@ def check_callback(callback: Any, where: str = "callbacks") -> None:
     kind = type(callback).__name__
     if isinstance(callback, type):
         raise HookError(
-            f"{where} got the class {callback.__name__}. Pass an instance: {callback.__name__}()."
+            f"{where} got the class {callback.__name__}. Pass an instance: {instance_of(callback)}."
         )
     if isinstance(callback, Callback):
         late = HOOKS.keys() & vars(callback).keys()
